@@ -2,16 +2,17 @@
 counts of our packing, passes and sharding, against what `asyncrl check` predicts.
 
 Nothing is computed: tensors have shapes and no numbers, and collectives are those of torch's fake
-process group, so that a processor is enough for 32 ranks of a model of 32 billion parameters. It
-takes seconds to a minute a case. A rank forwards and backwards one rollout twice, with gradients
-there the second time, as in a step of several passes.
+process group, so that a processor is enough for 32 ranks of a model of 32 billion parameters. A
+case takes a minute or two. A rank forwards and backwards one rollout twice: in the first pass of a
+step gradients come to be, in the second they are there.
 
-    tracked     the most of the second pass: shards, their gradients, and what the pass has
+    first       the most of the first pass, as tracked: shards, gradients, what the pass has
+    tracked     the same of the second pass
     predicted   the same of `asyncrl check`: weights, gradients, activations and logits
     in all      what `asyncrl check` says of a rank: AdamW's moments besides
 
-The optimizer's moments are left out of what is tracked: they are 8 bytes a parameter over the
-ranks, and the tracker's own figure of them is not that (`--optimizer` shows it).
+The optimizer is not tracked. Its moments are 8 bytes a parameter over the ranks; with `--optimizer`
+the tracker's own figure is shown, which is not that.
 
     python bench/sharded_memory.py [--only 8b-4]
 """
@@ -29,7 +30,7 @@ GIB = 2**30
 
 
 class Shape(NamedTuple):
-    """Sizes of one of Qwen3's models, as its config.json has them."""
+    """Sizes of a model of Qwen3's kind, as its config.json has them."""
 
     hidden: int
     between: int
@@ -42,9 +43,9 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
+    "1.7b": Shape(2048, 6144, 28, 16, 8, tied=True),
     "8b": Shape(4096, 12_288, 36, 32, 8),
     "32b": Shape(5120, 25_600, 64, 64, 8),
-    "tiny": Shape(64, 128, 3, 4, 2, vocabulary=1000, head=16),
 }
 
 
@@ -92,8 +93,8 @@ def write_model(shape: Shape, folder: str) -> None:
     ).save_pretrained(folder)
 
 
-def tracked(case: Case, config: object, optimizer: bool) -> dict[str, int]:
-    """Bytes of a rank by what they are, as FSDPMemTracker has them at its peak."""
+def tracked(case: Case, config: object, optimizer: bool) -> list[dict[str, int]]:
+    """Bytes of a rank by what they are, as FSDPMemTracker has them at the peak of each pass."""
     import torch
     import torch.distributed as dist
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -120,54 +121,60 @@ def tracked(case: Case, config: object, optimizer: bool) -> dict[str, int]:
         adam = adamw(list(model.parameters()), config.train)
         (packed,) = worst_batches(config, SHAPES[case.shape].vocabulary, shared=True)
         tracker = FSDPMemTracker(model, adam if optimizer else None)
-        found = dict[str, int]()
+        found = list[dict[str, int]]()
         for _ in range(2):
             with tracker:
                 log_probabilities(model, packed, 1.0).sum().backward()
                 if optimizer:
                     adam.step()
             (parts,) = tracker.get_tracker_snapshot("peak").values()
-            found = {str(name): size for name, size in parts.items() if size}
+            found.append({getattr(name, "value", name): size for name, size in parts.items()})
             tracker.reset_mod_stats()
     dist.destroy_process_group()
     return found
 
 
-def one(case: Case, optimizer: bool) -> None:
-    """Print the bytes of a case as JSON."""
-    import msgspec
+class Compared(NamedTuple):
+    """Bytes of a rank at the peaks of the first and of a later pass, by what they are; what is
+    predicted of the later one, and with the optimizer."""
 
+    tracked: list[dict[str, int]]
+    predicted: int
+    in_all: int
+
+    @property
+    def first(self) -> int:
+        return self.tracked[0]["Total"]
+
+    @property
+    def later(self) -> int:
+        return self.tracked[1]["Total"]
+
+
+def compared(case: Case, optimizer: bool = False) -> Compared:
+    """What is tracked, and what is predicted."""
     from asyncrl.config import load
     from asyncrl.training import forward
     from asyncrl.training.memory import predict
 
     if not case.chunks:
         forward.LOGIT_BYTES = 2**62
+    longest = case.prompt + case.response
     with tempfile.TemporaryDirectory() as folder:
         write_model(SHAPES[case.shape], folder)
-        longest = case.prompt + case.response
-        config = load(
-            None,
-            [
-                f"model.path={folder}",
-                "model.dtype=bfloat16",
-                f"engine.context_tokens={longest}",
-                f"rollout.max_new_tokens={case.response}",
-                f"train.micro_tokens={longest}",
-                f"train.recompute_activations={str(case.recompute).lower()}",
-                f"train.ranks={case.ranks}",
-            ],
-            {},
-        )
-        predicted = predict(config)
-        print(
-            json.dumps(
-                {
-                    "tracked": tracked(case, config, optimizer),
-                    "predicted": msgspec.structs.asdict(predicted) | {"total": predicted.total},
-                }
-            )
-        )
+        sets = {
+            "model.path": folder,
+            "model.dtype": "bfloat16",
+            "engine.context_tokens": longest,
+            "rollout.max_new_tokens": case.response,
+            "train.micro_tokens": longest,
+            "train.recompute_activations": str(case.recompute).lower(),
+            "train.ranks": case.ranks,
+        }
+        config = load(None, [f"{key}={value}" for key, value in sets.items()], {})
+        parts = predict(config)
+        here = parts.weights + parts.gradients + parts.activations + parts.logits
+        return Compared(tracked(case, config, optimizer), here, parts.total)
 
 
 def main() -> None:
@@ -177,25 +184,25 @@ def main() -> None:
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one is not None:
-        one(CASES[args.one], args.optimizer)
+        print(json.dumps(compared(CASES[args.one], args.optimizer)))
         return
-    print(f"{'GiB a rank':36} {'tracked':>8} {'predicted':>10} {'ratio':>6} {'in all':>7}")
+    print(f"{'GiB a rank':38}  first  tracked  predicted  ratio  in all")
     for number, case in enumerate(CASES):
         if not case.name.startswith(args.only):
             continue
         command = [sys.executable, __file__, "--one", str(number)]
         command += ["--optimizer"] * args.optimizer
         ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        found = json.loads(ran.stdout.splitlines()[-1])
-        of_rank, parts = found["tracked"], found["predicted"]
-        here = sum(parts[name] for name in ("weights", "gradients", "activations", "logits"))
-        total = of_rank["Total"]
-        print(
-            f"{case.name:36} {total / GIB:8.1f} {here / GIB:10.1f} {here / total:6.2f} "
-            f"{parts['total'] / GIB:7.1f}",
-            flush=True,
+        found = Compared(*json.loads(ran.stdout.splitlines()[-1]))
+        first, later, predicted, total = (
+            size / GIB for size in (found.first, found.later, found.predicted, found.in_all)
         )
-        print("    " + ", ".join(f"{k} {v / GIB:.2f}" for k, v in of_rank.items() if k != "Total"))
+        print(
+            f"{case.name:38} {first:6.1f} {later:8.1f} {predicted:10.1f} {predicted / later:6.2f} "
+            f"{total:7.1f}"
+        )
+        parts = [f"{name} {size / GIB:.2f}" for name, size in found.tracked[1].items()]
+        print("    " + ", ".join(part for part in parts if not part.endswith(" 0.00")), flush=True)
 
 
 if __name__ == "__main__":

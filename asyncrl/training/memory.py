@@ -25,7 +25,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from asyncrl.config import Config
 from asyncrl.config.ranks import ranks_of
@@ -41,6 +40,7 @@ from asyncrl.training.models import empty_model
 from asyncrl.training.optimizer import adamw
 from asyncrl.training.output_layer import float32_output
 from asyncrl.training.packing import PackedBatch, pack
+from asyncrl.training.ranks.pieces import pieces
 from asyncrl.training.recomputation import recompute
 
 LOGITS, ACTIVATIONS = "logits", "activations"
@@ -119,7 +119,7 @@ def predict(config: Config) -> MemoryParts:
         gradients=-(-most.gradients // ranks),
         optimizer=-(-most.optimizer // ranks),
         policies=policies,
-        activations=most.activations + _gathered(model),
+        activations=_pass_of_rank(model, most.activations + most.logits, ranks) - most.logits,
         logits=most.logits,
         step=-(-most.step // ranks),
     )
@@ -207,19 +207,22 @@ def _policies(config: Config, weights: int) -> int:
     return found
 
 
-def _gathered(model: PreTrainedModel) -> int:
-    """Bytes of what a rank has whole at a time: weights in no layer, those of two layers, and the
-    float32 gradient of the larger of these."""
-    layers = [
-        list(module.parameters())
-        for module in model.modules()
-        if isinstance(module, GradientCheckpointingLayer)
-    ]
-    inside = {id(tensor) for layer in layers for tensor in layer}
-    outside = [tensor for tensor in model.parameters() if id(tensor) not in inside]
-    largest = max(layers, key=lambda layer: sum(t.nbytes for t in layer), default=[])
-    gradient = max(sum(tensor.numel() for tensor in unit) for unit in (outside, largest))
-    return sum(tensor.nbytes for tensor in (*outside, *largest, *largest)) + 4 * gradient
+def _pass_of_rank(model: PreTrainedModel, alone: int, ranks: int) -> int:
+    """Bytes that a pass of one of several ranks has, where that of a model which is not divided has
+    `alone`. The most are there in the backward pass of a layer, where what is of no layer is
+    gathered, and two layers, and the gradient of one is made float32; or when that of another piece
+    is: all activations are gone then, and there is its gradient as it was computed, in float32, and
+    this rank's shard of that."""
+    embedding, seen, sizes = model.get_input_embeddings(), set[int](), dict[nn.Module, int]()
+    for piece in pieces(model):
+        own = [parameter for parameter in piece.parameters() if id(parameter) not in seen]
+        seen.update(map(id, own))
+        sizes[piece] = sum(parameter.numel() for parameter in own)
+    rest, computed = sizes[model], model.dtype.itemsize
+    layer = max((sizes[each] for each in sizes if each not in (model, embedding)), default=0)
+    in_a_layer = alone + computed * (rest + 2 * layer) + 4 * layer
+    added_up = max(sizes.values()) * (computed + 4 + 4 / ranks)
+    return max(in_a_layer, int(added_up))
 
 
 def _vocabulary(model: PreTrainedModel) -> int:

@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from asyncrl.training.forward import log_probabilities, shares
 from asyncrl.training.packing import PackedBatch, cost, pack
+from asyncrl.training.ranks.pieces import pieces
 from asyncrl.training.ranks.rounds import rounds
 from asyncrl.training.sums import Sums
 
@@ -126,14 +127,13 @@ class RankGroup:
 
 def shard(model: PreTrainedModel, mesh: DeviceMesh) -> RankGroup:
     """Leave each rank its shards of a model that all ranks have whole, alike and on the device of
-    the mesh; gives this rank. Layers are what transformers never splits; the rest is gathered as
-    one. Never more than one of these is whole in float32."""
+    the mesh; gives this rank. Of a smaller type than float32, one of its `pieces` at a time is
+    whole in float32."""
     group, policy = RankGroup(mesh, model.dtype), MixedPrecisionPolicy()
     smaller = torch.finfo(model.dtype).bits < torch.finfo(torch.float32).bits
     if smaller:
         policy = MixedPrecisionPolicy(param_dtype=model.dtype, reduce_dtype=torch.float32)
-    layers = set(model._no_split_modules or ())
-    for module in [*(m for m in model.modules() if type(m).__name__ in layers), model]:
+    for module in pieces(model):
         for parameter in module.parameters():
             if smaller and not isinstance(parameter, DTensor):  # those are shards already
                 parameter.data = parameter.data.float()
