@@ -24,7 +24,14 @@ import json
 import subprocess
 import sys
 import tempfile
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from asyncrl.config import Config
 
 GIB = 2**30
 
@@ -93,14 +100,25 @@ def write_model(shape: Shape, folder: str) -> None:
     ).save_pretrained(folder)
 
 
-def tracked(case: Case, config: object, optimizer: bool) -> list[dict[str, int]]:
-    """Bytes of a rank by what they are, as FSDPMemTracker has them at the peak of each pass."""
-    import torch
+@contextmanager
+def fake_ranks(size: int) -> Iterator[DeviceMesh]:
+    """Be the first of so many ranks, whose collectives do nothing."""
     import torch.distributed as dist
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from torch.distributed.device_mesh import DeviceMesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield DeviceMesh("cpu", list(range(size)))
+    finally:
+        dist.destroy_process_group()
+
+
+def tracked(case: Case, config: Config, optimizer: bool) -> list[dict[str, int]]:
+    """Bytes of a rank by what they are, as FSDPMemTracker has them at the peak of each pass."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
     from asyncrl.training.forward import log_probabilities, make_logits_in_chunks
     from asyncrl.training.memory import worst_batches
@@ -109,9 +127,7 @@ def tracked(case: Case, config: object, optimizer: bool) -> list[dict[str, int]]
     from asyncrl.training.ranks.rank_group import shard
     from asyncrl.training.recomputation import recompute
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case.ranks)
-    mesh = DeviceMesh("cpu", list(range(case.ranks)))
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with fake_ranks(case.ranks) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
         model = empty_model(config.model.path, torch.bfloat16)
         if case.recompute:
             recompute(model)
@@ -130,7 +146,6 @@ def tracked(case: Case, config: object, optimizer: bool) -> list[dict[str, int]]
             (parts,) = tracker.get_tracker_snapshot("peak").values()
             found.append({getattr(name, "value", name): size for name, size in parts.items()})
             tracker.reset_mod_stats()
-    dist.destroy_process_group()
     return found
 
 
@@ -152,7 +167,7 @@ class Compared(NamedTuple):
 
 
 def compared(case: Case, optimizer: bool = False) -> Compared:
-    """What is tracked, and what is predicted."""
+    """Track a case, and predict it."""
     from asyncrl.config import load
     from asyncrl.training import forward
     from asyncrl.training.memory import predict
