@@ -40,8 +40,6 @@ def rank_contradictions(config: Config) -> Contradictions:
             f"several ranks keep no earlier weights, as {staleness.proximal} needs them: set "
             f"proximal to behaviour, recompute or loglinear, or {ONE}",
         )
-    if train.ema:
-        yield ("train.ranks", "train.ema"), f"several ranks keep no average: set ema to 0, or {ONE}"
     if updates(train) > 1:
         yield (
             ("train.ranks", "train.minibatches", "train.passes"),

@@ -101,7 +101,9 @@ class Learner:
         )
         self.kl_terms = kl_terms or KlTerms()
         self._supervised = supervised
-        self.average = WeightAverage(model, self.master_weights, train.ema) if train.ema else None
+        self.average = (
+            WeightAverage(model, self.master_weights, train.ema, rank) if train.ema else None
+        )
         self.rank = rank
         self._train, self._staleness, self._temperature = train, staleness, temperature
         self._loss = Loss(train, staleness, budget)
@@ -347,7 +349,7 @@ class Learner:
             case "loglinear":
                 return proximal.loglinear(facts.behaviour, current, facts.lag), 0
             case "ema":
-                assert self.average is not None
+                assert self.average is not None and self.average.policy is not None
                 return self.average.policy.score(packed, self._temperature), 0
             case "boundary" | "snapshot":
                 assert self.proximal_logprobs is not None and scores is not None

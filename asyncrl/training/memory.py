@@ -192,8 +192,12 @@ def peak_of(model: PreTrainedModel, batches: Sequence[PackedBatch], config: Conf
 
 def _policies(config: Config, weights: int) -> int:
     """Bytes of the policies beside the one that learns, whose own weights have so many."""
-    of_parameter = getattr(torch, config.model.dtype).itemsize
-    averaged = weights if of_parameter == 4 else weights + weights // of_parameter * 4
+    of_parameter, ranks = getattr(torch, config.model.dtype).itemsize, ranks_of(config.train)
+    averaged = weights // of_parameter * 4
+    if ranks > 1:  # these keep no model of it
+        averaged = -(-averaged // ranks)
+    elif of_parameter < 4:
+        averaged += weights
     # `boundary` keeps more only where engines lag behind by more
     versions = {"boundary": 1, "snapshot": config.staleness.max_lag}
     found = versions.get(config.staleness.proximal, 0) * weights

@@ -7,7 +7,7 @@ what was found out about all of them, and steps with what all of them gave.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -55,9 +55,12 @@ class Rank(Protocol):
         """The type that the model computes in, and that is published: its shards may be float32."""
         ...
 
-    def gathered(self, model: PreTrainedModel) -> PreTrainedModel | None:
+    def gathered(
+        self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None
+    ) -> PreTrainedModel | None:
         """The whole model as it computes, for rank 0, which writes and sends it; None for others.
-        Nothing need be able to be computed with it."""
+        Nothing need be able to be computed with it. Several ranks can gather other `weights`, of
+        which each has its shards, in the place of the model's."""
         ...
 
 
@@ -93,8 +96,11 @@ class Alone:
         """Its own type."""
         return model.dtype
 
-    def gathered(self, model: PreTrainedModel) -> PreTrainedModel:
+    def gathered(
+        self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None
+    ) -> PreTrainedModel:
         """The model itself."""
+        assert weights is None, "one rank has a model of whatever it has"
         return model
 
 

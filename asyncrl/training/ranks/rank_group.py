@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -87,21 +87,23 @@ class RankGroup:
         """The type that the model computes in, and that is published: its shards are float32."""
         return self._dtype
 
-    def gathered(self, model: PreTrainedModel) -> PreTrainedModel | None:
-        """The whole model as it computes, in host memory, for rank 0; None for others. It is
-        gathered one tensor after another, and has no buffers."""
-        weights = dict[str, Tensor]()
-        for name, parameter in model.named_parameters():
-            found = self.whole(parameter)
+    def gathered(
+        self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None
+    ) -> PreTrainedModel | None:
+        """The whole model as it computes, with its own weights or these, in host memory, for rank
+        0; None for others. It is gathered one tensor after another, and has no buffers."""
+        whole = dict[str, Tensor]()
+        for name, shard in (weights or dict(model.named_parameters())).items():
+            found = self.whole(shard)
             if self.index == 0:
-                weights[name] = found.to("cpu", self._dtype)
+                whole[name] = found.to("cpu", self._dtype)
         if self.index:
             return None
         with torch.device("meta"):
             gathered: PreTrainedModel = _AUTO.from_config(
                 copy.deepcopy(model.config), dtype=self._dtype, trust_remote_code=False
             )
-        gathered.load_state_dict(weights, strict=False, assign=True)
+        gathered.load_state_dict(whole, strict=False, assign=True)
         gathered.tie_weights()
         return gathered
 
