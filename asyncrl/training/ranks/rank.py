@@ -27,12 +27,17 @@ class Rank(Protocol):
     @property
     def size(self) -> int: ...
 
-    def share(self, packed: Sequence[PackedBatch]) -> list[PackedBatch | None]:
-        """Packed batches that this rank has, one for each round; None: it keeps up with others."""
+    def share(self, packed: Sequence[PackedBatch]) -> list[int | None]:
+        """Places of the packed batches that this rank has, one for each round; None: it keeps up
+        with others."""
         ...
 
-    def keep_up(self, model: PreTrainedModel) -> None:
-        """Take part in a round, forward and backward, with nothing to learn."""
+    def keep_up(self, model: PreTrainedModel, *, backward: bool = True) -> None:
+        """Take part in a round, forward and mostly backward, with nothing to learn."""
+        ...
+
+    def added(self, tensor: Tensor) -> Tensor:
+        """The sum of all ranks' numbers at each place (float32)."""
         ...
 
     def joined(self, fates: Tensor) -> Tensor:
@@ -69,12 +74,16 @@ class Alone:
 
     index, size = 0, 1
 
-    def share(self, packed: Sequence[PackedBatch]) -> list[PackedBatch | None]:
+    def share(self, packed: Sequence[PackedBatch]) -> list[int | None]:
         """All of them."""
-        return list(packed)
+        return list(range(len(packed)))
 
-    def keep_up(self, model: PreTrainedModel) -> None:
+    def keep_up(self, model: PreTrainedModel, *, backward: bool = True) -> None:
         """Do nothing: nobody waits."""
+
+    def added(self, tensor: Tensor) -> Tensor:
+        """These."""
+        return tensor
 
     def joined(self, fates: Tensor) -> Tensor:
         """These."""

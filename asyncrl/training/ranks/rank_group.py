@@ -45,17 +45,25 @@ class RankGroup:
         self.size = mesh.size()
         self._device = torch.device(mesh.device_type)
 
-    def share(self, packed: Sequence[PackedBatch]) -> list[PackedBatch | None]:
-        """Packed batches that this rank has, one for each round; None: it keeps up with others."""
-        mine = [each[self.index] for each in rounds([cost(p) for p in packed], self.size)]
-        return [None if piece is None else packed[piece] for piece in mine]
+    def share(self, packed: Sequence[PackedBatch]) -> list[int | None]:
+        """Places of the packed batches that this rank has, one for each round; None: it keeps up
+        with others."""
+        return [each[self.index] for each in rounds([cost(p) for p in packed], self.size)]
 
-    def keep_up(self, model: PreTrainedModel) -> None:
-        """Take part in a round, forward and backward, with nothing to learn."""
+    def keep_up(self, model: PreTrainedModel, *, backward: bool = True) -> None:
+        """Take part in a round, forward and mostly backward, with nothing to learn."""
         ids = np.zeros(2, dtype=np.int32)
         (packed,) = pack(ids, [1], [1], shared=shares(model))
-        nothing: Any = log_probabilities(model, packed, 1.0).sum() * 0.0
-        nothing.backward()
+        with torch.set_grad_enabled(backward):
+            nothing: Any = log_probabilities(model, packed, 1.0).sum() * 0.0
+        if backward:
+            nothing.backward()
+
+    def added(self, tensor: Tensor) -> Tensor:
+        """The sum of all ranks' numbers at each place (float32)."""
+        found = tensor.to(self._device, copy=True)
+        dist.all_reduce(found, dist.ReduceOp.SUM, group=self._group)
+        return found.to(tensor.device)
 
     def joined(self, fates: Tensor) -> Tensor:
         """The largest of all ranks' numbers at each place (int64 [tokens])."""
