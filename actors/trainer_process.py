@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import trio
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.actor_context import ActorContext, refused_as_input
@@ -241,24 +240,37 @@ class _Carried:
                 self.learner.step()
             case Save(cursor):
                 _saved(self.learner, self.place, cursor)
-            case Gather():
-                self.learner.rank.gathered(self.learner.model)
+            case Gather(average):
+                _gathered(self.learner, average)
             case _:
                 raise ValueError(f"a rank does not understand {type(order).__name__}")
+
+
+def _gathered(
+    learner: Learner, average: bool
+) -> tuple[PreTrainedModel | None, PreTrainedModel | None]:
+    """This rank's part of gathering the model, and the average of its weights where it is wanted;
+    rank 0 has them then."""
+    model = learner.rank.gathered(learner.model)
+    if not average:
+        return model, None
+    assert learner.average is not None, "evaluation.weights needs train.ema"
+    return model, learner.average.gathered()
 
 
 def _saved(learner: Learner, place: ActorContext, cursor: int) -> Path | CheckpointError:
     """This rank's part of a checkpoint, which rank 0 writes; the error where it cannot, as the
     other ranks did their part all the same."""
-    model = learner.rank.gathered(learner.model)
+    last = learner.version >= place.config.train.steps
+    model, average = _gathered(learner, average=last and learner.average is not None)
     try:
         path = save(place.run, learner, cursor, place.initial)
-        if learner.version >= place.config.train.steps and model is not None:
+        if last and model is not None:
             export(place.run / MODEL, model, place.initial)
             if adapted(model):
                 export_adapters(place.run / ADAPTER, model)
-            if average := learner.average:
-                export(place.run / MODEL_EMA, average.policy.model, place.initial)
+        if average is not None:
+            export(place.run / MODEL_EMA, average, place.initial)
     except CheckpointError as error:
         return error
     return path
@@ -286,8 +298,9 @@ class _Transfer:
     async def send(self, message: Publish) -> SendResult:
         if message.direct and self.learner.rank.size > 1:
             return await self._send_gathering(message)
-        gather = partial(self.learner.rank.gathered, self.learner.model)
-        model = await self.orders.give(Gather(), (), gather)
+        # both are of the learner's version: they change in the same step
+        gather = partial(_gathered, self.learner, message.average)
+        model, average = await self.orders.give(Gather(message.average), (), gather)
         assert model is not None
         return await self.sender.send(
             message.epoch,
@@ -295,7 +308,7 @@ class _Transfer:
             self.plan,
             self._published(model),
             self.place.config.publication.deadline_s,
-            self._average() if message.average else None,
+            None if average is None else self._published(average),
         )
 
     async def _send_gathering(self, message: Publish) -> SendResult:
@@ -318,11 +331,5 @@ class _Transfer:
             raise found
         return found
 
-    def _published(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    def _published(self, model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
         return narrowed(published(model), self.place.published_dtype)
-
-    def _average(self) -> Iterator[tuple[str, Tensor]]:
-        """The average as it is at the learner's version: both change in the same step."""
-        average = self.learner.average
-        assert average is not None, "evaluation.weights needs train.ema"
-        yield from self._published(average.policy.model)

@@ -274,7 +274,7 @@ TRIED = 100
 
 
 def single(folder: Path, seed: int) -> dict[str, object]:
-    """What `retry` begins with, and single turns."""
+    """Single turns of the model that `retry` begins with."""
     task = open_task(configuration.load(RUN_TOML, [], {}).task, seed)
     lines = tries(random.Random(seed), task)
     shown = Shown([next(lines) for _ in range(20_000)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncrl.config.gpus import gpus_of
-from asyncrl.config.losses import advantage_of, updates
+from asyncrl.config.losses import advantage_of
 from asyncrl.config.published import rounded
 from asyncrl.config.schema import Config, TrainConfig
 
@@ -30,8 +30,8 @@ def settled_ranks(config: Config, gpus: int) -> int:
 
 
 def rank_contradictions(config: Config) -> Contradictions:
-    """Those of settings with several ranks. Each policy that is kept beside the model would have to
-    be divided as the model is, and micro-batches that are held are not divided yet."""
+    """Those of settings with several ranks. A policy that is kept beside the model would have to be
+    divided as the model is, and no rank has all tokens of a step."""
     train, staleness = config.train, config.staleness
     if ranks_of(train) == 1:
         return
@@ -40,13 +40,6 @@ def rank_contradictions(config: Config) -> Contradictions:
             ("train.ranks", "staleness.proximal"),
             f"several ranks keep no earlier weights, as {staleness.proximal} needs them: set "
             f"proximal to behaviour, recompute or loglinear, or {ONE}",
-        )
-    if train.ema:
-        yield ("train.ranks", "train.ema"), f"several ranks keep no average: set ema to 0, or {ONE}"
-    if updates(train) > 1:
-        yield (
-            ("train.ranks", "train.minibatches", "train.passes"),
-            f"several ranks take one update a step: set minibatches and passes to 1, or {ONE}",
         )
     if whole := [each.kind for each in staleness.correction if each.whole_step]:
         yield (

@@ -15,6 +15,7 @@ import msgspec
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import Row, size
+from asyncrl.config.ranks import ranks_of
 from asyncrl.escape import escaped
 from asyncrl.processes.machine import memory_bytes
 from asyncrl.training.memory_parts import MemoryParts, PredictedMemory
@@ -27,22 +28,28 @@ DRIVER_BYTES = 2**30
 
 def memory_rows(config: Config) -> list[Row]:
     """Rows of the table printed first, about the memory of a given model's trainer; none for the
-    bundled model, which is small. Raises ConfigError where it cannot be had: more than the GPU has,
-    or on a processor more than this machine has for what is there all the time."""
+    bundled model, which is small. Of several ranks all have as much: on GPUs each has one, and on
+    processors they share this machine. Raises ConfigError where it cannot be had: more than the GPU
+    has, or on a processor more than this machine has for what is there all the time."""
     if not config.model.path:
         return []
-    on_gpu = config.train.device == "cuda"
-    limit = max(0, gpu_bytes() - DRIVER_BYTES) if on_gpu else memory_bytes()
+    ranks, on_gpu = ranks_of(config.train), config.train.device == "cuda"
+    limit = max(0, gpu_bytes() - DRIVER_BYTES) if on_gpu else memory_bytes() // ranks
+    who = "the trainer" if ranks == 1 else f"each of the trainer's {ranks} ranks"
     found = predicted(config, limit)
     if isinstance(found, str):
         return [Row("trainer memory", "not predicted", found)]
     parts, where = found.parts, "its GPU" if on_gpu else "this machine"
     if limit and (parts.total if on_gpu else parts.state) > limit:
         raise ConfigError(
-            f"the trainer needs {size(parts.total)} ({_said(parts)}), and {where} has "
+            f"{who} needs {size(parts.total)} ({_said(parts)}), and {where} has "
             f"{size(limit)} for it: {_remedy(found)}."
         )
-    said = _said(parts) + (f"; {where} has {size(limit)}" * (limit > 0))
+    said = (
+        (f"of {who}: " * (ranks > 1))
+        + _said(parts)
+        + (f"; {where} has {size(limit)}" * (limit > 0))
+    )
     rows = [Row("trainer memory", size(parts.total), said), *_learning(config, parts)]
     if limit and parts.total > limit:
         rows.append(Row("note", "trainer memory", f"more than {where} has: {_remedy(found)}"))

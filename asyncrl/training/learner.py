@@ -101,7 +101,9 @@ class Learner:
         )
         self.kl_terms = kl_terms or KlTerms()
         self._supervised = supervised
-        self.average = WeightAverage(model, self.master_weights, train.ema) if train.ema else None
+        self.average = (
+            WeightAverage(model, self.master_weights, train.ema, rank) if train.ema else None
+        )
         self.rank = rank
         self._train, self._staleness, self._temperature = train, staleness, temperature
         self._loss = Loss(train, staleness, budget)
@@ -171,10 +173,11 @@ class Learner:
             self._held.append(self._hold(batch, tensors, advantage, trainable, scores))
         else:
             fates = torch.full_like(tensors.sample_index, -1)
-            for packed in self.rank.share(tensors.packed):
-                if packed is None:
+            for place in self.rank.share(tensors.packed):
+                if place is None:
                     self.rank.keep_up(self.model)
                 else:
+                    packed = tensors.packed[place]
                     fate = self._add(tensors, packed, advantage, trainable, scores)
                     fates[packed.tokens] = fate.cpu()
             fates = self.rank.joined(fates)
@@ -221,9 +224,14 @@ class Learner:
     ) -> HeldBatch:
         """Keep what is known of a micro-batch before the first update of its step."""
         start, prox, hesitation = (torch.zeros_like(tensors.behaviour) for _ in range(3))
-        for packed in tensors.packed:
+        for place in self.rank.share(tensors.packed):
+            if place is None:
+                self.rank.keep_up(self.model, backward=False)
+                continue
+            packed = tensors.packed[place]
             facts, _ = self._facts(tensors, packed, advantage, trainable)
             if not facts.arrived.any():
+                self.rank.keep_up(self.model, backward=False)
                 continue
             with torch.no_grad():
                 current, entropy = self._predict(packed)
@@ -232,6 +240,8 @@ class Learner:
             for of_all, of_packed in ((start, current), (prox, found), (hesitation, entropy)):
                 if of_packed is not None:
                     of_all[packed.tokens] = of_packed.cpu()
+        # an update may give another rank these tokens
+        start, prox, hesitation = map(self.rank.added, (start, prox, hesitation))
         return HeldBatch(
             batch.samples,
             tensors,
@@ -246,9 +256,15 @@ class Learner:
     def _update_with(self, parts: Sequence[HeldPart], number: int) -> Updated:
         """Update with a minibatch. At `number` 0 the weights are those the step starts from."""
         known = self._known(parts, first=number == 0) if self._loss.needs_whole_step else None
-        for place, (held, packed) in enumerate(parts):
+        for place in self.rank.share([packed for _, packed in parts]):
+            if place is None:
+                self.rank.keep_up(self.model)
+                continue
+            held, packed = parts[place]
             facts, fate = self._facts(held.batch, packed, held.advantage, held.trainable)
-            if facts.arrived.any():
+            if not facts.arrived.any():
+                self.rank.keep_up(self.model)
+            else:
                 current, entropy = self._predict(packed)
                 added = self.kl_terms.added(held.batch, packed.tokens, current)
                 prox = held.proximal(packed, current)
@@ -347,7 +363,7 @@ class Learner:
             case "loglinear":
                 return proximal.loglinear(facts.behaviour, current, facts.lag), 0
             case "ema":
-                assert self.average is not None
+                assert self.average is not None and self.average.policy is not None
                 return self.average.policy.score(packed, self._temperature), 0
             case "boundary" | "snapshot":
                 assert self.proximal_logprobs is not None and scores is not None
@@ -381,7 +397,10 @@ class Learner:
             count
             for held in self._held
             for count in token_counts(
-                held.samples, held.batch.sample_index, held.fate, self._loss.reasons
+                held.samples,
+                held.batch.sample_index,
+                self.rank.joined(held.fate),
+                self._loss.reasons,
             )
         ]
         sums, self._whole, self._held = self._whole, Sums(), []

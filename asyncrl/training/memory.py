@@ -25,9 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from asyncrl.config import Config
+from asyncrl.config.ranks import ranks_of
 from asyncrl.training.adapters import adapted, add_adapters, learning
 from asyncrl.training.forward import (
     log_probability,
@@ -41,6 +41,7 @@ from asyncrl.training.models import empty_model
 from asyncrl.training.optimizer import adamw
 from asyncrl.training.output_layer import float32_output
 from asyncrl.training.packing import PackedBatch, pack
+from asyncrl.training.ranks.pieces import pieces
 from asyncrl.training.recomputation import recompute
 
 LOGITS, ACTIVATIONS = "logits", "activations"
@@ -93,10 +94,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live[part] -= size
 
 
-def predict(config: Config, ranks: int = 1) -> MemoryParts:
+def predict(config: Config) -> MemoryParts:
     """Most bytes of a rank of the trainer of `config`, whose model is at `model.path`. Of several
-    `ranks` each has its part of float32 weights, gradients and moments, and in a pass the weights
-    that it gathers; that is an estimate. Raises ModelError, and whatever the model raises."""
+    ranks each has its part of float32 weights, gradients and moments, and in a pass the weights
+    that it gathers; that is an estimate (`bench/sharded_memory.py` compares it). Raises ModelError,
+    and whatever the model raises."""
+    ranks = ranks_of(config.train)
     dtype = getattr(torch, config.model.dtype)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = empty_model(config.model.path, dtype)
@@ -119,7 +122,7 @@ def predict(config: Config, ranks: int = 1) -> MemoryParts:
         gradients=-(-most.gradients // ranks),
         optimizer=-(-most.optimizer // ranks),
         policies=policies,
-        activations=most.activations + _gathered(model),
+        activations=_pass_of_rank(model, most.activations + most.logits, ranks) - most.logits,
         logits=most.logits,
         step=-(-most.step // ranks),
     )
@@ -192,11 +195,13 @@ def peak_of(model: PreTrainedModel, batches: Sequence[PackedBatch], config: Conf
 
 def _policies(config: Config, model: PreTrainedModel) -> int:
     """Bytes of the policies beside the one that learns, `model`."""
-    weights = sum(parameter.nbytes for _, parameter in learning(model))
-    averaged = sum(
-        parameter.nbytes + (0 if parameter.dtype == torch.float32 else 4 * parameter.numel())
-        for _, parameter in learning(model)
-    )
+    learn, ranks = [parameter for _, parameter in learning(model)], ranks_of(config.train)
+    weights = sum(parameter.nbytes for parameter in learn)
+    averaged = 4 * sum(parameter.numel() for parameter in learn)
+    if ranks > 1:  # these keep no model of it
+        averaged = -(-averaged // ranks)
+    else:
+        averaged += sum(each.nbytes for each in learn if each.dtype != torch.float32)
     # `boundary` keeps more only where engines lag behind by more
     versions = {"boundary": 1, "snapshot": config.staleness.max_lag}
     found = versions.get(config.staleness.proximal, 0) * weights
@@ -214,19 +219,22 @@ def _policies(config: Config, model: PreTrainedModel) -> int:
     return found
 
 
-def _gathered(model: PreTrainedModel) -> int:
-    """Bytes of what a rank has whole at a time: weights in no layer, those of two layers, and the
-    float32 gradient of the larger of these."""
-    layers = [
-        list(module.parameters())
-        for module in model.modules()
-        if isinstance(module, GradientCheckpointingLayer)
-    ]
-    inside = {id(tensor) for layer in layers for tensor in layer}
-    outside = [tensor for tensor in model.parameters() if id(tensor) not in inside]
-    largest = max(layers, key=lambda layer: sum(t.nbytes for t in layer), default=[])
-    gradient = max(sum(tensor.numel() for tensor in unit) for unit in (outside, largest))
-    return sum(tensor.nbytes for tensor in (*outside, *largest, *largest)) + 4 * gradient
+def _pass_of_rank(model: PreTrainedModel, alone: int, ranks: int) -> int:
+    """Bytes that a pass of one of several ranks has, where that of a model which is not divided has
+    `alone`. The most are there in the backward pass of a layer, where what is of no layer is
+    gathered, and two layers, and the gradient of one is made float32; or when that of another piece
+    is: all activations are gone then, and there is its gradient as it was computed, in float32, and
+    this rank's shard of that."""
+    embedding, seen, sizes = model.get_input_embeddings(), set[int](), dict[nn.Module, int]()
+    for piece in pieces(model):
+        own = [parameter for parameter in piece.parameters() if id(parameter) not in seen]
+        seen.update(map(id, own))
+        sizes[piece] = sum(parameter.numel() for parameter in own)
+    rest, computed = sizes[model], model.dtype.itemsize
+    layer = max((sizes[each] for each in sizes if each not in (model, embedding)), default=0)
+    in_a_layer = alone + computed * (rest + 2 * layer) + 4 * layer
+    added_up = max(sizes.values()) * (computed + 4 + 4 / ranks)
+    return max(in_a_layer, int(added_up))
 
 
 def _vocabulary(model: PreTrainedModel) -> int:

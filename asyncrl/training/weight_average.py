@@ -17,25 +17,35 @@ from transformers import PreTrainedModel
 from asyncrl.training.adapters import learning
 from asyncrl.training.frozen_policy import FrozenPolicy
 from asyncrl.training.master_weights import MasterWeights
+from asyncrl.training.ranks.rank import ALONE, Rank
 
 _TOTAL, _WEIGHTS = "total", "weights/"
 
 
 class WeightAverage:
-    """The average of a model's weights, of `decay` in (0, 1), and `policy`, the model that has
-    it."""
+    """The average of a model's weights, of `decay` in (0, 1), and `policy`, the model that has it.
+    Several ranks have shards of it, as they have of the model, and no policy."""
 
-    def __init__(self, model: PreTrainedModel, weights: MasterWeights, decay: float) -> None:
-        self.policy = FrozenPolicy.like(model)
+    def __init__(
+        self, model: PreTrainedModel, weights: MasterWeights, decay: float, rank: Rank = ALONE
+    ) -> None:
+        self.policy = FrozenPolicy.like(model) if rank.size == 1 else None
         self._masters, self._decay = dict(weights.named()), decay
-        own = dict(learning(self.policy.model))
+        self._model, self._rank = model, rank
+        own = dict(learning(self.policy.model)) if self.policy else {}
         self._average: dict[str, Tensor] = {  # float32 weights are the policy's own
             name: own[name].detach()
-            if own[name].dtype == torch.float32
+            if name in own and own[name].dtype == torch.float32
             else master.detach().float().clone()
             for name, master in self._masters.items()
         }
         self._total = 1.0
+
+    def gathered(self) -> PreTrainedModel | None:
+        """The whole model with the average, as `Rank.gathered` gives it: every rank takes part."""
+        if self.policy:
+            return self.policy.model
+        return self._rank.gathered(self._model, self._average)
 
     @torch.no_grad()
     def update(self) -> None:
@@ -47,8 +57,12 @@ class WeightAverage:
         self._round()
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it, for a checkpoint."""
-        weights = {_WEIGHTS + name: average for name, average in self._average.items()}
+        """All of it, for a checkpoint; every rank takes part, and rank 0 has the weights."""
+        weights = dict[str, Tensor]()
+        for name, average in self._average.items():
+            whole = self._rank.whole(average)
+            if self._rank.index == 0:
+                weights[_WEIGHTS + name] = whole.to("cpu")
         return weights | {_TOTAL: torch.tensor(self._total, dtype=torch.float64)}
 
     @torch.no_grad()
@@ -61,11 +75,13 @@ class WeightAverage:
         }:
             raise ValueError("the average of the weights is missing, or of another model")
         for name, average in self._average.items():
-            average.copy_(tensors[_WEIGHTS + name])
+            average.copy_(self._rank.sharded(tensors[_WEIGHTS + name], like=average))
         self._total = float(tensors[_TOTAL])
         self._round()
 
     def _round(self) -> None:
+        if self.policy is None:
+            return
         for name, parameter in learning(self.policy.model):
             if parameter.dtype != torch.float32:
                 parameter.copy_(self._average[name])

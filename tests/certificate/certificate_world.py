@@ -4,14 +4,18 @@ coordinator, actors, links, engines and learner."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import trio
+from numpy.typing import NDArray
 from scripted_parts import STOP, VOCABULARY, ScriptedVerifiers
 from scripted_world import ScriptedWorld, configured
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.config import Config
@@ -23,6 +27,7 @@ from asyncrl.ipc.waits import Waits
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import parameters_for_publication
+from asyncrl.training.ranks.rank_group import shard
 
 CONTEXT = 64
 
@@ -147,6 +152,56 @@ class RealLearner:
         return {
             name: tensor.clone() for name, tensor in parameters_for_publication(self.learner.model)
         }
+
+
+def sharded(config: Config, mesh: DeviceMesh) -> Learner:
+    """The learner of one of several ranks."""
+    model = random_model()
+    rank = shard(model, mesh)
+    return Learner(
+        model,
+        config.train,
+        config.staleness,
+        config.rollout.temperature,
+        budget=config.rollout.max_new_tokens,
+        rank=rank,
+    )
+
+
+class RankedLearner(RealLearner):
+    """A learner of several ranks, each in a process (`rank_world.ranks` of `sharded`)."""
+
+    version = 0
+    counts: ClassVar[list[TokenCount]] = []
+
+    def __init__(self, each: Callable[[Callable[[Learner], Any]], list[Any]]) -> None:
+        self._each = each
+        self.losses: list[float] = []
+
+    async def accumulate(
+        self, batch: MicroBatch, buffers: Sequence[memoryview]
+    ) -> list[TokenCount]:
+        told = methodcaller("accumulate", batch, [bytes(buffer) for buffer in buffers])
+        counts: list[TokenCount] = (await trio.to_thread.run_sync(self._each, told))[0]
+        return counts
+
+    async def step(self) -> dict[str, float]:
+        metrics: dict[str, float] = (
+            await trio.to_thread.run_sync(self._each, methodcaller("step"))
+        )[0]
+        self.version += 1
+        self.losses.append(metrics["loss"])
+        return metrics
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: torch.from_numpy(array) for name, array in self._each(_gathered)[0].items()}
+
+
+def _gathered(learner: Learner) -> dict[str, NDArray[np.float32]]:
+    """Weights of all ranks, at rank 0."""
+    model = learner.rank.gathered(learner.model)
+    named = () if model is None else parameters_for_publication(model)
+    return {name: tensor.numpy() for name, tensor in named}
 
 
 class Staged:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +21,18 @@ import numpy as np
 import pytest
 import torch
 import trio
-from certificate_world import RealLearner, RealWorld, engine_of, judge, random_model, short
+from certificate_world import (
+    RankedLearner,
+    RealLearner,
+    RealWorld,
+    engine_of,
+    judge,
+    random_model,
+    sharded,
+    short,
+)
 from plain_loop import Outcome, Rules, train
+from rank_world import ranks
 from scripted_parts import STOP, ScriptedTask
 from train_support import command, tiny_model
 from train_support import train as train_for_real
@@ -113,6 +124,23 @@ async def test_pain_14_at_lag_0_tokens_losses_and_weights_are_those_of_a_plain_l
         )
         > 1e-3
     )
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+async def test_at_lag_0_several_ranks_are_the_plain_loop_too(
+    size: int, plain: Outcome, tmp_path: Path
+) -> None:
+    config = short()
+    with ranks(tmp_path / "store", size, partial(sharded, config)) as each:
+        world = RealWorld(config, random_model())
+        learner = world.learner = RankedLearner(each)
+        with trio.fail_after(60):
+            outcome = await world.run()
+        assert outcome.ok, outcome
+        found = learner.weights()
+    assert world.responses() == plain.responses
+    assert learner.losses == pytest.approx(plain.losses, abs=ROUNDING)
+    assert farthest(found, plain.weights) < ROUNDING
 
 
 async def test_a_step_of_asynchrony_is_seen(plain: Outcome) -> None:
@@ -286,7 +314,8 @@ async def test_at_lag_0_a_run_is_its_own_engine_and_learner_in_turns_to_the_last
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_at_lag_0_real_processes_do_what_a_plain_loop_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_at_lag_0_real_processes_do_what_a_plain_loop_does(ranks: int, tmp_path: Path) -> None:
     model, file, path = tiny_model(tmp_path / "model"), tmp_path / "prompts.jsonl", tmp_path / "run"
     lines = [{"prompt": f"say {n} of it", "answer": ""} for n in range(20)]
     file.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
@@ -295,6 +324,7 @@ def test_at_lag_0_real_processes_do_what_a_plain_loop_does(tmp_path: Path) -> No
         "task__path": str(file),
         "task__verifier": "verdicts:verdict",
         "task__eval_size": 4,
+        "train__ranks": ranks,
         "train__steps": 5,
         "train__lr": 3e-3,
         "train__lr_warmup_steps": 2,

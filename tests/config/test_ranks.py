@@ -36,8 +36,6 @@ def test_ranks_on_gpus_are_those_that_nobody_else_needs() -> None:
     ("key", "sections"),
     [
         ("staleness.proximal", {"staleness": {"proximal": "boundary"}}),
-        ("train.ema", {"train": {"ema": 0.9}}),
-        ("train.passes", {"train": {"passes": 2}}),
         ("train.advantage", {"train": {"advantage": "min_variance"}}),
         ("staleness.correction", {"staleness": {"correction": (M2po(),)}}),
         ("teacher.coefficient", {"teacher": {"coefficient": 0.1}}),

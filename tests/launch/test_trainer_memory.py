@@ -24,11 +24,12 @@ def rows(
     found: PredictedMemory | str,
     *,
     device: str = "cuda",
+    ranks: int = 1,
 ) -> list[tuple[str, ...]]:
-    config = load(None, ["model.path=/m", f"train.device={device}"], {})
+    config = load(None, ["model.path=/m", f"train.device={device}", f"train.ranks={ranks}"], {})
 
     def predicted(_: Config, limit: int) -> PredictedMemory | str:
-        assert limit == max(0, has * GIB - (GIB if device == "cuda" else 0))
+        assert limit == (max(0, has * GIB - GIB) if device == "cuda" else has * GIB // ranks)
         return found
 
     for asked in ("gpu_bytes", "memory_bytes"):
@@ -74,6 +75,14 @@ def test_on_a_processor_it_is_refused_where_weights_alone_do_not_fit(
     )
     with pytest.raises(ConfigError, match=r"and this machine has 17\.0 GiB"):
         rows(monkeypatch, 17, PredictedMemory(PARTS), device="cpu")
+
+
+def test_ranks_have_a_gpu_each_and_share_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = rows(monkeypatch, 80, PredictedMemory(PARTS), ranks=3)
+    assert row[2].startswith("of each of the trainer's 3 ranks: weights 2.0 GiB, ")
+    with pytest.raises(ConfigError, match=r"^each of the trainer's 3 ranks needs 49\.0 GiB "):
+        rows(monkeypatch, 48, PredictedMemory(PARTS), device="cpu", ranks=3)
+    assert len(rows(monkeypatch, 54, PredictedMemory(PARTS), device="cpu", ranks=3)) == 2
 
 
 def test_nothing_is_refused_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:

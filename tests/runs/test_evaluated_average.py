@@ -38,7 +38,7 @@ class Answer(NamedTuple):
     ids: list[int]
 
 
-def argv(model: Path, run: Path, steps: int = STEPS) -> list[str]:
+def argv(model: Path, run: Path, steps: int = STEPS, ranks: int = 1) -> list[str]:
     file = run.parent / "prompts.jsonl"
     lines = [{"prompt": f"{n} + 1 =", "answer": ""} for n in range(48)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -51,6 +51,7 @@ def argv(model: Path, run: Path, steps: int = STEPS) -> list[str]:
         task__verifier="odd:judge",
         task__eval_size=16,
         train__steps=steps,
+        train__ranks=ranks,
         train__eval_every=3,
         train__checkpoint_every=3,
         train__lr=2e-2,
@@ -94,9 +95,10 @@ def points(run: Path) -> list[EvaluationPoint]:
     return [point for point in read(run / METRICS) if isinstance(point, EvaluationPoint)]
 
 
-def test_the_figures_are_those_of_model_ema(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.explore)])
+def test_the_figures_are_those_of_model_ema(ranks: int, model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = train(argv(model, run), PYTHONPATH=str(tmp_path))
+    done = train(argv(model, run, ranks=ranks), PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     last = held_out(run, STEPS)
     assert len(last) == 16

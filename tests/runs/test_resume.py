@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from train_support import (
+    all_sealed,
     command,
     end,
     everything,
@@ -125,15 +126,6 @@ def lived(
     assert process.returncode == 0, out + err
     follower.dead()
     return Lived(run, follower.events, kills, follower.resumed)
-
-
-def all_sealed(follower: Any) -> bool:
-    follower.look()
-    return all(
-        seen.sealed
-        for seen in follower.account.rollouts.values()
-        if seen.group.event.split == "train"
-    )
 
 
 @pytest.fixture(scope="module")

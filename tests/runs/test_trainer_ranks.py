@@ -1,20 +1,25 @@
-"""A trainer of two ranks and two engines, with real processes: what it generates is trained, a rank
-that is killed or stands still ends the run by its name, and any number of ranks goes on from
-there."""
+"""A trainer of two ranks and two engines, with real processes: what is generated is trained, an
+engine that dies comes back, a rank that is killed or stands still ends the run by its name, and any
+number of ranks goes on from there."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import noting_engine
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from train_support import (
+    all_sealed,
     command,
     end,
+    followed,
     kill,
     processes,
     resume,
@@ -24,13 +29,14 @@ from train_support import (
     wait_for,
 )
 
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import MODEL, RUN_TOML, SUMMARY
+from asyncrl.observe import run_status, summary
+from asyncrl.observe.run_dir import MODEL, RUN_TOML, STATUS, SUMMARY
+from asyncrl.observe.run_status import ActorStatus, RunStatus
 from asyncrl.training.checkpoint_index import complete
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-STEPS = 6
+STEPS = 8
 SETTINGS: dict[str, Any] = {
     "train__ranks": 2,
     "train__steps": STEPS,
@@ -53,27 +59,97 @@ def finished(run: Path) -> None:
     assert told.steps == STEPS
 
 
-def test_a_killed_rank_ends_the_run_and_any_number_of_ranks_goes_on(
+def test_an_engine_that_dies_in_a_transfer_and_a_rank_that_dies_in_a_step_change_nothing(
     model: Path, tmp_path: Path
 ) -> None:
+    """At lag 0: the ledger balances, and trainer and engines end with the weights of a run that
+    nobody harmed."""
+    environment = {"PYTHONPATH": str(Path(__file__).parent)}
+    settings = SETTINGS | {"engine__kind": "noting_engine:NotingEngine"}
     unharmed, run = tmp_path / "unharmed", tmp_path / "run"
-    done = train(command(model, unharmed, **SETTINGS))
+    done = train(command(model, unharmed, **settings), **environment)
     assert done.returncode == 0, done.stderr
     finished(unharmed)
 
-    with started(command(model, run, **SETTINGS)) as process:
-        wait_for("two steps", lambda: steps_done(run) >= 2 and complete(run))
-        kill(processes(run)["trainer-1"])
+    with started(command(model, run, **settings), **environment) as process:
+        follower = followed(run)
+        wait_for("a step", lambda: follower.look() and follower.version >= 1)
+        dies_in_a_transfer(run, follower)
+        back = wait_for("engine", lambda: engine(run, lambda of: of.here and of.version))
+        assert back.incarnation == 1
+        dies_in_a_step(run)
         code, _, said = end(process)
     assert code == 1
     assert "trainer-1 was killed by SIGKILL" in said
     assert not processes(run)
+    assert summary.read(run / SUMMARY).restarts == {"rollout": 1}
 
-    done = train(resume(run))
+    done = train(resume(run), **environment)
     assert done.returncode == 0, done.stderr
     finished(run)
+    assert not processes(run)
     for name, array in weights(unharmed).items():
         assert np.abs(weights(run)[name] - array).max() <= 1e-6, name
+    for each in (unharmed, run):
+        learned = noting_engine.digest(
+            (name, torch.from_numpy(array)) for name, array in weights(each).items()
+        )
+        assert [noting_engine.noted(each, index) for index in range(2)] == [(STEPS, learned)] * 2
+
+
+def dies_in_a_transfer(run: Path, follower: Any) -> None:
+    """Kill an engine while weights are sent to it. What stands still receives nothing: so it is
+    stopped before a publication that the trainer, stopped too, has not come to."""
+    trainer, rollout = processes(run)["trainer-0"], processes(run)["rollout-1"]
+    os.kill(trainer, signal.SIGSTOP)
+    wait_for("end of all responses", lambda: all_sealed(follower))  # at lag 0 none begins then
+    os.kill(rollout, signal.SIGSTOP)
+    os.kill(trainer, signal.SIGCONT)
+    wait_for("transfer", lambda: (status := looked(run)) and transfers(status))
+    kill(rollout)
+
+
+def transfers(status: RunStatus) -> bool:
+    """True of a transfer that has taken longer than one that nobody holds up."""
+    found = status.publication
+    return found is not None and found.phase == "transfer" and found.seconds > 1.0
+
+
+def dies_in_a_step(run: Path) -> None:
+    """Kill a rank for which the other waits with a part of a step, and not with a publication or a
+    checkpoint."""
+    rank = processes(run)["trainer-1"]
+
+    def in_a_step() -> bool:
+        os.kill(rank, signal.SIGSTOP)
+        waits = wait_for("wait for rank 1", lambda: (status := looked(run)) and for_rank_1(status))
+        if waits & {"micro-batch of rank 1", "optimizer step of rank 1"}:
+            return True
+        os.kill(rank, signal.SIGCONT)
+        return False
+
+    wait_for("order of a step", in_a_step)
+    kill(rank)
+
+
+def for_rank_1(status: RunStatus) -> set[str]:
+    """Names of rank 0's waits for the other that are longer than any that nobody holds up."""
+    (trainer,) = (actor for actor in status.actors if actor.name == "trainer-0")
+    return {w.name for w in trainer.waits if "rank 1" in w.name and w.seconds > 0.5}
+
+
+def engine(run: Path, wanted: Callable[[ActorStatus], Any]) -> ActorStatus | None:
+    """The second engine's status where it is as wanted."""
+    found = (status := looked(run)) and [a for a in status.actors if a.name == "rollout-1"]
+    return next((actor for actor in found or () if actor.incarnation and wanted(actor)), None)
+
+
+def looked(run: Path) -> RunStatus | None:
+    """The run status; None before there is one."""
+    try:
+        return run_status.read(run / STATUS)
+    except FileNotFoundError:
+        return None
 
 
 def test_a_rank_that_stands_still_ends_the_run_and_one_rank_goes_on(

@@ -192,3 +192,13 @@ def followed(run: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.Follower(run)
+
+
+def all_sealed(follower: Any) -> bool:
+    """True if no response of a followed run is unfinished."""
+    follower.look()
+    return all(
+        seen.sealed
+        for seen in follower.account.rollouts.values()
+        if seen.group.event.split == "train"
+    )

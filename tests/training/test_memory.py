@@ -98,15 +98,21 @@ def test_logits_that_something_is_done_to_are_whole(tmp_path: Path) -> None:
 
 
 def test_ranks_share_what_is_there_all_the_time(tmp_path: Path) -> None:
-    config = config_of(tmp_path, "model.dtype=bfloat16")
-    alone, of_four = predict(config), predict(config, ranks=4)
+    alone, of_four = (
+        predict(config_of(tmp_path, "model.dtype=bfloat16", f"train.ranks={ranks}"))
+        for ranks in (1, 4)
+    )
     parameters = sum(p.numel() for p in empty_model(tmp_path).parameters())
     assert of_four.state == pytest.approx((4 + 4 + 8) * parameters / 4, abs=200)
     assert of_four.step == pytest.approx(alone.step / 4, abs=1)
     layer = sum(p.numel() for n, p in empty_model(tmp_path).named_parameters() if ".layers.0." in n)
-    outside = parameters - SIZES["num_hidden_layers"] * layer
-    assert outside > layer
-    assert of_four.activations == alone.activations + 2 * (outside + 2 * layer) + 4 * outside
+    averaged = predict(
+        config_of(tmp_path, "model.dtype=bfloat16", "train.ranks=4", "train.ema=0.9")
+    )
+    assert averaged.policies == pytest.approx(4 * parameters / 4, abs=200)
+    # the embedding of ids is gathered by itself, and let go of after it
+    rest = parameters - SIZES["num_hidden_layers"] * layer - VOCABULARY * SIZES["hidden_size"]
+    assert of_four.activations == alone.activations + 2 * (rest + 2 * layer) + 4 * layer
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

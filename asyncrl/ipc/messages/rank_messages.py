@@ -7,7 +7,10 @@ from asyncrl.ipc.messages.parts import Message
 
 
 class Gather(Message, frozen=True):
-    """Rank 0 to another: help gather the model as it is, which rank 0 then sends."""
+    """Rank 0 to another: help gather the model as it is, which rank 0 then sends; and then the
+    `average` of its weights."""
+
+    average: bool = False
 
 
 class Obeyed(Message, frozen=True):

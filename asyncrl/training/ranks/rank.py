@@ -7,7 +7,7 @@ what was found out about all of them, and steps with what all of them gave.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -27,12 +27,17 @@ class Rank(Protocol):
     @property
     def size(self) -> int: ...
 
-    def share(self, packed: Sequence[PackedBatch]) -> list[PackedBatch | None]:
-        """Packed batches that this rank has, one for each round; None: it keeps up with others."""
+    def share(self, packed: Sequence[PackedBatch]) -> list[int | None]:
+        """Places of the packed batches that this rank has, one for each round; None: it keeps up
+        with others."""
         ...
 
-    def keep_up(self, model: PreTrainedModel) -> None:
-        """Take part in a round, forward and backward, with nothing to learn."""
+    def keep_up(self, model: PreTrainedModel, *, backward: bool = True) -> None:
+        """Take part in a round, forward and mostly backward, with nothing to learn."""
+        ...
+
+    def added(self, tensor: Tensor) -> Tensor:
+        """The sum of all ranks' numbers at each place (float32)."""
         ...
 
     def joined(self, fates: Tensor) -> Tensor:
@@ -55,14 +60,20 @@ class Rank(Protocol):
         """The type that the model computes in, and that is published: its shards may be float32."""
         ...
 
-    def gathering(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    def gathering(
+        self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
         """Each parameter of the whole model as it computes, by name, gathered when it is its turn:
-        for rank 0, while the others are in `gathered`. All of them have to be taken."""
+        for rank 0, while the others are in `gathered`. All of them have to be taken. `weights` are
+        as for that."""
         ...
 
-    def gathered(self, model: PreTrainedModel) -> PreTrainedModel | None:
+    def gathered(
+        self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None
+    ) -> PreTrainedModel | None:
         """The whole model as it computes, for rank 0, which writes and sends it; None for others.
-        Nothing need be able to be computed with it."""
+        Nothing need be able to be computed with it. Several ranks can gather other `weights`, of
+        which each has its shards, in the place of the model's."""
         ...
 
 
@@ -71,12 +82,16 @@ class Alone:
 
     index, size = 0, 1
 
-    def share(self, packed: Sequence[PackedBatch]) -> list[PackedBatch | None]:
+    def share(self, packed: Sequence[PackedBatch]) -> list[int | None]:
         """All of them."""
-        return list(packed)
+        return list(range(len(packed)))
 
-    def keep_up(self, model: PreTrainedModel) -> None:
+    def keep_up(self, model: PreTrainedModel, *, backward: bool = True) -> None:
         """Do nothing: nobody waits."""
+
+    def added(self, tensor: Tensor) -> Tensor:
+        """These."""
+        return tensor
 
     def joined(self, fates: Tensor) -> Tensor:
         """These."""
@@ -98,12 +113,18 @@ class Alone:
         """Its own type."""
         return model.dtype
 
-    def gathering(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    def gathering(
+        self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
         """Its parameters, detached."""
+        assert weights is None, "one rank has a model of whatever it has"
         return ((name, parameter.detach()) for name, parameter in model.named_parameters())
 
-    def gathered(self, model: PreTrainedModel) -> PreTrainedModel:
+    def gathered(
+        self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None
+    ) -> PreTrainedModel:
         """The model itself."""
+        assert weights is None, "one rank has a model of whatever it has"
         return model
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 from asyncrl.training.forward import log_probabilities, shares
 from asyncrl.training.models import model_with
 from asyncrl.training.packing import PackedBatch, cost, pack
+from asyncrl.training.ranks.pieces import pieces
 from asyncrl.training.ranks.rounds import rounds
 from asyncrl.training.sums import Sums
 
@@ -42,17 +43,25 @@ class RankGroup:
         self.size = mesh.size()
         self._device = torch.device(mesh.device_type)
 
-    def share(self, packed: Sequence[PackedBatch]) -> list[PackedBatch | None]:
-        """Packed batches that this rank has, one for each round; None: it keeps up with others."""
-        mine = [each[self.index] for each in rounds([cost(p) for p in packed], self.size)]
-        return [None if piece is None else packed[piece] for piece in mine]
+    def share(self, packed: Sequence[PackedBatch]) -> list[int | None]:
+        """Places of the packed batches that this rank has, one for each round; None: it keeps up
+        with others."""
+        return [each[self.index] for each in rounds([cost(p) for p in packed], self.size)]
 
-    def keep_up(self, model: PreTrainedModel) -> None:
-        """Take part in a round, forward and backward, with nothing to learn."""
+    def keep_up(self, model: PreTrainedModel, *, backward: bool = True) -> None:
+        """Take part in a round, forward and mostly backward, with nothing to learn."""
         ids = np.zeros(2, dtype=np.int32)
         (packed,) = pack(ids, [1], [1], shared=shares(model))
-        nothing: Any = log_probabilities(model, packed, 1.0).sum() * 0.0
-        nothing.backward()
+        with torch.set_grad_enabled(backward):
+            nothing: Any = log_probabilities(model, packed, 1.0).sum() * 0.0
+        if backward:
+            nothing.backward()
+
+    def added(self, tensor: Tensor) -> Tensor:
+        """The sum of all ranks' numbers at each place (float32)."""
+        found = tensor.to(self._device, copy=True)
+        dist.all_reduce(found, dist.ReduceOp.SUM, group=self._group)
+        return found.to(tensor.device)
 
     def joined(self, fates: Tensor) -> Tensor:
         """The largest of all ranks' numbers at each place (int64 [tokens])."""
@@ -84,21 +93,25 @@ class RankGroup:
         """The type that the model computes in, and that is published: its shards are float32."""
         return self._dtype
 
-    def gathering(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter of the whole model as it computes, by name and in host memory, gathered
-        when it is its turn; of ranks but 0 they are of no use."""
-        for name, parameter in model.named_parameters():
-            found = self.whole(parameter)
+    def gathering(
+        self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter of the whole model as it computes, or each of these, by name and in host
+        memory, gathered when it is its turn; of ranks but 0 they are of no use."""
+        for name, shard in (weights or dict(model.named_parameters())).items():
+            found = self.whole(shard)
             yield name, found if self.index else found.to("cpu", self._dtype)
 
-    def gathered(self, model: PreTrainedModel) -> PreTrainedModel | None:
-        """The whole model as it computes, in host memory, for rank 0; None for others. It is
-        gathered one tensor after another, and has no buffers."""
+    def gathered(
+        self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None
+    ) -> PreTrainedModel | None:
+        """The whole model as it computes, with its own weights or these, in host memory, for rank
+        0; None for others. It is gathered one tensor after another, and has no buffers."""
         if self.index:
-            for _ in self.gathering(model):
+            for _ in self.gathering(model, weights):
                 pass
             return None
-        return model_with(dict(self.gathering(model)), model.config, self._dtype)
+        return model_with(dict(self.gathering(model, weights)), model.config, self._dtype)
 
     @property
     def _group(self) -> dist.ProcessGroup:
@@ -122,15 +135,16 @@ class RankGroup:
 
 def shard(model: PreTrainedModel, mesh: DeviceMesh) -> RankGroup:
     """Leave each rank its shards of a model that all ranks have whole, alike and on the device of
-    the mesh; gives this rank. Layers are what transformers never splits; the rest is gathered as
-    one."""
+    the mesh; gives this rank. Of a smaller type than float32, one of its `pieces` at a time is
+    whole in float32."""
     group, policy = RankGroup(mesh, model.dtype), MixedPrecisionPolicy()
-    if torch.finfo(model.dtype).bits < torch.finfo(torch.float32).bits:
+    smaller = torch.finfo(model.dtype).bits < torch.finfo(torch.float32).bits
+    if smaller:
         policy = MixedPrecisionPolicy(param_dtype=model.dtype, reduce_dtype=torch.float32)
-        for parameter in model.parameters():
-            parameter.data = parameter.data.float()
-    layers = set(model._no_split_modules or ())
-    for module in [*(m for m in model.modules() if type(m).__name__ in layers), model]:
+    for module in pieces(model):
+        for parameter in module.parameters():
+            if smaller and not isinstance(parameter, DTensor):  # those are shards already
+                parameter.data = parameter.data.float()
         found: Any = fully_shard(module, mesh=mesh, mp_policy=policy)
         assert isinstance(found, FSDPModule)
         found.set_gradient_divide_factor(1.0)

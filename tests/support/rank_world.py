@@ -1,0 +1,83 @@
+"""Ranks of one trainer as processes of a test, which carry out functions and give back what these
+return."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from actors.preloaded import MODULES
+from asyncrl.training import packing
+from asyncrl.training.ranks.rank_group import open_ranks
+
+T = TypeVar("T")
+PATIENCE_S = 60.0
+SMALL_PACKS = 24.0
+"""Tokens of a packed batch, so that a few rollouts are several."""
+
+FORKS = multiprocessing.get_context("forkserver")
+"""Makes processes in the time of a fork."""
+# the server has not the path of tests
+FORKS.set_forkserver_preload([*MODULES, "transformers.models.qwen3.modeling_qwen3"])
+
+
+def on_ranks(store: Path, size: int, work: Callable[[DeviceMesh], T]) -> list[T]:
+    """Have `size` processes do this work, a function of a module, as the ranks of one group; gives
+    what each found, in their order."""
+    with ranks(store, size, _mesh) as each:
+        return each(work)
+
+
+@contextmanager
+def ranks(
+    store: Path, size: int, make: Callable[[DeviceMesh], Any]
+) -> Iterator[Callable[[Callable[[Any], T]], list[T]]]:
+    """Have `size` processes as the ranks of one group, each with what a function of a module makes
+    there. Gives a function, which has each carry out another one on that, at once, and gives what
+    each found, in their order."""
+    ends, processes = list[Connection](), []
+    for index in range(size):
+        mine, theirs = FORKS.Pipe()
+        process = FORKS.Process(target=_rank, args=(theirs, str(store), index, size, make))
+        process.start()
+        theirs.close()
+        ends.append(mine)
+        processes.append(process)
+
+    def each(work: Callable[[Any], T]) -> list[T]:
+        for end in ends:
+            end.send(work)
+        return [end.recv() for end in ends]
+
+    try:
+        yield each
+    finally:
+        for end in ends:
+            end.close()
+        for process in processes:
+            process.join(PATIENCE_S)
+
+
+def _mesh(mesh: DeviceMesh) -> DeviceMesh:
+    return mesh
+
+
+def _rank(
+    end: Connection, store: str, index: int, size: int, make: Callable[[DeviceMesh], Any]
+) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    packing.PACKED_TOKENS = SMALL_PACKS
+    with open_ranks("cpu", store, index, size, PATIENCE_S) as mesh:
+        made = make(mesh)
+        with suppress(EOFError):  # the end
+            while True:
+                end.send(end.recv()(made))
