@@ -19,6 +19,7 @@ from asyncrl.engines.spec import engine_kind
 from asyncrl.processes import forkserver
 
 MODULES = (
+    "actors.adapted_base",
     "actors.coordinator.coordinator",
     "actors.coordinator.resume",
     "actors.engines.embedded",
