@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from asyncrl.config import Config, load
 from asyncrl.training.forward import make_logits_in_chunks, may_share
@@ -34,7 +35,7 @@ def bounds(place: Place) -> list[Number]:
     others = {"tiny": TINY} if place.small else {name: QWEN3[name] for name in ("8B", "32B")}
     for name, other in others.items():
         config = _config(other, longest, place.folder / name, place.device)
-        of_rank = predict(config, RANKS).total / 2**30
+        of_rank = predict(replace(config, train=replace(config.train, ranks=RANKS))).total / 2**30
         found.append(Number(f"{name}, a rank of {RANKS}", of_rank, "GiB, bound"))
     return found
 

@@ -36,7 +36,8 @@ from asyncrl.training.checkpoint_index import complete
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-STEPS = 8
+STEPS = 24
+"""More than are made while an engine comes back."""
 SETTINGS: dict[str, Any] = {
     "train__ranks": 2,
     "train__steps": STEPS,
