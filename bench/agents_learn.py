@@ -269,8 +269,8 @@ MATRIX = {
     "task.eval_size": HELD_OUT,
     "engine.context_tokens": 192,
     "evaluation.samples": 4,
-    "train.steps": 30,
-    "train.eval_every": 10,
+    "train.steps": 10,
+    "train.eval_every": 5,
 }
 SHOWN = ((2, 300), (LISTENS, 100))
 """Players who are right one time in so many, shown to run.toml's warmed-up model for so many steps.

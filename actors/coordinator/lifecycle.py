@@ -55,10 +55,12 @@ class Stage(enum.Enum):
 
 
 class Outcome(NamedTuple):
-    """The end of a run, and its reason."""
+    """The end of a run, and its reason. `heals`: the trainer is lost, or nothing went on, and
+    another start of the run may."""
 
     ok: bool
     reason: str
+    heals: bool = False
 
 
 class OverduePhase(NamedTuple):

@@ -95,7 +95,7 @@ def _watch(parts: Components, now: float) -> None:
     if parts.outcome is not None or parts.lifecycle.ending:
         return
     if what := _too_long_at_work(parts):
-        _stall(parts, what)
+        _stall(parts, what, heals=True)
         return
     late = parts.lifecycle.late(_last_activity(parts, now), now)
     if late is None:
@@ -104,7 +104,7 @@ def _watch(parts: Components, now: float) -> None:
         names = listed(parts.lifecycle.begin_without(now))
         logger.warning("the run begins without %s, which did not come in time", names)
         return
-    _stall(parts, _overdue(parts, late))
+    _stall(parts, _overdue(parts, late), heals=not late.missing)
 
 
 def _last_activity(parts: Components, now: float) -> float:
@@ -143,11 +143,11 @@ def _overdue(parts: Components, late: OverduePhase) -> str:
     return f"no token and no step for {supervision.stall_s:g} s (supervision.stall_s)"
 
 
-def _stall(parts: Components, what: str) -> None:
+def _stall(parts: Components, what: str, *, heals: bool = False) -> None:
     found = msgspec.structs.replace(collect_status(parts), reason=what)
     parts.stalled(found)
     cause = diagnose(found).rstrip(".")
-    parts.end(False, f"{what}: {cause[0].lower()}{cause[1:]}")
+    parts.end(False, f"{what}: {cause[0].lower()}{cause[1:]}", heals=heals)
 
 
 def _measure(parts: Components) -> None:

@@ -104,6 +104,16 @@ class SupervisionConfig(Section, frozen=True):
     restart_window_s: Annotated[
         float, Meta(gt=0, description="seconds over which restarts are counted")
     ] = 300.0
+    heals: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "times in a row, without a new step, that a run whose trainer or coordinator is "
+                "lost goes on by itself; 0: it ends"
+            ),
+        ),
+    ] = 3
     start_s: Annotated[
         float,
         Meta(

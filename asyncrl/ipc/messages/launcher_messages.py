@@ -85,7 +85,9 @@ class StatusUpdate(Message, frozen=True):
 
 class RunFinished(Message, frozen=True):
     """Coordinator to launcher: the run is over, `summary.json` is written; `reason` is one
-    sentence, `ok` decides the exit code."""
+    sentence, `ok` decides the exit code. `heals`: the trainer is lost, or nothing went on, and
+    another start of the run may."""
 
     ok: bool
     reason: str
+    heals: bool = False
