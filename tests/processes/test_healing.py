@@ -1,4 +1,4 @@
-"""Which end of a run's life is followed by another one, and how often."""
+"""Ends of a run's life: those which another life follows, and how often."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_whose_loss_is_healed(
 
 
 def lives(heals: int, steps: list[int], end: SupervisedEnd = KILLED) -> list[bool]:
-    """Whether the run goes on after a life that came to each of these steps."""
+    """True for each life, which came to this step, that another one follows."""
     healing = Healing(heals)
     healing.stepped(0)
     found = []
