@@ -170,7 +170,7 @@ async def _run(seed: int, shape: Shape, faults: Sequence[Fault], clock: MockCloc
 
 
 async def _live(world: FakeWorld, injector: Injector) -> None:
-    """Life after life, until the run is done. One that heals is followed by the next at once."""
+    """Life after life, until the run is done, whether it heals or somebody resumes it."""
     for _ in range(LIVES):
         injector.life()
         ending = await world.life()
@@ -180,8 +180,7 @@ async def _live(world: FakeWorld, injector: Injector) -> None:
             return  # the checker has seen that it is so
         if why := unexplained(ending.reason, world.config, injector):
             world.observer.violated("causes", why)
-        if not ending.heals:
-            await trio.sleep(BETWEEN_LIVES_S)
+        await trio.sleep(BETWEEN_LIVES_S)
     world.observer.violated(
         "liveness",
         f"the run did not finish in {LIVES} lives, the last of which ended: "
