@@ -167,17 +167,29 @@ def forecast(
     *,
     say: Callable[[float], object] = lambda share: None,
     grain: int | None = None,
+    part: int = 1,
 ) -> Forecast:
-    """Run these settings on a cluster for so many virtual hours. `say` hears about once a second of
-    this machine's the share of them that is over. Raises ConfigError where nothing can be measured:
-    what is not modelled, a run that ends, or no two steps in that time."""
+    """Run these settings on a cluster for so many virtual hours, or on a `part` of it, with a part
+    of each step. `say` hears about once a second of this machine's the share of them that is over.
+    Raises ConfigError where nothing can be measured: what is not modelled, a run that ends, or no
+    two steps in that time."""
     refuse_unmodelled(config)
     grain = grain or grain_of(config)
-    own = msgspec.structs.replace(
-        config, rollout=msgspec.structs.replace(config.rollout, actors=cluster.engines)
+    replace, train = msgspec.structs.replace, config.train
+    engines = max(1, round(cluster.engines / part))
+    own = replace(
+        config,
+        rollout=replace(config.rollout, actors=engines),
+        train=replace(
+            train,
+            batch_groups=max(1, round(train.batch_groups * engines / cluster.engines)),
+            step_tokens=round(train.step_tokens * engines / cluster.engines),
+            micro_tokens=max(1, round(train.micro_tokens * engines / cluster.engines)),
+        ),
     )
     small, fitted = scaled(own, models, grain)
-    meter, reason = _lived(small, fitted, cluster.trainers, 3600.0 * hours, say)
+    trainers = cluster.trainers * engines / cluster.engines
+    meter, reason = _lived(small, fitted, trainers, 3600.0 * hours, say)
     if meter.violation is not None:
         raise ConfigError(f"the modelled run broke a rule of the product: {meter.violation}.")
     since = BEGINNING * 3600.0 * hours
@@ -190,13 +202,13 @@ def forecast(
             "a smaller train.batch_groups."
         )
     found = meter.measured(begin, meter.marks[-1])
-    return summed(found, config, models, cluster, grain)
+    return summed(found, own, models, cluster, grain)
 
 
 def _lived(
     config: Config,
     models: ClusterModel,
-    trainers: int,
+    trainers: float,
     seconds: float,
     say: Callable[[float], object],
 ) -> tuple[Meter, str]:
@@ -234,8 +246,9 @@ async def _tell(seconds: float, say: Callable[[float], object]) -> None:
 def summed(
     found: Measured, config: Config, models: ClusterModel, cluster: Cluster, grain: int
 ) -> Forecast:
-    """The forecast that a measurement gives."""
-    engine_s = cluster.engines * found.seconds
+    """The forecast that a measurement gives, which is of the engines that `config` has."""
+    engines = config.rollout.actors
+    engine_s, whole = engines * found.seconds, cluster.engines / engines
     became = found.trained + sum(found.discarded.values())
     devices = cluster.engines * models.engine.devices + cluster.trainers
     device_hours = 1000 * found.step_s * devices / 3600
@@ -253,8 +266,8 @@ def summed(
         lag_max=found.largest_lag,
         lag=_shares(found.arrived, sum(found.arrived.values())),
         waste={why: count / became for why, count in sorted(found.discarded.items()) if count},
-        generated_per_s=grain * found.generated / found.seconds,
-        trained_per_s=grain * found.trained / found.seconds,
+        generated_per_s=grain * whole * found.generated / found.seconds,
+        trained_per_s=grain * whole * found.trained / found.seconds,
         device_hours=device_hours,
         cost=None if cluster.price is None else device_hours * cluster.price,
         grain=grain,

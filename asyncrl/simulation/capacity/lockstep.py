@@ -85,7 +85,7 @@ class LockstepEngine:
         self._steps = 0  # decode steps done
         self._kept = 0  # tokens of cache that are kept for the slots that decode
         self.busy_s = 0.0
-        """Seconds of decode steps, for each slot that was busy in them."""
+        """Sum over slots of the seconds in which each decoded."""
         self._since = 0.0  # when the last of them was, or what came after it and before the next
         self._ready: list[Chunk] = []
         self._news = trio.Event()

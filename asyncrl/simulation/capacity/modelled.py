@@ -116,7 +116,7 @@ class ModelledWorld(FakeWorld):
     many `trainers`. Its tokens are all alike."""
 
     def __init__(
-        self, config: Config, observer: WorldObserver, models: ClusterModel, trainers: int = 1
+        self, config: Config, observer: WorldObserver, models: ClusterModel, trainers: float = 1.0
     ) -> None:
         train, network = config.train, models.network
         speeds = Speeds(
