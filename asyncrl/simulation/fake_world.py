@@ -53,6 +53,8 @@ class Speeds:
     start_s: Callable[[], float] = lambda: 0.1
     trained_token_s: float = 0.0005
     step_s: float = 0.1
+    send_s: float = 0.02
+    """Of the weights of a publication."""
     save_s: float = 0.1
     think_s: Callable[[int], float] = lambda seed: 0.05
     """Draws the seconds between two acts of the agent of a seed."""
@@ -250,6 +252,7 @@ class FakeWorld(World):
             holds=updates(self.config.train) > 1,
         )
         learner.seconds_per_token, learner.step_s = self.speeds.trained_token_s, self._step_s
+        learner.send_s = self.speeds.send_s
         learner.save_checkpoint = partial(self._save, process)
         self.observer.on_start(version, weights)
         return learner
