@@ -231,7 +231,9 @@ def _tree(
             parent = following[0]
             items.append(item(parent))
         for number in following:
-            rest = below(number, deep + 1) if deep < DEEP and number in after else joined()
+            rest = joined()
+            if number in after:
+                rest = below(number, deep + 1) if deep < DEEP else tag("p", CUT, class_="dim")
             items.append(tag("li", tag("ul", item(number), class_="tree"), rest))
         return tag("ul", *items, class_="tree")
 

@@ -23,7 +23,6 @@ from urllib.parse import parse_qs
 
 import trio
 
-from asyncrl.config import ConfigError
 from asyncrl.httpd.asgi import Headers, Receive, Scope, Send
 from asyncrl.ipc.waits import WaitExpired, Waits
 from asyncrl.looking.html_page import page, tag
@@ -33,9 +32,9 @@ from asyncrl.looking.style import STYLE
 SCRIPT = "/page.js"
 PART = "/part/"
 OWNER = "the page"
-REST = 50
+REST = 100
 """For as many times as the processor time that a part took to make, it is not made again: so each
-takes at most a fiftieth of a core."""
+takes at most a hundredth of a core."""
 AGAIN_S = 0.9
 """Seconds for which a part is not made again at least."""
 MADE_S = 300.0
@@ -210,10 +209,7 @@ class RunPage:
     def _make(self, name: str) -> tuple[bytes, float]:
         """A part, and the processor time that it took, in seconds."""
         began = time.thread_time()
-        try:
-            part = PARTS[name].of(SeenRun(self._run, self._now()), name)
-        except ConfigError as error:  # the directory is gone
-            raise PageRefused(503, str(error)) from None
+        part = PARTS[name].of(SeenRun(self._run, self._now()), name)
         # whole, so that a browser knows its characters, and that it is no script's
         whole = f"<!doctype html><meta charset=utf-8><title>{name}</title>{part}"
         return whole.encode(), time.thread_time() - began
