@@ -34,6 +34,7 @@ from asyncrl.ipc.endpoints import serve
 from asyncrl.ipc.keys import new_key, read_key, write_key
 from asyncrl.ipc.messages import Progress, Replace, Role, StatusUpdate
 from asyncrl.journal import JournalError, fold
+from asyncrl.launch.page import keep_page
 from asyncrl.observe import logs, summary
 from asyncrl.observe.curve import Curve, read
 from asyncrl.observe.display import Display, show_summary
@@ -117,6 +118,8 @@ class _Launch:
             with self._display:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(self._obey_signals)
+                    if self._config.run.page_port:
+                        nursery.start_soon(keep_page, self._config.run, self._display.note)
                     self._fork_server: ForkServer = await nursery.start(self._keep_fork_server)
                     end = await self._live()
                     nursery.cancel_scope.cancel()

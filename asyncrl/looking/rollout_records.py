@@ -139,7 +139,7 @@ def record(seen: SeenRollout, decode: Decode) -> RolloutRecord:
         no_verdict=seen.no_verdict,
         finish=seen.finish,
         attempts=seen.attempts,
-        turns=seen.turns,
+        turns=len(seen.turns),
         tokens=len(seen.ids) >> 2,
         spans=seen.spans,
         step=seen.step,

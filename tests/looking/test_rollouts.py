@@ -107,7 +107,9 @@ def test_an_episode_is_what_its_agent_was_answered(run: Path) -> None:
     ]
     make_journal(run, events)
     [one] = seen(run)
-    assert (text(one.ids), one.turns, one.status) == ("abca", 2, "begun")
+    assert (text(one.ids), len(one.turns), one.status) == ("abca", 2, "begun")
+    assert [turn.parent for turn in one.turns] == [None, 0]
+    assert [(turn.given, turn.tokens) for turn in one.turns] == [(b"", 3), (ids, 1)]
     assert one.spans == [Span(0, 0, 3), Span(1, 3, 4)]
 
 

@@ -144,10 +144,19 @@ class SupervisionConfig(Section, frozen=True):
 
 
 class RunConfig(Section, frozen=True):
-    """One run: its directory, its seed, its logs."""
+    """One run: its directory, its seed, its logs, its page."""
 
     dir: Annotated[str, Meta(description="the run's own directory; empty: runs/<task>-<time>")] = ""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="of everything random")] = 0
     log: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="level of the logs")
     ] = "info"
+    page_port: Annotated[
+        int, Meta(ge=0, le=65535, description="port of the page that shows the run; 0: off")
+    ] = 0
+    page_host: Annotated[
+        str,
+        Meta(
+            description="address of this machine that it is at; off loopback it has a key, page.key"
+        ),
+    ] = "127.0.0.1"
