@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,8 @@ from actors.rank_orders import RankOrders, obey, open_orders
 from actors.reporting import Reporter
 from actors.scoring_servers import ScoringServers
 from actors.trainer_actor import trainer_actor
+from actors.trainer_canary import TrainerCanary
+from asyncrl.config.engines import capabilities
 from asyncrl.config.published import rounded
 from asyncrl.config.ranks import ranks_of
 from asyncrl.ipc.address import UnixAddress
@@ -118,7 +121,9 @@ async def _lead(
             ) as sender,
             await place.link() as link,
         ):
-            transfer = _Transfer(sender, learner, orders, plan, place)
+            compared = capabilities(config.engine.kind).compares_canary
+            canary = TrainerCanary(place, own) if compared else None
+            transfer = _Transfer(sender, learner, orders, plan, place, canary)
             await trainer_actor(
                 link, _Threaded(learner, orders, servers, place), transfer, waits, Reporter(waits)
             )
@@ -276,6 +281,14 @@ def _saved(learner: Learner, place: ActorContext, cursor: int) -> Path | Checkpo
     return path
 
 
+class _Sent(NamedTuple):
+    """What was sent, for the coordinator."""
+
+    checksums: list[int]
+    sent_bytes: int
+    canary: list[float]
+
+
 @dataclass(frozen=True)
 class _Transfer:
     """A sender that knows what it sends: the weights of one rank as they are, and those of several
@@ -286,6 +299,7 @@ class _Transfer:
     orders: RankOrders
     plan: Plan
     place: ActorContext
+    canary: TrainerCanary | None
 
     @property
     def store(self) -> str:
@@ -295,14 +309,16 @@ class _Transfer:
         deadline_s = self.place.config.publication.deadline_s
         await self.sender.join(message.epoch, message.world, self.plan, deadline_s)
 
-    async def send(self, message: Publish) -> SendResult:
+    async def send(self, message: Publish) -> _Sent:
         if message.direct and self.learner.rank.size > 1:
-            return await self._send_gathering(message)
+            found = await self._send_gathering(message)
+            return _Sent(found.checksums, found.sent_bytes, [])
         # both are of the learner's version: they change in the same step
         gather = partial(_gathered, self.learner, message.average)
         model, average = await self.orders.give(Gather(message.average), (), gather)
         assert model is not None
-        return await self.sender.send(
+        canary = await self.canary.of(self.learner.version, model) if self.canary else []
+        found = await self.sender.send(
             message.epoch,
             message.world,
             self.plan,
@@ -310,6 +326,7 @@ class _Transfer:
             self.place.config.publication.deadline_s,
             None if average is None else self._published(average),
         )
+        return _Sent(found.checksums, found.sent_bytes, canary)
 
     async def _send_gathering(self, message: Publish) -> SendResult:
         """Send each tensor when it is gathered: the model is nowhere whole, and nothing is trained

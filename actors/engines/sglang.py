@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,9 @@ BUNDLED = "Qwen3ForCausalLM"
 class SglangServers(EngineKind):
     """`engine.kind = "sglang"`."""
 
-    capabilities = Capabilities(keeps_versions=False, tables=frozenset({"engine.sglang"}))
+    capabilities = Capabilities(
+        keeps_versions=False, compares_canary=True, tables=frozenset({"engine.sglang"})
+    )
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -182,12 +184,14 @@ async def _load(
     loaders: list[WeightLoader],
     version: int,
     weights: Mapping[str, torch.Tensor],
+    reference: Sequence[float],
     stop: Callable[[], None],
 ) -> float:
     """Load into every server; the longest pause of any, in seconds."""
     from asyncrl.engines.sglang.gather import gather
 
-    loaded = await gather(*(partial(loader.load, version, weights, stop) for loader in loaders))
+    loads = (partial(loader.load, version, weights, reference, stop) for loader in loaders)
+    loaded = await gather(*loads)
     return max(one.pause_s for one in loaded)
 
 
@@ -231,7 +235,7 @@ def _client(config: Config, url: str, key: str) -> AbstractAsyncContextManager[C
 @asynccontextmanager
 async def _weight_loader(context: EngineContext, client: Client) -> AsyncIterator[WeightLoader]:
     """The loader of weights of one server."""
-    from asyncrl.engines.sglang import canary
+    from asyncrl.engines import canary
     from asyncrl.engines.sglang.weight_loader import WeightLoader
     from asyncrl.engines.sglang.weight_transfer import (
         BroadcastTransfer,
