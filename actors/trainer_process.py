@@ -26,8 +26,10 @@ from actors.actor_context import ActorContext, refused_as_input
 from actors.rank_orders import RankOrders, obey, open_orders
 from actors.reporting import Reporter
 from actors.scoring_servers import ScoringServers
+from actors.server_transfer import ServerTransfer, ToPublish
 from actors.trainer_actor import trainer_actor
 from actors.trainer_canary import TrainerCanary
+from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.config.published import rounded
 from asyncrl.config.ranks import ranks_of
@@ -64,6 +66,7 @@ from weightsync.epoch_group import SendResult
 from weightsync.errors import TransferError
 from weightsync.handoff import Handoff
 from weightsync.narrowed import narrowed
+from weightsync.server_sender import ServerSender
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +116,35 @@ async def _lead(
         with refused_as_input():
             own, patience_s = Tokenizer(place.initial), config.supervision.start_s / 2
             await servers.refuse_other_vocabularies(own, patience_s)
+        compared = capabilities(config.engine.kind).compares_canary
+        canary = TrainerCanary(place, own) if compared else None
+        threaded = _Threaded(learner, orders, servers, place)
+        if canary is not None and _to_servers(config):
+            from actors.engines.sglang_direct import compute
+
+            async with (
+                ServerSender.open(
+                    config.publication.host,
+                    place.run / WEIGHT_STORE,
+                    bucket_bytes=config.publication.bucket_bytes,
+                    device="cuda:0" if config.engine.sglang.backend == "nccl" else "cpu",
+                ) as to_servers,
+                await place.link() as link,
+            ):
+                await trainer_actor(
+                    link,
+                    threaded,
+                    ServerTransfer(
+                        to_servers,
+                        plan,
+                        partial(_to_publish, learner, orders, place, canary),
+                        compute,
+                        config.publication.deadline_s,
+                    ),
+                    waits,
+                    Reporter(waits),
+                )
+            return
         async with (
             Sender.open(
                 config.publication.host,
@@ -121,12 +153,25 @@ async def _lead(
             ) as sender,
             await place.link() as link,
         ):
-            compared = capabilities(config.engine.kind).compares_canary
-            canary = TrainerCanary(place, own) if compared else None
             transfer = _Transfer(sender, learner, orders, plan, place, canary)
-            await trainer_actor(
-                link, _Threaded(learner, orders, servers, place), transfer, waits, Reporter(waits)
-            )
+            await trainer_actor(link, threaded, transfer, waits, Reporter(waits))
+
+
+def _to_servers(config: Config) -> bool:
+    """True if weights are sent straight into servers."""
+    direct = config.publication.path == "direct"
+    return direct and capabilities(config.engine.kind).serves_apart
+
+
+async def _to_publish(
+    learner: Learner, orders: RankOrders, place: ActorContext, canary: TrainerCanary
+) -> ToPublish:
+    """The learner's weights, whole, as servers are sent them, and their canary."""
+    gather = partial(_gathered, learner, False)
+    model, _ = await orders.give(Gather(), (), gather)
+    assert model is not None
+    scores = await canary.of(learner.version, model)
+    return ToPublish(dict(narrowed(published(model), place.published_dtype)), scores)
 
 
 @contextmanager

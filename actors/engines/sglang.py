@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from asyncrl.engines.sglang.client import Client
+    from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
     from asyncrl.engines.sglang.routed import Served
     from asyncrl.engines.sglang.servers import Server
     from asyncrl.engines.sglang.weight_loader import WeightLoader
@@ -41,7 +42,11 @@ class SglangServers(EngineKind):
     """`engine.kind = "sglang"`."""
 
     capabilities = Capabilities(
-        keeps_versions=False, compares_canary=True, tables=frozenset({"engine.sglang"})
+        keeps_versions=False,
+        takes_directly=True,
+        serves_apart=True,
+        compares_canary=True,
+        tables=frozenset({"engine.sglang"}),
     )
 
     @classmethod
@@ -62,6 +67,10 @@ class SglangServers(EngineKind):
         config, tokenizer = context.config, context.tokenizer
         async with AsyncExitStack() as stack:
             clients = await _clients(stack, context)
+            if config.publication.path == "direct":
+                served = await _served(stack, config, clients)
+                yield _direct_engine(context, clients, served)
+                return
             loaders = [
                 await stack.enter_async_context(_weight_loader(context, client))
                 for client in clients
@@ -178,6 +187,38 @@ async def _served(stack: AsyncExitStack, config: Config, clients: list[Client]) 
         return clients[0]
     key = _key(config.engine.sglang)
     return Routed(await stack.enter_async_context(_client(config, router, key)), clients)
+
+
+def _direct_engine(
+    context: EngineContext, clients: list[Client], served: Served
+) -> DirectSglangEngine:
+    """The engine of servers to which the trainer sends weights itself."""
+    from asyncrl.engines import canary
+    from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
+    from asyncrl.engines.sglang.direct_load import DirectLoad
+
+    config, tokenizer = context.config, context.tokenizer
+    sglang = config.engine.sglang
+    servers = [
+        DirectLoad(
+            client,
+            dict(context.model.named_parameters()),
+            type(context.model).__name__,
+            canary.text(tokenizer.vocabulary, tokenizer.stop_ids),
+            mode=sglang.interrupt,
+            tolerance=sglang.canary or canary.TOLERANCE[engine_dtype(config)],
+            deadline_s=config.publication.deadline_s,
+        )
+        for client in clients
+    ]
+    return DirectSglangEngine(
+        served,
+        servers,
+        EngineOptions.of(config.engine),
+        vocab_size=tokenizer.sampled,
+        stop_ids=frozenset(tokenizer.stop_ids),
+        idle=context.waits.spent,
+    )
 
 
 async def _load(

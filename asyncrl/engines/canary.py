@@ -52,8 +52,8 @@ def reference(
 ) -> list[float]:
     """The log-probability of each id but the first, given those before it, by the `transformers`
     causal model with `weights` by parameter name (tied ones once) in place of its own, which are
-    neither read nor changed. It is computed on the device of the weights. `len(ids) - 1` numbers. For
-    a worker thread."""
+    neither read nor changed, on the device of the weights. `len(ids) - 1` numbers. For a worker
+    thread."""
     import torch
 
     device = next(iter(weights.values())).device

@@ -1,4 +1,4 @@
-"""The trainer's canary: once a version, of the weights that engines are sent, whatever holds them."""
+"""The trainer's canary: once a version, of the weights that engines are sent."""
 
 from __future__ import annotations
 
@@ -59,6 +59,8 @@ async def test_it_is_of_rounded_weights_where_those_are_sent_and_of_a_model_with
     model = new_model(1)
     gathered = model_with(dict(model.named_parameters()), model.config, torch.float32)
     scores = await found.of(1, gathered)
-    rounded = new_model(1).to(torch.bfloat16)
+    rounded = new_model(1)  # but for its buffers, which nobody sends
+    for parameter in rounded.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
     own = {name: parameter.detach() for name, parameter in rounded.named_parameters()}
     assert scores == canary.reference(rounded, own, found._text)

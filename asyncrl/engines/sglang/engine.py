@@ -84,8 +84,8 @@ class _LiveRequest:
 
 
 class SglangEngine:
-    """A `CanaryEngine` (see `protocol`) that is an SGLang server behind `client`, which must be ready to
-    hold `options.slots` requests.
+    """A `CanaryEngine` (see `protocol`) that is an SGLang server behind `client`, which must be
+    ready to hold `options.slots` requests.
 
     It samples nothing before the first `load`. It holds one version: `pin` is not honoured, and a
     request for another version than the one served ends as `interrupted`, at the latest just before

@@ -72,8 +72,9 @@ class WeightLoader:
     """Gives versions to one server, one at a time.
 
     `model` is this process's own transformers model of what the server serves: its parameters'
-    names, shapes and dtypes are what may be sent; its weights are not read. `text` is `canary.text`, `tolerance` in nats. `deadline_s` bounds each of:
-    what comes before the pause, the pause, the canary.
+    names, shapes and dtypes are what may be sent; its weights are not read. `text` is
+    `canary.text`, `tolerance` in nats. `deadline_s` bounds each of: what comes before the pause,
+    the pause, the canary.
     """
 
     def __init__(
@@ -101,8 +102,8 @@ class WeightLoader:
         stop: Callable[[], None] = lambda: None,
     ) -> Loaded:
         """Load `weights` (by parameter name, tied ones once; unchanged until this returns) as
-        `version`, verified. `reference` is the trainer's `canary.reference`. `stop` is called just before the server is paused: from then on nothing
-        may be sent to it.
+        `version`, verified. `reference` is the trainer's `canary.reference`. `stop` is called just
+        before the server is paused: from then on nothing may be sent to it.
 
         Raises NotLoaded and HalfLoaded, in one sentence. Cancelled before the first update call, it
         leaves the server as it was, and later as after HalfLoaded.
