@@ -40,7 +40,7 @@ class ComputesForServers(Protocol):
     def __call__(self, wanted: bytes, weights: dict[str, Tensor]) -> bytes: ...
 
 
-class ServerTransfer:
+class TransferToServers:
     """A `TransferProtocol` (`trainer_actor`). `gather` gives the weights of the learner's
     version."""
 

@@ -26,7 +26,7 @@ from actors.actor_context import ActorContext, refused_as_input
 from actors.rank_orders import RankOrders, obey, open_orders
 from actors.reporting import Reporter
 from actors.scoring_servers import ScoringServers
-from actors.server_transfer import ServerTransfer, ToPublish
+from actors.server_transfer import ToPublish, TransferToServers
 from actors.trainer_actor import trainer_actor
 from actors.trainer_canary import TrainerCanary
 from asyncrl.config import Config
@@ -134,7 +134,7 @@ async def _lead(
                 await trainer_actor(
                     link,
                     threaded,
-                    ServerTransfer(
+                    TransferToServers(
                         to_servers,
                         plan,
                         partial(_to_publish, learner, orders, place, canary),

@@ -153,12 +153,12 @@ class ServerGroup:
     async def _broadcast(self, transfer: ServerTransfer, doing: str, deadline_s: float) -> None:
         async with self._worker.turn(deadline_s) as job:
             # only success puts it back, so that a broken one has no way to be used again
-            group, self._group = self._group, None
-            if group is None:
+            if self._group is None:
                 raise ValueError("nothing can be sent in a group that is not joined")
-            used = group
+            held, self._group = [self._group], None
 
             def send() -> Collective:
+                used = held[0]
                 with job.step(doing) as left:
                     work = used.broadcast(transfer.take(), 0, left)
                 transfer.assemble()  # the next bucket, while this one is on the wire
@@ -166,7 +166,9 @@ class ServerGroup:
                     work.wait(left)
                 return used
 
-            self._group = await self._worker.run(send, lambda: self._close(used))
+            # An error's traceback refers to this frame: with the group in it, connections would
+            # stay open, and servers that wait for a broadcast would not be told.
+            self._group = await self._worker.run(send, lambda: self._close(held.pop()))
 
 
 class ServerTransfer:

@@ -35,7 +35,7 @@ class ServerOffer(msgspec.Struct, frozen=True):
     backend: str
 
 
-class ServerAnswer(msgspec.Struct, frozen=True):
+class MeetingAnswer(msgspec.Struct, frozen=True):
     """A rollout actor's answer: its servers' ranks together, and what it wants to be computed of
     the weights; or an `error`."""
 
@@ -66,12 +66,12 @@ class ServerMeeting:
 
     # ---- the trainer
 
-    def ask(self, offer: ServerOffer, actors: int) -> list[ServerAnswer]:
+    def ask(self, offer: ServerOffer, actors: int) -> list[MeetingAnswer]:
         """The answers of the actors, in rank order."""
         with self._job.step("offering the plan to the engines"):
             self._set("offer", offer)
         return [
-            self._get(f"answer/{rank}", ServerAnswer, f"the engine of rank {rank} to answer")
+            self._get(f"answer/{rank}", MeetingAnswer, f"the engine of rank {rank} to answer")
             for rank in range(1, actors + 1)
         ]
 
@@ -87,11 +87,11 @@ class ServerMeeting:
         """The trainer's offer. Raises PlanMismatch, which the trainer is told, too."""
         offer = self._get("offer", ServerOffer, "the trainer to offer its plan")
         if difference := plan.difference(offer.plan, "this engine's model", "the trainer's"):
-            self.answer(ServerAnswer(error=difference), rank)
+            self.answer(MeetingAnswer(error=difference), rank)
             raise PlanMismatch(difference)
         return offer
 
-    def answer(self, answer: ServerAnswer, rank: int) -> None:
+    def answer(self, answer: MeetingAnswer, rank: int) -> None:
         with self._job.step("answering the trainer"):
             self._set(f"answer/{rank}", answer)
 

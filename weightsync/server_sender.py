@@ -21,7 +21,7 @@ from weightsync.buckets import Plan
 from weightsync.errors import TransferError
 from weightsync.group import Worker
 from weightsync.server_group import ServerGroup
-from weightsync.server_meeting import ServerAnswer, ServerGo, ServerMeeting, ServerOffer
+from weightsync.server_meeting import MeetingAnswer, ServerGo, ServerMeeting, ServerOffer
 from weightsync.stores import served_store
 
 Compute = Callable[[list[bytes]], list[bytes]]
@@ -117,7 +117,7 @@ class ServerSender:
                 self._group.leave()
 
 
-def _places(answers: list[ServerAnswer], computed: list[bytes], digest: int) -> list[ServerGo]:
+def _places(answers: list[MeetingAnswer], computed: list[bytes], digest: int) -> list[ServerGo]:
     """Each actor's place in the group, whose rank 0 is the trainer."""
     ends = list(accumulate((answer.ranks for answer in answers), initial=1))
     return [

@@ -32,7 +32,7 @@ from weightsync.buckets import Plan
 from weightsync.errors import TransferError
 from weightsync.group import Worker
 from weightsync.server_group import ServerBucket, cut
-from weightsync.server_meeting import ServerAnswer, ServerGo, ServerMeeting
+from weightsync.server_meeting import MeetingAnswer, ServerGo, ServerMeeting
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class ServerReception:
             offer = await self._run(lambda: meeting.offer(self._plan, rank))
             wanted = await gather(*(server.wanted for server in self._servers))
             ranks = [server.ranks for server in wanted]
-            answer = ServerAnswer(sum(ranks), msgspec.json.encode(wanted))
+            answer = MeetingAnswer(sum(ranks), msgspec.json.encode(wanted))
             await self._run(lambda: meeting.answer(answer, rank))
             go = await self._run(lambda: meeting.wait(rank))
             job.doing = "waiting for the servers to join the trainer's group"

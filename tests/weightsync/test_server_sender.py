@@ -15,7 +15,7 @@ from weightsync.buckets import Plan, PlanMismatch
 from weightsync.errors import TransferError
 from weightsync.group import Worker
 from weightsync.server_group import cut
-from weightsync.server_meeting import ServerAnswer, ServerGo, ServerMeeting
+from weightsync.server_meeting import MeetingAnswer, ServerGo, ServerMeeting
 from weightsync.server_sender import ServerSender
 
 BUCKET = 4096
@@ -33,7 +33,7 @@ async def meets(
         def meet() -> tuple[ServerGo, str]:
             meeting = ServerMeeting(job, store, publication)
             offer = meeting.offer(plan, rank)
-            meeting.answer(ServerAnswer(1, f"wanted by {rank}".encode()), rank)
+            meeting.answer(MeetingAnswer(1, f"wanted by {rank}".encode()), rank)
             go = meeting.wait(rank)
             if own is not None and offer.name != group:
                 place = {"host": offer.host, "port": offer.port, "name": offer.name}
