@@ -327,7 +327,7 @@ def _saved(learner: Learner, place: ActorContext, cursor: int) -> Path | Checkpo
 
 
 class _Sent(NamedTuple):
-    """What was sent, for the coordinator."""
+    """A finished sending, for the coordinator."""
 
     checksums: list[int]
     sent_bytes: int

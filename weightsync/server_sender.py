@@ -25,7 +25,7 @@ from weightsync.server_meeting import MeetingAnswer, ServerGo, ServerMeeting, Se
 from weightsync.stores import served_store
 
 Compute = Callable[[list[bytes]], list[bytes]]
-"""What each actor wants to what it gets: hashing, in a worker thread."""
+"""Makes of what each actor wants what it gets: hashing, in a worker thread."""
 
 
 class ServerSender:

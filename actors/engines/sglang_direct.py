@@ -40,7 +40,8 @@ T = TypeVar("T")
 
 
 def compute(wanted: bytes, weights: dict[str, Tensor]) -> bytes:
-    """What an actor's servers must give of `weights`: the trainer's part, for a worker thread."""
+    """The hashes that an actor's servers must give of `weights`: the trainer's part, for a worker
+    thread."""
     servers = msgspec.json.decode(wanted, type=list[WantedOfServer])
     return msgspec.json.encode([expected_of(server, weights) for server in servers])
 

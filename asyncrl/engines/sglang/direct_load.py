@@ -55,7 +55,7 @@ class ServerPlace(msgspec.Struct, frozen=True):
 
 
 def expected_of(wanted: WantedOfServer, weights: Mapping[str, Tensor]) -> Expected:
-    """What the trainer computes for one server; for a worker thread."""
+    """The hashes that the trainer computes for one server; for a worker thread."""
     if wanted.hashes is None:
         return {}
     return expected(wanted.hashes, weights, hash_on(wanted.device))
