@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from asyncrl.engines.protocol import DirectEngine
+from asyncrl.engines.protocol import CanaryEngine, DirectEngine
 from asyncrl.ipc.messages import (
     Commit,
     Committed,
@@ -98,6 +98,8 @@ class DirectReception:
         """Decode with what was received, and was verified by the coordinator."""
         if message.publication == self._publication and self._complete:
             self._complete = False
+            if isinstance(self._engine, CanaryEngine):
+                self._engine.expect(message.version, message.canary)
             pause = await self._engine.adopt(message.version, pin=message.pin)
             self._torn = False
             await self._say(Committed(message.publication, message.version, pause))
