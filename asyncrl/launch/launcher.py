@@ -34,6 +34,7 @@ from asyncrl.ipc.endpoints import serve
 from asyncrl.ipc.keys import new_key, read_key, write_key
 from asyncrl.ipc.messages import Progress, Replace, Role, StatusUpdate
 from asyncrl.journal import JournalError, fold
+from asyncrl.launch.run_copy import keep_copy
 from asyncrl.observe import logs, summary
 from asyncrl.observe.curve import Curve, read
 from asyncrl.observe.display import Display, show_summary
@@ -118,7 +119,15 @@ class _Launch:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(self._obey_signals)
                     self._fork_server: ForkServer = await nursery.start(self._keep_fork_server)
-                    end = await self._live()
+                    async with trio.open_nursery() as copying:
+                        over = trio.Event()
+                        if self._config.run.copy:
+                            limit_s = self._config.supervision.checkpoint_s
+                            copying.start_soon(
+                                keep_copy, self._config, over, self._display.note, limit_s
+                            )
+                        end = await self._live()
+                        over.set()
                     nursery.cancel_scope.cancel()
             # A trainer that was killed, or had not ended when the run was over, has left them.
             for store in (WEIGHT_STORE, RANK_STORE):
