@@ -21,18 +21,15 @@ import trio
 
 from asyncrl.config import Config
 from asyncrl.config.errors import ConfigError
+from asyncrl.config.load import read
 from asyncrl.journal import JournalError, SqliteHistory
 from asyncrl.journal.sqlite import copy as copy_journal
 from asyncrl.observe.run_dir import JOURNAL, METRICS, PACKED, RUN_TOML
-from asyncrl.training.checkpoint_index import SCALARS, complete, place
+from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, complete, place
 
 logger = logging.getLogger(__name__)
 
 _PARTIAL = ".partial"
-
-
-class CopyError(Exception):
-    """A copy that could not be made; the message is a sentence. The next one may be."""
 
 
 def refuse_unfit(config: Config, resume: Path | None) -> None:
@@ -47,13 +44,19 @@ def refuse_unfit(config: Config, resume: Path | None) -> None:
         )
     if copy.exists() and not copy.is_dir():
         raise ConfigError(f"{copy}: run.copy is no directory; choose another one.")
-    if copy.is_dir() and any(copy.iterdir()) and (not resume or not (copy / RUN_TOML).is_file()):
+    if copy.is_dir() and any(copy.iterdir()) and not (resume and _of(copy, config.run.dir)):
         raise ConfigError(
-            f"{copy}: run.copy is not empty, and may be the copy of another run; choose another one."
+            f"{copy}: run.copy is not empty, and no copy of this run; choose another one."
         )
     parent = next(path for path in (copy, *copy.parents) if path.exists())
     if not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigError(f"{copy}: run.copy cannot be written; choose another one.")
+
+
+def _of(copy: Path, run: str) -> bool:
+    """True if the directory is a copy of that run. Raises ConfigError."""
+    toml = copy / RUN_TOML
+    return toml.is_file() and read(toml).run.dir == run
 
 
 async def keep_copy(
@@ -76,7 +79,7 @@ async def keep_copy(
                     copy_run, run, copy, limiter=one, abandon_on_cancel=True
                 )
                 why = ""
-            except (CopyError, JournalError, OSError) as error:
+            except (CheckpointError, JournalError, OSError) as error:
                 why = str(error)
         if why and why != said:
             logger.warning("no copy of the run: %s", why)
@@ -85,7 +88,7 @@ async def keep_copy(
 
 
 def copy_run(run: Path, copy: Path) -> None:
-    """Bring the copy up to the run as it is now. Raises CopyError, JournalError and OSError."""
+    """Bring the copy up to the run as it is now. Raises CheckpointError, JournalError and OSError."""
     if not (run / JOURNAL).exists():
         return
     copy.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -97,7 +100,7 @@ def copy_run(run: Path, copy: Path) -> None:
         _copy_checkpoint(checkpoint.path, place(copy, checkpoint.version))
     there = {checkpoint.version for checkpoint in complete(copy)}
     if history.forgotten and not known & there:
-        raise CopyError("its checkpoints were replaced faster than they can be copied")
+        raise CheckpointError("its checkpoints were replaced faster than they can be copied")
     for name in (RUN_TOML, PACKED, METRICS):
         if (run / name).is_file():
             _copy_file(run / name, copy / name)

@@ -10,12 +10,13 @@ import pytest
 import trio
 
 from asyncrl.config import Config, ConfigError
+from asyncrl.config.load import render
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.journal import Journal, read
-from asyncrl.launch.run_copy import CopyError, copy_run, keep_copy, refuse_unfit
+from asyncrl.launch.run_copy import copy_run, keep_copy, refuse_unfit
 from asyncrl.observe.run_dir import JOURNAL, RUN_TOML
-from asyncrl.training.checkpoint_index import SCALARS, complete, place
+from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, complete, place
 
 
 def config_of(run: Path, copy: Path) -> Config:
@@ -76,7 +77,7 @@ async def test_a_journal_gets_its_name_only_where_a_checkpoint_of_it_is_there(
         log.compact(1)
         log.append(e.LateTokens(2))
         await log.flush()
-        with pytest.raises(CopyError):
+        with pytest.raises(CheckpointError):
             copy_run(run, copy)
     assert [number for number, _ in read(copy / JOURNAL)] == [1]
 
@@ -100,7 +101,12 @@ def test_what_cannot_be_the_copy_is_refused(run: Path, tmp_path: Path) -> None:
             refuse_unfit(config_of(run, copy), run)
     other = tmp_path / "other"
     other.mkdir()
-    (other / RUN_TOML).write_text("")
-    with pytest.raises(ConfigError, match="not empty"):
-        refuse_unfit(config_of(run, other), None)
+    refuse_unfit(config_of(run, other), None)
+    (other / RUN_TOML).write_text(render(config_of(run, other)))
     refuse_unfit(config_of(run, other), run)
+    for config, resume in (
+        (config_of(run, other), None),
+        (config_of(tmp_path / "another", other), tmp_path / "another"),
+    ):
+        with pytest.raises(ConfigError, match="not empty"):
+            refuse_unfit(config, resume)
