@@ -88,7 +88,8 @@ async def keep_copy(
 
 
 def copy_run(run: Path, copy: Path) -> None:
-    """Bring the copy up to the run as it is now. Raises CheckpointError, JournalError and OSError."""
+    """Bring the copy up to the run as it is now. Raises CheckpointError, JournalError and
+    OSError."""
     if not (run / JOURNAL).exists():
         return
     copy.mkdir(parents=True, exist_ok=True, mode=0o700)
