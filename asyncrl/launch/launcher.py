@@ -35,6 +35,7 @@ from asyncrl.ipc.keys import new_key, read_key, write_key
 from asyncrl.ipc.messages import Progress, Replace, Role, StatusUpdate
 from asyncrl.journal import JournalError, fold
 from asyncrl.launch.page import keep_page
+from asyncrl.launch.run_copy import keep_copy
 from asyncrl.observe import logs, summary
 from asyncrl.observe.curve import Curve, read
 from asyncrl.observe.display import Display, show_summary
@@ -105,6 +106,7 @@ class _Launch:
         self._supervisor = RunSupervisor(config, self, self)
         self._healing = Healing(config.supervision.heals)
         self._signalled: signal.Signals | None = None
+        self._copying = trio.CancelScope()
         self._starting = trio.CancelScope()  # until the coordinator says how the run stands
 
     async def run(self) -> int:
@@ -121,12 +123,24 @@ class _Launch:
                     if self._config.run.page_port:
                         nursery.start_soon(keep_page, self._config.run, self._display.note)
                     self._fork_server: ForkServer = await nursery.start(self._keep_fork_server)
-                    end = await self._live()
+                    async with trio.open_nursery() as copying:
+                        over = trio.Event()
+                        if self._config.run.copy:
+                            copying.start_soon(self._keep_copy, over)
+                        end = await self._live()
+                        over.set()
                     nursery.cancel_scope.cancel()
             # A trainer that was killed, or had not ended when the run was over, has left them.
             for store in (WEIGHT_STORE, RANK_STORE):
                 (self._run / store).unlink(missing_ok=True)
             return self._report(end)
+
+    async def _keep_copy(self, over: trio.Event) -> None:
+        """Have a copy of the run that is kept up to date until the run is `over`, and once more
+        then; who ends the run at once does not wait for that."""
+        with self._copying:
+            limit_s = self._config.supervision.checkpoint_s
+            await keep_copy(self._config, over, self._display.note, limit_s)
 
     async def _live(self) -> SupervisedEnd:
         """Run to the end; where the trainer or the coordinator is lost, go on as `--resume` does.
@@ -293,6 +307,8 @@ class _Launch:
                         "Draining: what is being generated is parked, what is learned is saved. "
                         "Once more ends the run at once."
                     )
+                else:
+                    self._copying.cancel()
 
     # --------------------------------------------------------------------------------- RunObserver
 

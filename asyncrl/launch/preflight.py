@@ -41,6 +41,7 @@ from asyncrl.launch.model_directories import (
     check_policies,
 )
 from asyncrl.launch.private import private_files, refuse_foreign
+from asyncrl.launch.run_copy import refuse_unfit
 from asyncrl.observe import curve
 from asyncrl.observe.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
 from asyncrl.programs.bubblewrap import Bubblewrap
@@ -105,6 +106,7 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
             ("reference", ("path", "api_key_file")),
             ("teacher", ("path", "api_key_file")),
             ("supervised", ("path",)),
+            ("run", ("copy",)),
             ("engine.sglang", ("api_key_file",)),
         )
     }
@@ -130,7 +132,7 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
         supervised=msgspec.structs.replace(config.supervised, **absolute["supervised"]),
         engine=msgspec.structs.replace(config.engine, sglang=sglang),
         train=msgspec.structs.replace(config.train, ranks=settled_ranks(config, gpus_here())),
-        run=msgspec.structs.replace(config.run, dir=str(run.absolute())),
+        run=msgspec.structs.replace(config.run, dir=str(run.absolute()), **absolute["run"]),
     )
 
 
@@ -163,6 +165,7 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     of cores. Raises ConfigError."""
     _cores(config, available)
     _directory(config, resume)
+    refuse_unfit(config, resume)
     if resume:
         refuse_unreadable(Path(config.run.dir))
     _port("metrics", config.metrics.host, config.metrics.port)

@@ -147,6 +147,11 @@ class RunConfig(Section, frozen=True):
     """One run: its directory, its seed, its logs, its page."""
 
     dir: Annotated[str, Meta(description="the run's own directory; empty: runs/<task>-<time>")] = ""
+    copy: Annotated[
+        str,
+        Meta(description="a directory on another disk that is kept a copy of the run; empty: none"),
+    ] = ""
+    copy_s: Annotated[float, Meta(gt=0, description="seconds from one copy to the next")] = 30.0
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="of everything random")] = 0
     log: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="level of the logs")
