@@ -32,7 +32,7 @@ OVERPROVISIONS = (1.0, 1.25, 1.5, 2.0)
 UNITS = ("group", "rollout")
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class SizingCandidate(msgspec.Struct, frozen=True):
     """A cluster, and settings of the run by section and name."""
 
     engines: int
@@ -47,7 +47,7 @@ class Candidate(msgspec.Struct, frozen=True):
 class Tried(msgspec.Struct, frozen=True):
     """A candidate and its forecast."""
 
-    candidate: Candidate
+    candidate: SizingCandidate
     forecast: Forecast
 
 
@@ -89,10 +89,10 @@ def recommend(
     """Search, and run what was given and what was found whole. `say` hears what is tried. Raises
     ConfigError where the run as it is cannot be forecast."""
     part = part_of(config, cluster)
-    given = Candidate(cluster.engines, cluster.trainers)
+    given = SizingCandidate(cluster.engines, cluster.trainers)
     tried: dict[str, Tried] = {}
 
-    def attempt(candidate: Candidate, *, whole: bool = False) -> Tried:
+    def attempt(candidate: SizingCandidate, *, whole: bool = False) -> Tried:
         key = msgspec.json.encode((candidate, whole)).decode()
         if key not in tried:
             say(_named(candidate, whole))
@@ -127,7 +127,9 @@ def preferred(found: list[Tried]) -> Tried:
     return min(fast, key=lambda one: round(one.forecast.lag_mean, 2))
 
 
-def _splits(config: Config, models: ClusterModel, best: Candidate) -> Iterator[Candidate]:
+def _splits(
+    config: Config, models: ClusterModel, best: SizingCandidate
+) -> Iterator[SizingCandidate]:
     """Other shares of as many devices: at most as many, as those of an engine stay together."""
     each = models.engine.devices
     devices = best.engines * each + best.trainers
@@ -137,18 +139,24 @@ def _splits(config: Config, models: ClusterModel, best: Candidate) -> Iterator[C
             yield msgspec.structs.replace(best, engines=engines, trainers=trainers)
 
 
-def _depths(config: Config, models: ClusterModel, best: Candidate) -> Iterator[Candidate]:
+def _depths(
+    config: Config, models: ClusterModel, best: SizingCandidate
+) -> Iterator[SizingCandidate]:
     for depth in DEPTHS:
         if depth <= config.staleness.max_lag:
             yield _changed(best, {"staleness.depth": depth})
 
 
-def _overprovisions(config: Config, models: ClusterModel, best: Candidate) -> Iterator[Candidate]:
+def _overprovisions(
+    config: Config, models: ClusterModel, best: SizingCandidate
+) -> Iterator[SizingCandidate]:
     for more in OVERPROVISIONS:
         yield _changed(best, {"rollout.overprovision": more})
 
 
-def _units(config: Config, models: ClusterModel, best: Candidate) -> Iterator[Candidate]:
+def _units(
+    config: Config, models: ClusterModel, best: SizingCandidate
+) -> Iterator[SizingCandidate]:
     for unit in UNITS:
         if unit != config.train.unit:
             alone: dict[str, Any] = (
@@ -163,11 +171,11 @@ def _half(config: Config) -> int:
     return config.rollout.group_size // 2
 
 
-def _changed(best: Candidate, settings: dict[str, Any]) -> Candidate:
+def _changed(best: SizingCandidate, settings: dict[str, Any]) -> SizingCandidate:
     return msgspec.structs.replace(best, settings=best.settings | settings)
 
 
-def _named(candidate: Candidate, whole: bool) -> str:
+def _named(candidate: SizingCandidate, whole: bool) -> str:
     sets = " ".join(candidate.sets()) or "as it is"
     size = ", whole" if whole else ""
     return f"{candidate.engines} engines, {candidate.trainers} trainers, {sets}{size}"
