@@ -17,6 +17,7 @@ import os
 import secrets
 import signal
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import trio
@@ -41,6 +42,7 @@ from asyncrl.observe.curve import Curve, read
 from asyncrl.observe.display import Display, show_summary
 from asyncrl.observe.logs import FOLDER
 from asyncrl.observe.logs import path as log_path
+from asyncrl.observe.model_card import write_cards
 from asyncrl.observe.output import complain
 from asyncrl.observe.progress import receive
 from asyncrl.observe.run_dir import (
@@ -353,7 +355,12 @@ class _Launch:
             except (JournalError, ImpossibleEvent, OSError) as error:
                 complain(escaped(f"there is no summary: {error}"))
         if path.exists():
-            show_summary(summary.read(path), self._run, self._console)
+            told = summary.read(path)
+            show_summary(told, self._run, self._console)
+            try:
+                write_cards(self._run, self._config, told, version("asyncrl"))
+            except OSError as error:
+                complain(escaped(f"the model has no card: {error}"))
         if failure is not None and failure.code == BAD_INPUT:
             complain(escaped(last_words(failure.traceback)))
             return BAD_INPUT

@@ -119,6 +119,7 @@ def test_a_run_with_a_killed_rollout_actor_a_killed_fork_server_an_intruder_and_
         "journal.sqlite",
         "logs/trainer-0.log",
         "model/model.safetensors",
+        "model/README.md",
         "model/tokenizer.json",
     ):
         assert (run / name).exists(), name
