@@ -32,6 +32,9 @@ from weightsync.errors import TransferError
 if TYPE_CHECKING:
     import torch
 
+    from asyncrl.config.schema import PublicationConfig
+    from asyncrl.engines.protocol import Engine
+
 Say = Callable[[Message], Awaitable[None]]
 
 
@@ -126,3 +129,14 @@ class DirectReception:
         self._scope.cancel()
         self._publication, self._complete = -1, False
         return True
+
+
+def reception_of_servers(
+    engine: Engine, parameters: Mapping[str, torch.Tensor], publication: PublicationConfig
+) -> DirectReceive:
+    """The side of an engine whose weights are in servers. What it imports no other engine needs."""
+    from actors.engines.sglang_direct import ServerReception
+    from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
+
+    assert isinstance(engine, DirectSglangEngine), "no other has servers"
+    return ServerReception(engine, parameters, publication.bucket_bytes, publication.deadline_s)

@@ -237,13 +237,9 @@ def _reception(
     config = place.config
     if not capabilities(config.engine.kind).serves_apart:
         return _DirectReceive(receiver, plan, config.publication.deadline_s)
-    from actors.engines.sglang_direct import ServerReception
-    from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
+    from actors.direct_reception import reception_of_servers
 
-    assert isinstance(engine, DirectSglangEngine), "no other has servers"
-    parameters = dict(model.named_parameters())
-    publication = config.publication
-    return ServerReception(engine, parameters, publication.bucket_bytes, publication.deadline_s)
+    return reception_of_servers(engine, dict(model.named_parameters()), config.publication)
 
 
 class _DirectReceive:
