@@ -35,6 +35,7 @@ from actors.coordinator.stepping import Stepping
 from actors.coordinator.underway import Underway
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
+from asyncrl.ipc.messages import Healable
 from asyncrl.ipc.waits import Waits
 from asyncrl.observe.curve import Curve
 from asyncrl.observe.evaluation_figures import Figures
@@ -75,7 +76,7 @@ class Components:
     stepping: Stepping | None = None
     outcome: Outcome | None = None
 
-    def end(self, ok: bool, reason: str, *, heals: bool = False) -> None:
+    def end(self, ok: bool, reason: str, *, heals: Healable | None = None) -> None:
         """End the run. The first reason counts."""
         if self.outcome is None:
             self.outcome = Outcome(ok, reason, heals)
@@ -94,7 +95,7 @@ def assemble(
     journal_status: Callable[[], JournalStatus],
     stalled: Callable[[RunStatus], None],
     fence: Callable[[str, str], None],
-    give_up: Callable[[str, bool], None],
+    give_up: Callable[[str, Healable | None], None],
     served: Callable[[int, bool], None],
     evaluated: Callable[[int, float, Figures], None],
 ) -> Components:

@@ -31,6 +31,7 @@ from asyncrl.ipc.messages import (
     Exited,
     GiveFailure,
     GiveReward,
+    Healable,
     Hello,
     Joined,
     Message,
@@ -269,7 +270,7 @@ class Connections:
         now = trio.current_time()
         parts.roster.last_seen[peer.name] = LastSeen(peer.incarnation, peer.pid, now)
         if peer.role == "trainer" and not parts.lifecycle.ending:
-            parts.end(False, "the trainer was lost", heals=True)
+            parts.end(False, "the trainer was lost", heals="lost")
         self._take_back(peer)
         parts.changes.set()
 
@@ -302,5 +303,7 @@ class Connections:
                 logger.warning("the run goes on without %s, which %s", name, why)
                 parts.metrics.removed(message.role)
                 return
-        heals = message.role == "trainer" and message.code != BAD_INPUT
+        heals: Healable | None = (
+            "lost" if message.role == "trainer" and message.code != BAD_INPUT else None
+        )
         parts.end(False, f"{name} {describe_exit(message.code)}", heals=heals)

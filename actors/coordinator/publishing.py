@@ -37,6 +37,7 @@ from asyncrl.experience.events import Published
 from asyncrl.ipc.messages import (
     Commit,
     Committed,
+    Healable,
     Joined,
     Prepared,
     Quiesced,
@@ -77,7 +78,7 @@ class Publishing:
         config: Config,
         *,
         fence: Callable[[str, str], None],
-        give_up: Callable[[str, bool], None],
+        give_up: Callable[[str, Healable | None], None],
         done: Callable[[int, bool], None],
     ) -> None:
         """`fence(actor, reason)` has an engine replaced. `give_up(reason, heals)` ends the run.
@@ -249,7 +250,7 @@ class Publishing:
                     self._membership = self._membership.left(member)
                     self._fence(f"rollout-{member}", reason)
                 case FenceTrainer(reason):
-                    self._give_up(f"the trainer does not answer: {reason}", True)
+                    self._give_up(f"the trainer does not answer: {reason}", "stalled")
                 case Done(version):
                     self._current, self._failures, self.served = None, 0, version
                     self._count(trio.current_time() - self._began, self._pauses)
@@ -269,7 +270,7 @@ class Publishing:
                         self._give_up(
                             f"{FAILURES} publications failed in a row, the last because of "
                             f"{reason}",
-                            False,
+                            None,
                         )
                 case _:
                     raise AssertionError(action)

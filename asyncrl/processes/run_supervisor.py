@@ -48,9 +48,10 @@ checkpoint and the journal; `supervision.start_s` may give it more."""
 LAST_WORDS_S = 3.0
 """Seconds that the coordinator has, after draining, to write its summary when another actor has
 failed."""
-CAUSE_S = 1.0
-"""Seconds in which the actor whose failure a coordinator has seen by its link is seen to end. They
-are fewer than those that the coordinator waits for the launcher to hang up."""
+CAUSE_S = 5.0
+"""Seconds in which the actor whose failure a coordinator has seen by its link is seen to end: a
+process that has loaded torch takes some to go on a busy machine. They are fewer than those that the
+coordinator waits for the launcher to hang up (`GOODBYE_S`)."""
 MESSAGES = 64
 """Messages to the coordinator that may wait for it to read them."""
 
@@ -291,7 +292,7 @@ class RunSupervisor:
                     case Draining():
                         self._draining = True
                     case RunFinished():
-                        if not message.ok:  # a link ends before its process is gone
+                        if message.heals == "lost":  # a link ends before its process is gone
                             with trio.move_on_after(CAUSE_S):
                                 await self._missed.wait()
                         self._finished = message

@@ -12,8 +12,8 @@ from asyncrl.processes.run_supervisor import SupervisedEnd
 from asyncrl.processes.supervisor import ActorFailed
 
 KILLED = SupervisedEnd(None, ActorFailed("coordinator-0", -9, ""))
-STALLED = SupervisedEnd(RunFinished(False, "no token and no step for 300 s", True))
-RAISED = SupervisedEnd(RunFinished(False, "", True), ActorFailed("trainer-1", 1, "ValueError"))
+STALLED = SupervisedEnd(RunFinished(False, "no token and no step for 300 s", "stalled"))
+RAISED = SupervisedEnd(RunFinished(False, "", "lost"), ActorFailed("trainer-1", 1, "ValueError"))
 
 
 @pytest.mark.parametrize(
@@ -23,14 +23,14 @@ RAISED = SupervisedEnd(RunFinished(False, "", True), ActorFailed("trainer-1", 1,
         (SupervisedEnd(None, ActorFailed("coordinator-0", 0, "silent")), ("coordinator", 0, -9)),
         (RAISED, ("trainer", 1, 1)),
         (
-            SupervisedEnd(RunFinished(False, "it is at one step for 900 s", True)),
+            SupervisedEnd(RunFinished(False, "it is at one step for 900 s", "stalled")),
             ("trainer", 0, 0),
         ),
         # The trainer's end was seen before the coordinator's.
         (SupervisedEnd(None, ActorFailed("trainer-0", -11, "")), ("trainer", 0, -11)),
         (
             SupervisedEnd(
-                RunFinished(False, "the trainer was lost", True), ActorFailed("trainer-0", 2, "")
+                RunFinished(False, "the trainer was lost", "lost"), ActorFailed("trainer-0", 2, "")
             ),
             None,
         ),

@@ -341,14 +341,14 @@ async def test_after_a_trainers_failure_the_coordinator_has_its_grace_to_finish(
         await run.say(bad := RunFinished(False, "the trainer was lost"))
     assert run.end.finished == bad and run.end.unrestarted == (Exited("trainer", 0, 1, False),)
     async with running() as run:  # the coordinator sees the link end before the process is gone
-        await run.say(RunFinished(False, "the trainer was lost"))
-        await trio.sleep(0.5)
+        await run.say(RunFinished(False, "the trainer was lost", "lost"))
+        await trio.sleep(4)  # a process that has loaded torch goes slowly where others run
         run.fail("trainer-0", -9)
     assert run.end.unrestarted == (Exited("trainer", 0, -9, False),)
-    async with running() as run:  # a run that fails for another reason does not wait for long
+    async with running() as run:  # a run that fails for another reason does not wait
         began = trio.current_time()
         await run.say(RunFinished(False, "the disk is full"))
-    assert run.end.unrestarted == () and trio.current_time() - began < 1.5
+    assert run.end.unrestarted == () and trio.current_time() - began < 0.2  # `say` takes 0.1
     async with running() as run:
         began = trio.current_time()
         run.fail("trainer-0")
