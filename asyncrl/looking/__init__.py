@@ -2,6 +2,7 @@
 not changed, held up or waited for, and nothing of it is executed.
 
 run_figures.py      the numbers of a run, from its curve, status and summary
+seen_curve.py       its curve, read on as it grows
 compare.py          runs side by side
 seen_rollouts.py    the rollouts that a journal has
 rollout_records.py  what the model said, on a terminal and in a file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -41,6 +42,12 @@ class PlotSeries:
             if len(self.points) >= 2 * POINTS:
                 self.points, self._every = self.points[::2], 2 * self._every
         self._added += 1
+
+    def copy(self) -> PlotSeries:
+        """The points by now, apart from those to come."""
+        other = copy.copy(self)
+        other.points = [*self.points]
+        return other
 
     def drawn(self) -> list[list[tuple[float, float]]]:
         """The stretches of points between gaps."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from asyncrl.escape import CUT
 from asyncrl.looking.html_page import TEXT, Html, joined, lines, tag
-from asyncrl.looking.rollout_records import Decode, Wanted, decoder, newest
+from asyncrl.looking.rollout_records import Decode, decoder, since
 from asyncrl.looking.seen_rollouts import SeenRollout
 from asyncrl.looking.seen_turns import SeenTurn
 
@@ -63,13 +63,9 @@ STYLE += (
 def rollouts(run: Path) -> Html:
     """The newest rollouts, the newest first, those that live before all. Raises ConfigError where
     the journal cannot be read."""
-    ended, living = deque[SeenRollout](maxlen=ENDED), deque[SeenRollout](maxlen=LIVING)
-    for seen in newest(run, Wanted(), None):
-        if seen.status in ("trained", "discarded", "buried"):
-            ended.append(seen)
-        elif seen.ids:
-            living.append(seen)
-    found = [*ended, *living]
+    found = _newest(run, 1)
+    if len(found) < ENDED:  # the last checkpoint is new
+        found = _newest(run, 2)
     notes: list[str] = []
     decode = decoder(run, notes.append)
     said = [*notes, *([] if found else ["The journal has none."])]
@@ -78,6 +74,17 @@ def rollouts(run: Path) -> Html:
         *([_choice(), *_legends(found)] if found else []),
         *(_rollout(seen, decode) for seen in reversed(found)),
     )
+
+
+def _newest(run: Path, checkpoints: int) -> list[SeenRollout]:
+    """The newest of those since so many checkpoints, those that live behind all."""
+    ended, living = deque[SeenRollout](maxlen=ENDED), deque[SeenRollout](maxlen=LIVING)
+    for seen in since(run, checkpoints):
+        if seen.status in ("trained", "discarded", "buried"):
+            ended.append(seen)
+        elif seen.ids:
+            living.append(seen)
+    return [*ended, *living]
 
 
 def _choice() -> Html:

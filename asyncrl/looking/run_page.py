@@ -27,6 +27,7 @@ from asyncrl.httpd.asgi import Headers, Receive, Scope, Send
 from asyncrl.ipc.waits import WaitExpired, Waits
 from asyncrl.looking.html_page import page, tag
 from asyncrl.looking.run_parts import PARTS, SeenRun
+from asyncrl.looking.seen_curve import SeenCurve
 from asyncrl.looking.style import STYLE
 
 SCRIPT = "/page.js"
@@ -84,6 +85,7 @@ class RunPage:
     ) -> None:
         self._run, self._key, self._waits, self._now = run, key, waits, now
         self._cookie = f"asyncrl_page_{port}"
+        self._curve = SeenCurve(run)
         self._made: dict[str, bytes] = {}
         self._due = dict.fromkeys(PARTS, -math.inf)
         self._turns = {name: trio.Lock() for name in PARTS}
@@ -209,7 +211,7 @@ class RunPage:
     def _make(self, name: str) -> tuple[bytes, float]:
         """A part, and the processor time that it took, in seconds."""
         began = time.thread_time()
-        part = PARTS[name].of(SeenRun(self._run, self._now()), name)
+        part = PARTS[name].of(SeenRun(self._run, self._now(), self._curve), name)
         # whole, so that a browser knows its characters, and that it is no script's
         whole = f"<!doctype html><meta charset=utf-8><title>{name}</title>{part}"
         return whole.encode(), time.thread_time() - began

@@ -6,7 +6,6 @@ that failed early is wanted most.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +16,10 @@ from asyncrl.config import ConfigError
 from asyncrl.looking.flow_part import flow, table
 from asyncrl.looking.html_page import Html, joined, tag
 from asyncrl.looking.next_changes import next_changes
-from asyncrl.looking.plots import PlotSeries, line_plot
+from asyncrl.looking.plots import line_plot
 from asyncrl.looking.rollout_part import rollouts
-from asyncrl.looking.run_figures import (
-    RunFigures,
-    read_points,
-    read_summary,
-    run_figures,
-)
+from asyncrl.looking.run_figures import RunFigures, read_summary, run_figures
+from asyncrl.looking.seen_curve import SeenCurve, SeenCurves
 from asyncrl.observe.curve import StepPoint
 from asyncrl.observe.diagnosis import duration
 from asyncrl.observe.display import summary_rows
@@ -32,23 +27,20 @@ from asyncrl.observe.run_status import RunStatus
 from asyncrl.observe.summary import Summary
 from asyncrl.observe.why import read_status, why
 
-PUBLICATIONS = 10
-"""Publications that are shown, the last ones."""
-ALARMS = 10
-"""Steps with alarms that are shown, the last ones."""
-
 
 class SeenRun:
     """The directory of a run at the moment `now`, in seconds since 1970. Each file is read once,
-    when it is asked for first."""
+    when it is asked for first; of the `curve` what was added since it was read last."""
 
-    def __init__(self, run: Path, now: float) -> None:
+    def __init__(self, run: Path, now: float, curve: SeenCurve | None = None) -> None:
         self.run, self.now = run, now
+        self._curve = SeenCurve(run) if curve is None else curve
 
     @cached_property
     def figures(self) -> RunFigures:
         """The numbers of the run. Raises ConfigError."""
-        return run_figures(self.run)
+        with self._curve.renewed() as sums:
+            return run_figures(self.run, sums)
 
     @cached_property
     def summary(self) -> Summary | None:
@@ -61,9 +53,9 @@ class SeenRun:
         return read_status(self.run)[0]
 
     @cached_property
-    def curves(self) -> Curves:
-        """The curve of the run. Raises ConfigError."""
-        return _curves(self.run)
+    def curves(self) -> SeenCurves:
+        """The lines of the run's curve. Raises ConfigError."""
+        return self._curve.lines()
 
 
 class RunPart(msgspec.Struct, frozen=True):
@@ -114,50 +106,6 @@ def _so_far(figures: RunFigures) -> list[tuple[str, str]]:
 
 
 # ------------------------------------------------------------------------------------------ curves
-
-LINES: dict[str, list[tuple[str, Callable[[StepPoint], float | None]]]] = {
-    "reward": [("reward", lambda p: p.reward)],
-    "lag": [("mean", lambda p: p.lag_mean), ("largest", lambda p: p.lag_max)],
-    "entropy, nats a token": [("entropy", lambda p: p.metrics.get("entropy"))],
-    "k3 divergence": [("k3", lambda p: p.metrics.get("k3"))],
-    "tokens/s": [
-        ("generated", lambda p: p.generated_per_s),
-        ("trained", lambda p: p.trained_per_s),
-    ],
-    "idle share": [("trainer", lambda p: p.idle_trainer), ("rollout", lambda p: p.idle_rollout)],
-    "seconds that decoding stood still at a publication": [("pause", lambda p: p.pause_seconds)],
-}
-"""The lines of each plot, and what a step says for each."""
-
-
-class Curves(msgspec.Struct, frozen=True):
-    """The lines of each plot, by its title, the share of the last step's responses that was `cut`,
-    and the last steps, and those of them that raised an alarm."""
-
-    series: dict[str, list[PlotSeries]]
-    cut: float | None
-    last: list[StepPoint]
-    alarmed: list[StepPoint]
-
-
-def _curves(run: Path) -> Curves:
-    accuracy = PlotSeries("accuracy")
-    found = {title: [PlotSeries(name) for name, _ in named] for title, named in LINES.items()}
-    cut: float | None = None
-    last: deque[StepPoint] = deque(maxlen=PUBLICATIONS)
-    alarmed: deque[StepPoint] = deque(maxlen=ALARMS)
-    for point in read_points(run):
-        if not isinstance(point, StepPoint):
-            accuracy.add(point.version, point.accuracy)
-            continue
-        cut = point.metrics.get("truncated")
-        last.append(point)
-        if point.alarms:
-            alarmed.append(point)
-        for title, named in LINES.items():
-            for series, (_, says) in zip(found[title], named, strict=True):
-                series.add(point.version, says(point))
-    return Curves({"held-out accuracy": [accuracy]} | found, cut, [*last], [*alarmed])
 
 
 def _plots(seen: SeenRun) -> Html:

@@ -23,7 +23,7 @@ from asyncrl.looking.next_changes import next_changes
 from asyncrl.looking.plots import POINTS, PlotSeries, line_plot, ticks
 from asyncrl.looking.report import report
 from asyncrl.looking.run_figures import RunFigures, run_figures
-from asyncrl.looking.run_parts import LINES
+from asyncrl.looking.seen_curve import LINES
 from asyncrl.observe import summary
 from asyncrl.observe.run_dir import JOURNAL, METRICS, STATUS, SUMMARY
 from asyncrl.observe.summary import TokenTotals
