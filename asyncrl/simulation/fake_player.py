@@ -124,7 +124,8 @@ def _full(session: PlayedSession) -> bool:
 class _Acting:
     """The acts of one attempt. `numbers` are those of the script's calls in the session, `reward`
     what the agent returns in the end, and `left` the calls, by the session's numbers, of whose
-    answers it had enough or that it left. `refused`: a call had no answer."""
+    answers it had enough or that it left; of an agent that is cut off, those that it was reading,
+    too. `refused`: a call had no answer."""
 
     def __init__(self, session: PlayedSession, whims: int | None) -> None:
         self._session = session
@@ -133,7 +134,12 @@ class _Acting:
         self.numbers: list[int] = []
         self.reward: float | None = None
         self.refused = False
-        self.left = set[int]()
+        self._left = set[int]()
+        self._unread = set[int]()
+
+    @property
+    def left(self) -> set[int]:
+        return self._left | self._unread
 
     async def do(self, act: Act) -> list[Answer]:
         """Act, and return what the script is to be sent."""
@@ -166,15 +172,16 @@ class _Acting:
             async with trio.open_nursery() as nursery:
                 for place, ask in enumerate(asks):
                     if self._whims is not None and self._whims.random() < RETRIES:
-                        self.left.add(self._asked)
+                        self._left.add(self._asked)
                         with self._open(ask):
                             await trio.lowlevel.checkpoint()
                     self.numbers.append(self._asked)
                     if ask.abandoned:
-                        self.left.add(self._asked)
+                        self._left.add(self._asked)
                         with self._open(ask):
                             continue
                     answer = opened.enter_context(self._open(ask))
+                    self._unread.add(self.numbers[-1])
                     nursery.start_soon(self._read, answer, ask, place, found, self.numbers[-1])
         return found
 
@@ -193,15 +200,17 @@ class _Acting:
         """Read an answer as far as its agent needs it."""
         ids = list[int]()
         if ask.needs == 0:
-            self.left.add(number)
+            self._left.add(number)
             answer.interrupt(0)
         async for piece in answer:
             if piece.refused:
                 self.refused = True
                 self._session.full |= piece.finish == "length"
+                self._unread.remove(number)
                 return
             ids += piece.ids.tolist()
             if ask.needs is not None and len(ids) >= ask.needs:
-                self.left.add(number)
+                self._left.add(number)
                 answer.interrupt(ask.needs)
+        self._unread.remove(number)
         found[place] = tuple(ids[: ask.needs])

@@ -86,3 +86,8 @@ def test_every_kind_of_event_has_a_check() -> None:
 def test_agents_that_hang_one_after_the_other_are_waited_for() -> None:
     """Eight of them, each for nearly an hour: the run is slow, and not stuck."""
     assert simulate_agents(153).ok
+
+
+def test_an_agent_that_is_cut_off_leaves_what_it_was_reading() -> None:
+    """It fails amid two calls, of a full episode: that is an end, with both answers left."""
+    assert simulate_agents(337).ok
