@@ -250,7 +250,7 @@ class FakeWorld(World):
             holds=updates(self.config.train) > 1,
         )
         learner.seconds_per_token, learner.step_s = self.speeds.trained_token_s, self._step_s
-        learner.save_checkpoint = partial(self._save, process)
+        learner.write_checkpoint = partial(self._write, process)
         self.observer.on_start(version, weights)
         return learner
 
@@ -261,14 +261,16 @@ class FakeWorld(World):
             return self.speeds.step_s + self.speeds.quiet_s
         return self.speeds.step_s
 
-    async def _save(self, process: SimProcess, learner: FakeLearner, cursor: int) -> str:
+    async def _write(
+        self,
+        process: SimProcess,
+        version: int,
+        weights: int,
+        cursor: int,
+        proximal: FakeProximal | None,
+    ) -> str:
         """Write a checkpoint: complete at once, at the end, or not at all."""
-        checkpoint = SimCheckpoint(
-            learner.version,
-            learner.weights,
-            cursor,
-            learner.proximal and learner.proximal.copy(),
-        )
+        checkpoint = SimCheckpoint(version, weights, cursor, proximal)
         saving, self.saving = self.saving, None
         await trio.sleep(self.speeds.save_s)
         if saving is not None and (reason := await saving(process)):
@@ -277,7 +279,7 @@ class FakeWorld(World):
             others = [c for c in self.checkpoints if c.version != checkpoint.version]
             self.checkpoints = [*others, checkpoint]
             self.observer.on_checkpoint(checkpoint.version)
-        return f"step-{learner.version}"
+        return f"step-{checkpoint.version}"
 
 
 async def _no_text(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:

@@ -154,11 +154,11 @@ async def test_a_drain_does_not_ask_again_for_a_checkpoint_that_cannot_be_writte
     world = small(train={"steps": 1000, "checkpoint_every": 2})
     asked: list[int] = []
 
-    async def save(cursor: int) -> Path:
-        asked.append(world.learner.version)
+    async def write(version: int, cursor: int) -> Path:
+        asked.append(version)
         raise CheckpointError("there is no room on the disk")
 
-    world.learner.save = save  # type: ignore[method-assign]
+    world.learner.write = write  # type: ignore[method-assign]
 
     async def user() -> None:
         await world.until(lambda: world.learner.version == 3)

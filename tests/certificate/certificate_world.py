@@ -140,9 +140,15 @@ class RealLearner:
         self.losses.append(metrics["loss"])
         return metrics
 
-    async def save(self, cursor: int) -> Path:
+    async def copy(self, cursor: int) -> Write:
+        path = Path(f"/checkpoints/{self.version}")
+
+        async def write() -> Path:
+            await trio.lowlevel.checkpoint()
+            return path
+
         await trio.lowlevel.checkpoint()
-        return Path(f"/checkpoints/{self.version}")
+        return write
 
     async def send(self, message: Publish) -> Staged:
         await trio.lowlevel.checkpoint()
