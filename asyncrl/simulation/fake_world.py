@@ -53,6 +53,7 @@ class Speeds:
     start_s: Callable[[], float] = lambda: 0.1
     trained_token_s: float = 0.0005
     step_s: float = 0.1
+    copy_s: float = 0.01
     save_s: float = 0.1
     think_s: Callable[[int], float] = lambda seed: 0.05
     """Draws the seconds between two acts of the agent of a seed."""
@@ -250,6 +251,7 @@ class FakeWorld(World):
             holds=updates(self.config.train) > 1,
         )
         learner.seconds_per_token, learner.step_s = self.speeds.trained_token_s, self._step_s
+        learner.copy_s = self.speeds.copy_s
         learner.write_checkpoint = partial(self._write, process)
         self.observer.on_start(version, weights)
         return learner
@@ -276,10 +278,10 @@ class FakeWorld(World):
         if saving is not None and (reason := await saving(process)):
             raise CheckpointError(reason)
         if process.alive:
-            others = [c for c in self.checkpoints if c.version != checkpoint.version]
+            others = [c for c in self.checkpoints if c.version != version]
             self.checkpoints = [*others, checkpoint]
-            self.observer.on_checkpoint(checkpoint.version)
-        return f"step-{checkpoint.version}"
+            self.observer.on_checkpoint(version, weights)
+        return f"step-{version}"
 
 
 async def _no_text(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:

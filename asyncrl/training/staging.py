@@ -72,7 +72,7 @@ class Staging:
 
     def end(self) -> None:
         """Wait until all copies are complete."""
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 
 

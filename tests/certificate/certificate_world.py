@@ -18,6 +18,7 @@ from scripted_world import ScriptedWorld, configured
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from actors.trainer_actor import Write
 from asyncrl.config import Config
 from asyncrl.engines.embedded import EmbeddedEngine
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions

@@ -22,8 +22,8 @@ def killed_at_checkpoints(seed: int, monkeypatch: pytest.MonkeyPatch) -> SeedRep
         began(self, world, clock)  # type: ignore[arg-type]
         injectors.append(self)
 
-    def on_checkpoint(self: Checker, version: int) -> None:
-        written(self, version)
+    def on_checkpoint(self: Checker, version: int, weights: int) -> None:
+        written(self, version, weights)
         [injector] = injectors
         life, world = len(injector.world.lives), injector.world
         if (life, version) in ((0, 4), (1, 2)):
