@@ -67,8 +67,8 @@ COMPUTED: dict[type[Message], Command] = {
 }
 """The work that each message is to a trainer."""
 Write = Callable[[], Awaitable[Path]]
-"""Writes the copy of a learner's state as a checkpoint, and returns its path. Raises CheckpointError
-where that is not possible."""
+"""Writes the copy of a learner's state as a checkpoint, and returns its path. Raises
+CheckpointError where that is not possible."""
 
 
 class LearnerProtocol(Protocol):

@@ -133,9 +133,9 @@ class Stepped(Message, frozen=True):
 
 
 class Save(Message, frozen=True):
-    """Coordinator to trainer: write a checkpoint of the current version, which is copied at once and
-    written beside the commands that follow; no other Save comes before the answer. `cursor` is the
-    number of the last journalled event it belongs to; it is kept in the checkpoint for
+    """Coordinator to trainer: write a checkpoint of the current version, which is copied at once
+    and written beside the commands that follow; no other Save comes before the answer. `cursor` is
+    the number of the last journalled event it belongs to; it is kept in the checkpoint for
     `--resume`."""
 
     cursor: int
