@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from asyncrl.engines.protocol import DirectEngine
+from asyncrl.engines.protocol import CanaryEngine, DirectEngine
 from asyncrl.ipc.messages import (
     Commit,
     Committed,
@@ -31,6 +31,9 @@ from weightsync.errors import TransferError
 
 if TYPE_CHECKING:
     import torch
+
+    from asyncrl.config.schema import PublicationConfig
+    from asyncrl.engines.protocol import Engine
 
 Say = Callable[[Message], Awaitable[None]]
 
@@ -98,6 +101,8 @@ class DirectReception:
         """Decode with what was received, and was verified by the coordinator."""
         if message.publication == self._publication and self._complete:
             self._complete = False
+            if isinstance(self._engine, CanaryEngine):
+                self._engine.expect(message.version, message.canary)
             pause = await self._engine.adopt(message.version, pin=message.pin)
             self._torn = False
             await self._say(Committed(message.publication, message.version, pause))
@@ -124,3 +129,14 @@ class DirectReception:
         self._scope.cancel()
         self._publication, self._complete = -1, False
         return True
+
+
+def reception_of_servers(
+    engine: Engine, parameters: Mapping[str, torch.Tensor], publication: PublicationConfig
+) -> DirectReceive:
+    """The side of an engine whose weights are in servers. What it imports no other engine needs."""
+    from actors.engines.sglang_direct import ServerReception
+    from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
+
+    assert isinstance(engine, DirectSglangEngine), "no other has servers"
+    return ServerReception(engine, parameters, publication.bucket_bytes, publication.deadline_s)

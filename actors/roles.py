@@ -20,6 +20,7 @@ import trio
 
 from actors.actor_context import ActorContext, refused_as_input
 from actors.reporting import Reporter, report_s
+from asyncrl.config.engines import capabilities
 from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.mix import named
 from asyncrl.ipc.address import UnixAddress
@@ -44,8 +45,11 @@ from asyncrl.observe.run_dir import (
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from actors.coordinator.coordinator import Coordinator
+    from actors.direct_reception import DirectReceive
+    from asyncrl.engines.protocol import Engine
     from asyncrl.journal import Journal
     from weightsync.buckets import Plan
     from weightsync.collective import Receiver
@@ -220,9 +224,22 @@ async def rollout(place: ActorContext) -> None:
             return await trio.to_thread.run_sync(base.merged, staged) if base else staged
 
         reporter = Reporter(waits, report_s(config))
-        direct = _DirectReceive(receiver, plan, config.publication.deadline_s)
-        given = direct if config.publication.path == "direct" else None
-        await rollout_actor(link, engine, receive, reporter, given)
+        direct: DirectReceive | None = None
+        if config.publication.path == "direct":
+            direct = _reception(place, engine, receiver, plan, model)
+        await rollout_actor(link, engine, receive, reporter, direct)
+
+
+def _reception(
+    place: ActorContext, engine: Engine, receiver: Receiver, plan: Plan, model: PreTrainedModel
+) -> DirectReceive:
+    """The engine's side of direct transfers: its servers', where it has such."""
+    config = place.config
+    if not capabilities(config.engine.kind).serves_apart:
+        return _DirectReceive(receiver, plan, config.publication.deadline_s)
+    from actors.direct_reception import reception_of_servers
+
+    return reception_of_servers(engine, dict(model.named_parameters()), config.publication)
 
 
 class _DirectReceive:

@@ -23,7 +23,14 @@ import trio
 from actors.direct_reception import DirectReceive, DirectReception
 from actors.errors import CoordinatorLost
 from actors.reporting import Reporter
-from asyncrl.engines.protocol import AveragingEngine, Chunk, DirectEngine, Engine, Request
+from asyncrl.engines.protocol import (
+    AveragingEngine,
+    CanaryEngine,
+    Chunk,
+    DirectEngine,
+    Engine,
+    Request,
+)
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
     Abort,
@@ -137,6 +144,8 @@ async def _swap(engine: Engine, message: Commit, staged: Received) -> float:
     """Have the engine decode with what is staged, and keep what is to be kept. Returns the seconds
     for which decoding stood still."""
     version, average = message.version, staged.average
+    if isinstance(engine, CanaryEngine):
+        engine.expect(version, message.canary)
     if average is None:
         return await engine.load(version, staged.weights, pin=message.pin)
     assert isinstance(engine, AveragingEngine), "others are refused before a run"

@@ -108,6 +108,11 @@ class Sent(Protocol):
     @property
     def sent_bytes(self) -> int: ...
 
+    @property
+    def canary(self) -> list[float]:
+        """Of the weights, where engines compare it; else empty."""
+        ...
+
 
 class TransferProtocol(Protocol):
     """Sends the learner's weights."""
@@ -140,7 +145,7 @@ async def trainer_actor(
         *,
         task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        checksums, sent_bytes, error = list[int](), 0, "aborted"
+        checksums, canary, sent_bytes, error = list[int](), list[float](), 0, "aborted"
         version, start = learner.version, trio.current_time()
         with trio.CancelScope() as scope:
             if weights.locked():  # by a step; an abort is read meanwhile
@@ -157,7 +162,8 @@ async def trainer_actor(
                     await link.send(Joined(message.publication))
                     await still.wait()
                 sent = await transfer.send(message)
-                checksums, sent_bytes, error = sent.checksums, sent.sent_bytes, ""
+                checksums, canary = sent.checksums, sent.canary
+                sent_bytes, error = sent.sent_bytes, ""
             except TransferError as failure:
                 error = str(failure)
             finally:
@@ -165,7 +171,7 @@ async def trainer_actor(
                 weights.release()
         seconds = trio.current_time() - start
         await link.send(
-            Transferred(message.publication, version, checksums, sent_bytes, seconds, error)
+            Transferred(message.publication, version, checksums, sent_bytes, seconds, error, canary)
         )
 
     written = trio.Event()  # the answer about the last checkpoint is sent

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,11 @@ from actors.actor_context import ActorContext, refused_as_input
 from actors.rank_orders import RankOrders, obey, open_orders
 from actors.reporting import Reporter
 from actors.scoring_servers import ScoringServers
+from actors.server_transfer import ToPublish, TransferToServers
 from actors.trainer_actor import Write, trainer_actor
+from actors.trainer_canary import TrainerCanary
+from asyncrl.config import Config
+from asyncrl.config.engines import capabilities
 from asyncrl.config.published import rounded
 from asyncrl.config.ranks import ranks_of
 from asyncrl.ipc.address import UnixAddress
@@ -69,6 +74,7 @@ from weightsync.epoch_group import SendResult
 from weightsync.errors import TransferError
 from weightsync.handoff import Handoff
 from weightsync.narrowed import narrowed
+from weightsync.server_sender import ServerSender
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +124,35 @@ async def _lead(
         with refused_as_input():
             own, patience_s = Tokenizer(place.initial), config.supervision.start_s / 2
             await servers.refuse_other_vocabularies(own, patience_s)
+        compared = capabilities(config.engine.kind).compares_canary
+        canary = TrainerCanary(place, own) if compared else None
+        threaded = _Threaded(learner, orders, servers, place, Staging())
+        if canary is not None and _to_servers(config):
+            from actors.engines.sglang_direct import compute
+
+            async with (
+                ServerSender.open(
+                    config.publication.host,
+                    place.run / WEIGHT_STORE,
+                    bucket_bytes=config.publication.bucket_bytes,
+                    device="cuda:0" if config.engine.sglang.backend == "nccl" else "cpu",
+                ) as to_servers,
+                await place.link() as link,
+            ):
+                await trainer_actor(
+                    link,
+                    threaded,
+                    TransferToServers(
+                        to_servers,
+                        plan,
+                        partial(_to_publish, learner, orders, place, canary),
+                        compute,
+                        config.publication.deadline_s,
+                    ),
+                    waits,
+                    Reporter(waits),
+                )
+            return
         async with (
             Sender.open(
                 config.publication.host,
@@ -126,9 +161,25 @@ async def _lead(
             ) as sender,
             await place.link() as link,
         ):
-            transfer = _Transfer(sender, learner, orders, plan, place)
-            threaded = _Threaded(learner, orders, servers, place, Staging())
+            transfer = _Transfer(sender, learner, orders, plan, place, canary)
             await trainer_actor(link, threaded, transfer, waits, Reporter(waits))
+
+
+def _to_servers(config: Config) -> bool:
+    """True if weights are sent straight into servers."""
+    direct = config.publication.path == "direct"
+    return direct and capabilities(config.engine.kind).serves_apart
+
+
+async def _to_publish(
+    learner: Learner, orders: RankOrders, place: ActorContext, canary: TrainerCanary
+) -> ToPublish:
+    """The learner's weights, whole, as servers are sent them, and their canary."""
+    gather = partial(_gathered, learner, False)
+    model, _ = await orders.give(Gather(), (), gather)
+    assert model is not None
+    scores = await canary.of(learner.version, model)
+    return ToPublish(dict(narrowed(published(model), place.published_dtype)), scores)
 
 
 @contextmanager
@@ -293,6 +344,14 @@ def _written(
     return path
 
 
+class _Sent(NamedTuple):
+    """A finished sending, for the coordinator."""
+
+    checksums: list[int]
+    sent_bytes: int
+    canary: list[float]
+
+
 @dataclass(frozen=True)
 class _Transfer:
     """A sender that knows what it sends: the weights of one rank as they are, and those of several
@@ -303,6 +362,7 @@ class _Transfer:
     orders: RankOrders
     plan: Plan
     place: ActorContext
+    canary: TrainerCanary | None
 
     @property
     def store(self) -> str:
@@ -312,14 +372,16 @@ class _Transfer:
         deadline_s = self.place.config.publication.deadline_s
         await self.sender.join(message.epoch, message.world, self.plan, deadline_s)
 
-    async def send(self, message: Publish) -> SendResult:
+    async def send(self, message: Publish) -> _Sent:
         if message.direct and self.learner.rank.size > 1:
-            return await self._send_gathering(message)
+            found = await self._send_gathering(message)
+            return _Sent(found.checksums, found.sent_bytes, [])
         # both are of the learner's version: they change in the same step
         gather = partial(_gathered, self.learner, message.average)
         model, average = await self.orders.give(Gather(message.average), (), gather)
         assert model is not None
-        return await self.sender.send(
+        canary = await self.canary.of(self.learner.version, model) if self.canary else []
+        found = await self.sender.send(
             message.epoch,
             message.world,
             self.plan,
@@ -327,6 +389,7 @@ class _Transfer:
             self.place.config.publication.deadline_s,
             None if average is None else self._published(average),
         )
+        return _Sent(found.checksums, found.sent_bytes, canary)
 
     async def _send_gathering(self, message: Publish) -> SendResult:
         """Send each tensor when it is gathered: the model is nowhere whole, and nothing is trained

@@ -52,7 +52,13 @@ INIT = (
 SIMULATE = (
     "Run the whole system in virtual time, in this process, with fake engines and every kind of "
     "fault, and check every invariant after every event. A seed decides everything: one that "
-    "fails is printed, and fails again."
+    "fails is printed, and fails again. With a run.toml there are no faults: it says what that run "
+    "would come to on a cluster, by models of engines, lengths, trainer and network."
+)
+CALIBRATE = (
+    "Fit the models that `asyncrl simulate run.toml` goes by from a run, alive or over, and write "
+    "them to its models.toml. Further runs, with other engine.slots, give further points of the "
+    "engine."
 )
 EXAMPLES = """\
 examples:
@@ -89,10 +95,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    def add(name: str, text: str, epilog: str) -> argparse.ArgumentParser:
+    def add(
+        name: str,
+        text: str,
+        epilog: str,
+        config: str = "the run's configuration (default: all defaults)",
+    ) -> argparse.ArgumentParser:
         verb = verbs.add_parser(
             name,
-            help=text,
+            help=text.split(",")[0].rstrip(".") + "." if name == "simulate" else text,
             description=text,
             epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -102,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
             nargs="?",
             type=Path,
             metavar="run.toml",
-            help="the run's configuration (default: all defaults)",
+            help=config,
         )
         verb.add_argument(
             "--set",
@@ -141,13 +152,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TASK|FILE.jsonl",
         help="a task of `asyncrl tasks`, or a file of prompts (default: spell_backward)",
     )
-    trial = verbs.add_parser("simulate", help=SIMULATE.split(",")[0] + ".", description=SIMULATE)
+    trial = add("simulate", SIMULATE, SETTINGS, "forecast this run (default: search for faults)")
     what = trial.add_mutually_exclusive_group()
     what.add_argument("--seed", type=int, metavar="N", help="one seed")
     what.add_argument(
         "--seeds",
         type=_seeds,
-        default=range(20),
         metavar="A:B",
         help="the seeds from A up to B (default 0:20)",
     )
@@ -155,18 +165,44 @@ def _parser() -> argparse.ArgumentParser:
         "--engines",
         type=_positive,
         metavar="N",
-        help="no faults, but a cluster of so many engines, and what it costs",
+        help="no faults, but a cluster of so many engines: what it costs, or what run.toml would "
+        "come to on it (default: rollout.actors)",
     )
     trial.add_argument(
-        "--hours", type=float, default=1.0, help="virtual hours of the cluster (default 1)"
+        "--hours", type=_more_than_0, default=1.0, help="virtual hours of the cluster (default 1)"
     )
-    trial.add_argument(
-        "--jobs", type=_positive, default=1, metavar="N", help="processes (default 1)"
+    sizing = trial.add_argument_group("with a run.toml (docs/sizing.md)")
+    sizing.add_argument(
+        "--trainers", type=_positive, metavar="N", help="devices that train (default: train.ranks)"
     )
+    sizing.add_argument(
+        "--models",
+        type=Path,
+        metavar="FILE.toml",
+        help="models of engine, lengths, trainer, network (default: models.toml beside run.toml)",
+    )
+    sizing.add_argument(
+        "--price", type=_more_than_0, metavar="X", help="of a device for an hour: say the cost"
+    )
+    sizing.add_argument(
+        "--search",
+        action="store_true",
+        help="recommend engines to trainers, depth, over-provisioning and unit",
+    )
+    trial.add_argument("--jobs", type=_positive, metavar="N", help="processes (default 1)")
     trial.add_argument(
         "--agents", action="store_true", help="only runs whose rollouts are agents' episodes"
     )
-    trial.add_argument("--json", action="store_true", help="print what the seeds came to as JSON")
+    trial.add_argument("--json", action="store_true", help="print what came of it as JSON")
+    fit = verbs.add_parser("calibrate", help=CALIBRATE.split(",")[0] + ".", description=CALIBRATE)
+    fit.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's directory")
+    fit.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE.toml",
+        help="the file to write (default: models.toml in the first run's directory)",
+    )
     explain = verbs.add_parser("why", help=WHY, description=WHY)
     explain.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
     beside = verbs.add_parser("compare", help=COMPARE, description=COMPARE)
@@ -232,6 +268,16 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _more_than_0(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of more than 0")
+    return number
+
+
 def _index(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not the number of a prompt")
@@ -249,12 +295,64 @@ def _share(text: str) -> float:
 
 
 def _simulate(args: argparse.Namespace) -> int:
+    from asyncrl.config import ConfigError
     from asyncrl.simulation.command import cluster, command
 
+    of_faults = args.seed, args.seeds, args.jobs, args.agents or None
+    of_run = args.trainers, args.models, args.price, args.search or None, args.sets or None
+    if args.config is not None:
+        if any(given is not None for given in of_faults):
+            raise ConfigError(
+                "simulate: --seed, --seeds, --jobs and --agents search for faults, and take no "
+                "run.toml."
+            )
+        return _forecast(args)
+    if any(given is not None for given in of_run):
+        raise ConfigError(
+            "simulate: --trainers, --models, --price, --search and --set forecast a run; name its "
+            "run.toml first."
+        )
     if args.engines is not None:
         return cluster(args.engines, 3600.0 * args.hours, agents=args.agents)
-    seeds = args.seeds if args.seed is None else range(args.seed, args.seed + 1)
-    return command(seeds, agents=args.agents, jobs=args.jobs, as_json=args.json)
+    seeds = args.seeds or range(20)
+    if args.seed is not None:
+        seeds = range(args.seed, args.seed + 1)
+    return command(seeds, agents=args.agents, jobs=args.jobs or 1, as_json=args.json)
+
+
+def _forecast(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from asyncrl import config as configuration
+    from asyncrl.observe.display import show_rows
+    from asyncrl.observe.output import Output
+    from asyncrl.simulation.capacity.sizing_command import MODELS, size
+
+    json, rows = size(
+        configuration.load(args.config, args.sets, os.environ),
+        args.models or args.config.parent / MODELS,
+        args.engines,
+        args.trainers,
+        args.hours,
+        price=args.price,
+        search=args.search,
+    )
+    output = Output(sys.stdout)  # its reader may leave before the end
+    if args.json:
+        print(json, file=output)
+    else:
+        show_rows(rows, Console(file=output))  # type: ignore[arg-type]
+    output.flush()
+    return 0
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    from asyncrl.escape import escaped
+    from asyncrl.simulation.capacity.sizing_command import fit
+
+    path = fit(args.runs, args.output)
+    print(f"{escaped(str(path))} is written. Its first lines say what could not be fitted.")
+    return 0
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -397,6 +495,7 @@ VERBS = {
     "tasks": _tasks,
     "init": _init,
     "simulate": _simulate,
+    "calibrate": _calibrate,
     "why": _why,
     "compare": _compare,
     "rollouts": _rollouts,

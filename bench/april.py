@@ -22,30 +22,22 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections import Counter
-from collections.abc import Callable
 from typing import NamedTuple
 
-from asyncrl.simulation.capacity.modelled import (
-    MEMBERS,
-    Measured,
-    configured,
-    lognormal,
-    measure,
-    roofline,
+from asyncrl.simulation.capacity.cluster_models import (
+    ClusterModel,
+    EngineModel,
+    LengthModel,
+    TrainerModel,
 )
-from asyncrl.simulation.fake_world import Speeds
+from asyncrl.simulation.capacity.meter import Measured
+from asyncrl.simulation.capacity.modelled import MEMBERS, configured, measure
 
 MAX_LAG = 16
 FIRST, LAST = 6, 26
-ENGINES, PREFILL_TOKEN_S = 4, 1 / 30_000
-
-
-def additive(busy: int) -> float:
-    """Seconds of a decode step whose weights and whose caches are read one after the other."""
-    return 6e-3 + 2.2e-4 * busy
-
-
-flat = roofline(8e-3, 1e-4)
+ENGINES, PREFILL = 4, 30_000
+ADDITIVE = EngineModel.additive(6e-3, 2.2e-4, prefill=PREFILL)
+FLAT = EngineModel.roofline(8e-3, 1e-4, prefill=PREFILL)
 
 
 class Setting(NamedTuple):
@@ -55,15 +47,15 @@ class Setting(NamedTuple):
     groups: int
     mean: int
     longest: int
-    decode_s: Callable[[int], float]
+    engine: EngineModel
 
 
 SETTINGS = (
-    Setting("paper, mean 4,800", 32, 4_800, 16_384, additive),
-    Setting("paper, mean 7,000", 32, 7_000, 16_384, additive),
-    Setting("paper, mean 8,400", 32, 8_400, 16_384, additive),
-    Setting("flat engine", 32, 7_000, 16_384, flat),
-    Setting("10 times the mean", 64, 2_800, 28_000, flat),
+    Setting("paper, mean 4,800", 32, 4_800, 16_384, ADDITIVE),
+    Setting("paper, mean 7,000", 32, 7_000, 16_384, ADDITIVE),
+    Setting("paper, mean 8,400", 32, 8_400, 16_384, ADDITIVE),
+    Setting("flat engine", 32, 7_000, 16_384, FLAT),
+    Setting("10 times the mean", 64, 2_800, 28_000, FLAT),
 )
 
 
@@ -76,16 +68,14 @@ def run(setting: Setting, overprovision: float, seed: int) -> Measured:
         staleness={"depth": 0, "max_lag": MAX_LAG},
         rollout=rollout,
         train={"batch_groups": setting.groups},
+        run={"seed": seed},
     )
-    return measure(
-        config,
-        lognormal(seed, setting.mean, setting.longest),
-        setting.decode_s,
-        Speeds(verdict_s=1.0, trained_token_s=0.0, step_s=1.0),
-        first=FIRST,
-        last=LAST,
-        prefill_token_s=PREFILL_TOKEN_S,
+    models = ClusterModel(
+        engine=setting.engine,
+        length=LengthModel(mean=setting.mean),
+        trainer=TrainerModel(token_us=0.0, step_s=1.0),
     )
+    return measure(config, models, first=FIRST, last=LAST)
 
 
 def main() -> None:

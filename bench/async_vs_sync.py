@@ -25,27 +25,20 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
-from asyncrl.simulation.capacity.modelled import (
-    GROUPS,
-    MEMBERS,
-    Measured,
-    configured,
-    lognormal,
-    measure,
-    roofline,
+from asyncrl.simulation.capacity.cluster_models import (
+    ClusterModel,
+    EngineModel,
+    LengthModel,
+    TrainerModel,
 )
-from asyncrl.simulation.fake_world import Speeds
+from asyncrl.simulation.capacity.meter import Measured
+from asyncrl.simulation.capacity.modelled import GROUPS, MEMBERS, configured, measure
 
 ENGINES, OPTIMIZER_S = 4, 1.0
 FIRST, LAST = 6, 26
-
-
-def additive(busy: int) -> float:
-    """Seconds of a decode step whose weights and whose caches are read one after the other."""
-    return 6e-3 + 2.2e-4 * busy
+ADDITIVE = EngineModel.additive(6e-3, 2.2e-4)
 
 
 class Setting(NamedTuple):
@@ -55,19 +48,19 @@ class Setting(NamedTuple):
     mean: int
     longest: int
     slots: int
-    decode_s: Callable[[int], float]
+    engine: EngineModel
 
     @property
     def trained_token_s(self) -> float:
         """Seconds that the engines take for a token when every slot is busy, and so the trainer."""
-        return self.decode_s(self.slots) / (ENGINES * self.slots)
+        return self.engine.decode_s(self.slots) / (ENGINES * self.slots)
 
 
 SETTINGS = (
-    Setting("AReaL, mean 8,000", 8_000, 27_000, 160, additive),
-    Setting("AReaL, mean 2,800", 2_800, 28_000, 160, additive),
-    Setting("short, queued", 300, 1_024, 16, additive),
-    Setting("flat engine", 2_800, 28_000, 160, roofline(8e-3, 1e-4)),
+    Setting("AReaL, mean 8,000", 8_000, 27_000, 160, ADDITIVE),
+    Setting("AReaL, mean 2,800", 2_800, 28_000, 160, ADDITIVE),
+    Setting("short, queued", 300, 1_024, 16, ADDITIVE),
+    Setting("flat engine", 2_800, 28_000, 160, EngineModel.roofline(8e-3, 1e-4)),
 )
 
 
@@ -81,16 +74,18 @@ def run(
         setting.slots,
         setting.longest,
         staleness={"depth": depth, "max_lag": max_lag},
+        run={"seed": 1},
     )
-    length = lognormal(1, setting.mean, setting.longest)
+    lengths = LengthModel(mean=setting.mean)
+    length = lengths.drawn(1, setting.longest)
     token_s = setting.trained_token_s / machines
     tokens = GROUPS * MEMBERS * sum(map(length, range(10_000))) / 10_000
-    speeds = Speeds(
-        verdict_s=1.0,
-        trained_token_s=token_s if overlap else 0.0,
+    trainer = TrainerModel(
+        token_us=1e6 * token_s if overlap else 0.0,
         step_s=OPTIMIZER_S + (0.0 if overlap else token_s * tokens),
     )
-    return measure(config, length, setting.decode_s, speeds, first=FIRST, last=LAST)
+    models = ClusterModel(engine=setting.engine, length=lengths, trainer=trainer)
+    return measure(config, models, first=FIRST, last=LAST)
 
 
 def compare(setting: Setting) -> None:

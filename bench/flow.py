@@ -20,15 +20,19 @@ from unittest import mock
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import Group
 from asyncrl.ipc.messages import Split
+from asyncrl.simulation.capacity.cluster_models import (
+    ClusterModel,
+    EngineModel,
+    LengthModel,
+    TrainerModel,
+)
+from asyncrl.simulation.capacity.meter import Measured
 from asyncrl.simulation.capacity.modelled import (
     GROUPS,
     MEMBERS,
-    Measured,
     configured,
-    lognormal,
     measure,
 )
-from asyncrl.simulation.fake_world import Speeds
 
 STEP_S = 60.0
 ENGINES = 2
@@ -63,11 +67,14 @@ def run(mean: int, max_lag: int, *, depth: int, window: int = 0, unit: str = "gr
         staleness={"max_lag": max_lag, "depth": depth, "window": window},
         train=alone,
         rollout={"k_min": 4} if unit == "rollout" else {},
+        run={"seed": 1},
     )
-    speeds = Speeds(verdict_s=1.0, trained_token_s=0.0, step_s=STEP_S)
-    return measure(
-        config, lognormal(1, mean, longest), lambda busy: 1.0, speeds, first=FIRST, last=LAST
+    models = ClusterModel(
+        engine=EngineModel(decode_ms=[(1, 1e3)]),
+        length=LengthModel(mean=mean),
+        trainer=TrainerModel(token_us=0.0, step_s=STEP_S),
     )
+    return measure(config, models, first=FIRST, last=LAST)
 
 
 def main() -> None:

@@ -3,7 +3,8 @@ trained twice, or stuck, and how long is it until it goes on?
 
 One run of a tiny model with random weights. Each time its journal has grown by so many events
 (drawn from the seed), the next role in turn is killed. A rollout or reward actor is started again
-by the run; a trainer, a coordinator or everything ends it, and `asyncrl train --resume` goes on.
+by the run; whose trainer or coordinator is killed goes on by itself; after everything was killed
+`asyncrl train --resume` does.
 After each kill the journal is compared with an account kept from its events alone (`follower.py`),
 and so is what the run says that it goes on from. In the end the run is let finish, and must have
 taken its prompts in the order of the data, each once.
@@ -16,7 +17,8 @@ taken its prompts in the order of the data, each once.
             lease; for a reward actor a verdict on an answer that came after
     step    seconds from the kill to a published version that had never been published before
 
-    python bench/kill_matrix.py [--kills 200] [--seed 0] [--model DIR] [--run DIR]
+    python bench/kill_matrix.py [--kills 200] [--roles trainer,coordinator] [--seed 0] [--model DIR]
+                                [--run DIR]
 
 Exit status 1 where anything was lost, trained twice, or hung.
 """
@@ -70,6 +72,7 @@ SETTINGS = {
     "engine.compile": "false",
     "journal.commit_ms": 10,
     "supervision.restarts": 100_000,
+    "supervision.heals": 100_000,
     "supervision.grace_s": 5.0,
     "machine.cores": 2,
 }
@@ -80,13 +83,15 @@ class KillMatrix(Generic[F]):
     seconds to a step); `command` is what starts it, with the variables `environment` beside its
     own, and `more` are settings beside SETTINGS.
 
-    Of `roles`, the run starts those anew that are `restarted`, and ends with the others. `work`
+    Of `roles`, the run starts those anew that are `restarted`, begins another life without those
+    that are `healed`, and ends with the others. `work`
     names, by the role killed, what begins newer work and what shows that it was done; the next kill
     is `gap` events later.
     """
 
     roles: tuple[str, ...] = ROLES
     restarted: tuple[str, ...] = ("rollout", "reward")
+    healed: tuple[str, ...] = ("trainer", "coordinator")
     work: Mapping[str, tuple[type[e.Event], type[e.Event]]] = MappingProxyType(
         {"reward": (e.Sealed, e.Judged)}
     )
@@ -168,6 +173,7 @@ class KillMatrix(Generic[F]):
         due = len(follower.events) + self.draw.randint(*self.gap)
         self.wait(f"event {due}", lambda: len(follower.events) >= due)
         assert self.process is not None
+        alive = self.actors()
         killed = self.victims(role)
         began = time.monotonic()
         for pid in killed:
@@ -175,6 +181,10 @@ class KillMatrix(Generic[F]):
         if role in self.restarted:
             follower.look()
             follower.compare(follower.folded())
+        elif role in self.healed:
+            life = set(alive.values())
+            self.wait("end of a life", lambda: not life & set(self.actors().values()))
+            follower.dead()
         else:
             self.wait(
                 "end of the launcher",
@@ -184,7 +194,7 @@ class KillMatrix(Generic[F]):
             follower.dead()
         before, version = len(follower.events), follower.version
         self.boundaries.append(before)
-        if role not in self.restarted:
+        if role not in (*self.restarted, *self.healed):
             self.start()
         work = self.wait("work", lambda: self._worked(role, before))
         step = self.wait("step", lambda: follower.version > version)
@@ -330,6 +340,7 @@ def arguments(text: str, kills: int) -> argparse.ArgumentParser:
     )
     parser.add_argument("--kills", type=int, default=kills)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--roles", default="", help="those that are killed (default: all), in turn")
     parser.add_argument(
         "--model", type=Path, help="a model directory (default: a tiny one is made)"
     )
@@ -343,6 +354,7 @@ def main() -> int:
         run = args.run or Path(place) / "run"
         run.parent.mkdir(parents=True, exist_ok=True)
         matrix = Matrix(run.absolute(), args.model or tiny(Path(place) / "model"), args.seed)
+        matrix.roles = tuple(args.roles.split(",")) if args.roles else ROLES
         began = time.monotonic()
         wrong = killed(matrix, args.kills)
         told(matrix, time.monotonic() - began)

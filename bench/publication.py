@@ -9,7 +9,8 @@ The ratio is the bare broadcast's seconds over the publication's, from the first
 last engine that has verified weights in place. An engine decodes nothing for `pause` of these
 seconds: staged for the copy, direct for all of it. `held` are the bytes of its process for the
 publication, beside its own weights, over those of the weights; `copied` those that it copies there
-or back.
+or back. `assembly` are the sender's seconds for copying its weights into buckets, by themselves,
+over those of the bare broadcast.
 """
 
 from __future__ import annotations
@@ -157,6 +158,16 @@ async def measured(
     return bare_s, max(answer["at"] for answer in answers) - start, answers
 
 
+def assembly(plan: Plan) -> float:
+    """Seconds in which weights are copied into two buckets by turns."""
+    weights = {spec.name: torch.randn(LAYER) for spec in plan.specs}
+    buckets = [torch.zeros(plan.bucket_bytes, dtype=torch.uint8) for _ in range(2)]
+    start = time.monotonic()
+    for _ in plan.pack(weights.items(), buckets):
+        pass
+    return time.monotonic() - start
+
+
 async def main(sizes: list[int], receivers: list[int], repeat: int, bucket_mb: int) -> None:
     torch.set_num_threads(1)
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
@@ -164,7 +175,9 @@ async def main(sizes: list[int], receivers: list[int], repeat: int, bucket_mb: i
         f"gloo on loopback, {os.cpu_count()} cores (load {load}), buckets of {bucket_mb} MB, "
         f"medians of {repeat}"
     )
-    print("     MB | engines | way    | bare MB/s | MB/s | ratio | pause s | held | copied")
+    print(
+        "     MB | engines | way    | bare MB/s | MB/s | ratio | pause s | held | copied | assembly"
+    )
     for count in receivers:
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory()))
@@ -191,12 +204,14 @@ async def main(sizes: list[int], receivers: list[int], repeat: int, bucket_mb: i
                     bare_s, ours_s = median(r[0] for r in rows), median(r[1] for r in rows)
                     ratio = median(r[0] / r[1] for r in rows)
                     pause = median(max(a["pause"] for a in answers) for *_, answers in rows)
+                    packing = median(assembly(plan) for _ in range(repeat)) / bare_s
                     held, copied = (
                         rows[0][2][0][key] / plan.total_bytes for key in ("held", "copied")
                     )
                     print(
                         f"{mb:7.0f} | {count:7d} | {way} | {mb / bare_s:9.0f} | {mb / ours_s:4.0f} "
-                        f"| {ratio:5.2f} | {pause:7.4f} | {held:4.2f} | {copied:.2f}",
+                        f"| {ratio:5.2f} | {pause:7.4f} | {held:4.2f} | {copied:6.2f} "
+                        f"| {packing:.3f}",
                         flush=True,
                     )
             engines.end()

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from actors.reporting import Reporter
 from actors.rollout_actor import rollout_actor
+from asyncrl.engines import canary
 from asyncrl.engines.options import EngineOptions
-from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.engine import SglangEngine
 from asyncrl.engines.sglang.servers import Launch, Server, managed
@@ -145,10 +145,10 @@ async def measure(concurrent: int, args: argparse.Namespace, folder: Path) -> fl
             deadline_s=60,
         )
 
-        async def load(version: int, weights: object, stop: Callable[[], None]) -> float:
-            return (
-                await publisher.load(version, dict(parameters_for_publication(model)), stop)
-            ).pause_s
+        async def load(version: int, weights: object, _: object, stop: Callable[[], None]) -> float:
+            own = dict(parameters_for_publication(model))
+            reference = canary.reference(model, own, text)
+            return (await publisher.load(version, own, reference, stop)).pause_s
 
         engine = SglangEngine(
             client,

@@ -4,7 +4,7 @@ versions each way, of which the medians are printed; `--bucket` MB an update cal
 
 The pause is what counts: decoding stands still for `transfer` (into the server's memory, by its own
 loader) and `verify` (its checksums). The canary comes after it; the last column is all of `load`,
-with what is done before the pause (the trainer's checksums, the canary's reference, writing the
+with what is done before the pause (the trainer's checksums, writing the
 files). Files are on /dev/shm where there is one: the disk's speed is not what is measured.
 """
 
@@ -21,7 +21,7 @@ import torch
 import trio
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.engines.sglang import canary
+from asyncrl.engines import canary
 from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.servers import Launch, managed
 from asyncrl.engines.sglang.weight_loader import Loaded, WeightLoader
@@ -85,8 +85,9 @@ async def measure(name: str, python: Path, repeat: int, bucket_bytes: int, direc
             for way, publisher in publishers.items():
                 for tensor in weights.values():
                     tensor.mul_(1.001)
+                reference = canary.reference(model, weights, text)
                 start = time.perf_counter()
-                loaded = await publisher.load(version, weights)
+                loaded = await publisher.load(version, weights, reference)
                 if (
                     version
                 ):  # the first one joins the group, and finds out how the server lays weights out

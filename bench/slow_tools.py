@@ -20,8 +20,14 @@ from __future__ import annotations
 import argparse
 import time
 
-from asyncrl.simulation.capacity.modelled import Measured, configured, lognormal, measure
-from asyncrl.simulation.fake_world import Speeds
+from asyncrl.simulation.capacity.cluster_models import (
+    ClusterModel,
+    EngineModel,
+    LengthModel,
+    TrainerModel,
+)
+from asyncrl.simulation.capacity.meter import Measured
+from asyncrl.simulation.capacity.modelled import configured, measure
 from asyncrl.simulation.scripted_agents import ScriptedAgents
 
 ENGINES, TURNS, MEAN = 2, 4, 200
@@ -50,12 +56,14 @@ def run(slots: int, groups: int, agents: ScriptedAgents | None, concurrency: int
             "concurrency": concurrency,
             "max_calls": TURNS,
         },
+        run={"seed": 1},
     )
-    speeds = Speeds(verdict_s=1.0, trained_token_s=0.0, step_s=1.0)
-    length = lognormal(1, MEAN if agents is None else MEAN // TURNS, longest // TURNS)
-    if agents is None:
-        length = lognormal(1, MEAN, longest)
-    return measure(config, length, lambda busy: 1.0, speeds, first=FIRST, last=LAST, agents=agents)
+    models = ClusterModel(
+        engine=EngineModel(decode_ms=[(1, 1e3)]),
+        length=LengthModel(mean=MEAN if agents is None else MEAN // TURNS),
+        trainer=TrainerModel(token_us=0.0, step_s=1.0),
+    )
+    return measure(config, models, first=FIRST, last=LAST, agents=agents)
 
 
 def main() -> None:

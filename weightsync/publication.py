@@ -357,9 +357,11 @@ class Publication:
     def _commit(self, now: float) -> list[Action]:
         self._enter(PublicationPhase.COMMIT, now)
         self._owing = dict(self._live)
+        assert self._sent is not None, "nothing is decided before it"
+        commit = Commit(self.number, self.version, self._pin, self._sent.canary)
         return [
             Decided(self.version),
-            *(ToMember(m, Commit(self.number, self.version, self._pin)) for m in self._live),
+            *(ToMember(m, commit) for m in self._live),
         ]
 
     def _abort(self, reason: str, now: float) -> list[Action]:

@@ -1,6 +1,7 @@
-"""Rank 0 of a process group whose other ranks are those of one SGLang server. Invariant: the server
-gets the buckets that were cut, in their order, each as one broadcast of the bytes that its update
-call describes; after a failure the group is not used again.
+"""Rank 0 of a process group whose other ranks are those of SGLang servers: of one, which a rollout
+actor gives staged weights, or of many, to which the trainer sends direct. Invariant: servers get
+the buckets that were cut, in their order, each as one broadcast of the bytes that its update call
+describes; after a failure the group is not used again.
 
 The server asks for everything by HTTP, which is not this file's business: whoever sends the request
 (`init_weights_update_group`, then one `update_weights_from_distributed` a bucket) calls `join` and
@@ -21,7 +22,7 @@ import msgspec
 import torch
 import trio
 from torch import Tensor
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from asyncrl.ipc.address import TcpAddress
 from weightsync.group import Collective, Job, Worker, connect_group
@@ -73,10 +74,11 @@ class ServerGroup:
     transfers."""
 
     def __init__(
-        self, host: str, port: int, ranks: int, device: torch.device, bucket_bytes: int
+        self, store: TCPStore, host: str, ranks: int, device: torch.device, bucket_bytes: int
     ) -> None:
-        self.host, self.port = host, port
-        """The address at which the server finds the store."""
+        # served for as long as this refers to it
+        self._store, self.host, self.port = store, host, int(store.port)
+        """The address at which servers find the store."""
         self.world = 1 + ranks
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self.name = _name()
@@ -94,13 +96,20 @@ class ServerGroup:
     ) -> AsyncIterator[ServerGroup]:
         """Host the store on `host` alone, an address of this machine, for a server of `ranks`
         ranks. A `device` of CUDA has a number. Raises TransferError."""
-        # served for as long as this refers to it
         store = await trio.to_thread.run_sync(serve_tcp_store, host)
-        group = ServerGroup(host, int(store.port), ranks, torch.device(device), bucket_bytes)
+        group = ServerGroup(store, host, ranks, torch.device(device), bucket_bytes)
         try:
             yield group
         finally:
             group.leave()
+
+    async def renew(self, ranks: int) -> None:
+        """Leave the group, for one with `ranks` others, in a new store: who waits for somebody in
+        the old one is told. Raises TransferError."""
+        self.leave()
+        self.world = 1 + ranks
+        self._store = await trio.to_thread.run_sync(serve_tcp_store, self.host)
+        self.port = int(self._store.port)
 
     @property
     def joined(self) -> bool:
@@ -135,9 +144,7 @@ class ServerGroup:
             store = open_store(ours, left)
         device = "cuda" if self._device.type == "cuda" else "cpu"
         meeting = PrefixStore(f"{device}/", PrefixStore(f"{name}/", PrefixStore(name, store)))
-        with job.step(
-            f"waiting for the {self.world - 1} ranks of the server to join {name}"
-        ) as left:
+        with job.step(f"waiting for the {self.world - 1} ranks of servers to join {name}") as left:
             address = own_address(ours)
             return connect_group(
                 meeting, 0, self.world, address=address, device=self._device, timeout=left
@@ -146,12 +153,12 @@ class ServerGroup:
     async def _broadcast(self, transfer: ServerTransfer, doing: str, deadline_s: float) -> None:
         async with self._worker.turn(deadline_s) as job:
             # only success puts it back, so that a broken one has no way to be used again
-            group, self._group = self._group, None
-            if group is None:
+            if self._group is None:
                 raise ValueError("nothing can be sent in a group that is not joined")
-            used = group
+            held, self._group = [self._group], None
 
             def send() -> Collective:
+                used = held[0]
                 with job.step(doing) as left:
                     work = used.broadcast(transfer.take(), 0, left)
                 transfer.assemble()  # the next bucket, while this one is on the wire
@@ -159,7 +166,9 @@ class ServerGroup:
                     work.wait(left)
                 return used
 
-            self._group = await self._worker.run(send, lambda: self._close(used))
+            # An error's traceback refers to this frame: with the group in it, connections would
+            # stay open, and servers that wait for a broadcast would not be told.
+            self._group = await self._worker.run(send, lambda: self._close(held.pop()))
 
 
 class ServerTransfer:

@@ -35,6 +35,7 @@ from actors.coordinator.stepping import Stepping
 from actors.coordinator.underway import Underway
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
+from asyncrl.ipc.messages import Healable
 from asyncrl.ipc.waits import Waits
 from asyncrl.observe.curve import Curve
 from asyncrl.observe.evaluation_figures import Figures
@@ -75,10 +76,10 @@ class Components:
     stepping: Stepping | None = None
     outcome: Outcome | None = None
 
-    def end(self, ok: bool, reason: str) -> None:
+    def end(self, ok: bool, reason: str, *, heals: Healable | None = None) -> None:
         """End the run. The first reason counts."""
         if self.outcome is None:
-            self.outcome = Outcome(ok, reason)
+            self.outcome = Outcome(ok, reason, heals)
         self.changes.set()
 
 
@@ -94,13 +95,13 @@ def assemble(
     journal_status: Callable[[], JournalStatus],
     stalled: Callable[[RunStatus], None],
     fence: Callable[[str, str], None],
-    give_up: Callable[[str], None],
+    give_up: Callable[[str, Healable | None], None],
     served: Callable[[int, bool], None],
     evaluated: Callable[[int, float, Figures], None],
 ) -> Components:
     """Build the parts of a run that begins now. `fence(actor, reason)` has an actor replaced,
-    `give_up(reason)` ends the run, `served(version, evaluate)` hears of each version that every
-    engine serves, `evaluated(version, accuracy, figures)` of each evaluation."""
+    `give_up(reason, heals)` ends the run, `served(version, evaluate)` hears of each version that
+    every engine serves, `evaluated(version, accuracy, figures)` of each evaluation."""
     changes = Changes(waits, config.supervision.stall_s)
     expected = [
         "trainer-0",

@@ -15,6 +15,7 @@ from actors.coordinator.components import Components
 from actors.coordinator.engine_pool import EngineHandle
 from actors.coordinator.peers import LastSeen, Peer
 from actors.coordinator.stepping import Stepping
+from asyncrl.config.errors import BAD_INPUT
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.ipc.errors import LinkError
 from asyncrl.ipc.link import Link
@@ -30,6 +31,7 @@ from asyncrl.ipc.messages import (
     Exited,
     GiveFailure,
     GiveReward,
+    Healable,
     Hello,
     Joined,
     Message,
@@ -268,7 +270,7 @@ class Connections:
         now = trio.current_time()
         parts.roster.last_seen[peer.name] = LastSeen(peer.incarnation, peer.pid, now)
         if peer.role == "trainer" and not parts.lifecycle.ending:
-            parts.end(False, "the trainer was lost")
+            parts.end(False, "the trainer was lost", heals="lost")
         self._take_back(peer)
         parts.changes.set()
 
@@ -301,4 +303,7 @@ class Connections:
                 logger.warning("the run goes on without %s, which %s", name, why)
                 parts.metrics.removed(message.role)
                 return
-        parts.end(False, f"{name} {describe_exit(message.code)}")
+        heals: Healable | None = (
+            "lost" if message.role == "trainer" and message.code != BAD_INPUT else None
+        )
+        parts.end(False, f"{name} {describe_exit(message.code)}", heals=heals)

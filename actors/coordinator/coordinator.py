@@ -78,7 +78,7 @@ class Coordinator:
             journal_status=journal,
             stalled=stalled,
             fence=lambda actor, reason: self._connections.replace(actor, reason),
-            give_up=lambda reason: self.parts.end(False, reason),
+            give_up=lambda reason, heals: self.parts.end(False, reason, heals=heals),
             served=self._on_served,
             evaluated=self._on_evaluated,
         )
@@ -175,7 +175,7 @@ class Coordinator:
         """Tell the launcher that the summary is written, and wait until it has hung up."""
         parts = self.parts
         for launcher in parts.roster.of("launcher"):
-            launcher.send(RunFinished(outcome.ok, outcome.reason))
+            launcher.send(RunFinished(*outcome))
         await parts.changes.until(
             "the launcher's goodbye",
             lambda: not any(parts.roster.of("launcher")),

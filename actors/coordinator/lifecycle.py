@@ -27,10 +27,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from asyncrl.config.schema import SupervisionConfig
+from asyncrl.ipc.messages import Healable
 from asyncrl.processes.standstill import shifted
 
-GOODBYE_S = 2.0
-"""Seconds in which the launcher hangs up."""
+GOODBYE_S = 10.0
+"""Seconds in which the launcher hangs up. It may wait for an actor's end before it does
+(`run_supervisor.CAUSE_S`)."""
 
 
 class Phase(enum.Enum):
@@ -55,10 +57,11 @@ class Stage(enum.Enum):
 
 
 class Outcome(NamedTuple):
-    """The end of a run, and its reason."""
+    """The end of a run, and its reason. With `heals`, another life of the run may begin."""
 
     ok: bool
     reason: str
+    heals: Healable | None = None
 
 
 class OverduePhase(NamedTuple):

@@ -37,6 +37,7 @@ from asyncrl.experience.events import Published
 from asyncrl.ipc.messages import (
     Commit,
     Committed,
+    Healable,
     Joined,
     Prepared,
     Quiesced,
@@ -77,10 +78,10 @@ class Publishing:
         config: Config,
         *,
         fence: Callable[[str, str], None],
-        give_up: Callable[[str], None],
+        give_up: Callable[[str, Healable | None], None],
         done: Callable[[int, bool], None],
     ) -> None:
-        """`fence(actor, reason)` has an engine replaced. `give_up(reason)` ends the run.
+        """`fence(actor, reason)` has an engine replaced. `give_up(reason, heals)` ends the run.
         `done(version, evaluate)` hears of each version that every engine serves; `evaluate` is True
         if it was pinned for evaluation."""
         self._store = store
@@ -249,7 +250,7 @@ class Publishing:
                     self._membership = self._membership.left(member)
                     self._fence(f"rollout-{member}", reason)
                 case FenceTrainer(reason):
-                    self._give_up(f"the trainer does not answer: {reason}")
+                    self._give_up(f"the trainer does not answer: {reason}", "stalled")
                 case Done(version):
                     self._current, self._failures, self.served = None, 0, version
                     self._count(trio.current_time() - self._began, self._pauses)
@@ -267,7 +268,9 @@ class Publishing:
                     )
                     if self._failures == FAILURES and not lost:
                         self._give_up(
-                            f"{FAILURES} publications failed in a row, the last because of {reason}"
+                            f"{FAILURES} publications failed in a row, the last because of "
+                            f"{reason}",
+                            None,
                         )
                 case _:
                     raise AssertionError(action)

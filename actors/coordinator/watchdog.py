@@ -23,7 +23,7 @@ from actors.coordinator.collect_progress import under_way
 from actors.coordinator.collect_status import collect_status, collect_update
 from actors.coordinator.components import Components
 from actors.coordinator.lifecycle import OverduePhase, Phase
-from asyncrl.ipc.messages import Busy
+from asyncrl.ipc.messages import Busy, Healable
 from asyncrl.observe.diagnosis import diagnose, listed
 from asyncrl.observe.metrics import observe
 from asyncrl.processes.standstill import TICK_S, shifted, stood_s
@@ -96,7 +96,7 @@ def _watch(parts: Components, now: float) -> None:
     if parts.outcome is not None or parts.lifecycle.ending:
         return
     if what := _too_long_at_work(parts):
-        _stall(parts, what)
+        _stall(parts, what, heals="stalled")
         return
     late = parts.lifecycle.late(_last_activity(parts, now), now)
     if late is None:
@@ -105,7 +105,7 @@ def _watch(parts: Components, now: float) -> None:
         names = listed(parts.lifecycle.begin_without(now))
         logger.warning("the run begins without %s, which did not come in time", names)
         return
-    _stall(parts, _overdue(parts, late))
+    _stall(parts, _overdue(parts, late), heals=None if late.missing else "stalled")
 
 
 def _last_activity(parts: Components, now: float) -> float:
@@ -146,11 +146,11 @@ def _overdue(parts: Components, late: OverduePhase) -> str:
     return f"no token and no step for {supervision.stall_s:g} s (supervision.stall_s)"
 
 
-def _stall(parts: Components, what: str) -> None:
+def _stall(parts: Components, what: str, *, heals: Healable | None = None) -> None:
     found = msgspec.structs.replace(collect_status(parts), reason=what)
     parts.stalled(found)
     cause = diagnose(found).rstrip(".")
-    parts.end(False, f"{what}: {cause[0].lower()}{cause[1:]}")
+    parts.end(False, f"{what}: {cause[0].lower()}{cause[1:]}", heals=heals)
 
 
 def _measure(parts: Components) -> None:

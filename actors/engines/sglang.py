@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from asyncrl.engines.sglang.client import Client
+    from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
     from asyncrl.engines.sglang.routed import Served
     from asyncrl.engines.sglang.servers import Server
     from asyncrl.engines.sglang.weight_loader import WeightLoader
@@ -40,7 +41,13 @@ BUNDLED = "Qwen3ForCausalLM"
 class SglangServers(EngineKind):
     """`engine.kind = "sglang"`."""
 
-    capabilities = Capabilities(keeps_versions=False, tables=frozenset({"engine.sglang"}))
+    capabilities = Capabilities(
+        keeps_versions=False,
+        takes_directly=True,
+        serves_apart=True,
+        compares_canary=True,
+        tables=frozenset({"engine.sglang"}),
+    )
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -60,6 +67,10 @@ class SglangServers(EngineKind):
         config, tokenizer = context.config, context.tokenizer
         async with AsyncExitStack() as stack:
             clients = await _clients(stack, context)
+            if config.publication.path == "direct":
+                served = await _served(stack, config, clients)
+                yield _direct_engine(context, clients, served)
+                return
             loaders = [
                 await stack.enter_async_context(_weight_loader(context, client))
                 for client in clients
@@ -178,16 +189,50 @@ async def _served(stack: AsyncExitStack, config: Config, clients: list[Client]) 
     return Routed(await stack.enter_async_context(_client(config, router, key)), clients)
 
 
+def _direct_engine(
+    context: EngineContext, clients: list[Client], served: Served
+) -> DirectSglangEngine:
+    """The engine of servers to which the trainer sends weights itself."""
+    from asyncrl.engines import canary
+    from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
+    from asyncrl.engines.sglang.direct_load import DirectLoad
+
+    config, tokenizer = context.config, context.tokenizer
+    sglang = config.engine.sglang
+    servers = [
+        DirectLoad(
+            client,
+            dict(context.model.named_parameters()),
+            type(context.model).__name__,
+            canary.text(tokenizer.vocabulary, tokenizer.stop_ids),
+            mode=sglang.interrupt,
+            tolerance=sglang.canary or canary.TOLERANCE[engine_dtype(config)],
+            deadline_s=config.publication.deadline_s,
+        )
+        for client in clients
+    ]
+    return DirectSglangEngine(
+        served,
+        servers,
+        EngineOptions.of(config.engine),
+        vocab_size=tokenizer.sampled,
+        stop_ids=frozenset(tokenizer.stop_ids),
+        idle=context.waits.spent,
+    )
+
+
 async def _load(
     loaders: list[WeightLoader],
     version: int,
     weights: Mapping[str, torch.Tensor],
+    reference: Sequence[float],
     stop: Callable[[], None],
 ) -> float:
     """Load into every server; the longest pause of any, in seconds."""
     from asyncrl.engines.sglang.gather import gather
 
-    loaded = await gather(*(partial(loader.load, version, weights, stop) for loader in loaders))
+    loads = (partial(loader.load, version, weights, reference, stop) for loader in loaders)
+    loaded = await gather(*loads)
     return max(one.pause_s for one in loaded)
 
 
@@ -231,7 +276,7 @@ def _client(config: Config, url: str, key: str) -> AbstractAsyncContextManager[C
 @asynccontextmanager
 async def _weight_loader(context: EngineContext, client: Client) -> AsyncIterator[WeightLoader]:
     """The loader of weights of one server."""
-    from asyncrl.engines.sglang import canary
+    from asyncrl.engines import canary
     from asyncrl.engines.sglang.weight_loader import WeightLoader
     from asyncrl.engines.sglang.weight_transfer import (
         BroadcastTransfer,

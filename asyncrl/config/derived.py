@@ -218,6 +218,11 @@ def derived(config: Config, available: int) -> list[Row]:
             else "off",
             "Prometheus",
         ),
+        *(
+            [Row("page", f"http://{config.run.page_host}:{port}/", "the run, in a browser")]
+            if (port := config.run.page_port)
+            else []
+        ),
         *(Row("note", key, text) for key, text in advice(config)),
         *_large_state(config),
     ]

@@ -29,9 +29,17 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """True if it is a `DirectEngine` (`asyncrl.engines.protocol`), whose own weights a publication
     may write while it stands still. Without it `publication.path = "direct"` is refused."""
 
+    serves_apart: bool = False
+    """True if servers of its own decode. They meet the trainer in a direct publication, by a
+    `DirectReceive` (`actors.direct_reception`) that the engine has."""
+
     widens: bool = False
     """True if it holds weights in `model.dtype`, whatever type they are sent in
     (`publication.dtype`). Without it they stay of the type that they are sent in."""
+
+    compares_canary: bool = False
+    """True if it is a `CanaryEngine` (`asyncrl.engines.protocol`), which compares what it computes
+    with what the trainer does. Without it the trainer computes no canary."""
 
     tables: frozenset[str] = frozenset()
     """Tables of run.toml that are its own, such as `engine.sglang`. What is set in the table of an

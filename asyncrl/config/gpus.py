@@ -48,6 +48,7 @@ def gpus_of(config: Config) -> Gpus:
         config.engine.kind == "sglang"
         and sglang.transfer == "broadcast"
         and sglang.backend == "nccl"
+        and config.publication.path == "staged"
     )
     trainer = tuple(range(config.train.ranks or 1)) if config.train.device == "cuda" else ()
     start, ranks = len(trainer), sglang.tensor_parallel if on_gpus else 0

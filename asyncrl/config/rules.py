@@ -107,8 +107,8 @@ def _direct(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     if not capabilities(config.engine.kind).takes_directly:
         yield (
             ("publication.path", "engine.kind"),
-            "nothing can be sent straight into this engine's weights yet: set path to staged, or "
-            "kind to embedded",
+            "nothing can be sent straight into this engine's weights: set path to staged, or kind "
+            "to embedded",
         )
     if config.publication.full_every > 1:
         yield (
@@ -164,6 +164,18 @@ def _sglang(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             ("engine.kind", "engine.sglang.launch", "engine.sglang.urls"),
             "say who runs the servers: launch for one that each rollout actor starts, or urls "
             "for those that run already",
+        )
+    if config.publication.path == "direct" and sglang.transfer == "disk":
+        yield (
+            ("publication.path", "engine.sglang.transfer"),
+            "the trainer broadcasts straight into servers: set path to staged, or transfer to "
+            "broadcast",
+        )
+    by_nccl = config.publication.path == "direct" and sglang.backend == "nccl"
+    if by_nccl and config.train.device != "cuda":
+        yield (
+            ("publication.path", "engine.sglang.backend", "train.device"),
+            "the trainer broadcasts, from its own device: set backend to gloo, or device to cuda",
         )
     if sglang.launch and sglang.api_key_file:
         yield (

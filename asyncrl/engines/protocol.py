@@ -177,6 +177,23 @@ class AveragingEngine(Engine, Protocol):
 
 
 @runtime_checkable
+class CanaryEngine(Engine, Protocol):
+    """An engine that compares the canary (`Capabilities.compares_canary`).
+
+    Whoever has no servers compares nothing, and is told nothing:
+
+    >>> from asyncrl.engines.scripted import ScriptedEngine
+    >>> hasattr(ScriptedEngine, "expect")
+    False
+    """
+
+    def expect(self, version: int, canary: Sequence[float]) -> None:
+        """Hear the trainer's log-probabilities of the canary under `version`, which is loaded next
+        (`asyncrl.engines.canary`)."""
+        ...
+
+
+@runtime_checkable
 class DirectEngine(Engine, Protocol):
     """An engine whose own weights a publication may write (`Capabilities.takes_directly`).
 

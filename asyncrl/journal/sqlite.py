@@ -217,6 +217,21 @@ class SqliteHistory:
             yield connection
 
 
+def copy(path: Path, target: Path) -> None:
+    """Write the journal as it is at one moment into the file `target`, which is made anew; its
+    writer goes on meanwhile. Raises JournalError."""
+    target.unlink(missing_ok=True)
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with (
+        errors(path),
+        closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S)) as source,
+        closing(sqlite3.connect(target, isolation_level=None)) as made,
+    ):
+        source.backup(made)
+        # one file, not three: it gets its name by a rename
+        made.execute("PRAGMA journal_mode = DELETE")
+
+
 def _open(path: Path, run: str) -> tuple[sqlite3.Connection, int]:
     """A connection for writing, and the number of the last event."""
     with errors(path):

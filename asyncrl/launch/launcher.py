@@ -1,21 +1,23 @@
 """Start of a run's processes, and the words and the exit status that a run ends with.
 
     fork server → prepare the model → supervise: coordinator, trainer × ranks, rollout × N,
-    reward × M → show the summary
+    reward × M → (the trainer or the coordinator is lost: supervise once more) → show the summary
 
-`asyncrl.processes.run_supervisor` starts actors again, listens to the coordinator and ends the run;
-here is how one actor is started as a process, and what the user sees. Each actor leads a session of
-its own, so Ctrl-C reaches the launcher alone, which has the coordinator drain the run. Invariant:
-whatever ends the launcher, no process of the run outlives it: actors die with it by the kernel's
-parent-death signal.
+`asyncrl.processes.run_supervisor` starts actors again, listens to the coordinator and ends a life
+of the run, and `asyncrl.processes.healing` says whether another one begins; here is how one actor
+is started as a process, and what the user sees. Each actor leads a session of its own, so Ctrl-C
+reaches the launcher alone, which has the coordinator drain the run. Invariant: whatever ends the
+launcher, no process of the run outlives it: actors die with it by the kernel's parent-death signal.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import signal
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import trio
@@ -33,11 +35,14 @@ from asyncrl.ipc.endpoints import serve
 from asyncrl.ipc.keys import new_key, read_key, write_key
 from asyncrl.ipc.messages import Progress, Replace, Role, StatusUpdate
 from asyncrl.journal import JournalError, fold
+from asyncrl.launch.page import keep_page
+from asyncrl.launch.run_copy import keep_copy
 from asyncrl.observe import logs, summary
 from asyncrl.observe.curve import Curve, read
 from asyncrl.observe.display import Display, show_summary
 from asyncrl.observe.logs import FOLDER
 from asyncrl.observe.logs import path as log_path
+from asyncrl.observe.model_card import write_cards
 from asyncrl.observe.output import complain
 from asyncrl.observe.progress import receive
 from asyncrl.observe.run_dir import (
@@ -55,6 +60,7 @@ from asyncrl.observe.run_dir import (
     WEIGHT_STORE,
 )
 from asyncrl.processes.forkserver import ForkServer, open_fork_server
+from asyncrl.processes.healing import Healing
 from asyncrl.processes.machine import available_cores
 from asyncrl.processes.process import Process, last_words
 from asyncrl.processes.run_supervisor import RunSupervisor, SupervisedEnd
@@ -62,6 +68,8 @@ from asyncrl.processes.standstill import TICK_S
 from asyncrl.processes.supervisor import ActorFailed, Child, describe_exit
 from asyncrl.training.bundled import warmed_to
 from asyncrl.training.outlook import ended
+
+logger = logging.getLogger(__name__)
 
 FAILED = 1
 INTERRUPTED = 130
@@ -98,7 +106,9 @@ class _Launch:
             config.machine.trainer_cores,
         )
         self._supervisor = RunSupervisor(config, self, self)
+        self._healing = Healing(config.supervision.heals)
         self._signalled: signal.Signals | None = None
+        self._copying = trio.CancelScope()
         self._starting = trio.CancelScope()  # until the coordinator says how the run stands
 
     async def run(self) -> int:
@@ -106,24 +116,61 @@ class _Launch:
         write_key(self._run / KEY, new_key())
         if self._config.agent.run:
             write_key(self._run / GATEWAY_KEY, secrets.token_urlsafe().encode())
-        for old in (SUMMARY, STATUS, STALL, RANK_STORE):  # of the run that this one resumes
-            (self._run / old).unlink(missing_ok=True)
-        (self._run / RANK_STORE).touch(0o600)
+        self._clear()
         (self._run / FOLDER).mkdir(exist_ok=True)
         with logs.kept(self._run, "launcher", 0):
             with self._display:
-                end = await self._supervisor.run()
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(self._obey_signals)
+                    if self._config.run.page_port:
+                        nursery.start_soon(keep_page, self._config.run, self._display.note)
+                    self._fork_server: ForkServer = await nursery.start(self._keep_fork_server)
+                    async with trio.open_nursery() as copying:
+                        over = trio.Event()
+                        if self._config.run.copy:
+                            copying.start_soon(self._keep_copy, over)
+                        end = await self._live()
+                        over.set()
+                    nursery.cancel_scope.cancel()
             # A trainer that was killed, or had not ended when the run was over, has left them.
             for store in (WEIGHT_STORE, RANK_STORE):
                 (self._run / store).unlink(missing_ok=True)
             return self._report(end)
 
+    async def _keep_copy(self, over: trio.Event) -> None:
+        """Have a copy of the run that is kept up to date until the run is `over`, and once more
+        then; who ends the run at once does not wait for that."""
+        with self._copying:
+            limit_s = self._config.supervision.checkpoint_s
+            await keep_copy(self._config, over, self._display.note, limit_s)
+
+    async def _live(self) -> SupervisedEnd:
+        """Run to the end; where the trainer or the coordinator is lost, go on as `--resume` does.
+        Returns how the last life ended."""
+        while True:
+            end = await self._supervisor.run()
+            if self._signalled is not None or not self._healing.again(end):
+                return end
+            lost = self._healing.lost[-1]
+            logger.warning("healing %d: %s", len(self._healing.lost), lost)
+            self._display.note(
+                f"{lost.role}-{lost.index} was lost, and the run goes on from its last checkpoint."
+            )
+            self._clear()
+            self._resume = True
+            self._starting = trio.CancelScope()
+            self._supervisor = RunSupervisor(self._config, self, self, self._healing.lost)
+
+    def _clear(self) -> None:
+        """Remove what a life leaves of itself; the next one makes it anew."""
+        for old in (SUMMARY, STATUS, STALL, WEIGHT_STORE, RANK_STORE):
+            (self._run / old).unlink(missing_ok=True)
+        (self._run / RANK_STORE).touch(0o600)
+
     # ----------------------------------------------------------------------------------- RunActors
 
     async def open(self, nursery: trio.Nursery) -> None:
-        """Obey signals from now on, prepare the model, and listen for the coordinator."""
-        await nursery.start(self._obey_signals)
-        self._fork_server: ForkServer = await nursery.start(self._keep_fork_server)
+        """Prepare the model, and listen for the coordinator."""
         await self._prepare()
         what = "reading checkpoint and journal" if self._resume else "starting the coordinator"
         nursery.start_soon(self._show, what, self._starting)
@@ -262,12 +309,15 @@ class _Launch:
                         "Draining: what is being generated is parked, what is learned is saved. "
                         "Once more ends the run at once."
                     )
+                else:
+                    self._copying.cancel()
 
     # --------------------------------------------------------------------------------- RunObserver
 
     def on_status(self, update: StatusUpdate) -> None:
         """Show how the run stands."""
         self._starting.cancel()
+        self._healing.stepped(update.step)
         self._display.update(update)
 
     def on_replace(self, message: Replace) -> None:
@@ -305,7 +355,12 @@ class _Launch:
             except (JournalError, ImpossibleEvent, OSError) as error:
                 complain(escaped(f"there is no summary: {error}"))
         if path.exists():
-            show_summary(summary.read(path), self._run, self._console)
+            told = summary.read(path)
+            show_summary(told, self._run, self._console)
+            try:
+                write_cards(self._run, self._config, told, version("asyncrl"))
+            except OSError as error:
+                complain(escaped(f"the model has no card: {error}"))
         if failure is not None and failure.code == BAD_INPUT:
             complain(escaped(last_words(failure.traceback)))
             return BAD_INPUT
@@ -314,7 +369,10 @@ class _Launch:
             return FAILED
         if finished is not None and not finished.ok:
             # The coordinator may have seen a link end before anybody saw why.
-            why = "; ".join([finished.reason, *end.unrestarted[:1]])
+            why = finished.reason
+            if end.unrestarted:
+                lost = end.unrestarted[0]
+                why += f"; {lost.role}-{lost.index} {describe_exit(lost.code)}"
             complain(escaped(f"the run failed: {why}. Its logs are in {self._run / 'logs'}."))
             return FAILED
         if self._signalled is signal.SIGINT:

@@ -41,6 +41,7 @@ from asyncrl.launch.model_directories import (
     check_policies,
 )
 from asyncrl.launch.private import private_files, refuse_foreign
+from asyncrl.launch.run_copy import refuse_unfit
 from asyncrl.observe import curve
 from asyncrl.observe.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
 from asyncrl.programs.bubblewrap import Bubblewrap
@@ -105,6 +106,7 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
             ("reference", ("path", "api_key_file")),
             ("teacher", ("path", "api_key_file")),
             ("supervised", ("path",)),
+            ("run", ("copy",)),
             ("engine.sglang", ("api_key_file",)),
         )
     }
@@ -130,7 +132,7 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
         supervised=msgspec.structs.replace(config.supervised, **absolute["supervised"]),
         engine=msgspec.structs.replace(config.engine, sglang=sglang),
         train=msgspec.structs.replace(config.train, ranks=settled_ranks(config, gpus_here())),
-        run=msgspec.structs.replace(config.run, dir=str(run.absolute())),
+        run=msgspec.structs.replace(config.run, dir=str(run.absolute()), **absolute["run"]),
     )
 
 
@@ -163,9 +165,15 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     of cores. Raises ConfigError."""
     _cores(config, available)
     _directory(config, resume)
+    refuse_unfit(config, resume)
     if resume:
         refuse_unreadable(Path(config.run.dir))
-    _port(config.metrics.host, config.metrics.port)
+    _port("metrics", config.metrics.host, config.metrics.port)
+    _port("run.page", config.run.page_host, config.run.page_port)
+    if config.run.page_port and config.run.page_port == config.metrics.port:
+        raise ConfigError(
+            f"run.page_port and metrics.port are both {config.metrics.port}; they need one each."
+        )
     if config.agent.run and config.agent.port:
         _agents_ports(config.agent)
     if (gpus := gpus_of(config)).needed:
@@ -397,16 +405,17 @@ def _unwritable(run: Path, error: OSError) -> str:
     return f"{run}: the run directory cannot be written ({error.strerror}); choose another run.dir."
 
 
-def _port(host: str, port: int) -> None:
+def _port(server: str, host: str, port: int) -> None:
     if not port or (error := _refused(host, port)) is None:
         return
+    dot = "_" if "." in server else "."  # metrics.port, run.page_port
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         raise ConfigError(
-            f"metrics.host is {host!r}, and that is no IPv4 address of this machine; 0.0.0.0 is "
-            "each."
+            f"{server}{dot}host is {host!r}, and that is no IPv4 address of this machine; 0.0.0.0 "
+            "is each."
         )
     raise ConfigError(
-        f"metrics.port is {port}, and that port {_why(error)}; choose another, or 0 for no metrics."
+        f"{server}{dot}port is {port}, and that port {_why(error)}; choose another, or 0 for none."
     )
 
 

@@ -1,7 +1,8 @@
-"""Commands that look at runs: compare, rollouts, top and report. Invariant: a run that is looked at
-is not changed, held up or waited for, and nothing of it is executed.
+"""Looking at runs: compare, rollouts, top, report and page. Invariant: a run that is looked at is
+not changed, held up or waited for, and nothing of it is executed.
 
 run_figures.py      the numbers of a run, from its curve, status and summary
+seen_curve.py       its curve, read on as it grows
 compare.py          runs side by side
 seen_rollouts.py    the rollouts that a journal has
 rollout_records.py  what the model said, on a terminal and in a file
@@ -9,5 +10,12 @@ top.py              the live display, from outside
 next_changes.py     what to change next
 html_page.py        HTML that cannot be broken out of
 plots.py            lines as SVG
-report.py           all of it as one page
+style.py            the style sheet of report and page
+flow_part.py        the flow as a picture, with who waits for whom
+seen_turns.py       an episode as a tree of turns
+rollout_part.py     rollouts, with tokens in colours
+run_parts.py        all parts of a report
+report.py           all of them as one file
+run_page.py         the same parts, renewed: the page of a living run (page.js is its script)
+page_process.py     the process that serves it
 """

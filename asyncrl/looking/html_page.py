@@ -2,7 +2,9 @@
 escapes it for HTML, and for whoever reads the page's source in a terminal.
 
 A page is one file. Its Content-Security-Policy allows one thing, its own style sheet, by its hash:
-no script, no picture, no request, and no style of another.
+no script, no picture, no request, and no style of another. A page that a server renews has one
+script, of that server, which may ask that server alone; no text can become a script
+(`require-trusted-types-for`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from asyncrl.escape import CUT, escaped, escaped_lines
 
 TEXT = 4000
 """Characters of a text of several lines, at most."""
-VOID = frozenset({"meta"})
+VOID = frozenset({"meta", "input"})
 """Tags without an end."""
 
 
@@ -60,10 +62,17 @@ def _html(child: str) -> str:
     return child if isinstance(child, Html) else escape(escaped(child))
 
 
-def page(title: str, style: str, *body: Html) -> str:
-    """A whole page with this style sheet."""
+def page(title: str, style: str, *body: Html, script: str = "") -> str:
+    """A whole page with this style sheet, and the script at the path `script` of its server."""
     digest = b64encode(sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    renewed = []
+    if script:
+        policy += (
+            "; script-src 'self'; connect-src 'self'; require-trusted-types-for 'script'; "
+            "trusted-types 'none'"
+        )
+        renewed = [tag("script", src=script, defer="")]
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -72,5 +81,6 @@ def page(title: str, style: str, *body: Html) -> str:
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
         Html(f"<style>{style}</style>"),
+        *renewed,
     )
     return f"<!doctype html>\n{tag('html', head, tag('body', *body), lang='en')}\n"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import sys
 from collections.abc import Iterator, Sequence
 
 from asyncrl.looking.html_page import Html, tag
 
-WIDTH, HEIGHT = 640, 240
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 28
+WIDTH, HEIGHT = 420, 210
+LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 28
 """Room around a plot, in its own units."""
 TICKS = 4
 """Steps between two ends of an axis, about."""
@@ -16,7 +18,7 @@ POINTS = 1000
 """Points of a series that are kept, at least; twice as many at most."""
 STYLE = """
 svg{width:100%;height:auto;display:block}
-svg text{font:12px system-ui,sans-serif;fill:var(--dim)}
+svg text{font:14px system-ui,sans-serif;fill:var(--dim)}
 svg .grid{stroke:var(--line);stroke-width:1}
 svg .s0,svg .s1{fill:none;stroke-width:2;stroke-linejoin:round}
 svg .s0{stroke:var(--one)}svg .s1{stroke:var(--two)}
@@ -41,6 +43,12 @@ class PlotSeries:
                 self.points, self._every = self.points[::2], 2 * self._every
         self._added += 1
 
+    def copy(self) -> PlotSeries:
+        """The points by now, apart from those to come."""
+        other = copy.copy(self)
+        other.points = [*self.points]
+        return other
+
     def drawn(self) -> list[list[tuple[float, float]]]:
         """The stretches of points between gaps."""
         stretches: list[list[tuple[float, float]]] = [[]]
@@ -61,7 +69,7 @@ def ticks(low: float, high: float) -> list[float]:
     """
     if high <= low:
         low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
-    rough = (high - low) / TICKS
+    rough = max((high - low) / TICKS, sys.float_info.min)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough * 0.75)
     first, last = math.floor(low / step), math.ceil(high / step)

@@ -96,10 +96,23 @@ def newest(run: Path, wanted: Wanted, most: int | None) -> Iterable[SeenRollout]
     return fitting if last is None else deque(fitting, maxlen=last)
 
 
-def _read(run: Path) -> Iterator[SeenRollout]:
+def since(run: Path, checkpoints: int) -> Iterator[SeenRollout]:
+    """The rollouts that ended since so many checkpoints ago, or as long ago as the journal begins,
+    and those that live. Raises ConfigError."""
+    refuse_no_run(run)
+    return _read(run, checkpoints)
+
+
+def _read(run: Path, checkpoints: int | None = None) -> Iterator[SeenRollout]:
+    """All rollouts that the journal has, or as `since`."""
     try:
         with SqliteHistory(run / JOURNAL) as history:
-            yield from seen_rollouts(history, history.forgotten)
+            after = history.forgotten
+            if checkpoints is not None:
+                snapshots = [number for number, _ in history.snapshots()]
+                if len(snapshots) >= checkpoints:
+                    after = max(after, snapshots[-checkpoints])
+            yield from seen_rollouts(history, after)
     except JournalError as error:
         raise ConfigError(f"{error}.") from None
     except ImpossibleEvent as error:
@@ -139,7 +152,7 @@ def record(seen: SeenRollout, decode: Decode) -> RolloutRecord:
         no_verdict=seen.no_verdict,
         finish=seen.finish,
         attempts=seen.attempts,
-        turns=seen.turns,
+        turns=len(seen.turns),
         tokens=len(seen.ids) >> 2,
         spans=seen.spans,
         step=seen.step,

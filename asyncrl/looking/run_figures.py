@@ -1,5 +1,5 @@
 """The numbers of one run, alive or over, from `metrics.jsonl`, `status.json` and `summary.json`.
-Invariant: the curve is read once, line by line; what is kept grows with evaluations alone.
+Invariant: the curve is read line by line; what is kept grows with evaluations alone.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
         return _ratio(sum(self.tokens.discarded.values()), self.tokens.generated)
 
 
-def run_figures(run: Path) -> RunFigures:
-    """The numbers of the run in a directory. Raises ConfigError where it is none, or a file of it
-    cannot be read."""
+def run_figures(run: Path, sums: CurveSums | None = None) -> RunFigures:
+    """The numbers of the run in a directory, of whose curve `sums` are known, or else read. Raises
+    ConfigError where it is none, or a file of it cannot be read."""
     status, stalled = (
         read_status(run) if (run / STATUS).exists() or (run / STALL).exists() else (None, False)
     )
@@ -94,7 +94,9 @@ def run_figures(run: Path) -> RunFigures:
         standing = "goes on" if status is not None else "begins"
     else:
         standing = "killed" if status is not None else "failed"
-    return counted(run.name, standing, read_points(run), status, read_summary(run))
+    if sums is None:
+        sums = CurveSums(read_points(run))
+    return counted(run.name, standing, sums, status, read_summary(run))
 
 
 def read_points(run: Path) -> Iterator[Point]:
@@ -123,68 +125,81 @@ def read_summary(run: Path) -> Summary | None:
         ) from None
 
 
+class CurveSums:
+    """Sums over the points of a curve that were added so far, in order."""
+
+    def __init__(self, points: Iterable[Point] = ()) -> None:
+        self.first: StepPoint | None = None
+        self.last: StepPoint | None = None
+        self.evaluations: list[EvaluatedAt] = []
+        self.rewards_first: list[float] = []
+        self.rewards_last: deque[float] = deque(maxlen=REWARD_STEPS)
+        self.seconds = self.lag_sum = self.pause_sum = 0.0
+        self.pauses = self.lagged = self.lag_max = self.alarms = self.trained = 0
+        self.discarded: dict[str, int] = {}
+        for point in points:
+            self.add(point)
+
+    def add(self, point: Point) -> None:
+        """Count a point."""
+        self.seconds = max(self.seconds, point.seconds)
+        if isinstance(point, EvaluationPoint):
+            self.evaluations.append(EvaluatedAt(point.version, point.seconds, point.accuracy))
+            return
+        self.first, self.last = self.first or point, point
+        self.trained += point.trained
+        for reason, count in point.discarded.items():
+            self.discarded[reason] = self.discarded.get(reason, 0) + count
+        if point.reward is not None:
+            if len(self.rewards_first) < REWARD_STEPS:
+                self.rewards_first.append(point.reward)
+            self.rewards_last.append(point.reward)
+        if point.lag_mean is not None:
+            self.lag_sum += point.lag_mean * point.trained
+            self.lagged += point.trained
+        self.lag_max = max(self.lag_max, point.lag_max)
+        if point.pause_seconds is not None:
+            self.pause_sum += point.pause_seconds
+            self.pauses += 1
+        self.alarms += bool(point.alarms)
+
+
 def counted(
     name: str,
     standing: Standing,
-    points: Iterable[Point],
+    sums: CurveSums,
     status: RunStatus | None,
     ended: Summary | None,
 ) -> RunFigures:
     """The numbers that follow from these files of a run."""
-    first: StepPoint | None = None
-    last: StepPoint | None = None
-    evaluations: list[EvaluatedAt] = []
-    rewards_first: list[float] = []
-    rewards_last: deque[float] = deque(maxlen=REWARD_STEPS)
-    seconds = lag_sum = pause_sum = 0.0
-    pauses = lagged = lag_max = alarms = trained = trained_at_first = 0
-    discarded: dict[str, int] = {}
-    for point in points:
-        seconds = max(seconds, point.seconds)
-        if isinstance(point, EvaluationPoint):
-            evaluations.append(EvaluatedAt(point.version, point.seconds, point.accuracy))
-            continue
-        first, last = first or point, point
-        trained += point.trained
-        trained_at_first = trained_at_first if first is not point else point.trained
-        for reason, count in point.discarded.items():
-            discarded[reason] = discarded.get(reason, 0) + count
-        if point.reward is not None:
-            if len(rewards_first) < REWARD_STEPS:
-                rewards_first.append(point.reward)
-            rewards_last.append(point.reward)
-        if point.lag_mean is not None:
-            lag_sum += point.lag_mean * point.trained
-            lagged += point.trained
-        lag_max = max(lag_max, point.lag_max)
-        if point.pause_seconds is not None:
-            pause_sum += point.pause_seconds
-            pauses += 1
-        alarms += bool(point.alarms)
+    first, last = sums.first, sums.last
     between = last.seconds - first.seconds if first is not None and last is not None else 0.0
+    trained_between = sums.trained - (first.trained if first is not None else 0)
     known = ended.tokens if ended is not None else status.tokens if status is not None else None
-    of_curve = TokenTotals(last.generated if last is not None else 0, trained, discarded)
+    of_curve = TokenTotals(
+        last.generated if last is not None else 0, sums.trained, {**sums.discarded}
+    )
     return RunFigures(
         run=name,
         standing=standing,
         step=last.version if last is not None else 0,
         steps=status.steps if status is not None else None,
-        seconds=seconds,
-        evaluations=evaluations,
-        reward_first=_ratio(sum(rewards_first), len(rewards_first)),
-        reward_last=_ratio(sum(rewards_last), len(rewards_last)),
+        seconds=sums.seconds,
+        evaluations=[*sums.evaluations],
+        reward_first=_ratio(sum(sums.rewards_first), len(sums.rewards_first)),
+        reward_last=_ratio(sum(sums.rewards_last), len(sums.rewards_last)),
         generated_per_s=(
             _ratio(last.generated - first.generated, between) if first and last else None
         ),
-        trained_per_s=_ratio(trained - trained_at_first, between),
+        trained_per_s=_ratio(trained_between, between),
         idle_trainer=last.idle_trainer if last is not None else None,
         idle_rollout=last.idle_rollout if last is not None else None,
-        lag_mean=_ratio(lag_sum, lagged),
-        lag_max=lag_max,
-        pause_seconds=_ratio(pause_sum, pauses),
+        lag_mean=_ratio(sums.lag_sum, sums.lagged),
+        lag_max=sums.lag_max,
+        pause_seconds=_ratio(sums.pause_sum, sums.pauses),
         tokens=known if known is not None and known.generated else of_curve,
         restarts=sum(status.restarts.values()) if status is not None else 0,
-        alarms=alarms,
+        alarms=sums.alarms,
     )
 
 

@@ -19,13 +19,16 @@ from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.ipc.messages import Finish, NoVerdict, Scored, Span, Split
 from asyncrl.journal import JournalReader
+from asyncrl.looking.seen_turns import SeenTurn, calls_of, turns_of
 
 
 class SeenRollout(msgspec.Struct, frozen=True, kw_only=True):
     """A rollout at its end, or now. `prompt` and `ids` are `int32`; the latter are all sampled
-    tokens, of every turn, and `spans` say which version sampled which. `status` is a word of
-    `RolloutStatus`; one that is discarded or buried has a `reason`. `step` is the one that took it;
-    `turns` counts the turns of an agent's episode."""
+    tokens, of every turn, and `spans` say which version sampled which; `behaviour` (`float32`) are
+    their log-probabilities. `status` is a word of `RolloutStatus`; one that is discarded or buried
+    has a `reason`. `mean_reward` is that of its group, None before the group is complete. `step` is
+    the one that took it; `turns` are those of an agent's episode, of which the sampled tokens are
+    one after another."""
 
     rollout: int
     group: int
@@ -34,14 +37,16 @@ class SeenRollout(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     reason: str
     reward: float | None
+    mean_reward: float | None
     no_verdict: str
     finish: Finish
     attempts: int
     step: int | None
-    turns: int
+    turns: list[SeenTurn]
     spans: list[Span]
     prompt: bytes
     ids: bytes
+    behaviour: bytes
 
     @property
     def lag(self) -> int | None:
@@ -109,7 +114,8 @@ def _largest(discarded: Mapping[str, int]) -> str:
 
 def _seen(group: Group, rollout: Rollout, status: str, reason: str) -> SeenRollout:
     verdict = rollout.verdict
-    ids, spans, attempts, turns = _sampled(rollout)
+    ids, behaviour, spans, attempts, turns = _sampled(rollout, group.prompt)
+    rewards = group.rewards if group.complete else []
     return SeenRollout(
         rollout=rollout.id,
         group=group.id,
@@ -118,6 +124,7 @@ def _seen(group: Group, rollout: Rollout, status: str, reason: str) -> SeenRollo
         status=status,
         reason=reason,
         reward=verdict.reward if isinstance(verdict, Scored) else None,
+        mean_reward=sum(rewards) / len(rewards) if rewards else None,
         no_verdict=verdict.reason if isinstance(verdict, NoVerdict) else "",
         finish=rollout.finish,
         attempts=attempts,
@@ -126,17 +133,29 @@ def _seen(group: Group, rollout: Rollout, status: str, reason: str) -> SeenRollo
         spans=spans,
         prompt=group.prompt,
         ids=ids,
+        behaviour=behaviour,
     )
 
 
-def _sampled(rollout: Rollout) -> tuple[bytes, list[Span], int, int]:
-    """The sampled tokens of a rollout, its attempts and turns; of an episode that is played, all of
-    its calls."""
+def _sampled(
+    rollout: Rollout, prompt: bytes
+) -> tuple[bytes, bytes, list[Span], int, list[SeenTurn]]:
+    """The sampled tokens of a rollout with their log-probabilities and spans, its attempts and
+    turns; of an episode that is played, all of its calls."""
     if rollout.episode is None:
-        return bytes(rollout.ids), list(rollout.spans), rollout.attempt, len(rollout.turns)
-    ids, spans = bytearray(), list[Span]()
+        turns = turns_of(rollout.turns, rollout.strands, prompt)
+        return (
+            bytes(rollout.ids),
+            bytes(rollout.behaviour),
+            [*rollout.spans],
+            rollout.attempt,
+            turns,
+        )
+    ids, behaviour, spans = bytearray(), bytearray(), list[Span]()
     for call in rollout.episode.calls:
         start = len(ids) >> 2
         spans += [Span(s.version, start + s.start, start + s.end) for s in call.spans]
         ids += call.ids
-    return bytes(ids), spans, rollout.episode.attempt, len(rollout.episode.calls)
+        behaviour += call.behaviour
+    calls = calls_of(rollout.episode, prompt)
+    return bytes(ids), bytes(behaviour), spans, rollout.episode.attempt, calls

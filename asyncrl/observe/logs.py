@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from asyncrl.escape import escaped_lines
 from asyncrl.ipc.messages import Role
@@ -23,16 +23,18 @@ FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s {actor} %(name)s: %(message)s"
 LINE = 20_000
 """Characters that a line has at most."""
 
+LogOwner = Role | Literal["page"]
+"""The process that a log is of."""
 FOLDER = "logs"
 """The folder of logs in a run's directory."""
 
 
-def path(run: Path, role: Role, index: int) -> Path:
+def path(run: Path, role: LogOwner, index: int) -> Path:
     """The path of an actor's log. All starts of an actor append to the same file."""
     return run / FOLDER / f"{role}-{index}.log"
 
 
-def start(run: Path, role: Role, index: int, level: str) -> Path:
+def start(run: Path, role: LogOwner, index: int, level: str) -> Path:
     """Send this process's logging, warnings and uncaught exceptions to its log. `level` is
     `run.log`. Returns the log's path."""
     handler = _handler(run, role, index)
@@ -62,7 +64,7 @@ def kept(run: Path, role: Role, index: int) -> Iterator[None]:
         handler.close()
 
 
-def _handler(run: Path, role: Role, index: int) -> logging.Handler:
+def _handler(run: Path, role: LogOwner, index: int) -> logging.Handler:
     target = path(run, role, index)
     target.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(target, encoding="utf-8")

@@ -12,7 +12,7 @@ started is dead.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -39,7 +39,6 @@ from asyncrl.processes.supervisor import (
     ActorFailed,
     Child,
     RestartBudget,
-    describe_exit,
     supervise,
 )
 
@@ -49,9 +48,10 @@ checkpoint and the journal; `supervision.start_s` may give it more."""
 LAST_WORDS_S = 3.0
 """Seconds that the coordinator has, after draining, to write its summary when another actor has
 failed."""
-CAUSE_S = 1.0
-"""Seconds in which the actor whose failure a coordinator has seen by its link is seen to end. They
-are fewer than those that the coordinator waits for the launcher to hang up."""
+CAUSE_S = 5.0
+"""Seconds in which the actor whose failure a coordinator has seen by its link is seen to end: a
+process that has loaded torch takes some to go on a busy machine. They are fewer than those that the
+coordinator waits for the launcher to hang up (`GOODBYE_S`)."""
 MESSAGES = 64
 """Messages to the coordinator that may wait for it to read them."""
 
@@ -93,14 +93,14 @@ class SupervisedEnd(msgspec.Struct, frozen=True):
     """End of a supervised run.
 
     `finished` is the coordinator's own word, None where it said none. `failure` is the first
-    failure that ended the run. `unrestarted` describes the failed actors that were not started
-    again, in order, but for those that the run could go on without. With neither `finished` nor
-    `failure`, the run was ended from outside.
+    failure that ended the run. `unrestarted` are the ends of the failed actors that were not
+    started again, in order, but for those that the run could go on without. With neither `finished`
+    nor `failure`, the run was ended from outside.
     """
 
     finished: RunFinished | None
     failure: ActorFailed | None = None
-    unrestarted: tuple[str, ...] = ()
+    unrestarted: tuple[Exited, ...] = ()
 
 
 class RunSupervisor:
@@ -109,11 +109,20 @@ class RunSupervisor:
     A rollout, reward or agents actor that fails is started again within its budget
     (`supervision.restarts` in `supervision.restart_window_s`), unless the run drains. The run goes
     on without a rollout actor whose budget is spent, as long as another one is left. A trainer or
-    coordinator that fails ends the run, and so does any other actor whose budget is spent.
-    Deadlines are put off by the seconds in which this process stood still.
+    coordinator that fails ends this life of the run (`healing` begins another), and so does any
+    other actor whose budget is spent. Deadlines are put off by the seconds in which this process
+    stood still.
     """
 
-    def __init__(self, config: Config, actors: RunActors, observer: RunObserver) -> None:
+    def __init__(
+        self,
+        config: Config,
+        actors: RunActors,
+        observer: RunObserver,
+        healed: Sequence[Exited] = (),
+    ) -> None:
+        """`healed` are those whose loss ended the lives before, of which the coordinator is
+        told."""
         self._config = config
         self._actors = actors
         self._observer = observer
@@ -127,9 +136,11 @@ class RunSupervisor:
         self._draining = False  # an actor that ends now is not missed
         self._interrupted = False
         self._finished: RunFinished | None = None
-        self._unrestarted: list[str] = []
+        self._unrestarted: list[Exited] = []
         self._missed = trio.Event()  # something stands in `_unrestarted`
         self._removed: set[str] = set()  # rollout actors that the run goes on without
+        for lost in healed:
+            self.tell(lost)
 
     @property
     def connected(self) -> bool:
@@ -199,9 +210,10 @@ class RunSupervisor:
         def on_exit(name: str, code: int, restarting: bool) -> None:
             if self._finished is None and code:
                 self._observer.on_failure(name, code, restarting, self._children[name][1])
-                self.tell(Exited(role, index, code, restarting))
+                exited = Exited(role, index, code, restarting)
+                self.tell(exited)
                 if not restarting and not self._spared(role, name):
-                    self._unrestarted.append(f"{name} {describe_exit(code)}")
+                    self._unrestarted.append(exited)
                     self._missed.set()
 
         budget = NO_RESTART
@@ -280,7 +292,7 @@ class RunSupervisor:
                     case Draining():
                         self._draining = True
                     case RunFinished():
-                        if not message.ok:  # a link ends before its process is gone
+                        if message.heals == "lost":  # a link ends before its process is gone
                             with trio.move_on_after(CAUSE_S):
                                 await self._missed.wait()
                         self._finished = message

@@ -51,7 +51,7 @@ class RestartBudget(msgspec.Struct, frozen=True):
 
 
 NO_RESTART = RestartBudget(0, 1.0)
-"""The budget of the trainer and the coordinator, whose failure ends the run."""
+"""The budget of the trainer and the coordinator, whose failure ends this life of the run."""
 
 
 class ActorFailed(Exception):
@@ -62,6 +62,12 @@ class ActorFailed(Exception):
         said = f"; the last it said:\n{traceback}" if traceback else "; it said nothing"
         super().__init__(f"{name} {describe_exit(code)}{after}{said}")
         self.name, self.code, self.traceback = name, code, traceback
+
+    @property
+    def actor(self) -> tuple[str, int]:
+        """Its role and index; an empty role where it is none of a run's actors."""
+        role, _, index = self.name.rpartition("-")
+        return (role, int(index)) if role else ("", 0)
 
 
 def describe_exit(code: int) -> str:

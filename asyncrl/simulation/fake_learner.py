@@ -29,6 +29,7 @@ class FakeWeights:
     def __init__(self, number: int, average: int | None = None) -> None:
         self._number, self._average = number, average
         self.sent_bytes = 8
+        self.canary: list[float] = []
         self.checksums = [
             half
             for one in (number, average)

@@ -54,6 +54,8 @@ class Speeds:
     trained_token_s: float = 0.0005
     step_s: float = 0.1
     copy_s: float = 0.01
+    send_s: float = 0.02
+    """Of the weights of a publication."""
     save_s: float = 0.1
     think_s: Callable[[int], float] = lambda seed: 0.05
     """Draws the seconds between two acts of the agent of a seed."""
@@ -253,6 +255,7 @@ class FakeWorld(World):
         learner.seconds_per_token, learner.step_s = self.speeds.trained_token_s, self._step_s
         learner.copy_s = self.speeds.copy_s
         learner.write_checkpoint = partial(self._write, process)
+        learner.send_s = self.speeds.send_s
         self.observer.on_start(version, weights)
         return learner
 

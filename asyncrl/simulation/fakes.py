@@ -7,7 +7,7 @@ Their attributes say what goes wrong; the kinds of fault (`fault_kinds.py`) set 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -322,12 +322,18 @@ Failing = Literal["", "hang", "crash", "raise", "timeout", "nan", "parts"]
 one of three reasons, or another number of rewards than others of its group."""
 
 
+class _Scorer(Protocol):
+    """Gives each answer its verdict."""
+
+    def scored(self, prompt_index: int, ids: bytes) -> Scored: ...
+
+
 class FakeVerifiers:
     """A verdict after some seconds: what `rewards` says of the answer. `fails` says how they fail;
     `open` counts the answers that are judged now."""
 
     def __init__(
-        self, seconds: float, rewards: policy.Rewards, observer: WorldObserver, start: str
+        self, seconds: float, rewards: _Scorer, observer: WorldObserver, start: str
     ) -> None:
         """`start` names this start of the reward actor."""
         self.seconds = seconds

@@ -32,7 +32,9 @@ from asyncrl.simulation.world import LifeOutcome, World
 LIVES = 40
 """Lives after which a run that never finishes is stuck."""
 LIMIT_S = 4 * 3600.0
-"""Virtual seconds after which it is."""
+"""Virtual seconds after which it is, beside those of agents that hang."""
+HANGS = 12
+"""Agents that may hang one after the other, each for as long as an attempt may last."""
 STEPS = 3_000_000
 """Task steps after which it is."""
 WAITS_EVERY = 64
@@ -138,8 +140,10 @@ async def _run(seed: int, shape: Shape, faults: Sequence[Fault], clock: MockCloc
     injector = Injector(world, clock)
     steps = _Steps(world, checker)
     trio.lowlevel.add_instrument(steps)
+    agent = shape.config.agent
+    limit_s = LIMIT_S + (HANGS * agent.episode_s if agent.run else 0.0)
     try:
-        with trio.move_on_after(LIMIT_S) as limit:
+        with trio.move_on_after(limit_s) as limit:
             async with trio.open_nursery() as nursery:
                 checker.stop = nursery.cancel_scope.cancel
                 nursery.start_soon(carry_out, faults, injector)
@@ -150,7 +154,7 @@ async def _run(seed: int, shape: Shape, faults: Sequence[Fault], clock: MockCloc
             raise
         del error
     if limit.cancelled_caught:
-        checker.violated("liveness", f"{LIMIT_S:g} virtual seconds, and the run is not over")
+        checker.violated("liveness", f"{limit_s:g} virtual seconds, and the run is not over")
     if checker.violation is None:
         _judge(world, checker)
     return SeedReport(
@@ -170,7 +174,7 @@ async def _run(seed: int, shape: Shape, faults: Sequence[Fault], clock: MockCloc
 
 
 async def _live(world: FakeWorld, injector: Injector) -> None:
-    """Life after life, until the run is done."""
+    """Life after life, until the run is done, whether it heals or somebody resumes it."""
     for _ in range(LIVES):
         injector.life()
         ending = await world.life()

@@ -39,6 +39,7 @@ from asyncrl.ipc.waits import WaitExpired
 from asyncrl.journal import JournalError
 from asyncrl.observe.curve import Curve
 from asyncrl.observe.metrics import Metrics
+from asyncrl.processes.healing import Healing
 from asyncrl.processes.run_supervisor import RunSupervisor
 from asyncrl.processes.supervisor import Child
 from asyncrl.simulation.network import MemoryPipe, pipes
@@ -55,11 +56,13 @@ BESIDE = 1_000
 
 @dataclass(frozen=True)
 class LifeOutcome:
-    """End of a life: `finished` is True if the coordinator said so itself."""
+    """End of a life: `finished` is True if the coordinator said so itself. `heals`: the next life
+    begins by itself."""
 
     finished: bool
     ok: bool
     reason: str
+    heals: bool = False
 
 
 class World(ABC):
@@ -84,6 +87,7 @@ class World(ABC):
         self.processes: dict[str, SimProcess] = {}
         self.coordinator: Coordinator | None = None
         self.supervisor: RunSupervisor
+        self.healing = Healing(config.supervision.heals)
         self.agents: ScriptedAgents | None = None
         """The agents of a run whose rollouts are episodes; None where nobody plays."""
         self.dialled: Callable[[SimProcess, MemoryPipe], None] = lambda process, pipe: None
@@ -140,17 +144,20 @@ class World(ABC):
     async def life(self) -> LifeOutcome:
         """Start the run, and return when it is over or cannot go on."""
         self.processes, self.coordinator = {}, None
-        self.supervisor = RunSupervisor(self.config, self, self)
+        if self.lives and not self.lives[-1].heals:  # somebody has started a launcher
+            self.healing = Healing(self.config.supervision.heals)
+        self.supervisor = RunSupervisor(self.config, self, self, self.healing.lost)
         self._ended_by = "the user's grace period was over"
         try:
             end = await self.supervisor.run()
         finally:
             for process in self.processes.values():
                 process.kill()
+        heals = self.healing.again(end)
         if end.finished is not None:
-            outcome = LifeOutcome(end.finished.ok, end.finished.ok, end.finished.reason)
+            outcome = LifeOutcome(end.finished.ok, end.finished.ok, end.finished.reason, heals)
         else:
-            outcome = LifeOutcome(False, False, str(end.failure or self._ended_by))
+            outcome = LifeOutcome(False, False, str(end.failure or self._ended_by), heals)
         self.lives.append(outcome)
         return outcome
 
@@ -236,6 +243,7 @@ class World(ABC):
     # -------------------------------------------------------------------------------- RunObserver
 
     def on_status(self, update: StatusUpdate) -> None:
+        self.healing.stepped(update.step)
         self.observer.on_status(update)
 
     def on_replace(self, message: Replace) -> None:

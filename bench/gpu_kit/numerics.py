@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.config.schema import StalenessConfig
-from asyncrl.engines.sglang import canary as canary_text
+from asyncrl.engines import canary as canary_text
 from asyncrl.training import forward
 from asyncrl.training.forward import attend_in_blocks, give, log_probabilities, shares
 from asyncrl.training.learner import Learner

@@ -48,7 +48,7 @@ class _Engine:
 
     async def adopt(self, version: int, *, pin: bool = False) -> float:
         await trio.lowlevel.checkpoint()
-        assert self.still
+        assert self.still and self.canary == (version, [0.25])
         self.still = False
         self.said.append(f"version {version}")
         return 0.5
@@ -57,6 +57,9 @@ class _Engine:
         if self.still:
             self.still = False
             self.said.append("as before")
+
+    def expect(self, version: int, canary: list[float]) -> None:
+        self.canary = version, canary
 
     # a `DirectEngine` has these, too
     def submit(self, requests: object) -> None: ...
@@ -93,7 +96,7 @@ def still(number: int) -> list[Message]:
 
 
 def whole(number: int) -> list[Message]:
-    commit: list[Message] = [Commit(number, 7, False), Committed(number, 7, 0.5)]
+    commit: list[Message] = [Commit(number, 7, False, [0.25]), Committed(number, 7, 0.5)]
     return [*still(number), Prepared(number, [number], ""), *commit]
 
 

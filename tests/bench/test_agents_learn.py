@@ -69,7 +69,7 @@ def test_a_shown_conversation_of_tries_is_what_is_read_in_one(tmp_path: Path) ->
     bundled.write_tokenizer(tmp_path)
     tokenizer = Tokenizer(tmp_path, chat=True)
     task = open_task(configuration.load(agents_learn.RUN_TOML, [], {}).task, 0)
-    conversations = agents_learn.tries(random.Random(0), task)
+    conversations = agents_learn.tries(random.Random(0), task, agents_learn.LISTENS)
     answers = {task.prompt("train", n): task.answer("train", n) for n in range(task.size("train"))}
     ended = 0
     for first, said in (next(conversations) for _ in range(100)):

@@ -104,7 +104,8 @@ def test_mutants_of_the_product_are_programs_and_have_a_block() -> None:
         for one in draw.sample(every, min(8, len(every))):
             if alters(one, source):
                 ast.parse(one.applied(source))
-                assert one.diff(source).count("\n@@") == 1
+                hunks = one.diff(source).count("\n@@")  # arguments may stand lines apart
+                assert hunks == 1 or (hunks == 2 and one.operator == "arguments swapped")
 
 
 @pytest.mark.parametrize("path", product())

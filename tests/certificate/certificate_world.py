@@ -218,6 +218,7 @@ class Staged:
 
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
         self.weights, self.checksums, self.sent_bytes = weights, [0], 0
+        self.canary: list[float] = []
 
 
 class RealWorld(ScriptedWorld):

@@ -11,7 +11,7 @@ from asyncrl.config import Config
 from asyncrl.config.published import engine_dtype, published_dtype, rounded
 from asyncrl.config.rules import contradictions
 
-SERVERS = {"kind": "sglang", "sglang": {"urls": ["http://127.0.0.1:1"]}}
+SERVERS: dict[str, Any] = {"kind": "sglang", "sglang": {"urls": ["http://127.0.0.1:1"]}}
 
 
 def config(**sections: dict[str, Any]) -> Config:
@@ -21,7 +21,13 @@ def config(**sections: dict[str, Any]) -> Config:
 @pytest.mark.parametrize(
     ("sections", "key"),
     [
-        ({"engine": SERVERS, "rollout": {"actors": 1}}, "engine.kind"),
+        (
+            {
+                "engine": SERVERS | {"sglang": SERVERS["sglang"] | {"transfer": "disk"}},
+                "rollout": {"actors": 1},
+            },
+            "engine.sglang.transfer",
+        ),
         ({"publication": {"full_every": 2}}, "publication.full_every"),
         ({"evaluation": {"weights": "ema"}, "train": {"ema": 0.9}}, "evaluation.weights"),
     ],
@@ -36,6 +42,8 @@ def test_a_direct_publication_refuses_what_it_cannot_do(
     ((keys, remedy),) = new
     assert keys == ("publication.path", key) and "set path to staged" in remedy
     assert not list(contradictions(config(publication={"path": "direct"})))
+    servers = config(engine=SERVERS, rollout={"actors": 1}, publication={"path": "direct"})
+    assert not list(contradictions(servers))
 
 
 @pytest.mark.parametrize(

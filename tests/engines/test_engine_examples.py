@@ -31,6 +31,7 @@ def test_every_class_of_the_protocol_has_an_example() -> None:
         "Chunk",
         "Engine",
         "AveragingEngine",
+        "CanaryEngine",
         "DirectEngine",
     }
     assert all(">>> " in (found.__doc__ or "") for found in classes)

@@ -196,7 +196,13 @@ def test_a_port_in_use() -> None:
         assert f"metrics.port is {port}, and that port is in use" in refusal(
             config(f"metrics.port={port}")
         )
+        assert f"run.page_port is {port}, and that port is in use" in refusal(
+            config(f"run.page_port={port}")
+        )
     preflight.check(config(f"metrics.port={port}"), None, 2)
+    assert "run.page_port and metrics.port are both" in refusal(
+        config(f"metrics.port={port}", f"run.page_port={port}")
+    )
 
 
 def test_a_port_in_use_that_the_last_of_several_actors_needs() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from hashlib import sha256
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,73 +14,21 @@ import pytest
 from hostile import HOSTILE_SUMMARY, hostile_status
 from hypothesis import given
 from hypothesis import strategies as st
-from look_support import HOSTILE, evaluation, life, make_journal, make_run, status, step
+from look_support import HOSTILE, make_run
+from report_support import Parsed, whole_run
 
 from asyncrl.cli import main
-from asyncrl.experience import events as e
 from asyncrl.looking.html_page import TEXT, lines, page, tag
 from asyncrl.looking.next_changes import next_changes
 from asyncrl.looking.plots import POINTS, PlotSeries, line_plot, ticks
-from asyncrl.looking.report import LINES, report
+from asyncrl.looking.report import report
 from asyncrl.looking.run_figures import RunFigures, run_figures
+from asyncrl.looking.seen_curve import LINES
 from asyncrl.observe import summary
-from asyncrl.observe.run_dir import INITIAL, JOURNAL, METRICS, STATUS, SUMMARY
+from asyncrl.observe.run_dir import JOURNAL, METRICS, STATUS, SUMMARY
 from asyncrl.observe.summary import TokenTotals
-from asyncrl.training.bundled import write_tokenizer
 
-TAGS = """
-html head meta title style body h1 h2 p div table tr th td meter figure figcaption span svg line
-text circle polyline details summary pre
-"""
-NAMES = """
-lang charset http-equiv content name class title value viewbox role x y x1 x2 y1 y2 cx cy r points
-text-anchor
-"""
 ANY = st.text(st.characters(codec=None, exclude_categories=()))
-
-
-class Parsed(HTMLParser):
-    """The elements, attributes and text of a page, as a browser sees them."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.open: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text = self.style = ""
-        self.feed(source)
-        self.close()
-
-    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append(name)
-        self.attributes += attributes
-        if name != "meta":
-            self.open.append(name)
-
-    def handle_endtag(self, name: str) -> None:
-        assert self.open.pop() == name
-
-    def handle_data(self, data: str) -> None:
-        if self.open[-1:] == ["style"]:
-            self.style += data
-        else:
-            self.text += data
-
-    def harmless(self) -> None:
-        """Nothing is there but what a report is made of, and each element is closed."""
-        assert set(self.tags) <= set(TAGS.split())
-        assert {name for name, _ in self.attributes} <= set(NAMES.split())
-        assert not self.open and self.tags.count("style") == 1
-        assert all(one.isprintable() for one in self.text.replace("\n", ""))
-
-
-def whole_run(tmp_path: Path, text: str = "42") -> Path:
-    points = [evaluation(0, 0.25), *(step(v) for v in range(1, 6)), evaluation(5, 0.75)]
-    run = make_run(tmp_path / "r", points, status=status(ok=True, reason="done"))
-    (run / INITIAL).mkdir()
-    write_tokenizer(run / INITIAL)
-    make_journal(run, [e.Published(0), *life(0, text=text, version=3)])
-    return run
 
 
 def test_a_report_says_what_happened(tmp_path: Path) -> None:
@@ -103,7 +50,7 @@ def test_a_report_says_what_happened(tmp_path: Path) -> None:
     ):
         assert text in found.text, found.text
     assert found.tags.count("svg") == 1 + len(LINES) - 1  # nothing is known of k3
-    assert ("class", "v3") in found.attributes and ("title", "version 3") in found.attributes
+    assert ("class", "v3 p0") in found.attributes and ("title", "version 3") in found.attributes
 
 
 def test_its_policy_allows_its_own_style_sheet_and_nothing_else(tmp_path: Path) -> None:
@@ -180,12 +127,12 @@ def test_a_plot_draws_what_it_is_given() -> None:
     assert series.drawn() == [[(0, 0.0), (1, 1.0)], [(4, 0.5)]]
     found = Parsed(line_plot("a", "x", [series]))
     said = dict(found.attributes)
-    assert said["points"] == "64,212 205,12"  # from the lower left corner, a quarter to the right
-    assert (said["cx"], said["cy"]) == ("628.0", "112.0")  # at the right, half way up
+    assert said["points"] == "56,182 144,12"  # from the lower left corner, a quarter to the right
+    assert (said["cx"], said["cy"]) == ("408.0", "97.0")  # at the right, half way up
     assert line_plot("a", "x", [PlotSeries("empty")]) == ""
     one = PlotSeries("one")
     one.add(3, 0.0)
-    assert dict(Parsed(line_plot("a", "x", [one])).attributes)["cx"] == "346.0"
+    assert dict(Parsed(line_plot("a", "x", [one])).attributes)["cx"] == "232.0"
 
 
 FIGURES = RunFigures(

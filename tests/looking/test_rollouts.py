@@ -19,7 +19,7 @@ from asyncrl.experience.recovery import recovered
 from asyncrl.ipc.messages import NoVerdict, Span
 from asyncrl.journal import SqliteHistory
 from asyncrl.journal.disk import Compact
-from asyncrl.looking.rollout_records import Wanted, records
+from asyncrl.looking.rollout_records import Wanted, records, since
 from asyncrl.looking.seen_rollouts import SeenRollout, seen_rollouts
 from asyncrl.observe.run_dir import INITIAL, JOURNAL
 from asyncrl.training.bundled import write_tokenizer
@@ -107,7 +107,9 @@ def test_an_episode_is_what_its_agent_was_answered(run: Path) -> None:
     ]
     make_journal(run, events)
     [one] = seen(run)
-    assert (text(one.ids), one.turns, one.status) == ("abca", 2, "begun")
+    assert (text(one.ids), len(one.turns), one.status) == ("abca", 2, "begun")
+    assert [turn.parent for turn in one.turns] == [None, 0]
+    assert [(turn.given, turn.tokens) for turn in one.turns] == [(b"", 3), (ids, 1)]
     assert one.spans == [Span(0, 0, 3), Span(1, 3, 4)]
 
 
@@ -129,6 +131,31 @@ def test_what_is_compacted_away_is_not_needed(run: Path) -> None:
     new: list[e.AnyEvent] = [e.Discarded(1, "stale"), *life(2)]
     make_journal(run, old, kept(fold(old), len(old)), new, Compact(0))
     assert [(one.rollout, one.reason) for one in seen(run)] == [(1, "stale"), (2, "zero_variance")]
+
+
+def test_what_ended_since_a_checkpoint_is_read_from_there(run: Path) -> None:
+    """So that the newest rollouts do not cost the whole journal each time."""
+    parts: list[list[e.AnyEvent]] = [
+        [e.Published(0), *life(0)],
+        [*life(1), *life(2)],
+        [*life(3)],
+    ]
+    at = [parts[0], parts[0] + parts[1]]
+    make_journal(
+        run,
+        parts[0],
+        kept(fold(at[0]), len(at[0])),
+        parts[1],
+        kept(fold(at[1]), len(at[1])),
+        parts[2],
+    )
+    told = [[one.rollout for one in since(run, checkpoints)] for checkpoints in (1, 2, 3)]
+    assert told == [[3], [1, 2, 3], [0, 1, 2, 3]]
+
+
+def test_a_journal_without_a_checkpoint_is_read_whole(run: Path) -> None:
+    make_journal(run, [e.Published(0), *life(0), *life(1)])
+    assert [one.rollout for one in since(run, 1)] == [0, 1]
 
 
 def test_a_reader_keeps_nobody_from_writing(run: Path) -> None:

@@ -245,7 +245,7 @@ async def test_the_run_goes_on_without_a_rollout_actor_whose_budget_is_spent_and
             await trio.sleep(1)
     assert run.end.finished is None and "rollout-0" in str(run.end.failure)
     assert "after 1 restart" in str(run.end.failure)
-    assert run.end.unrestarted == ("rollout-0 ended with exit code 4",)
+    assert run.end.unrestarted == (Exited("rollout", 0, 4, False),)
 
 
 async def test_a_reward_actor_whose_budget_is_spent_ends_the_run(autojump_clock) -> None:
@@ -253,7 +253,7 @@ async def test_a_reward_actor_whose_budget_is_spent_ends_the_run(autojump_clock)
         for code in (-9, 3):
             run.fail("reward-0", code)
             await trio.sleep(1)
-    assert run.end.unrestarted == ("reward-0 ended with exit code 3",)
+    assert run.end.unrestarted == (Exited("reward", 0, 3, False),)
 
 
 @pytest.mark.parametrize("name", ["rollout-0", "reward-0", "trainer-0"])
@@ -267,7 +267,8 @@ async def test_an_actor_that_ends_while_the_run_drains_is_not_started_again(
         assert f"{name}/1" not in run.actors.started
         assert run.told == [Exited(name[:-2], 0, 1, False)]  # type: ignore[arg-type]
         await run.say(FINISHED)
-    assert run.end == SupervisedEnd(FINISHED, None, (f"{name} ended with exit code 1",))
+    role, index = name.split("-")
+    assert run.end == SupervisedEnd(FINISHED, None, (Exited(role, int(index), 1, False),))
 
 
 async def test_a_coordinator_that_fails_while_it_drains_fails_the_run(autojump_clock) -> None:
@@ -338,16 +339,16 @@ async def test_after_a_trainers_failure_the_coordinator_has_its_grace_to_finish(
         run.fail("trainer-0")
         await trio.sleep(32)
         await run.say(bad := RunFinished(False, "the trainer was lost"))
-    assert run.end.finished == bad and run.end.unrestarted == ("trainer-0 ended with exit code 1",)
+    assert run.end.finished == bad and run.end.unrestarted == (Exited("trainer", 0, 1, False),)
     async with running() as run:  # the coordinator sees the link end before the process is gone
-        await run.say(RunFinished(False, "the trainer was lost"))
-        await trio.sleep(0.5)
+        await run.say(RunFinished(False, "the trainer was lost", "lost"))
+        await trio.sleep(4)  # a process that has loaded torch goes slowly where others run
         run.fail("trainer-0", -9)
-    assert run.end.unrestarted == ("trainer-0 was killed by SIGKILL",)
-    async with running() as run:  # a run that fails for another reason does not wait for long
+    assert run.end.unrestarted == (Exited("trainer", 0, -9, False),)
+    async with running() as run:  # a run that fails for another reason does not wait
         began = trio.current_time()
         await run.say(RunFinished(False, "the disk is full"))
-    assert run.end.unrestarted == () and trio.current_time() - began < 1.5
+    assert run.end.unrestarted == () and trio.current_time() - began < 0.2  # `say` takes 0.1
     async with running() as run:
         began = trio.current_time()
         run.fail("trainer-0")

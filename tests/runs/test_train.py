@@ -119,6 +119,7 @@ def test_a_run_with_a_killed_rollout_actor_a_killed_fork_server_an_intruder_and_
         "journal.sqlite",
         "logs/trainer-0.log",
         "model/model.safetensors",
+        "model/README.md",
         "model/tokenizer.json",
     ):
         assert (run / name).exists(), name
@@ -154,7 +155,8 @@ def test_a_killed_trainer_ends_the_run_within_10_s_and_is_named(
     model: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with started(command(model, run, train__steps=10_000)) as process:
+    argv = command(model, run, train__steps=10_000, supervision__heals=0)
+    with started(argv) as process:
         wait_for("step", lambda: steps_done(run) >= 2)
         began = time.monotonic()
         kill(processes(run)["trainer-0"])
@@ -170,7 +172,8 @@ def test_a_killed_coordinator_ends_the_run_and_the_journal_still_gives_a_summary
     model: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with started(command(model, run, train__steps=10_000)) as process:
+    argv = command(model, run, train__steps=10_000, supervision__heals=0)
+    with started(argv) as process:
         wait_for("step", lambda: steps_done(run) >= 2)
         kill(processes(run)["coordinator-0"])
         code, _, err = end(process)

@@ -63,8 +63,8 @@ def finished(run: Path) -> None:
 def test_an_engine_that_dies_in_a_transfer_and_a_rank_that_dies_in_a_step_change_nothing(
     model: Path, tmp_path: Path
 ) -> None:
-    """At lag 0: the ledger balances, and trainer and engines end with the weights of a run that
-    nobody harmed."""
+    """At lag 0: the run heals by itself, the ledger balances, and trainer and engines end with the
+    weights of a run that nobody harmed."""
     environment = {"PYTHONPATH": str(Path(__file__).parent)}
     settings = SETTINGS | {"engine__kind": "noting_engine:NotingEngine"}
     unharmed, run = tmp_path / "unharmed", tmp_path / "run"
@@ -79,16 +79,12 @@ def test_an_engine_that_dies_in_a_transfer_and_a_rank_that_dies_in_a_step_change
         back = wait_for("engine", lambda: engine(run, lambda of: of.here and of.version))
         assert back.incarnation == 1
         dies_in_a_step(run)
-        code, _, said = end(process)
-    assert code == 1
-    assert "trainer-1 was killed by SIGKILL" in said
+        code, shown, said = end(process)
+    assert code == 0, said
+    assert "trainer-1 was killed by SIGKILL" in shown and "trainer-1 was lost" in shown
     assert not processes(run)
-    assert summary.read(run / SUMMARY).restarts == {"rollout": 1}
-
-    done = train(resume(run), **environment)
-    assert done.returncode == 0, done.stderr
+    assert summary.read(run / SUMMARY).restarts == {"trainer": 1}
     finished(run)
-    assert not processes(run)
     for name, array in weights(unharmed).items():
         assert np.abs(weights(run)[name] - array).max() <= 1e-6, name
     for each in (unharmed, run):
@@ -157,7 +153,11 @@ def test_a_rank_that_stands_still_ends_the_run_and_one_rank_goes_on(
     model: Path, tmp_path: Path
 ) -> None:
     run, stall_s = tmp_path / "run", 10.0
-    patience = {"supervision__stall_s": stall_s, "task__verdict_s": 5.0}
+    patience = {
+        "supervision__stall_s": stall_s,
+        "supervision__heals": 0,
+        "task__verdict_s": 5.0,
+    }
     with started(command(model, run, **SETTINGS, **patience)) as process:
         wait_for("two steps", lambda: steps_done(run) >= 2 and complete(run))
         os.kill(processes(run)["trainer-1"], signal.SIGSTOP)

@@ -69,7 +69,7 @@ async def world() -> AsyncIterator[World]:
         trio.open_nursery() as nursery,
     ):
 
-        async def load(version: int, weights: Any, stop: Callable[[], None]) -> float:
+        async def load(version: int, weights: Any, _: Any, stop: Callable[[], None]) -> float:
             stop()
             await gather(*(partial(server.load, version, 0.5) for server in servers))
             return 0.5

@@ -15,9 +15,9 @@ import trio
 from gateway_world import KEY, MODEL, served
 from real_sglang import Server
 
+from asyncrl.engines import canary
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Emit
-from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang import client as client_module
 from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.engine import SglangEngine
@@ -80,8 +80,9 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
                 deadline_s=60.0,
             )
 
-            async def load(version: int, given: Any, stop: Callable[[], None]) -> float:
-                return (await publisher.load(version, given, stop)).pause_s
+            async def load(version: int, given: Any, _: Any, stop: Callable[[], None]) -> float:
+                reference = canary.reference(new_model(0), given, text)
+                return (await publisher.load(version, given, reference, stop)).pause_s
 
             engine = SglangEngine(
                 client,

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.engines.sglang import canary
-from asyncrl.engines.sglang.canary import CanaryDied, compare, reference, text
+from asyncrl.engines import canary
+from asyncrl.engines.canary import CanaryDied, compare, reference, text
 from asyncrl.training.bundled import new_model
 
 

@@ -65,7 +65,7 @@ async def world(
     idle: list[tuple[str, float]] = []
     async with Client.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
 
-        async def load(version: int, weights: Any, stop: Callable[[], None]) -> float:
+        async def load(version: int, weights: Any, _: Any, stop: Callable[[], None]) -> float:
             stop()
             await fake.load(version, load_s, mode)
             return load_s
@@ -119,7 +119,7 @@ async def test_it_goes_on_while_a_load_is_prepared_and_stops_when_weights_change
         await w.engine.load(0, WEIGHTS)
         prepared, left = trio.Event(), list[int]()
 
-        async def load(version: int, weights: Any, stop: Callable[[], None]) -> float:
+        async def load(version: int, weights: Any, _: Any, stop: Callable[[], None]) -> float:
             await trio.sleep(1.0)
             left.append(len(w.chunks(0)))
             prepared.set()
@@ -269,7 +269,7 @@ async def test_what_a_failed_load_may_have_decoded_never_leaves(autojump_clock: 
 
     fake, frames = FakeServer(), []
 
-    async def load(version: int, weights: Any, stop: Callable[[], None]) -> float:
+    async def load(version: int, weights: Any, _: Any, stop: Callable[[], None]) -> float:
         stop()
         await fake.load(version, 0.5)
         if version:

@@ -155,7 +155,7 @@ async def serving(
     """Loads are by disk; the engine asks `served`, which is the client unless given."""
 
     async def load(
-        version: int, weights: Mapping[str, torch.Tensor], stop: Callable[[], None]
+        version: int, weights: Mapping[str, torch.Tensor], _: object, stop: Callable[[], None]
     ) -> float:
         stop()
         await client.pause(mode)
@@ -374,7 +374,7 @@ async def test_hazard_3_the_engine_sends_neither_requests_nor_aborts_while_it_ha
     paused, go = trio.Event(), trio.Event()
 
     async def load(
-        version: int, weights: Mapping[str, torch.Tensor], stop: Callable[[], None]
+        version: int, weights: Mapping[str, torch.Tensor], _: object, stop: Callable[[], None]
     ) -> float:
         stop()
         await client.pause("retract")

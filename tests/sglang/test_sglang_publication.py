@@ -23,12 +23,12 @@ from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from asyncrl.config import Config
-from asyncrl.engines.sglang import canary
+from asyncrl.engines import canary
 from asyncrl.engines.sglang import client as client_module
 from asyncrl.engines.sglang.client import Client, Mode
 from asyncrl.engines.sglang.errors import RequestRefused, ServerGone
 from asyncrl.engines.sglang.http_types import StreamEvent
-from asyncrl.engines.sglang.weight_loader import HalfLoaded, NotLoaded, WeightLoader
+from asyncrl.engines.sglang.weight_loader import HalfLoaded, Loaded, NotLoaded, WeightLoader
 from asyncrl.engines.sglang.weight_transfer import BroadcastTransfer, DiskTransfer, WeightTransfer
 from asyncrl.training.bundled import model_config, new_model
 from weightsync.server_group import ServerGroup, ServerTransfer
@@ -98,6 +98,18 @@ async def connected(server: Server, ranks: int = 1) -> AsyncIterator[tuple[Clien
         yield client, group
 
 
+class Publisher(WeightLoader):
+    """A loader that has the canary's reference of a trainer with the same weights."""
+
+    async def load(  # type: ignore[override]
+        self, version: int, weights: Weights
+    ) -> Loaded:
+        names = dict(self._model.named_parameters())
+        known = {name: weight for name, weight in weights.items() if name in names}
+        reference = canary.reference(self._model, known, self._text)
+        return await super().load(version, weights, reference)
+
+
 def publisher(
     client: Client,
     way: WeightTransfer,
@@ -105,8 +117,8 @@ def publisher(
     mode: Mode = "retract",
     tolerance: float = 1e-3,
     model: torch.nn.Module | None = None,
-) -> WeightLoader:
-    return WeightLoader(
+) -> Publisher:
+    return Publisher(
         client,
         way,
         model or new_model(0),
@@ -325,7 +337,7 @@ async def test_hazard_5_an_unknown_name_is_taken_by_the_server_and_refused_by_us
 def test_hazards_6_and_7_what_crashes_a_server_or_ends_all_its_requests_is_never_asked_for() -> (
     None
 ):
-    source = "".join(path.read_text() for path in Path(canary.__file__).parent.glob("*.py"))
+    source = "".join(path.read_text() for path in Path(client_module.__file__).parent.glob("*.py"))
     for endpoint in (
         "update_weights_from_tensor",
         "update_weight_version",
@@ -512,7 +524,7 @@ async def test_pain_19_a_wrong_weight_that_nothing_else_notices_is_found_by_the_
         await publish.load(3, weights(3))
 
 
-def publisher_sending(publish: WeightLoader, group: ServerGroup, instead: Weights) -> WeightLoader:
+def publisher_sending(publish: WeightLoader, group: ServerGroup, instead: Weights) -> Publisher:
     """The same publisher, which now sends other weights than it is given, and does not know."""
 
     class Swapped(Meddler):

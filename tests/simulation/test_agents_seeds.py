@@ -81,3 +81,8 @@ def test_agents_have_settings_that_do_not_contradict_each_other() -> None:
 
 def test_every_kind_of_event_has_a_check() -> None:
     assert set(CHECKS) == set(e.AnyEvent.__args__)
+
+
+def test_agents_that_hang_one_after_the_other_are_waited_for() -> None:
+    """Eight of them, each for nearly an hour: the run is slow, and not stuck."""
+    assert simulate_agents(153).ok

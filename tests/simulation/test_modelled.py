@@ -15,20 +15,21 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from asyncrl.engines.protocol import Chunk, Request
-from asyncrl.simulation.capacity.lockstep import LockstepEngine
-from asyncrl.simulation.capacity.modelled import (
-    GROUPS,
-    MEMBERS,
-    Measured,
-    configured,
-    lognormal,
-    measure,
-    roofline,
+from asyncrl.simulation.capacity.cluster_models import (
+    ClusterModel,
+    EngineModel,
+    LengthModel,
+    TrainerModel,
+    VerdictModel,
 )
-from asyncrl.simulation.fake_world import Speeds
+from asyncrl.simulation.capacity.lockstep import LockstepEngine
+from asyncrl.simulation.capacity.meter import Measured
+from asyncrl.simulation.capacity.modelled import GROUPS, MEMBERS, configured, measure
 from asyncrl.simulation.scripted_agents import ScriptedAgents
 
 STEP = GROUPS * MEMBERS
+EVEN = EngineModel(decode_ms=[(1, 1e3)])
+"""A second for a decode step, whatever is busy."""
 
 
 def request(rollout: int, *, prefix: int = 0, attempt: int = 1) -> Request:
@@ -37,13 +38,24 @@ def request(rollout: int, *, prefix: int = 0, attempt: int = 1) -> Request:
 
 def engine_of(
     length: Callable[[int], int],
-    decode_s: Callable[[int], float],
+    model: EngineModel = EVEN,
     *,
     slots: int = 4,
     chunk: int = 100,
+    swap_s: float = 0.0,
+    recompute: bool = False,
 ) -> LockstepEngine:
-    sizes = {"slots": slots, "context_tokens": 128, "chunk_tokens": chunk}
-    return LockstepEngine(length, decode_s, vocab_size=8, idle=lambda cause, seconds: None, **sizes)
+    return LockstepEngine(
+        length,
+        model,
+        vocab_size=8,
+        idle=lambda cause, seconds: None,
+        slots=slots,
+        context_tokens=128,
+        chunk_tokens=chunk,
+        swap_s=swap_s,
+        recompute=recompute,
+    )
 
 
 class Seen:
@@ -69,7 +81,7 @@ class Seen:
 async def test_a_decode_step_lasts_as_long_as_its_busy_slots_make_it(
     autojump_clock: MockClock,
 ) -> None:
-    engine, seen = engine_of(lambda key: (2, 5, 9)[key], roofline(1.0, 0.5)), Seen()
+    engine, seen = engine_of(lambda key: (2, 5, 9)[key], EngineModel.roofline(1.0, 0.5)), Seen()
     await engine.load(7, None)
     engine.submit([request(rollout) for rollout in range(3)])
     with trio.move_on_after(100):
@@ -84,7 +96,7 @@ async def test_a_decode_step_lasts_as_long_as_its_busy_slots_make_it(
 
 
 async def test_slots_are_refilled_and_budgets_kept(autojump_clock: MockClock) -> None:
-    engine, seen = engine_of(lambda key: 60, lambda busy: 1.0, slots=1), Seen()
+    engine, seen = engine_of(lambda key: 60, slots=1), Seen()
     await engine.load(0, None)
     engine.submit([request(0), request(1, prefix=20)])
     with trio.move_on_after(200):
@@ -94,16 +106,8 @@ async def test_slots_are_refilled_and_budgets_kept(autojump_clock: MockClock) ->
 
 async def test_a_request_is_read_before_it_begins_and_all_wait(autojump_clock: MockClock) -> None:
     seen = Seen()
-    engine = LockstepEngine(
-        lambda key: (10, 30)[key],
-        lambda busy: 1.0,
-        slots=1,
-        context_tokens=128,
-        chunk_tokens=100,
-        vocab_size=8,
-        idle=lambda cause, seconds: None,
-        prefill_token_s=0.5,
-    )
+    reading = EngineModel(decode_ms=[(1, 1e3)], prefill_tokens_per_s=2.0)
+    engine = engine_of(lambda key: (10, 30)[key], reading, slots=1)
     await engine.load(0, None)
     engine.submit([request(0), request(1, prefix=20)])
     with trio.move_on_after(200):
@@ -113,7 +117,7 @@ async def test_a_request_is_read_before_it_begins_and_all_wait(autojump_clock: M
 
 
 async def test_what_is_submitted_late_begins_late(autojump_clock: MockClock) -> None:
-    engine, seen = engine_of(lambda key: 10, lambda busy: 1.0), Seen()
+    engine, seen = engine_of(lambda key: 10), Seen()
     await engine.load(0, None)
     with trio.move_on_after(100):
         async with trio.open_nursery() as nursery:
@@ -131,7 +135,7 @@ async def test_what_is_submitted_late_begins_late(autojump_clock: MockClock) -> 
 
 
 async def test_chunks_at_every_so_many_steps_and_an_interruption(autojump_clock: MockClock) -> None:
-    engine, seen = engine_of(lambda key: 10, lambda busy: 1.0, slots=1, chunk=4), Seen()
+    engine, seen = engine_of(lambda key: 10, slots=1, chunk=4), Seen()
     await engine.load(3, None)
     engine.submit([request(0), request(1)])
     with trio.move_on_after(100):
@@ -167,7 +171,7 @@ def test_no_token_is_lost_or_made_twice(
 
     async def main() -> tuple[Seen, list[Request]]:
         engine, seen, leased = (
-            engine_of(length, roofline(0.7, 0.3), slots=slots, chunk=chunk),
+            engine_of(length, EngineModel.roofline(0.7, 0.3), slots=slots, chunk=chunk),
             Seen(),
             list[Request](),
         )
@@ -224,19 +228,28 @@ def test_no_token_is_lost_or_made_twice(
 
 def test_lengths_are_lognormal_and_cut() -> None:
     mean, most = 100.0, 400
-    drawn = np.array([lognormal(3, mean, most)(key) for key in range(20_000)])
+    drawn = np.array([LengthModel(mean=mean).drawn(3, most)(key) for key in range(20_000)])
     normal = np.random.default_rng(0).standard_normal(2_000_000)
     reference = np.minimum(np.exp(math.log(mean) - 0.5 + normal), most)
     assert drawn.min() >= 1 and drawn.max() == most
     assert drawn.mean() == pytest.approx(reference.mean(), rel=0.02)
     for share in (0.1, 0.5, 0.9):
         assert np.quantile(drawn, share) == pytest.approx(np.quantile(reference, share), rel=0.03)
-    assert [lognormal(3, mean, most)(key) for key in (5, 6)] != [
-        lognormal(4, mean, most)(key) for key in (5, 6)
+    assert [LengthModel(mean=mean).drawn(3, most)(key) for key in (5, 6)] != [
+        LengthModel(mean=mean).drawn(4, most)(key) for key in (5, 6)
     ]
 
 
 # ---------------------------------------------------------------------------------------- clusters
+
+
+def models_of(length: LengthModel, step_s: float, verdict_s: float = 0.5) -> ClusterModel:
+    return ClusterModel(
+        engine=EVEN,
+        length=length,
+        trainer=TrainerModel(token_us=0.0, step_s=step_s),
+        verdict=VerdictModel(seconds=verdict_s),
+    )
 
 
 def run(
@@ -250,8 +263,8 @@ def run(
     last: int = 7,
 ) -> Measured:
     config = configured(1, slots, tokens, staleness={"depth": depth, "max_lag": max_lag})
-    speeds = Speeds(verdict_s=0.5, step_s=trainer_s, trained_token_s=0.0)
-    return measure(config, lambda key: tokens, lambda busy: 1.0, speeds, first=first, last=last)
+    even = LengthModel(quantiles=[tokens, tokens])
+    return measure(config, models_of(even, trainer_s), first=first, last=last)
 
 
 def test_a_trainer_that_limits_is_never_idle_and_lag_is_the_depth() -> None:
@@ -279,8 +292,7 @@ def test_engines_that_limit_leave_the_trainer_idle() -> None:
 
 def test_where_lengths_have_a_tail_what_is_too_old_is_not_trained() -> None:
     config = configured(2, STEP, 200, staleness={"depth": 1, "max_lag": 1})
-    speeds = Speeds(verdict_s=0.5, step_s=20.0, trained_token_s=0.0)
-    came = measure(config, lognormal(0, 20.0, 200), lambda busy: 1.0, speeds, first=3, last=8)
+    came = measure(config, models_of(LengthModel(mean=20.0), 20.0), first=3, last=8)
     old = sum(tokens for lag, tokens in came.arrived.items() if lag > 1)
     assert came.trained == sum(came.arrived.values()) - old
     assert 0 < old <= came.discarded["stale"] and came.masked == pytest.approx(
@@ -297,7 +309,7 @@ def test_a_run_that_ends_before_is_no_measurement() -> None:
         train={"steps": 2, "batch_groups": GROUPS, "eval_every": 0, "checkpoint_every": 0},
     )
     with pytest.raises(RuntimeError, match="all 2 steps are done"):
-        measure(config, lambda key: 5, lambda busy: 1.0, Speeds(), first=1, last=3)
+        measure(config, models_of(LengthModel(quantiles=[5, 5]), 0.1), first=1, last=3)
 
 
 @pytest.mark.parametrize(("tool", "least", "lag"), [(10.0, 0.9, 3.0), (0.0, 0.9, 0.5)])
@@ -317,9 +329,7 @@ def test_as_many_episodes_are_live_as_keep_engines_at_work(
     )
     found = measure(
         config,
-        lognormal(1, 10, 50),
-        lambda busy: 1.0,
-        Speeds(verdict_s=1.0, trained_token_s=0.0, step_s=1.0),
+        models_of(LengthModel(mean=10), 1.0, verdict_s=1.0),
         first=8,
         last=16,
         agents=ScriptedAgents(turns, 50, tool * 10),

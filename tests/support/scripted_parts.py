@@ -94,6 +94,7 @@ class ScriptedWeights:
     def __init__(self, version: int) -> None:
         self.weights: dict[str, object] = {}
         self.sent_bytes = 8
+        self.canary: list[float] = []
         self.checksums = [1000 + version]
 
 

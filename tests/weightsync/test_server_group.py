@@ -182,7 +182,7 @@ async def test_nobody_comes() -> None:
         with (
             trio.fail_after(AMPLE),
             pytest.raises(
-                TransferError, match="waiting for the 1 ranks of the server to join asyncrl-"
+                TransferError, match="waiting for the 1 ranks of servers to join asyncrl-"
             ),
         ):
             await group.join(3.0)

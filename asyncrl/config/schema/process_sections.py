@@ -104,6 +104,16 @@ class SupervisionConfig(Section, frozen=True):
     restart_window_s: Annotated[
         float, Meta(gt=0, description="seconds over which restarts are counted")
     ] = 300.0
+    heals: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "times in a row, without a new step, that a run whose trainer or coordinator is "
+                "lost goes on by itself; 0: it ends"
+            ),
+        ),
+    ] = 3
     start_s: Annotated[
         float,
         Meta(
@@ -134,10 +144,24 @@ class SupervisionConfig(Section, frozen=True):
 
 
 class RunConfig(Section, frozen=True):
-    """One run: its directory, its seed, its logs."""
+    """One run: its directory, its seed, its logs, its page."""
 
     dir: Annotated[str, Meta(description="the run's own directory; empty: runs/<task>-<time>")] = ""
+    copy: Annotated[
+        str,
+        Meta(description="a directory on another disk that is kept a copy of the run; empty: none"),
+    ] = ""
+    copy_s: Annotated[float, Meta(gt=0, description="seconds from one copy to the next")] = 30.0
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="of everything random")] = 0
     log: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="level of the logs")
     ] = "info"
+    page_port: Annotated[
+        int, Meta(ge=0, le=65535, description="port of the page that shows the run; 0: off")
+    ] = 0
+    page_host: Annotated[
+        str,
+        Meta(
+            description="address of this machine that it is at; off loopback it has a key, page.key"
+        ),
+    ] = "127.0.0.1"

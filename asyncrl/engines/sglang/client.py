@@ -259,14 +259,14 @@ class Client:
     # ------------------------------------------------------------------------------------- weights
 
     async def init_group(
-        self, address: str, port: int, world: int, name: str, backend: str
+        self, address: str, port: int, world: int, name: str, backend: str, *, first: int = 1
     ) -> None:
-        """Join a group of `world` processes as its ranks from 1 on; rank 0 meets it at
+        """Join a group of `world` processes as its ranks from `first` on; rank 0 meets it at
         `address`:`port` at the same time."""
         meeting = {
             "master_address": address,
             "master_port": port,
-            "rank_offset": 1,
+            "rank_offset": first,
             "world_size": world,
         }
         await self._connection.control(

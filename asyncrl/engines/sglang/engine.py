@@ -36,10 +36,12 @@ from asyncrl.ipc.waits import Pulse
 if TYPE_CHECKING:
     import torch
 
-LoadWeights = Callable[[int, "Mapping[str, torch.Tensor]", Callable[[], None]], Awaitable[float]]
-"""Brings these weights into the server as this version, pausing it as it must, and calls the
-function that it is given just before that; returns when they are verified and it decodes again,
-with the seconds that it was paused."""
+LoadWeights = Callable[
+    [int, "Mapping[str, torch.Tensor]", Sequence[float], Callable[[], None]], Awaitable[float]
+]
+"""Brings these weights into the server as this version, whose canary comes with them, pausing it
+as it must, and calls the function that it is given just before that; returns when they are verified
+and it decodes again, with the seconds that it was paused."""
 
 GATHER_S = 0.02
 """Seconds that a chunk may wait for others: streams bring news one by one, and a frame for each
@@ -82,8 +84,8 @@ class _LiveRequest:
 
 
 class SglangEngine:
-    """An `Engine` (see `protocol`) that is an SGLang server behind `client`, which must be ready to
-    hold `options.slots` requests.
+    """A `CanaryEngine` (see `protocol`) that is an SGLang server behind `client`, which must be
+    ready to hold `options.slots` requests.
 
     It samples nothing before the first `load`. It holds one version: `pin` is not honoured, and a
     request for another version than the one served ends as `interrupted`, at the latest just before
@@ -116,6 +118,7 @@ class SglangEngine:
         self._vocab_size = vocab_size
         self._stop_ids, self._idle = sorted(stop_ids), idle
         self._version: int | None = None
+        self._canary: tuple[int, Sequence[float]] = (-1, ())
         self._waiting: deque[Request] = deque()
         self._live: list[_LiveRequest] = []
         self._stopping: list[_LiveRequest] = []
@@ -147,6 +150,9 @@ class SglangEngine:
         chosen = set(rollouts)
         self._stop(lambda request: request.rollout in chosen)
 
+    def expect(self, version: int, canary: Sequence[float]) -> None:
+        self._canary = version, canary
+
     async def load(
         self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False
     ) -> float:
@@ -165,12 +171,21 @@ class SglangEngine:
             ]:
                 self._stop(lambda request: request.version not in (None, version))
                 await old[0].ended.wait()
-            pause = await self._load(version, weights, self._shut)
-            self._version, self._heard = version, trio.current_time()
+            pause = await self._load(version, weights, self._expected(version), self._shut)
+            self._serve(version)
+        return pause
+
+    def _expected(self, version: int) -> Sequence[float]:
+        of, canary = self._canary
+        return canary if of == version else ()
+
+    def _serve(self, version: int | None) -> None:
+        """Go on with weights that are verified; None: there are none yet."""
+        self._version, self._heard = version, trio.current_time()
+        if version is not None:
             self._gate.set()
         self._work.set()
         self._outbox.wake()
-        return pause
 
     def _shut(self) -> None:
         if self._gate.is_set():  # else somebody waits for it already

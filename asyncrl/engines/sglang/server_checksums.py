@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from asyncrl.engines.sglang.server_hashes import Hash
 
 if TYPE_CHECKING:
@@ -84,27 +86,57 @@ def _padded(parts: Sequence[Tensor], rank: int, ranks: int) -> Sequence[Tensor]:
     return [own, part.new_zeros((rows - len(own), *part.shape[1:]))]
 
 
-_LAYOUTS: tuple[Layout, ...] = (_whole, _rows, _columns, _padded)
+_WHOLE = "whole"
+_LAYOUTS: dict[str, Layout] = {
+    _WHOLE: _whole,
+    "rows": _rows,
+    "columns": _columns,
+    "padded": _padded,
+}
 
 
-def _fitting(tensors: Sequence[Tensor], ranks: int) -> tuple[Layout, ...]:
+def _fitting(tensors: Sequence[Tensor], ranks: int) -> tuple[str, ...]:
     """Layouts that such tensors can have, whole first, none of which is another one anyway."""
     rows, dimensions = len(tensors[0]) if tensors[0].dim() else 0, tensors[0].dim()
     cut = ranks > 1 and dimensions > 0
-    fits: dict[Layout, bool] = {
-        _whole: True,
-        _rows: cut,
-        _columns: cut and dimensions > 1,
-        _padded: len(tensors) == 1 and dimensions == 2 and bool(rows % _VOCABULARY_ROWS),
+    fits = {
+        _WHOLE: True,
+        "rows": cut,
+        "columns": cut and dimensions > 1,
+        "padded": len(tensors) == 1 and dimensions == 2 and bool(rows % _VOCABULARY_ROWS),
     }
-    return tuple(layout for layout in _LAYOUTS if fits[layout])
+    return tuple(layout for layout, fit in fits.items() if fit)
 
 
 # ------------------------------------------------------------------------------------------ checks
 
-Expected = Mapping[str, Mapping[Layout, "list[str]"]]
+Expected = dict[str, dict[str, list[str]]]
 """Hashes that a version must have: for each tensor of the server, and each layout that it may have,
 its hash on each rank."""
+
+
+class WantedHashes(msgspec.Struct, frozen=True):
+    """The hashes that a server's are compared with: for each of its tensors the names of its parts,
+    and the layouts that it may have. Whoever has the weights computes them (`expected`)."""
+
+    ranks: int
+    tensors: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
+
+
+def expected(wanted: WantedHashes, weights: Mapping[str, Tensor], hash_of: Hash) -> Expected:
+    """The hashes when a server that hashes so holds `weights`; for a worker thread."""
+
+    def hashes(layout: str, tensors: Sequence[Tensor]) -> list[str]:
+        """The hash on each rank."""
+        if layout == _WHOLE:
+            return [hash_of(tensors)] * wanted.ranks
+        laid_out = _LAYOUTS[layout]
+        return [hash_of(laid_out(tensors, rank, wanted.ranks)) for rank in range(wanted.ranks)]
+
+    return {
+        name: {layout: hashes(layout, [weights[part] for part in parts]) for layout in layouts}
+        for name, (parts, layouts) in wanted.tensors.items()
+    }
 
 
 class Checks:
@@ -137,15 +169,17 @@ class Checks:
     def expect(self, weights: Mapping[str, Tensor]) -> Expected:
         """The checksums when the server holds `weights`: hashing, for a worker thread, before the
         server is paused."""
-        return {
-            name: {
-                layout: self._hashes(layout, [weights[part] for part in self._sources[name]])
-                for layout in layouts
-            }
-            for name, layouts in self._layouts.items()
-        }
+        return expected(self.wanted, weights, self._hash)
 
-    def verify(self, expected: Expected, found: Sequence[Mapping[str, str]]) -> None:
+    @property
+    def wanted(self) -> WantedHashes:
+        """The hashes that the next `verify` needs."""
+        return WantedHashes(
+            self._ranks,
+            {name: (self._sources[name], layouts) for name, layouts in self._layouts.items()},
+        )
+
+    def verify(self, hashes_of: Expected, found: Sequence[Mapping[str, str]]) -> None:
         """Compare, and remember what was found out. Raises WrongWeights."""
         if len(found) != self._ranks or any(
             name not in rank for rank in found for name in self._sources
@@ -156,14 +190,14 @@ class Checks:
             )
         wrong: dict[str, str] = {}
         now: dict[str, tuple[str, list[str]]] = {}
-        for name, hashes in expected.items():
+        for name, hashes in hashes_of.items():
             theirs = [rank[name] for rank in found]
             fault: str | None
             if name in self._exact:
                 right = theirs == hashes[self._layouts[name][0]]
                 fault = "" if right else "holds other bytes than were sent"
             elif (fault := self._found(name, hashes, theirs)) is None:
-                now[name] = hashes[_whole][0], theirs
+                now[name] = hashes[_WHOLE][0], theirs
                 fault = self._moved(name, *now[name])
             if fault:
                 wrong[name] = fault
@@ -175,11 +209,9 @@ class Checks:
             )
         self._last = now
         for name in now:
-            self._layouts[name] = (_whole,)  # which is that of its parts: nothing is looked for
+            self._layouts[name] = (_WHOLE,)  # which is that of its parts: nothing is looked for
 
-    def _found(
-        self, name: str, hashes: Mapping[Layout, list[str]], theirs: list[str]
-    ) -> str | None:
+    def _found(self, name: str, hashes: Mapping[str, list[str]], theirs: list[str]) -> str | None:
         """Look for the layout of a tensor: its fault, empty where there is none, None where the
         layout is none that we know."""
         for layout, ours in hashes.items():
@@ -203,9 +235,3 @@ class Checks:
             if theirs_before == theirs
             else "changed and was sent as it was"
         )
-
-    def _hashes(self, layout: Layout, tensors: Sequence[Tensor]) -> list[str]:
-        """The hash on each rank."""
-        if layout is _whole:
-            return [self._hash(tensors)] * self._ranks
-        return [self._hash(layout(tensors, rank, self._ranks)) for rank in range(self._ranks)]

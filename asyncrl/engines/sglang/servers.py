@@ -24,7 +24,7 @@ import msgspec
 import trio
 
 from asyncrl.config.gpus import visible
-from asyncrl.engines.sglang import canary
+from asyncrl.engines import canary
 from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.errors import ServerGone
 from asyncrl.ipc.keys import write_key

@@ -3,14 +3,14 @@ with exactly these weights, under their version; when it raises NotLoaded, it go
 had; and when it raises HalfLoaded, it is not to decode any more.
 
     prepare    names, shapes, dtypes and the server's own parameters compared; group joined or
-               files written; canary's reference computed
+               files written; checksums computed
     pause      from here the server stands still
     transfer   session begun → update calls, each beside its broadcast; the version with the last
                one → session ended
     verify     the server's checksums
     resume     from here it decodes with weights that are not trusted yet: who calls holds back
                what it says
-    canary     the server's log-probabilities of a fixed text against those of the weights
+    canary     the server's log-probabilities of a fixed text against the trainer's
 
 The first update call is where NotLoaded becomes HalfLoaded. A server that fails from there to its
 checksums stays paused, so that nobody decodes with half of each.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from asyncrl.engines.sglang import canary
+from asyncrl.engines import canary
 from asyncrl.engines.sglang.client import Client, Mode
 from asyncrl.engines.sglang.compatibility import refuse_other_model
 from asyncrl.engines.sglang.errors import RequestRefused, SglangError
@@ -72,9 +72,9 @@ class WeightLoader:
     """Gives versions to one server, one at a time.
 
     `model` is this process's own transformers model of what the server serves: its parameters'
-    names, shapes and dtypes are what may be sent, and it computes the canary's reference; its
-    weights are not read. `text` is `canary.text`, `tolerance` in nats. `deadline_s` bounds each of:
-    what comes before the pause, the pause, the canary.
+    names, shapes and dtypes are what may be sent; its weights are not read. `text` is
+    `canary.text`, `tolerance` in nats. `deadline_s` bounds each of: what comes before the pause,
+    the pause, the canary.
     """
 
     def __init__(
@@ -95,11 +95,15 @@ class WeightLoader:
         self._begun = False
 
     async def load(
-        self, version: int, weights: Mapping[str, Tensor], stop: Callable[[], None] = lambda: None
+        self,
+        version: int,
+        weights: Mapping[str, Tensor],
+        reference: Sequence[float],
+        stop: Callable[[], None] = lambda: None,
     ) -> Loaded:
         """Load `weights` (by parameter name, tied ones once; unchanged until this returns) as
-        `version`, verified. `stop` is called just before the server is paused: from then on nothing
-        may be sent to it.
+        `version`, verified. `reference` is the trainer's `canary.reference`. `stop` is called just
+        before the server is paused: from then on nothing may be sent to it.
 
         Raises NotLoaded and HalfLoaded, in one sentence. Cancelled before the first update call, it
         leaves the server as it was, and later as after HalfLoaded.
@@ -109,7 +113,7 @@ class WeightLoader:
         try:
             async with self._transfer_forgotten():
                 with trio.fail_after(self._deadline_s):
-                    expected, reference = await self._prepare(version, weights)
+                    expected = await self._prepare(version, weights, reference)
                 start = trio.current_time()
                 stop()
                 async with self._paused():
@@ -151,51 +155,25 @@ class WeightLoader:
         )
 
     async def _prepare(
-        self, version: int, weights: Mapping[str, Tensor]
-    ) -> tuple[Expected | None, list[float]]:
+        self, version: int, weights: Mapping[str, Tensor], reference: Sequence[float]
+    ) -> Expected | None:
+        if len(reference) != len(self._text) - 1:
+            raise ValueError(
+                f"it came with {len(reference)} log-probabilities of the canary, which has "
+                f"{len(self._text) - 1}"
+            )
         refuse_misfit(dict(self._model.named_parameters()), weights)
         if self._checks is None:
-            self._checks = await self._acquainted(weights)
+            self._checks = await acquainted(self._client, type(self._model).__name__, weights)
         await self._transfer.prepare(self._client, version, weights)
-        expected = (
-            None
-            if self._checks is None
-            else await trio.to_thread.run_sync(self._checks.expect, weights)
-        )
-        return expected, await trio.to_thread.run_sync(
-            canary.reference, self._model, weights, self._text
-        )
-
-    async def _acquainted(self, weights: Mapping[str, Tensor]) -> Checks | None:
-        """The makeup of the server's model; None where it has no checksums to tell it."""
-        architecture, dtype = (
-            type(self._model).__name__,
-            str(next(iter(weights.values())).dtype).removeprefix("torch."),
-        )
-        model, server = await self._client.model_info(), await self._client.server_info()
-        refuse_other_model(model, server, architecture=architecture, dtype=dtype)
-        try:
-            found = await self._client.checksums()
-        except RequestRefused:
+        if self._checks is None:
             return None
-        return Checks(weights, [rank.checksums for rank in found], hash_on(server.device))
+        return await trio.to_thread.run_sync(self._checks.expect, weights)
 
     async def _verify(self, expected: Expected | None) -> int:
-        checks = self._checks
-        if checks is None or expected is None:
+        if self._checks is None or expected is None:
             return 0
-        before = checks.inexact
-        checks.verify(expected, [rank.checksums for rank in await self._client.checksums()])
-        if (inexact := checks.inexact) != before:
-            logger.warning(
-                "%s gives checksums of %d of its tensors (%s first) that no layout known here "
-                "explains: of these it is only checked that they change when what they are made of "
-                "does",
-                self._client.url,
-                len(inexact),
-                inexact[0],
-            )
-        return checks.exact
+        return await verify(self._client, self._checks, expected)
 
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
@@ -228,6 +206,38 @@ class WeightLoader:
                 suppress(SglangError),
             ):
                 await self._transfer.forget(self._client, failed=failed)
+
+
+async def acquainted(
+    client: Client, architecture: str, weights: Mapping[str, Tensor]
+) -> Checks | None:
+    """The makeup of a server's model, which is to be of that class and take such weights; None
+    where it has no checksums to tell it."""
+    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    model, server = await client.model_info(), await client.server_info()
+    refuse_other_model(model, server, architecture=architecture, dtype=dtype)
+    try:
+        found = await client.checksums()
+    except RequestRefused:
+        return None
+    return Checks(weights, [rank.checksums for rank in found], hash_on(server.device))
+
+
+async def verify(client: Client, checks: Checks, expected: Expected) -> int:
+    """Compare a server's checksums with what they must be; the number of its tensors that are
+    compared byte by byte. Raises WrongWeights."""
+    before = checks.inexact
+    checks.verify(expected, [rank.checksums for rank in await client.checksums()])
+    if (inexact := checks.inexact) != before:
+        logger.warning(
+            "%s gives checksums of %d of its tensors (%s first) that no layout known here "
+            "explains: of these it is only checked that they change when what they are made of "
+            "does",
+            client.url,
+            len(inexact),
+            inexact[0],
+        )
+    return checks.exact
 
 
 def refuse_misfit(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:

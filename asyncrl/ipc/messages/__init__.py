@@ -34,6 +34,7 @@ from asyncrl.ipc.messages.all_links import (
 from asyncrl.ipc.messages.launcher_messages import (
     Draining,
     Exited,
+    Healable,
     Progress,
     Replace,
     RunFinished,
@@ -127,6 +128,7 @@ __all__ = [
     "Gather",
     "GiveFailure",
     "GiveReward",
+    "Healable",
     "Hello",
     "Increase",
     "Interrupt",

@@ -83,9 +83,15 @@ class StatusUpdate(Message, frozen=True):
     progress: list[Progress] = []
 
 
+Healable = Literal["lost", "stalled"]
+"""Ends of a life of a run after which another life may do better: the trainer's link ended, or
+nothing went on."""
+
+
 class RunFinished(Message, frozen=True):
     """Coordinator to launcher: the run is over, `summary.json` is written; `reason` is one
-    sentence, `ok` decides the exit code."""
+    sentence, `ok` decides the exit code. With `heals`, another life of the run may begin."""
 
     ok: bool
     reason: str
+    heals: Healable | None = None

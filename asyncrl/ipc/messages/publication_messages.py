@@ -67,7 +67,8 @@ class Resend(Message, frozen=True):
 
 class Transferred(Message, frozen=True):
     """Trainer to coordinator: what was sent, one checksum a bucket (those of an average last), in
-    `sent_bytes` to each engine; or `error`, and nothing counts."""
+    `sent_bytes` to each engine, and where engines compare it the `canary` of the version; or
+    `error`, and nothing counts."""
 
     publication: int
     version: int
@@ -75,6 +76,7 @@ class Transferred(Message, frozen=True):
     sent_bytes: int
     seconds: float
     error: str
+    canary: list[float] = []
 
 
 class Prepared(Message, frozen=True):
@@ -88,11 +90,12 @@ class Prepared(Message, frozen=True):
 class Commit(Message, frozen=True):
     """Coordinator to rollout actor: swap to the staged weights between two decode steps. With
     `pin`, keep a copy of them for evaluation until `Unpin`; where an average is staged, keep that
-    in its place."""
+    in its place. The trainer's `canary` of the version is for an engine that compares it."""
 
     publication: int
     version: int
     pin: bool
+    canary: list[float] = []
 
 
 class Abort(Message, frozen=True):

@@ -11,6 +11,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +21,7 @@ import trio
 from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
 from asyncrl.engines.request_checks import refuse_misfit
 from asyncrl.ipc.messages import Finish
+from asyncrl.simulation.capacity.cluster_models import EngineModel
 
 if TYPE_CHECKING:
     import torch
@@ -30,18 +32,22 @@ _ROUNDING = 1e-6
 
 class _LockstepSlot(msgspec.Struct):
     """A request, decoded from decode step `began` on until `ends`; `emitted` is the step up to
-    which its tokens were streamed."""
+    which its tokens were streamed, `room` the tokens of cache that are kept for it."""
 
     request: Request
     began: int
     ends: int
     emitted: int
+    room: int = 0
 
 
 class LockstepEngine:
     """An `Engine` (see `protocol`): a response has `length(key)` tokens, and a decode step with `n
-    >= 1` busy slots takes `decode_s(n)` seconds, more than 0. Before a request begins, all slots
-    stand still for `prefill_token_s` seconds for each token that it comes with.
+    >= 1` busy slots takes `model.decode_s(n)` seconds. Before a request begins, all slots stand
+    still while what it comes with is read. It begins where its slot is free and, with
+    `model.kv_tokens`, the tokens that it will come to fit beside those of the others; one that fits
+    nowhere begins alone. A new version stops all slots for `swap_s` seconds, and, where it has to
+    `recompute` caches, while they are read again.
 
     It streams every `chunk_tokens` decode steps, and at every finish, swap and interruption. `idle`
     hears of waits named `weights` and `requests`.
@@ -50,17 +56,19 @@ class LockstepEngine:
     def __init__(
         self,
         length: Callable[[int], int],
-        decode_s: Callable[[int], float],
+        model: EngineModel,
         *,
         slots: int,
         context_tokens: int,
         chunk_tokens: int,
         vocab_size: int,
         idle: Idle,
-        prefill_token_s: float = 0.0,
+        swap_s: float = 0.0,
+        recompute: bool = False,
     ) -> None:
-        self._length, self._decode_s, self._slots = length, decode_s, slots
-        self._prefill_token_s = prefill_token_s
+        self._length, self._decode_s, self._slots = length, cache(model.decode_s), slots
+        self._prefill_token_s, self._kv_tokens = model.prefill_token_s, model.kv_tokens
+        self._swap_s, self._recompute = swap_s, recompute
         self._context_tokens, self._chunk_tokens, self._vocab_size, self._idle = (
             context_tokens,
             chunk_tokens,
@@ -75,6 +83,9 @@ class LockstepEngine:
             tuple[int, int]
         ] = []  # a heap of (decode step, slot); those interrupted meanwhile are in it too
         self._steps = 0  # decode steps done
+        self._kept = 0  # tokens of cache that are kept for the slots that decode
+        self.busy_s = 0.0
+        """Sum over slots of the seconds in which each decoded."""
         self._since = 0.0  # when the last of them was, or what came after it and before the next
         self._ready: list[Chunk] = []
         self._news = trio.Event()
@@ -103,7 +114,7 @@ class LockstepEngine:
         for number in [
             number for number, slot in self._decoding.items() if slot.request.rollout in chosen
         ]:
-            self._ready.append(self._chunk(self._decoding.pop(number), "interrupted"))
+            self._ready.append(self._chunk(self._freed(number), "interrupted"))
         for request in [request for request in self._waiting if request.rollout in chosen]:
             self._waiting.remove(request)
             self._ready.append(self._chunk(_LockstepSlot(request, 0, 0, 0), "interrupted"))
@@ -116,8 +127,10 @@ class LockstepEngine:
         self._catch_up()
         self._flush()
         self._version = version
+        if self._decoding:
+            self._since += self._swap_s + self._recomputed_s()
         self._news.set()
-        return 0.0
+        return self._swap_s
 
     def unpin(self, version: int) -> None:
         """Do nothing: the newest version is the only one."""
@@ -145,6 +158,7 @@ class LockstepEngine:
             steps = min(due, max(0, math.floor((now - self._since) / pace + _ROUNDING)))
             self._steps += steps
             self._since += steps * pace
+            self.busy_s += steps * pace * len(self._decoding)
             if steps < due:
                 return
             self._collect()
@@ -172,13 +186,18 @@ class LockstepEngine:
     def _refill(self) -> bool:
         """Give free slots to requests that wait. Returns True if any slot is busy then."""
         while self._version is not None and self._waiting and len(self._decoding) < self._slots:
-            request = self._waiting.popleft()
-            self._since += self._prefill_token_s * len(request.ids)
+            request = self._waiting[0]
             left = min(
                 request.max_new_tokens, max(1, self._length(request.key) - request.prefix_tokens)
             )
+            room = len(request.ids) + left
+            if self._kv_tokens and self._decoding and self._kept + room > self._kv_tokens:
+                break
+            self._waiting.popleft()
+            self._since += self._prefill_token_s * len(request.ids)
+            self._kept += room
             self._decoding[self._begun] = _LockstepSlot(
-                request, self._steps, self._steps + left, self._steps
+                request, self._steps, self._steps + left, self._steps, room
             )
             heapq.heappush(self._ends, (self._steps + left, self._begun))
             self._begun += 1
@@ -188,7 +207,8 @@ class LockstepEngine:
         """Make the last chunk of each response that has ended, and every other complete chunk."""
         while self._ends and self._ends[0][0] <= self._steps:
             _, number = heapq.heappop(self._ends)
-            if (slot := self._decoding.pop(number, None)) is not None:
+            if number in self._decoding:
+                slot = self._freed(number)
                 short = (
                     self._length(slot.request.key)
                     > slot.request.prefix_tokens + slot.request.max_new_tokens
@@ -196,6 +216,21 @@ class LockstepEngine:
                 self._ready.append(self._chunk(slot, "length" if short else "stop"))
         if self._steps % self._chunk_tokens == 0:
             self._flush()
+
+    def _freed(self, number: int) -> _LockstepSlot:
+        """The slot of a request that decodes no longer."""
+        slot = self._decoding.pop(number)
+        self._kept -= slot.room
+        return slot
+
+    def _recomputed_s(self) -> float:
+        """Seconds in which the caches of what decodes are read again."""
+        if not self._recompute:
+            return 0.0
+        held = (
+            len(slot.request.ids) + self._steps - slot.began for slot in self._decoding.values()
+        )
+        return self._prefill_token_s * sum(held)
 
     def _flush(self) -> None:
         self._ready += [

@@ -23,7 +23,8 @@ from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.simulation import policy
-from asyncrl.simulation.capacity.modelled import LedgerChecker, rare_collections
+from asyncrl.simulation.capacity.meter import LedgerChecker
+from asyncrl.simulation.capacity.modelled import rare_collections
 from asyncrl.simulation.fake_world import FakeWorld, Speeds
 from asyncrl.simulation.observer import Violation
 from asyncrl.simulation.run import silence

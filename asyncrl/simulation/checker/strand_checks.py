@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from asyncrl.experience.episode import failed_tokens
 from asyncrl.experience.experience import Experience
-from asyncrl.experience.sequence import TrainingSequence
+from asyncrl.experience.sequence import ID_BYTES, TrainingSequence
 from asyncrl.simulation.checker.reference_rollouts import ReferenceAgentCall, ReferenceEpisode
 from asyncrl.simulation.observer import WorldObserver
 
@@ -138,6 +138,23 @@ def take_calls(
 def _parent(
     call: ReferenceAgentCall, before: Iterable[ReferenceAgentCall]
 ) -> ReferenceAgentCall | None:
-    """The earlier call that this one goes on from, behind its last token; None if there is none."""
-    found = (other for other in before if call.context.startswith(other.path))
-    return max(found, key=lambda other: len(other.path), default=None)
+    """The earlier call that this one goes on from, behind its last token; None if there is none.
+
+    Nor is there one where another call has more of this one's context: then this one hangs from
+    that. Example: of two answers to [1], [2] and [2, 3], a call with [1, 2, 3] shares three tokens
+    with the second, and so does not go on behind the first.
+    """
+    earlier = list(before)
+    found = [other for other in earlier if call.context.startswith(other.path)]
+    parent = max(found, key=lambda other: len(other.path), default=None)
+    if parent is None or any(_shares_more(other, call, parent) for other in earlier):
+        return None
+    return parent
+
+
+def _shares_more(
+    other: ReferenceAgentCall, call: ReferenceAgentCall, parent: ReferenceAgentCall
+) -> bool:
+    """True if more tokens of the context of `call` are those of `other` than `parent` has."""
+    more = len(parent.path) + ID_BYTES
+    return call.context[:more] == other.path[:more] and len(call.context) >= more

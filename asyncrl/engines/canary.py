@@ -1,10 +1,10 @@
-"""The canary: a short text that the server and transformers must give the same log-probabilities.
+"""The canary: a short text that an engine and the trainer must give the same log-probabilities.
 Invariant: weights that compute something else than the trainer's are named, whatever every other
 check said of them.
 
-The text is always the same for one vocabulary. The reference is computed before the server is
-paused; the server's prefill is compared after it is resumed, before anything that it decoded
-meanwhile may leave the actor.
+The text is always the same for one vocabulary. The trainer computes the reference once for each
+version, by transformers, and it comes with the commit. A server's prefill is compared after it is
+resumed, before anything that it decoded meanwhile may leave the actor.
 """
 
 from __future__ import annotations
@@ -52,14 +52,16 @@ def reference(
 ) -> list[float]:
     """The log-probability of each id but the first, given those before it, by the `transformers`
     causal model with `weights` by parameter name (tied ones once) in place of its own, which are
-    neither read nor changed. `len(ids) - 1` numbers. For a worker thread."""
+    neither read nor changed, on the device of the weights. `len(ids) - 1` numbers. For a worker
+    thread."""
     import torch
 
     device = next(iter(weights.values())).device
     batch = torch.from_numpy(ids).to(device, torch.int64)[None]
+    buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
     with torch.no_grad():
         logits = torch.func.functional_call(
-            model, dict(weights), (), {"input_ids": batch, "use_cache": False}
+            model, {**buffers, **weights}, (), {"input_ids": batch, "use_cache": False}
         ).logits
         scores = torch.log_softmax(logits[0, :-1].float(), -1).gather(1, batch[0, 1:, None])[:, 0]
     return [float(score) for score in scores]

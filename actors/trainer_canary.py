@@ -1,0 +1,52 @@
+"""The trainer's canary of what it publishes, for engines that compare it. Invariant: it is computed
+once a version, in the type that engines compute in, of the weights that they are sent.
+
+However many engines there are, and however often a version is sent again, the forward pass of the
+text is one. It takes a copy of the weights while it lasts where engines are sent rounded ones, or
+where adapters are merged.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import trio
+from transformers import PreTrainedModel
+
+from actors.actor_context import ActorContext
+from asyncrl.engines import canary
+from asyncrl.tasks.text import Tokenizer
+from asyncrl.training.adapters import adapted, merged
+from asyncrl.training.models import empty_model, parameters_for_publication
+from asyncrl.training.output_layer import float32_output
+from weightsync.narrowed import narrowed
+
+
+class TrainerCanary:
+    """The canary of the newest version that was asked for."""
+
+    def __init__(self, place: ActorContext, tokenizer: Tokenizer) -> None:
+        self._place = place
+        self._text = canary.text(tokenizer.vocabulary, tokenizer.stop_ids)
+        self._last: tuple[int, list[float]] = (-1, [])
+
+    async def of(self, version: int, model: PreTrainedModel) -> list[float]:
+        """Log-probabilities of the text by `model`, whole, whose weights are those of `version` and
+        do not change meanwhile."""
+        if self._last[0] != version:
+            self._last = version, await trio.to_thread.run_sync(self._computed, model)
+        return self._last[1]
+
+    @cached_property
+    def _shape(self) -> PreTrainedModel:
+        """A model to compute with, as engines have it. Its own weights are neither read nor
+        written, so they take no memory."""
+        model = empty_model(self._place.initial, self._place.engine_dtype)
+        if self._place.config.model.output_dtype == "float32":
+            float32_output(model)
+        return model
+
+    def _computed(self, model: PreTrainedModel) -> list[float]:
+        whole = merged(model) if adapted(model) else parameters_for_publication(model)
+        weights = dict(narrowed(whole, self._place.published_dtype))
+        return canary.reference(self._shape, weights, self._text)

@@ -1,0 +1,99 @@
+"""The engine `sglang` whose servers the trainer writes itself. Invariant: while it stands still the
+gate is shut: no request and no abort goes to a server, and no chunk leaves.
+
+What a server that stands still holds is the trainer's business (`direct_load`); this file stops it
+and has it go on. After a publication that was aborted that takes calls, so it is done in `run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from asyncrl.engines.options import EngineOptions
+from asyncrl.engines.protocol import Emit, Idle
+from asyncrl.engines.sglang.direct_load import DirectLoad
+from asyncrl.engines.sglang.engine import SglangEngine
+from asyncrl.engines.sglang.gather import gather
+from asyncrl.engines.sglang.routed import Served
+from asyncrl.ipc.waits import Pulse
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DirectSglangEngine(SglangEngine):
+    """A `DirectEngine` and `CanaryEngine` (see `protocol`) of one or several `servers`, requests to
+    which go by way of `client`. Its weights are theirs: `quiesce` returns none."""
+
+    def __init__(
+        self,
+        client: Served,
+        servers: Sequence[DirectLoad],
+        options: EngineOptions,
+        *,
+        vocab_size: int,
+        stop_ids: frozenset[int],
+        idle: Idle | None = None,
+    ) -> None:
+        super().__init__(
+            client, _refused, options, vocab_size=vocab_size, stop_ids=stop_ids, idle=idle
+        )
+        self.servers = servers
+        self._still, self._since = False, 0.0
+        self._going_on = Pulse()
+
+    async def quiesce(self) -> Mapping[str, torch.Tensor]:
+        """Have all servers stand still."""
+        async with self._loads:
+            if not self._still:
+                # with the gate shut none can end, and all of them are stopped already
+                while self._gate.is_set() and (
+                    pinned := [live for live in self._live if live.request.version is not None]
+                ):
+                    self._stop(lambda request: request.version is not None)
+                    await pinned[0].ended.wait()
+                self._shut()
+                self._still, self._since = True, trio.current_time()  # also one that is cancelled
+                await self._all(lambda server: server.pause())
+        return {}
+
+    async def adopt(self, version: int, *, pin: bool = False) -> float:
+        """Go on as the protocol says; `pin` is not honoured. Raises HalfLoaded."""
+        async with self._loads:
+            canary = self._expected(version)
+            await self._all(lambda server: server.adopt(version, canary))
+            self._still = False
+            self._serve(version)
+            return trio.current_time() - self._since
+
+    def resume(self) -> None:
+        """Go on as before, soon."""
+        if self._still:
+            self._still = False
+            self._going_on.set()
+
+    async def run(self, emit: Emit) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._go_on)
+            await super().run(emit)
+
+    async def _go_on(self) -> None:
+        while True:
+            await self._going_on.wait()
+            async with self._loads:
+                if not self._still:  # else it has to stand still again
+                    await self._all(lambda server: server.resume())
+                    self._serve(self._version)
+
+    async def _all(self, call: Callable[[DirectLoad], Awaitable[None]]) -> None:
+        await gather(*(partial(call, server) for server in self.servers))
+
+
+async def _refused(
+    version: int, weights: object, canary: Sequence[float], stop: Callable[[], None]
+) -> float:
+    raise ValueError(f"version {version} was staged, and goes straight into these servers")

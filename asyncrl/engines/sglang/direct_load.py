@@ -1,0 +1,164 @@
+"""Weights that the trainer sends straight into one server. Invariant: from `pause` on the server
+stands still until `adopt` has found it to hold the trainer's weights, or `resume` says that nothing
+was sent.
+
+    wanted     the hashes that the trainer is to compute, in the server's own layout
+    join       the server's ranks meet the trainer and the other servers
+    pause      from here the server stands still, in an update session
+    receive    an update call for each bucket, beside the trainer's broadcast → session ended →
+               the server's checksums against the trainer's
+    adopt      from here it decodes; its log-probabilities of the canary against the trainer's
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from asyncrl.engines import canary
+from asyncrl.engines.sglang.client import Client, Mode
+from asyncrl.engines.sglang.errors import RequestRefused
+from asyncrl.engines.sglang.server_checksums import Checks, Expected, WantedHashes, expected
+from asyncrl.engines.sglang.server_hashes import hash_on
+from asyncrl.engines.sglang.weight_loader import HalfLoaded, acquainted, verify
+from asyncrl.engines.sglang.weight_transfer import UpdateBucket
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class WantedOfServer(msgspec.Struct, frozen=True):
+    """The ranks of a server, the device whose hash it gives, and the hashes that its own are
+    compared with; none from a server without checksums."""
+
+    ranks: int
+    device: str
+    hashes: WantedHashes | None
+
+
+class ServerPlace(msgspec.Struct, frozen=True):
+    """A server's place in a group: the address of the trainer's store, the group's processes, the
+    rank of the server's first one, its name and backend."""
+
+    host: str
+    port: int
+    world: int
+    first: int
+    name: str
+    backend: str
+
+
+def expected_of(wanted: WantedOfServer, weights: Mapping[str, Tensor]) -> Expected:
+    """The hashes that the trainer computes for one server; for a worker thread."""
+    if wanted.hashes is None:
+        return {}
+    return expected(wanted.hashes, weights, hash_on(wanted.device))
+
+
+class DirectLoad:
+    """One server. `parameters` are what may be sent, by name (their numbers are not read), of a
+    model of the class `architecture`; the rest is as of `WeightLoader`."""
+
+    def __init__(
+        self,
+        client: Client,
+        parameters: Mapping[str, Tensor],
+        architecture: str,
+        text: NDArray[np.int32],
+        *,
+        mode: Mode,
+        tolerance: float,
+        deadline_s: float,
+    ) -> None:
+        self._client, self._parameters, self._architecture = client, parameters, architecture
+        self._text, self._mode, self._tolerance = text, mode, tolerance
+        self._deadline_s = deadline_s
+        self._checks: Checks | None = None
+        self._acquainted = False
+        self._group = ""
+
+    async def wanted(self) -> WantedOfServer:
+        """The hashes that the next `receive` needs."""
+        if not self._acquainted:
+            self._checks = await acquainted(self._client, self._architecture, self._parameters)
+            self._acquainted = True
+        server = await self._client.server_info()
+        if server.dp_size != 1:
+            raise HalfLoaded(f"{self._client.url} has data-parallel ranks, which cannot be updated")
+        hashes = None if self._checks is None else self._checks.wanted
+        return WantedOfServer(server.tp_size, server.device, hashes)
+
+    async def join(self, place: ServerPlace) -> None:
+        """Have the server's ranks meet the others, unless they have already."""
+        if place.name == self._group:
+            return
+        if self._group:
+            old, self._group = self._group, ""
+            await self._forget(old)
+        await self._client.init_group(
+            place.host, place.port, place.world, place.name, place.backend, first=place.first
+        )
+        self._group = place.name
+
+    async def _forget(self, name: str) -> None:
+        """Have the server leave a group, of which it need not know."""
+        try:
+            await self._client.destroy_group(name)
+        except RequestRefused:
+            return
+
+    async def pause(self) -> None:
+        """Stand still."""
+        client = self._client
+        await client.pause(self._mode)
+        try:
+            await client.begin_update()
+        except RequestRefused:  # a session was left open
+            await client.end_update()
+            await client.begin_update()
+
+    async def receive(
+        self, buckets: Sequence[UpdateBucket], version: int, hashes: Expected
+    ) -> None:
+        """Take what the trainer broadcasts, bucket by bucket, and compare all of it. Raises
+        RequestRefused where a broadcast failed, WrongWeights, and trio's TooSlowError."""
+        with trio.fail_after(self._deadline_s):
+            for number, bucket in enumerate(buckets, 1):
+                last = number == len(buckets)
+                await self._client.update(
+                    bucket.names,
+                    bucket.dtypes,
+                    bucket.shapes,
+                    group=self._group,
+                    version=version if last else None,
+                    flush=last and self._mode != "in_place",
+                )
+            await self._client.end_update()
+            if self._checks is not None:
+                await verify(self._client, self._checks, hashes)
+
+    async def adopt(self, version: int, reference: Sequence[float]) -> None:
+        """Go on with what was received and verified. Raises HalfLoaded where the server computes
+        something else than the trainer."""
+        with trio.fail_after(self._deadline_s):
+            await self._client.resume()
+            scores = await self._client.score(self._text, extra_key=uuid.uuid4().hex)
+        try:
+            canary.compare(version, reference, scores, self._tolerance)
+        except canary.CanaryDied as died:
+            raise HalfLoaded(f"{self._client.url} is not to be used any more: {died}") from died
+
+    async def resume(self) -> None:
+        """Go on as before: nothing was sent."""
+        try:
+            await self._client.end_update()
+        except RequestRefused:
+            pass  # it was paused, and no session begun
+        finally:
+            await self._client.resume()

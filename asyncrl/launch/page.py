@@ -1,0 +1,47 @@
+"""The page of a run, as a process that lives as long as the launcher. Invariant: a run is no worse
+for its page: one that fails is missed, and said.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from asyncrl.config.schema import RunConfig
+from asyncrl.ipc.address import TcpAddress
+from asyncrl.ipc.keys import write_key
+from asyncrl.observe.logs import path as log_path
+from asyncrl.observe.run_dir import PAGE_KEY
+from asyncrl.processes.process import spawn
+from asyncrl.processes.supervisor import describe_exit
+
+
+async def keep_page(config: RunConfig, note: Callable[[str], None]) -> None:
+    """Have the page until this is cancelled; `note` hears where it is, with its key, and should it
+    end."""
+    run = Path(config.dir)
+    key = ""
+    if not TcpAddress(config.page_host, config.page_port).loopback:
+        key = secrets.token_urlsafe()
+        write_key(run / PAGE_KEY, key.encode())
+    process = spawn(
+        "the page",
+        [sys.executable, "-m", "asyncrl.looking.page_process", str(run)],
+        log=log_path(run, "page", 0),
+        env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+    try:
+        with_key = f"?key={key}" if key else ""
+        note(f"The page of this run: http://{config.page_host}:{config.page_port}/{with_key}")
+        code = await process.wait()
+        note(
+            f"The page of this run {describe_exit(code)}, and the run goes on without it: see "
+            f"{log_path(run, 'page', 0)}."
+        )
+    finally:
+        with trio.CancelScope(shield=True):
+            await process.kill_group()

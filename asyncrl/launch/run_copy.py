@@ -1,0 +1,158 @@
+"""A copy of a run on another disk (`run.copy`): its settings, journal, checkpoints and curve, which
+`asyncrl train --resume COPY` goes on from.
+
+    journal at one moment → the checkpoints and the curve of that moment or later → the names
+
+Invariant: once there is a journal in the copy, the copy can be resumed, whenever the copying is
+killed: a checkpoint and a journal get their names when they are whole, and a checkpoint goes when a
+journal that needs it no more has its name. What the loss of the run's disk loses is what was
+committed since the last copy that succeeded began.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from asyncrl.config import Config
+from asyncrl.config.errors import ConfigError
+from asyncrl.config.load import read
+from asyncrl.journal import JournalError, SqliteHistory
+from asyncrl.journal.sqlite import copy as copy_journal
+from asyncrl.observe.run_dir import JOURNAL, METRICS, PACKED, RUN_TOML
+from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, complete, place
+
+logger = logging.getLogger(__name__)
+
+_PARTIAL = ".partial"
+
+
+def refuse_unfit(config: Config, resume: Path | None) -> None:
+    """Raise ConfigError where `run.copy` cannot be this run's copy."""
+    if not config.run.copy:
+        return
+    run, copy = Path(config.run.dir).resolve(), Path(config.run.copy).resolve()
+    if run == copy or run in copy.parents or copy in run.parents:
+        raise ConfigError(
+            f"run.copy is {copy}, which is the run directory {run}, or one in the other; give it "
+            "a directory on another disk, or none."
+        )
+    if copy.exists() and not copy.is_dir():
+        raise ConfigError(f"{copy}: run.copy is no directory; choose another one.")
+    if copy.is_dir() and any(copy.iterdir()) and not (resume and _of(copy, config.run.dir)):
+        raise ConfigError(
+            f"{copy}: run.copy is not empty, and no copy of this run; choose another one."
+        )
+    parent = next(path for path in (copy, *copy.parents) if path.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{copy}: run.copy cannot be written; choose another one.")
+
+
+def _of(copy: Path, run: str) -> bool:
+    """True if the directory is a copy of that run. Raises ConfigError."""
+    toml = copy / RUN_TOML
+    return toml.is_file() and read(toml).run.dir == run
+
+
+async def keep_copy(
+    config: Config, over: trio.Event, note: Callable[[str], None], limit_s: float
+) -> None:
+    """Copy the run every `run.copy_s` seconds, and once more when it is over. A copy that fails, or
+    takes more than `limit_s` seconds, is said by `note`, and the next one is tried."""
+    run, copy = Path(config.run.dir), Path(config.run.copy)
+    one = trio.CapacityLimiter(1)  # one that was given up may be going on
+    said = ""
+    last = False
+    while not last:
+        with trio.move_on_after(config.run.copy_s):
+            await over.wait()
+        last = over.is_set()
+        why = f"it took more than {limit_s:g} s"
+        with trio.move_on_after(limit_s):
+            try:
+                await trio.to_thread.run_sync(
+                    copy_run, run, copy, limiter=one, abandon_on_cancel=True
+                )
+                why = ""
+            except (CheckpointError, JournalError, OSError) as error:
+                why = str(error)
+        if why and why != said:
+            logger.warning("no copy of the run: %s", why)
+            note(f"The run was not copied to {copy}: {why}.")
+        said = why
+
+
+def copy_run(run: Path, copy: Path) -> None:
+    """Bring the copy up to the run as it is now. Raises CheckpointError, JournalError and
+    OSError."""
+    if not (run / JOURNAL).exists():
+        return
+    copy.mkdir(parents=True, exist_ok=True, mode=0o700)
+    journal = copy / f"{JOURNAL}{_PARTIAL}"
+    copy_journal(run / JOURNAL, journal)
+    history = SqliteHistory(journal)
+    known = {version for _, version in history.snapshots()}
+    for checkpoint in complete(run):
+        _copy_checkpoint(checkpoint.path, place(copy, checkpoint.version))
+    there = {checkpoint.version for checkpoint in complete(copy)}
+    if history.forgotten and not known & there:
+        raise CheckpointError("its checkpoints were replaced faster than they can be copied")
+    for name in (RUN_TOML, PACKED, METRICS):
+        if (run / name).is_file():
+            _copy_file(run / name, copy / name)
+    _synced(journal)
+    journal.replace(copy / JOURNAL)
+    _synced(copy)
+    kept = {checkpoint.version for checkpoint in complete(run)} | known
+    for checkpoint in complete(copy):
+        if checkpoint.version not in kept:
+            shutil.rmtree(checkpoint.path)
+
+
+def _copy_checkpoint(source: Path, target: Path) -> None:
+    """Copy one checkpoint, unless it is there. One that is removed meanwhile is left out."""
+    if target.exists() and _same(source, target):
+        return
+    partial = target.with_name(f"{_PARTIAL}-{target.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        shutil.copytree(source, partial)
+    except (FileNotFoundError, shutil.Error):
+        if source.exists():
+            raise
+        shutil.rmtree(partial, ignore_errors=True)
+        return
+    for file in partial.iterdir():
+        _synced(file)
+    if target.exists():  # of a life whose last steps were taken again
+        shutil.rmtree(target)
+    partial.rename(target)
+    _synced(target.parent)
+
+
+def _same(source: Path, target: Path) -> bool:
+    """True if both say the same of themselves: the digests of all their files."""
+    try:
+        return (source / SCALARS).read_bytes() == (target / SCALARS).read_bytes()
+    except FileNotFoundError:
+        return False
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    partial = target.with_name(f"{target.name}{_PARTIAL}")
+    shutil.copyfile(source, partial)
+    _synced(partial)
+    partial.replace(target)
+
+
+def _synced(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,243 @@
+"""Models of what a cluster is made of: engine, lengths of responses, trainer, network, verdicts.
+Invariant: there is one of each, whatever is modelled, and it is nothing but numbers with units.
+
+    decode     a decode step gives each busy slot one token; its milliseconds depend on how many
+               are busy, and lie on lines through measured points
+    prefill    an engine reads what a request comes with before it begins, and decodes nothing
+               meanwhile
+    KV room    a request begins where the tokens that it will come to fit beside those of others
+
+All of it is a TOML file (`read_models`, `write_models`; docs/sizing.md).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tomllib
+from bisect import bisect_left
+from collections.abc import Callable
+from pathlib import Path
+from statistics import NormalDist
+from typing import Annotated
+
+import msgspec
+import tomli_w
+
+from asyncrl.config import ConfigError
+from asyncrl.engines.draws import stream
+
+_NORMAL = NormalDist()
+
+Positive = Annotated[float, msgspec.Meta(gt=0, lt=1e15)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+Devices = Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Quantiles = Annotated[list[Positive], msgspec.Meta(min_length=2)]
+
+
+class ModelStruct(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=False
+):
+    """A table of numbers; a key that it does not have is an error."""
+
+
+class EngineModel(ModelStruct, frozen=True):
+    """An engine, of so many `devices`.
+
+    `decode_ms` are points (busy slots, milliseconds of a decode step), the slots rising and the
+    milliseconds not falling; between points, before the first and behind the last a line goes
+    through the two nearest. One point is the same for any number of slots. `prefill_tokens_per_s`
+    tokens are read a second, 0: reading takes no time. `kv_tokens` fit its cache, 0: those of all
+    its slots do.
+    """
+
+    decode_ms: Annotated[list[tuple[NotNegative, Positive]], msgspec.Meta(min_length=1)]
+    prefill_tokens_per_s: NotNegative = 0.0
+    kv_tokens: Count = 0
+    devices: Devices = 1
+
+    def __post_init__(self) -> None:
+        slots = [at for at, _ in self.decode_ms]
+        times = [ms for _, ms in self.decode_ms]
+        if slots != sorted(set(slots)) or times != sorted(times):
+            raise ValueError("decode_ms must have rising slots, and milliseconds that do not fall")
+        if self.decode_s(1) <= 0:
+            raise ValueError("decode_ms gives one busy slot no time; give a point at 1 slot")
+
+    @classmethod
+    def additive(cls, base_s: float, slot_s: float, *, prefill: float = 0.0) -> EngineModel:
+        """An engine that reads its weights and then each slot's cache: `base_s` seconds, and
+        `slot_s` for each busy slot. `prefill` tokens are read a second."""
+        points = [(float(n), 1e3 * (base_s + n * slot_s)) for n in (1, 1001)]
+        return cls(decode_ms=points, prefill_tokens_per_s=prefill)
+
+    @classmethod
+    def roofline(cls, memory_s: float, slot_s: float, *, prefill: float = 0.0) -> EngineModel:
+        """An engine that reads its weights in `memory_s` seconds, or, where more slots are busy
+        than hide behind that, takes `slot_s` for each. Both are more than 0."""
+        ridge = memory_s / slot_s
+        points = [(0.0, 1e3 * memory_s), (ridge, 1e3 * memory_s), (2 * ridge, 2e3 * memory_s)]
+        return cls(decode_ms=points, prefill_tokens_per_s=prefill)
+
+    def decode_s(self, busy: float) -> float:
+        """Seconds of a decode step with so many slots busy, one at least.
+
+        >>> engine = EngineModel(decode_ms=[(1, 10.0), (11, 20.0)])
+        >>> engine.decode_s(6), engine.decode_s(21)
+        (0.015, 0.03)
+        """
+        points = self.decode_ms
+        if len(points) == 1:
+            return points[0][1] / 1e3
+        at = min(max(1, bisect_left(points, (busy, 0.0))), len(points) - 1)
+        (left, low), (right, high) = points[at - 1], points[at]
+        return (low + (busy - left) / (right - left) * (high - low)) / 1e3
+
+    @property
+    def prefill_token_s(self) -> float:
+        """Seconds in which it reads a token."""
+        return 1 / self.prefill_tokens_per_s if self.prefill_tokens_per_s else 0.0
+
+
+class LengthModel(ModelStruct, frozen=True):
+    """Tokens of prompts and responses. Responses are lognormal of that `mean` and `sigma` (of the
+    logarithm) before they are cut by the run's budget; or, where there are `quantiles`, the i-th of
+    n + 1 of these is that of i / n, with lines between. `prompt` is the tokens of each prompt."""
+
+    mean: Positive = 1000.0
+    sigma: NotNegative = 1.0
+    quantiles: Quantiles | None = None
+    prompt: Count = 0
+
+    def __post_init__(self) -> None:
+        if self.quantiles is not None and self.quantiles != sorted(self.quantiles):
+            raise ValueError("quantiles must not fall")
+        if self.sigma > 10:
+            raise ValueError("sigma is of the logarithm, and at most 10")
+
+    def drawn(self, seed: int, most: int) -> Callable[[int], int]:
+        """Lengths of responses by their keys, from 1 to `most` tokens."""
+        middle = math.log(self.mean) - self.sigma**2 / 2
+
+        def length(key: int) -> int:
+            share = (stream(seed, key) + 1) / (2**64 + 2)
+            return min(most, max(1, round(self._at(share, middle))))
+
+        return length
+
+    def _at(self, share: float, middle: float) -> float:
+        if self.quantiles is not None:
+            place, last = share * (len(self.quantiles) - 1), len(self.quantiles) - 2
+            low = min(last, int(place))
+            a, b = self.quantiles[low : low + 2]
+            return a + (place - low) * (b - a)
+        return math.exp(min(40.0, middle + self.sigma * _NORMAL.inv_cdf(share)))
+
+
+class TrainerModel(ModelStruct, frozen=True):
+    """A trainer: one device takes `token_us` microseconds for a response token, several share the
+    tokens evenly, and the end of a step takes `step_s` seconds whatever their number."""
+
+    token_us: NotNegative
+    step_s: NotNegative = 0.0
+
+
+class NetworkModel(ModelStruct, frozen=True):
+    """The way of weights: a publication takes `publication_s` seconds, and those in which
+    `gigabytes` go at `gigabytes_per_s`, while engines decode. In engines a new version then stops
+    all decoding for `swap_s`."""
+
+    publication_s: NotNegative = 0.02
+    gigabytes: NotNegative = 0.0
+    gigabytes_per_s: Positive = 1.0
+    swap_s: NotNegative = 0.0
+
+    @property
+    def send_s(self) -> float:
+        return self.publication_s + self.gigabytes / self.gigabytes_per_s
+
+
+class VerdictModel(ModelStruct, frozen=True):
+    """A verdict takes so many `seconds`. Of the groups the share `accepted` has rewards that
+    differ, so that the filter lets them pass."""
+
+    seconds: NotNegative = 1.0
+    accepted: Share = 1.0
+
+
+class ClusterModel(ModelStruct, frozen=True):
+    """The parts of a cluster."""
+
+    engine: EngineModel
+    length: LengthModel
+    trainer: TrainerModel
+    network: NetworkModel = NetworkModel()
+    verdict: VerdictModel = VerdictModel()
+
+
+def read_models(path: Path) -> ClusterModel:
+    """The models in a TOML file. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            tree = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); give a file of models, as `asyncrl "
+            "calibrate` writes one."
+        ) from None
+    except (ValueError, RecursionError) as error:  # no TOML, or no UTF-8
+        raise ConfigError(f"{path}: this is not TOML: {error}.") from None
+    try:
+        found = msgspec.convert(tree, ClusterModel)
+        _refuse_infinite(tree)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"{path}: these are no models: {error}.") from None
+    return found
+
+
+def _refuse_infinite(tree: object, name: str = "") -> None:
+    """Raise ValueError where a number is not finite."""
+    match tree:
+        case dict():
+            for key, value in tree.items():
+                _refuse_infinite(value, f"{name}.{key}" if name else str(key))
+        case list():
+            for value in tree:
+                _refuse_infinite(value, name)
+        case float() if not math.isfinite(tree):
+            raise ValueError(f"{name} is {tree}, and must be a finite number")
+
+
+UNITS = {
+    "engine": "decode_ms: points of busy slots and milliseconds of a decode step; kv_tokens, 0: all"
+    " slots'",
+    "length": "tokens of responses (lognormal, or measured quantiles) and of prompts",
+    "trainer": "token_us: microseconds of one device for a response token; step_s: seconds",
+    "network": "seconds and gigabytes of a publication; swap_s: decoding stops in engines",
+    "verdict": "seconds of a verdict; accepted: the share of groups whose rewards differ",
+}
+
+
+def render_models(models: ClusterModel, notes: list[str] | None = None) -> str:
+    """The text of a file of models, with `notes` as comments at its head."""
+    tree = msgspec.to_builtins(models)
+    parts = [f"# {note}\n" for note in notes or []]
+    for name, table in tree.items():
+        kept = {key: value for key, value in table.items() if value is not None}
+        parts.append(f"\n# {UNITS[name]}\n" + tomli_w.dumps({name: kept}))
+    return "".join(parts)
+
+
+def write_models(models: ClusterModel, path: Path, notes: list[str]) -> None:
+    """Write a file of models, whole or not at all. Raises ConfigError."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(render_models(models, notes))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}).") from None

@@ -1,0 +1,140 @@
+"""The price of being watched: one run, in turns with its page open in a browser and without.
+
+    python bench/watched.py [--seconds 30] [--turns 4] [--set section.key=value …]
+
+It asks for the page's parts as often as the page's own script does. It prints the tokens that the
+run generates a second, watched and not, their ratio, and the processor time of the page's process,
+as a share of what all processes of the run take. On a machine that others use, the second is what
+says something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+from asyncrl.looking.run_parts import PARTS
+from asyncrl.processes.machine import free_port
+
+BEGIN_S = 600.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--set", action="append", default=[], dest="sets")
+    args = parser.parse_args()
+    port = free_port()
+    with tempfile.TemporaryDirectory() as home:
+        run = Path(home) / "run"
+        own = [f"run.dir={run}", f"run.page_port={port}", "train.steps=100000"]
+        sets = [word for one in [*args.sets, *own] for word in ("--set", one)]
+        command = [sys.executable, "-m", "asyncrl.cli", "train", "run.toml", *sets]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as launcher:
+            try:
+                measure(run, launcher.pid, port, args.seconds, args.turns)
+            finally:
+                launcher.send_signal(signal.SIGINT)
+
+
+def measure(run: Path, launcher: int, port: int, seconds: float, turns: int) -> None:
+    """Print what a run does in turns."""
+    end = time.monotonic() + BEGIN_S
+    while generated(run) == 0:
+        assert time.monotonic() < end, "the run has not begun"
+        time.sleep(1.0)
+    for name in PARTS:  # what it imports is paid once
+        ask(port, name)
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    shares: dict[bool, list[float]] = {True: [], False: []}
+    for turn in range(2 * turns):
+        watched = turn % 2 == 1
+        stop = threading.Event()
+        watchers = [
+            threading.Thread(target=watch, args=(port, name, part.every_s, stop))
+            for name, part in PARTS.items()
+            if watched
+        ]
+        tokens, began = generated(run), time.monotonic()
+        page, whole = spent(launcher)
+        for watcher in watchers:
+            watcher.start()
+        time.sleep(seconds)
+        page_later, whole_later = spent(launcher)
+        rates[watched].append((generated(run) - tokens) / (time.monotonic() - began))
+        shares[watched].append((page_later - page) / max(1e-9, whole_later - whole))
+        stop.set()
+        for watcher in watchers:
+            watcher.join()
+    off, on = (statistics.median(rates[watched]) for watched in (False, True))
+    print(f"tokens/s: {off:,.0f} unwatched, {on:,.0f} watched, ratio {on / off:.3f}")
+    for watched, name in ((False, "unwatched"), (True, "watched")):
+        share = statistics.mean(shares[watched])
+        print(f"page's share of the run's processor time, {name}: {share:.2%}")
+    print(f"load: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+
+
+def watch(port: int, name: str, every_s: float, stop: threading.Event) -> None:
+    """Ask for a part as a browser does."""
+    while not stop.is_set():
+        ask(port, name)
+        stop.wait(every_s)
+
+
+def ask(port: int, name: str) -> None:
+    """Read a part."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/part/{name}", timeout=600) as found:
+        found.read()
+
+
+def generated(run: Path) -> int:
+    """Tokens that a run has generated so far."""
+    try:
+        return int(json.loads((run / "status.json").read_bytes())["tokens"]["generated"])
+    except FileNotFoundError:
+        return 0
+
+
+def spent(launcher: int) -> tuple[float, float]:
+    """Seconds of processor time of the page's process, and of all processes of the run."""
+    page = whole = 0.0
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            words = (path / "cmdline").read_bytes()
+        except OSError:
+            continue  # it has ended
+        if launcher not in (int(path.name), *ancestors(int(fields[1]))):
+            continue
+        seconds = (int(fields[11]) + int(fields[12])) / TICKS
+        whole += seconds
+        page += seconds if b"page_process" in words else 0.0
+    return page, whole
+
+
+def ancestors(pid: int) -> list[int]:
+    """A process, its parent, and so on."""
+    found = []
+    while pid > 1:
+        found.append(pid)
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            break
+    return found
+
+
+if __name__ == "__main__":
+    main()

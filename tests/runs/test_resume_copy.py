@@ -1,0 +1,29 @@
+"""A real run whose disk is lost, and which goes on from its copy."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from train_support import command, everything, resume, started, steps_done, train, wait_for
+
+from asyncrl.observe import summary
+from asyncrl.observe.run_dir import SUMMARY
+from asyncrl.training.checkpoint_index import complete
+
+
+def test_a_run_whose_disk_is_lost_goes_on_from_its_copy(model: Path, tmp_path: Path) -> None:
+    """Without `run.copy` set anew it is refused: it would be its own copy."""
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    settings = {"train__steps": 10_000, "train__checkpoint_every": 2}
+    with started(command(model, run, run__copy=str(copy), run__copy_s=0.5, **settings)) as process:
+        wait_for("a copy", lambda: steps_done(copy) >= 4 and complete(copy))
+        everything(process, run)
+    shutil.rmtree(run)
+    copied = steps_done(copy)
+    refused = train(resume(copy))
+    assert refused.returncode == 2 and "run.copy is" in refused.stderr
+    ended = train([*resume(copy), '--set=run.copy=""', f"--set=train.steps={copied + 2}"])
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    told = summary.read(copy / SUMMARY)
+    assert told.balances() and steps_done(copy) == copied + 2
