@@ -248,5 +248,5 @@ async def trainer_actor(
                     raise ValueError(f"a trainer does not understand {type(message).__name__}")
         reporter.busy_with(None)
         await last_written()
+        await link.send(Drained())  # before a report can be cut off amid its frame
         nursery.cancel_scope.cancel()
-    await link.send(Drained())
