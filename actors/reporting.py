@@ -1,13 +1,15 @@
 """An actor's report of itself, about once a second.
 
-Invariant: every second and every count is reported once. What a trainer is busy with is in each
-report until it is done, so a trainer that is long at its work is told from one that hangs or is
-stopped, which reports nothing.
+Invariant: every second and every count is reported once. What a trainer is busy with, or writes
+beside that, is in each report until it is done, so a trainer that is long at its work is told from
+one that hangs or is stopped, which reports nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import trio
 
@@ -40,10 +42,20 @@ class Reporter:
         self._since = trio.current_time()
         self._command: Command | None = None
         self._command_since = self._since
+        self._saving_since: float | None = None
 
     def busy_with(self, command: Command | None) -> None:
         """Work on `command` begins now; None: it is done."""
         self._command, self._command_since = command, trio.current_time()
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """A checkpoint is written as long as the block lasts."""
+        self._saving_since = trio.current_time()
+        try:
+            yield
+        finally:
+            self._saving_since = None
 
     def count(self, name: str, increase: float = 1.0) -> None:
         """Add to a counter. Its name is a metric's label, so take few different ones."""
@@ -57,7 +69,8 @@ class Reporter:
         counts, self._counts = self._counts, Counter()
         seconds, self._since, self._sent = now - self._since, now, total
         busy = None if self._command is None else Busy(self._command, now - self._command_since)
-        return Report(seconds, idle, dict(counts), self._waits.table(), busy)
+        saving_s = None if self._saving_since is None else now - self._saving_since
+        return Report(seconds, idle, dict(counts), self._waits.table(), busy, saving_s)
 
     async def run(self, link: Link) -> None:
         """Report until cancelled."""
@@ -65,5 +78,8 @@ class Reporter:
             due = trio.current_time() + self._every_s
             await trio.sleep_until(due)
             now = trio.current_time()
-            self._command_since = shifted(self._command_since, stood_s(due, now), now)
+            stood = stood_s(due, now)
+            self._command_since = shifted(self._command_since, stood, now)
+            if self._saving_since is not None:
+                self._saving_since = shifted(self._saving_since, stood, now)
             await link.send(self.take())

@@ -7,17 +7,19 @@ Invariant: commands that compute are carried out one at a time, in the order in 
     CloseStep       one optimizer step, one version more           → Stepped
     Publish         send the present weights                       → Transferred
                     (a direct one: join → Joined; send at Transfer)
-    Save            write a checkpoint                             → Saved
+    Save            copy the present state, and write the copy     → Saved
 
-Weights are sent beside accumulation, never beside an optimizer step. The actor waits only for
-commands; the seconds of these waits are the trainer's idle time. What it is at, and since when, is
-in its reports.
+Weights are sent beside accumulation, never beside an optimizer step. A copy for a checkpoint is
+written beside all commands that follow, one at a time. The actor waits only for commands, and at
+its end for the checkpoint; the seconds of these waits are the trainer's idle time. What it is at,
+and since when, is in its reports.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Protocol
 
 import trio
 
@@ -50,12 +52,9 @@ from asyncrl.ipc.waits import Waits
 from asyncrl.training.checkpoint_index import CheckpointError
 from weightsync.errors import TransferError
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 FOR_EVER_S = 1e9
-"""Seconds for which a command may be long in coming while engines are at work. The end of the link,
-and the coordinator's watchdog, end this wait."""
+"""Seconds for which a command may be long in coming while engines are at work, and a checkpoint be
+written. The end of the link, and the coordinator's watchdog, end these waits."""
 COMMANDS = 64
 """Commands that may wait here. The coordinator has fewer outstanding (`TrainerCommands`)."""
 
@@ -67,6 +66,9 @@ COMPUTED: dict[type[Message], Command] = {
     Save: "checkpoint",
 }
 """The work that each message is to a trainer."""
+Write = Callable[[], Awaitable[Path]]
+"""Writes the copy of a learner's state as a checkpoint, and returns its path. Raises
+CheckpointError where that is not possible."""
 
 
 class LearnerProtocol(Protocol):
@@ -91,8 +93,9 @@ class LearnerProtocol(Protocol):
 
     async def step(self) -> dict[str, float]: ...
 
-    async def save(self, cursor: int) -> Path:
-        """Write a checkpoint. Raises CheckpointError if that is not possible."""
+    async def copy(self, cursor: int) -> Write:
+        """Copy the state for a checkpoint. What is returned writes the copy, whatever the learner
+        does meanwhile; no other copy is made before it has."""
         ...
 
 
@@ -171,6 +174,22 @@ async def trainer_actor(
             Transferred(message.publication, version, checksums, sent_bytes, seconds, error, canary)
         )
 
+    written = trio.Event()  # the answer about the last checkpoint is sent
+    written.set()
+
+    async def write(version: int, copy: Write) -> None:
+        try:
+            with reporter.saving():
+                saved = Saved(version, str(await copy()))
+        except CheckpointError as error:
+            saved = Saved(version, "", str(error))
+        await link.send(saved)
+        written.set()
+
+    async def last_written() -> None:
+        with waits.on("checkpoint", owner="trainer", deadline_s=FOR_EVER_S):
+            await written.wait()
+
     send, commands = trio.open_memory_channel[tuple[Message, tuple[memoryview, ...]]](COMMANDS)
 
     async def read() -> None:
@@ -220,14 +239,14 @@ async def trainer_actor(
                     seconds = trio.current_time() - start
                     await link.send(Stepped(learner.version, seconds, metrics, learner.counts))
                 case Save(cursor):
-                    try:
-                        saved = Saved(learner.version, str(await learner.save(cursor)))
-                    except CheckpointError as error:
-                        saved = Saved(learner.version, "", str(error))
-                    await link.send(saved)
+                    await last_written()
+                    written = trio.Event()
+                    nursery.start_soon(write, learner.version, await learner.copy(cursor))
                 case Drain():
                     break
                 case _:
                     raise ValueError(f"a trainer does not understand {type(message).__name__}")
+        reporter.busy_with(None)
+        await last_written()
+        await link.send(Drained())  # before a report can be cut off amid its frame
         nursery.cancel_scope.cancel()
-    await link.send(Drained())

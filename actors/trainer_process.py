@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from actors.rank_orders import RankOrders, obey, open_orders
 from actors.reporting import Reporter
 from actors.scoring_servers import ScoringServers
 from actors.server_transfer import ToPublish, TransferToServers
-from actors.trainer_actor import trainer_actor
+from actors.trainer_actor import Write, trainer_actor
 from actors.trainer_canary import TrainerCanary
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
@@ -48,9 +48,16 @@ from asyncrl.ipc.messages import (
 from asyncrl.ipc.waits import Waits
 from asyncrl.observe.run_dir import ADAPTER, KEY, MODEL, MODEL_EMA, RANK_STORE, RANKS, WEIGHT_STORE
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training.adapters import adapted, add_adapters, published
-from asyncrl.training.checkpoint_index import CheckpointError, latest
-from asyncrl.training.checkpoint_io import export, export_adapters, restore, save
+from asyncrl.training.adapters import adapted, add_adapters, merged_model, published
+from asyncrl.training.checkpoint_index import latest
+from asyncrl.training.checkpoint_io import (
+    StagedCheckpoint,
+    export,
+    export_adapters,
+    restore,
+    take,
+    write,
+)
 from asyncrl.training.kl_terms import open_kl_terms
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
@@ -58,6 +65,7 @@ from asyncrl.training.output_layer import float32_output
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.ranks.rank_group import open_ranks, shard
 from asyncrl.training.rounding_gap import rounding_gap
+from asyncrl.training.staging import Staging
 from asyncrl.training.supervised import open_supervised
 from asyncrl.training.trial import try_passes
 from weightsync.buckets import Plan
@@ -118,7 +126,7 @@ async def _lead(
             await servers.refuse_other_vocabularies(own, patience_s)
         compared = capabilities(config.engine.kind).compares_canary
         canary = TrainerCanary(place, own) if compared else None
-        threaded = _Threaded(learner, orders, servers, place)
+        threaded = _Threaded(learner, orders, servers, place, Staging())
         if canary is not None and _to_servers(config):
             from actors.engines.sglang_direct import compute
 
@@ -239,6 +247,7 @@ class _Threaded:
     orders: RankOrders
     servers: ScoringServers
     place: ActorContext
+    staging: Staging
 
     @property
     def version(self) -> int:
@@ -265,14 +274,12 @@ class _Threaded:
         gap = partial(rounding_gap, self.learner.model, self.place.published_dtype)
         return metrics | {"published_gap": await trio.to_thread.run_sync(gap)}
 
-    async def save(self, cursor: int) -> Path:
-        """A checkpoint; after the last step also the model alone, for use elsewhere."""
-        saved = await self.orders.give(
-            Save(cursor), (), partial(_saved, self.learner, self.place, cursor)
-        )
-        if isinstance(saved, CheckpointError):
-            raise saved
-        return saved
+    async def copy(self, cursor: int) -> Write:
+        """Copy the state of all ranks; what is returned writes the copy, in a thread."""
+        own = partial(_taken, self.learner, self.place, self.staging, cursor)
+        staged, whole = await self.orders.give(Save(cursor), (), own)
+        assert staged is not None, "rank 0 has the copy"
+        return partial(trio.to_thread.run_sync, partial(_written, self.place, staged, whole))
 
 
 @dataclass(frozen=True)
@@ -289,7 +296,7 @@ class _Carried:
             case CloseStep():
                 self.learner.step()
             case Save(cursor):
-                _saved(self.learner, self.place, cursor)
+                _taken(self.learner, self.place, Staging(), cursor)
             case Gather(average):
                 _gathered(self.learner, average)
             case _:
@@ -308,21 +315,32 @@ def _gathered(
     return model, learner.average.gathered()
 
 
-def _saved(learner: Learner, place: ActorContext, cursor: int) -> Path | CheckpointError:
-    """This rank's part of a checkpoint, which rank 0 writes; the error where it cannot, as the
-    other ranks did their part all the same."""
-    last = learner.version >= place.config.train.steps
-    model, average = _gathered(learner, average=last and learner.average is not None)
-    try:
-        path = save(place.run, learner, cursor, place.initial)
-        if last and model is not None:
-            export(place.run / MODEL, model, place.initial)
-            if adapted(model):
-                export_adapters(place.run / ADAPTER, model)
+def _taken(
+    learner: Learner, place: ActorContext, staging: Staging, cursor: int
+) -> tuple[StagedCheckpoint | None, dict[str, PreTrainedModel]]:
+    """This rank's part of the copy for a checkpoint; rank 0 has it then. After the last step it
+    also has, by their places in the run's directory, the models that are for use elsewhere: nothing
+    changes them any more."""
+    staged, whole = take(learner, cursor, staging), dict[str, PreTrainedModel]()
+    if learner.version >= place.config.train.steps:
+        average = learner.average.gathered() if learner.average else None
+        if staged is not None:
+            # merged here: that changes settings of the process, which the writing goes beside
+            whole[MODEL] = merged_model(staged.model)
         if average is not None:
-            export(place.run / MODEL_EMA, average, place.initial)
-    except CheckpointError as error:
-        return error
+            whole[MODEL_EMA] = merged_model(average)
+    return staged, whole
+
+
+def _written(
+    place: ActorContext, staged: StagedCheckpoint, whole: Mapping[str, PreTrainedModel]
+) -> Path:
+    """Write a checkpoint, and the models for use elsewhere. Raises CheckpointError."""
+    path = write(place.run, staged, place.initial)
+    for name, model in whole.items():
+        export(place.run / name, model, place.initial)
+    if whole and adapted(staged.model):
+        export_adapters(place.run / ADAPTER, staged.model)
     return path
 
 

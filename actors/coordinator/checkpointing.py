@@ -1,7 +1,7 @@
 """Has the trainer write checkpoints, and keeps the journal in step with them.
 
 Invariant: of the last two checkpoints the journal knows at least one, so a crash at any moment
-leaves one to go on from.
+leaves one to go on from. One is written at a time.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ class Checkpointing:
         # the last version whose checkpoint was not written, and why
         self._unwritten = version, ""
 
+    @property
+    def under_way(self) -> int | None:
+        """The version whose checkpoint was asked for and is not answered; None: there is none."""
+        return None if self._asked == self.saved else self._asked
+
     def unsaved(self, version: int) -> str:
         """The reason why the checkpoint of `version` was not written. Empty if it was written, or
         if nobody has tried."""
@@ -39,13 +44,13 @@ class Checkpointing:
 
     def save(self, version: int) -> bool:
         """Have the trainer save `version`, which it holds now, once. Returns False if that has to
-        wait until the event of the last checkpoint is on disk.
+        wait until another one is written, or until the event of the last one is on disk.
 
         The state is kept as it is now. So the work that the open step has taken is not in the
         checkpoint, and a resumed run takes it again.
         """
         if version not in (self._asked, self.saved):
-            if self._store.durable < self._event:
+            if self.under_way is not None or self._store.durable < self._event:
                 return False
             self._asked, self._unwritten = version, (version, "")
             self._store.keep(version)
@@ -56,7 +61,7 @@ class Checkpointing:
         """A checkpoint is complete, or could not be written. If it is complete, the journal may
         forget what lies before the checkpoint before it. Raises ImpossibleEvent for one that was
         not asked for."""
-        if message.version != self._asked or message.version == self.saved:
+        if message.version != self.under_way:
             raise ImpossibleEvent(f"a checkpoint of version {message.version} was not asked for")
         if message.error:
             logger.warning(

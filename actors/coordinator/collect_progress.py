@@ -30,6 +30,5 @@ def under_way(parts: Components) -> Iterator[Found]:
         averaged = parts.config.evaluation.weights == "ema"
         what = f"the average of weights at version {version}" if averaged else f"version {version}"
         yield Found("evaluating", f"evaluating {what}", answered, asked)
-    busy = stepping.trainer.report.busy
-    if busy is not None and busy.command == "checkpoint":
-        yield Found("saving", f"saving version {stepping.version}")
+    if stepping.saving is not None:
+        yield Found("saving", f"saving version {stepping.saving}")

@@ -137,6 +137,7 @@ def _actor(parts: Components, name: str, now: float, taken: int) -> ActorStatus:
         version=engine.version if engine else None,
         streamed_s=None if streamed is None or role != "rollout" else now - streamed,
         busy=report.busy,
+        saving_s=report.saving_s,
     )
 
 

@@ -50,7 +50,6 @@ from asyncrl.ipc.messages import (
     CloseStep,
     Consumed,
     MicroBatch,
-    Save,
     Saved,
     ScoredProximal,
     ScoreProximal,
@@ -160,6 +159,11 @@ class Stepping:
     def saved(self) -> int:
         """The last version whose checkpoint is complete."""
         return self._checkpoints.saved
+
+    @property
+    def saving(self) -> int | None:
+        """The version whose checkpoint is being written, or is about to be; None: there is none."""
+        return self._checkpoints.under_way
 
     @property
     def unsaved(self) -> str:
@@ -483,6 +487,6 @@ class Stepping:
     def on_saved(self, message: Saved) -> None:
         """A checkpoint is complete, or could not be written. Raises ImpossibleEvent for one that
         was not asked for."""
-        self._commands.answered(Save)
+        self._commands.saved()
         self._checkpoints.on_saved(message)
         self.last_activity = trio.current_time()

@@ -1,7 +1,9 @@
 """Commands for the trainer: what it computes, one after the other.
 
 Invariant: at most OUTSTANDING commands are with the trainer, so it always reads what else it is
-told at once: a publication begins and ends beside its work, however much of that waits here.
+told at once: a publication begins and ends beside its work, however much of that waits here. A
+checkpoint has its turn among them and is written beside those that follow, so that it is none of
+these.
 """
 
 from __future__ import annotations
@@ -17,20 +19,21 @@ OUTSTANDING = 2
 """Commands that may be with the trainer: the one that it works on, and the next, so that it never
 asks."""
 
-Command = MicroBatch | ScoreProximal | CloseStep | Save
-Kind = TypeVar("Kind", MicroBatch, ScoreProximal, CloseStep, Save)
+Command = MicroBatch | ScoreProximal | CloseStep
+Kind = TypeVar("Kind", MicroBatch, ScoreProximal, CloseStep)
 
 
 class TrainerCommands:
     """The commands that the trainer has not answered yet, in the order in which they are given.
-    Each has one answer: Consumed, ScoredProximal, Stepped or Saved."""
+    Each has one answer: Consumed, ScoredProximal or Stepped; and Saved, whenever it comes."""
 
     def __init__(self, trainer: Peer) -> None:
         self._trainer = trainer
         self._sent: deque[Command] = deque()
-        self._waiting: deque[tuple[Command, tuple[object, ...]]] = deque()
+        self._saving = False  # the trainer has a Save
+        self._waiting: deque[tuple[Command | Save, tuple[object, ...]]] = deque()
 
-    def queue(self, command: Command, *buffers: object) -> None:
+    def queue(self, command: Command | Save, *buffers: object) -> None:
         """Give a command after all others."""
         self._waiting.append((command, buffers))
         self._refill()
@@ -46,8 +49,20 @@ class TrainerCommands:
         self._refill()
         return command
 
+    def saved(self) -> None:
+        """The trainer answered a Save. Raises ImpossibleEvent if it has none."""
+        if not self._saving:
+            raise ImpossibleEvent("the trainer answered a Save, and has none")
+        self._saving = False
+
     def _refill(self) -> None:
-        while self._waiting and len(self._sent) < OUTSTANDING:
-            command, buffers = self._waiting.popleft()
-            self._sent.append(command)
+        while self._waiting:
+            command, buffers = self._waiting[0]
+            if isinstance(command, Save):
+                self._saving = True
+            elif len(self._sent) < OUTSTANDING:
+                self._sent.append(command)
+            else:
+                return
+            self._waiting.popleft()
             self._trainer.send(command, *buffers)

@@ -7,8 +7,8 @@ has not read.
     deadlines of leases, publications, verdicts and the trainer's work → the deadline of the run's
       phase → metrics → the launcher's status
 
-What has a deadline of its own is no stall before that: a trainer that reports what it is busy with,
-a publication that is under way, a verdict that is owed.
+What has a deadline of its own is no stall before that: a trainer that reports what it is busy with
+or that it writes a checkpoint, a publication that is under way, a verdict that is owed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from actors.coordinator.collect_progress import under_way
 from actors.coordinator.collect_status import collect_status, collect_update
 from actors.coordinator.components import Components
 from actors.coordinator.lifecycle import OverduePhase, Phase
-from asyncrl.ipc.messages import Healable
+from asyncrl.ipc.messages import Busy, Healable
 from asyncrl.observe.diagnosis import diagnose, listed
 from asyncrl.observe.metrics import observe
 from asyncrl.processes.standstill import TICK_S, shifted, stood_s
@@ -115,25 +115,27 @@ def _last_activity(parts: Components, now: float) -> float:
         return now
     last = max(parts.chunks.last_activity, parts.scoring.last_activity, parts.playing.last_activity)
     if (stepping := parts.stepping) is not None:
-        at_work = stepping.trainer.report.busy is not None
+        report = stepping.trainer.report
+        at_work = report.busy is not None or report.saving_s is not None
         last = max(last, stepping.last_activity, stepping.trainer.heard if at_work else 0.0)
     return last + parts.scoring.patience_s if parts.scoring.pending else last
 
 
 def _too_long_at_work(parts: Components) -> str:
     """Say what the trainer is at for longer than it may; empty if there is nothing."""
-    busy = parts.stepping.trainer.report.busy if parts.stepping is not None else None
-    if busy is None:
+    if parts.stepping is None:
         return ""
-    supervision = parts.config.supervision
-    name, limit_s = (
-        ("checkpoint_s", supervision.checkpoint_s)
-        if busy.command == "checkpoint"
-        else ("compute_s", supervision.compute_s)
-    )
-    if busy.seconds < limit_s:
-        return ""
-    return f"the trainer is at one {busy.command} for {limit_s:g} s (supervision.{name})"
+    report, supervision = parts.stepping.trainer.report, parts.config.supervision
+    written = [] if report.saving_s is None else [Busy("checkpoint", report.saving_s)]
+    for busy in [*written, *([] if report.busy is None else [report.busy])]:
+        name, limit_s = (
+            ("checkpoint_s", supervision.checkpoint_s)
+            if busy.command == "checkpoint"
+            else ("compute_s", supervision.compute_s)
+        )
+        if busy.seconds >= limit_s:
+            return f"the trainer is at one {busy.command} for {limit_s:g} s (supervision.{name})"
+    return ""
 
 
 def _overdue(parts: Components, late: OverduePhase) -> str:

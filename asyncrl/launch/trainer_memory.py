@@ -53,7 +53,24 @@ def memory_rows(config: Config) -> list[Row]:
     rows = [Row("trainer memory", size(parts.total), said), *_learning(config, parts)]
     if limit and parts.total > limit:
         rows.append(Row("note", "trainer memory", f"more than {where} has: {_remedy(found)}"))
+    copied = copied_bytes(config, parts)
+    rows.append(
+        Row("checkpoint copy", size(copied), "host memory besides, from the first checkpoint on")
+    )
+    needed = parts.total + copied // ranks
+    if not on_gpu and limit and parts.total <= limit < needed:
+        said = f"with it {who} needs {size(needed)}, and {where} has {size(limit)}: train a smaller"
+        rows.append(Row("note", "checkpoint copy", f"{said} model, or on a larger machine"))
     return rows
+
+
+def copied_bytes(config: Config, parts: MemoryParts) -> int:
+    """Bytes of the copy that a checkpoint is written from: weights that learn in the model's type,
+    their masters where that is smaller than float32, two moments, and the average. What is kept of
+    earlier versions, or of a reference that was reset, comes on top."""
+    learn = ranks_of(config.train) * parts.gradients // 4  # which are float32
+    own = 4 if config.model.dtype == "float32" else 2 + 4
+    return learn * (own + 2 * 4 + (4 if config.train.ema else 0))
 
 
 def _learning(config: Config, parts: MemoryParts) -> Iterator[Row]:

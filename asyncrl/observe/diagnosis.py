@@ -231,11 +231,14 @@ def idle(status: RunStatus, role: Role) -> float | None:
 def at_work(status: RunStatus) -> Busy | None:
     """The work at which the trainer has been for long, if all wait for it: nothing else happens,
     or the first publication is to come."""
-    busy = next((actor.busy for actor in status.actors if actor.busy is not None), None)
+    found = [actor.busy for actor in status.actors if actor.busy is not None]
+    found += [
+        Busy("checkpoint", actor.saving_s) for actor in status.actors if actor.saving_s is not None
+    ]
     stands = min(status.token_s, status.verdict_s, status.step_s) > SILENT_S
-    if busy is None or busy.seconds <= LONG_S or not (stands or status.phase == "ready"):
+    if not (stands or status.phase == "ready"):
         return None
-    return busy
+    return next((busy for busy in found if busy.seconds > LONG_S), None)
 
 
 def _awaited_by_all(status: RunStatus) -> bool:

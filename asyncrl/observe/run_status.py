@@ -27,7 +27,8 @@ class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
     `idle` are shares of its last report's seconds, 0 to 1, by cause; `waits` are its open waits at
     that report. `holds` counts its work: leased rollouts, answers to judge, or taken rollouts. For
     rollout actors, `version` is the one that it serves, and `streamed_s` have passed since its last
-    token; None before. `busy` is what a trainer was at, at that report. An actor that is not
+    token; None before. `busy` is what a trainer was at, at that report, and `saving_s` the seconds
+    for which it had been writing a checkpoint by then; None: it wrote none. An actor that is not
     started again was `removed` for a reason; the run goes on without it.
     """
 
@@ -43,6 +44,7 @@ class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
     version: int | None = None
     streamed_s: float | None = None
     busy: Busy | None = None
+    saving_s: float | None = None
     removed: str = ""
 
 

@@ -7,6 +7,7 @@ It is the transfer, too: engines find what it sent in `broadcasts`, by publicati
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -148,8 +149,12 @@ class FakeLearner:
         self.seconds_per_token, self.send_s = 0.0005, 0.02
         self.step_s: Callable[[int], float] = lambda version: 0.05
         """Seconds of the step that makes a version."""
-        self.save_checkpoint: Callable[[FakeLearner, int], Any] = lambda learner, cursor: None
-        """Writes a checkpoint: an async function that returns its path."""
+        self.copy_s = 0.01
+        """Seconds of a copy for a checkpoint, in which nothing else may be computed: its version is
+        taken before them, and its weights after."""
+        self.write_checkpoint: Callable[[int, int, int, FakeProximal | None], Any] = lambda *_: None
+        """Writes a checkpoint of a version, its weights, a cursor and scores: an async function
+        that returns its path."""
         self.fail_send = False
         self.flaky = False  # every other transfer fails
         self._sends = 0
@@ -203,8 +208,11 @@ class FakeLearner:
         self._observer.on_step(self.version, self.weights)
         return {"loss": loss_of(self.weights)}
 
-    async def save(self, cursor: int) -> Any:
-        return await self.save_checkpoint(self, cursor)
+    async def copy(self, cursor: int) -> Any:
+        version = self.version
+        await trio.sleep(self.copy_s)
+        proximal = self.proximal and self.proximal.copy()
+        return partial(self.write_checkpoint, version, self.weights, cursor, proximal)
 
     async def join(self, message: Publish) -> None:
         """Meet the engines of a direct publication."""

@@ -53,6 +53,7 @@ class Speeds:
     start_s: Callable[[], float] = lambda: 0.1
     trained_token_s: float = 0.0005
     step_s: float = 0.1
+    copy_s: float = 0.01
     send_s: float = 0.02
     """Of the weights of a publication."""
     save_s: float = 0.1
@@ -252,8 +253,9 @@ class FakeWorld(World):
             holds=updates(self.config.train) > 1,
         )
         learner.seconds_per_token, learner.step_s = self.speeds.trained_token_s, self._step_s
+        learner.copy_s = self.speeds.copy_s
+        learner.write_checkpoint = partial(self._write, process)
         learner.send_s = self.speeds.send_s
-        learner.save_checkpoint = partial(self._save, process)
         self.observer.on_start(version, weights)
         return learner
 
@@ -264,23 +266,25 @@ class FakeWorld(World):
             return self.speeds.step_s + self.speeds.quiet_s
         return self.speeds.step_s
 
-    async def _save(self, process: SimProcess, learner: FakeLearner, cursor: int) -> str:
+    async def _write(
+        self,
+        process: SimProcess,
+        version: int,
+        weights: int,
+        cursor: int,
+        proximal: FakeProximal | None,
+    ) -> str:
         """Write a checkpoint: complete at once, at the end, or not at all."""
-        checkpoint = SimCheckpoint(
-            learner.version,
-            learner.weights,
-            cursor,
-            learner.proximal and learner.proximal.copy(),
-        )
+        checkpoint = SimCheckpoint(version, weights, cursor, proximal)
         saving, self.saving = self.saving, None
         await trio.sleep(self.speeds.save_s)
         if saving is not None and (reason := await saving(process)):
             raise CheckpointError(reason)
         if process.alive:
-            others = [c for c in self.checkpoints if c.version != checkpoint.version]
+            others = [c for c in self.checkpoints if c.version != version]
             self.checkpoints = [*others, checkpoint]
-            self.observer.on_checkpoint(checkpoint.version)
-        return f"step-{learner.version}"
+            self.observer.on_checkpoint(version, weights)
+        return f"step-{version}"
 
 
 async def _no_text(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:

@@ -112,8 +112,8 @@ class WorldObserver:
     def on_step(self, version: int, weights: int) -> None:
         """The learner made a version."""
 
-    def on_checkpoint(self, version: int) -> None:
-        """The trainer has written a checkpoint."""
+    def on_checkpoint(self, version: int, weights: int) -> None:
+        """The trainer has written a checkpoint of this version, with these weights."""
 
     def on_load(self, start: str, version: int, weights: int, pin: bool) -> None:
         """An engine decodes with these weights from now on, under this version; with `pin`, it

@@ -436,10 +436,13 @@ def drawn_agents(seed: int) -> Shape:
 
 def speeds(seed: int) -> Speeds:
     """Seconds that things take in the run of a seed."""
-    draw = random.Random(f"speeds/{seed}")
+    draw, saving = random.Random(f"speeds/{seed}"), random.Random(f"saving/{seed}")
     pace = draw.choice((0.01, 0.03, 0.06))
     return Speeds(
         pace=lambda: pace * draw.choice((0.5, 1.0, 1.0, 4.0)),
         start_s=lambda: draw.uniform(0.05, 0.6),
         step_s=draw.choice((0.02, 0.2, 0.5)),
+        # some are written while several steps are made
+        save_s=saving.choice((0.1, 0.1, 1.5, 6.0)),
+        copy_s=saving.choice((0.01, 0.01, 2.0)),
     )

@@ -145,11 +145,11 @@ def set_adapters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         parameter.copy_(tensors[name])
 
 
-def write_adapters(folder: Path, model: PreTrainedModel) -> None:
-    """Write the adapters as peft does: `adapter_config.json` and `adapter_model.safetensors`."""
+def write_adapters(folder: Path, model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
+    """Write what `adapters` gave of a model, in host memory, as peft does: `adapter_config.json`
+    and `adapter_model.safetensors`."""
     getattr(model, _CONFIG).save_pretrained(folder)
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in adapters(model)}
-    save_file(tensors, folder / ADAPTERS, metadata={"format": "pt"})
+    save_file(dict(tensors), folder / ADAPTERS, metadata={"format": "pt"})
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,10 +25,11 @@ class CheckpointError(Exception):
 
 
 class Digest(msgspec.Struct, frozen=True):
-    """Size and hash of a file as it was written."""
+    """Size and hash of a file as it was written: 128 bits of BLAKE2b, in hex, which is faster than
+    SHA-256 where the processor has no instructions for that, and as fast where it has."""
 
     size: int
-    sha256: str
+    blake2b: str
 
 
 class Scalars(msgspec.Struct, frozen=True):
@@ -78,9 +80,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
 def digested(path: Path) -> Digest:
     """A file's size and hash. Raises OSError."""
     with path.open("rb") as file:
-        return Digest(
-            os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
-        )
+        found = hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16))
+        return Digest(os.fstat(file.fileno()).st_size, found.hexdigest())
 
 
 def place(run_dir: str | Path, version: int) -> Path:

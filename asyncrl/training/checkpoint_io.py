@@ -1,8 +1,10 @@
 """Writing and reading one checkpoint. Invariant: it is seen complete or not at all, and training
 resumes from it exactly.
 
-`checkpoints/step-000100/` is a Hugging Face model directory (config.json, model.safetensors,
-tokenizer) that also holds the trainer's state: `trainer.safetensors` with the optimizer's moments,
+It is written in two parts: `take` copies the learner's state, for which training stands, and
+`write` writes the copy, beside training. `checkpoints/step-000100/` is a Hugging Face model
+directory (config.json, model.safetensors, or shards of it and their index, tokenizer) that also
+holds the trainer's state: `trainer.safetensors` with the optimizer's moments,
 the masters of a model of a smaller type than float32, the state of torch's generator, what is known
 of a proximal policy that is an earlier one, the weights of a reference policy that was reset and
 the average of the weights; and `trainer.json` with the scalars. It is written under another name in
@@ -15,8 +17,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -44,6 +47,7 @@ from asyncrl.training.checkpoint_index import (
     scalars,
 )
 from asyncrl.training.learner import Learner
+from asyncrl.training.staging import Staging
 
 TENSORS = "trainer.safetensors"
 TOKENIZER = (
@@ -56,6 +60,8 @@ TOKENIZER = (
     "merges.txt",
     "chat_template.jinja",
 )
+SHARD = "5GB"
+"""Size of a file of weights at most, unless one weight has more."""
 _PARTIAL = ".partial-"
 _GENERATOR = "generator"
 _PROXIMAL = "proximal/"
@@ -66,37 +72,74 @@ _AVERAGE = "average/"
 logger = logging.getLogger(__name__)
 
 
-def save(
-    run_dir: str | Path, learner: Learner, cursor: int, tokenizer: str | Path, *, keep: int = 2
-) -> Path:
-    """Write the checkpoint of the learner's version, with the tokenizer files of the model
-    directory `tokenizer`; then delete all but the newest `keep` (at least 1), or warn of those that
-    cannot be deleted. Call it between two steps, and on every rank: rank 0 writes, and any number
-    of ranks can go on from it. Raises CheckpointError where it cannot be written; what was there
-    stays."""
-    path = place(run_dir, learner.version)
-    model, state = learner.rank.gathered(learner.model), _state(learner)
-    if model is None:
-        return path
+class StagedCheckpoint(NamedTuple):
+    """A copy of a learner's state. `model` has the copied weights; one with adapters is the
+    learner's own, and `adapters` are the copies. `state` is what TENSORS holds."""
 
-    def write(folder: Path) -> None:
-        base = base_digest(model) if adapted(model) else ""
-        if base:
-            write_adapters(folder, model)
+    version: int
+    cursor: int
+    model: PreTrainedModel
+    adapters: Mapping[str, Tensor]
+    base: str
+    state: Mapping[str, Tensor]
+
+
+def take(learner: Learner, cursor: int, staging: Staging) -> StagedCheckpoint | None:
+    """Copy the learner's state between two steps, over the last copy in `staging`. Every rank takes
+    part in it, and rank 0 has the copy; None for others."""
+    staging.begin()
+    rank, model, found = learner.rank, learner.model, None
+    if rank.index:
+        rank.gathered(model)
+        _state(learner, staging)
+    elif adapted(model):
+        copies = {name: staging.copied(tensor) for name, tensor in adapters(model)}
+        state = _state(learner, staging)
+        found = StagedCheckpoint(learner.version, cursor, model, copies, base_digest(model), state)
+    else:
+        whole = staging.model(rank.gathering(model), model, rank.computes(model))
+        state = _state(learner, staging)
+        found = StagedCheckpoint(learner.version, cursor, whole, {}, "", state)
+    staging.end()
+    return found
+
+
+def write(
+    run_dir: str | Path, staged: StagedCheckpoint, tokenizer: str | Path, *, keep: int = 2
+) -> Path:
+    """Write a copy as the checkpoint of its version, with the tokenizer files of the model
+    directory `tokenizer`; then delete all but the newest `keep` (at least 1), or warn of those that
+    cannot be deleted. Any number of ranks can go on from it. Raises CheckpointError where it cannot
+    be written; what was there stays."""
+    path = place(run_dir, staged.version)
+
+    def fill(folder: Path) -> None:
+        if staged.base:
+            write_adapters(folder, staged.model, staged.adapters)
         else:
-            _write_model(folder, model, Path(tokenizer))
-        save_file(state, folder / TENSORS)
+            _write_model(folder, staged.model, Path(tokenizer))
+        save_file(dict(staged.state), folder / TENSORS)
         files = {file.name: digested(file) for file in sorted(folder.iterdir())}
-        found = Scalars(learner.version, cursor, files, base)
+        found = Scalars(staged.version, staged.cursor, files, staged.base)
         (folder / SCALARS).write_bytes(msgspec.json.encode(found))
 
-    _publish(path, write)
+    _publish(path, fill)
     for old in complete(run_dir)[:-keep]:
         try:
             _delete(old.path)
         except OSError as error:
             _left(old.path, error)
     return path
+
+
+def save(
+    run_dir: str | Path, learner: Learner, cursor: int, tokenizer: str | Path, *, keep: int = 2
+) -> Path:
+    """Take a copy and write it at once (`take`, `write`). Every rank takes part; rank 0 writes."""
+    staged = take(learner, cursor, Staging())
+    if staged is None:
+        return place(run_dir, learner.version)
+    return write(run_dir, staged, tokenizer, keep=keep)
 
 
 def export(path: str | Path, model: PreTrainedModel, tokenizer: str | Path) -> Path:
@@ -111,7 +154,8 @@ def export_adapters(path: str | Path, model: PreTrainedModel) -> Path:
     """Write a model's adapters alone, as peft does, in place of what is at `path`. Raises
     CheckpointError."""
     path = Path(path)
-    _publish(path, lambda folder: write_adapters(folder, model))
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in adapters(model)}
+    _publish(path, lambda folder: write_adapters(folder, model, tensors))
     return path
 
 
@@ -216,35 +260,33 @@ def _adapters(path: Path, found: Scalars, model: PreTrainedModel) -> dict[str, T
     return tensors
 
 
-def _state(learner: Learner) -> dict[str, Tensor]:
-    """Give the optimizer's state as `<moment>/<parameter>`, the scores and weights of earlier
-    versions, and the generator's state. Every rank takes part in it; all but rank 0 get a part."""
-    state = dict[str, Tensor]()
+def _state(learner: Learner, staging: Staging) -> dict[str, Tensor]:
+    """Copies of the optimizer's state as `<moment>/<parameter>`, of scores and weights of earlier
+    versions, and of the generator's state. Every rank takes part in it, and rank 0 has them."""
+    rank, state = learner.rank, dict[str, Tensor]()
 
-    def gather(name: str, tensor: Tensor) -> None:
-        whole = learner.rank.whole(tensor)
-        if learner.rank.index == 0:
-            state[name] = whole.contiguous()
+    def keep(name: str, tensor: Tensor) -> None:
+        if rank.index == 0:
+            state[name] = staging.copied(tensor)
 
     for name, parameter in learner.master_weights.named():
         for key, value in learner.optimizer.state.get(parameter, {}).items():
-            gather(f"{key}/{name}", value)
+            keep(f"{key}/{name}", rank.whole(value))
     for name, tensor in learner.master_weights.copies().items():
-        gather(_MASTER + name, tensor)
+        keep(_MASTER + name, rank.whole(tensor))
+    for name, tensor in learner.average.tensors() if learner.average else ():
+        keep(_AVERAGE + name, tensor)
+    for name, tensor in learner.kl_terms.tensors(learner.version).items():
+        keep(_POLICIES + name, tensor)
     proximal = learner.proximal_logprobs.tensors() if learner.proximal_logprobs else {}
-    policies = learner.kl_terms.tensors(learner.version)
-    average = learner.average.tensors() if learner.average else {}
-    return (
-        state
-        | {_AVERAGE + name: tensor.contiguous() for name, tensor in average.items()}
-        | {_POLICIES + name: tensor.contiguous() for name, tensor in policies.items()}
-        | {_PROXIMAL + name: tensor.contiguous() for name, tensor in proximal.items()}
-        | {_GENERATOR: torch.get_rng_state()}
-    )
+    for name, tensor in proximal.items():
+        keep(_PROXIMAL + name, tensor)
+    keep(_GENERATOR, torch.get_rng_state())
+    return state
 
 
 def _write_model(folder: Path, model: PreTrainedModel, tokenizer: Path) -> None:
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size=SHARD)
     for name in TOKENIZER:
         if (tokenizer / name).is_file():
             shutil.copyfile(tokenizer / name, folder / name)

@@ -8,7 +8,7 @@ type.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -56,14 +56,12 @@ class WeightAverage:
             average.add_(self._masters[name], alpha=1.0 / self._total)
         self._round()
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All of it, for a checkpoint; every rank takes part, and rank 0 has the weights."""
-        weights = dict[str, Tensor]()
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of all of it, for a checkpoint, each whole when it is its turn; every rank
+        takes part, and takes all."""
         for name, average in self._average.items():
-            whole = self._rank.whole(average)
-            if self._rank.index == 0:
-                weights[_WEIGHTS + name] = whole.to("cpu")
-        return weights | {_TOTAL: torch.tensor(self._total, dtype=torch.float64)}
+            yield _WEIGHTS + name, self._rank.whole(average)
+        yield _TOTAL, torch.tensor(self._total, dtype=torch.float64)
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:

@@ -154,11 +154,11 @@ async def test_a_drain_does_not_ask_again_for_a_checkpoint_that_cannot_be_writte
     world = small(train={"steps": 1000, "checkpoint_every": 2})
     asked: list[int] = []
 
-    async def save(cursor: int) -> Path:
-        asked.append(world.learner.version)
+    async def write(version: int, cursor: int) -> Path:
+        asked.append(version)
         raise CheckpointError("there is no room on the disk")
 
-    world.learner.save = save  # type: ignore[method-assign]
+    world.learner.write = write  # type: ignore[method-assign]
 
     async def user() -> None:
         await world.until(lambda: world.learner.version == 3)
@@ -484,7 +484,7 @@ def slowly(world: ScriptedWorld, command: str, seconds: float = LONG_S) -> None:
     setattr(world.learner, command, slow)
 
 
-@pytest.mark.parametrize("command", ["accumulate", "step", "save"])
+@pytest.mark.parametrize("command", ["accumulate", "step", "copy"])
 async def test_a_trainer_that_is_at_work_for_longer_than_a_stall_is_no_stall(
     command: str, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -497,10 +497,30 @@ async def test_a_trainer_that_is_at_work_for_longer_than_a_stall_is_no_stall(
     assert world.seconds > 3 * LONG_S
 
 
+async def test_a_checkpoint_that_is_written_for_longer_than_a_stall_is_none_and_stops_no_step(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The steps are over before the first checkpoint is written, and the end waits for the last."""
+    world = small(task={"eval_size": 0}, train={"steps": 3, "checkpoint_every": 1})
+    slowly(world, "write")
+    made: list[float] = []
+
+    async def watch() -> None:
+        await world.until(lambda: world.learner.version == 3)
+        made.append(trio.current_time())
+
+    outcome = await world.run(watch)
+    everybody_gone(world)
+    assert outcome.ok, outcome.reason
+    assert made[0] < LONG_S < 2 * LONG_S < world.seconds
+    assert [version for version, _ in world.learner.saved] == [1, 3]
+
+
 TOO_LONG = {
     "accumulate": "one micro-batch for 200 s (supervision.compute_s)",
     "step": "one optimizer step for 200 s (supervision.compute_s)",
-    "save": "one checkpoint for 400 s (supervision.checkpoint_s)",
+    "copy": "one checkpoint for 400 s (supervision.checkpoint_s)",
+    "write": "one checkpoint for 400 s (supervision.checkpoint_s)",
 }
 
 
@@ -526,8 +546,11 @@ async def test_a_command_that_takes_too_long_ends_the_run_by_name(
     sentences = answer(found, lives=False, age_s=3.0, stalled=True, run=Path("r"))
     assert sentences[0].startswith("The run stalled") and TOO_LONG[command] in sentences[0]
     [trainer] = [actor for actor in found.actors if actor.name == "trainer-0"]
-    assert trainer.busy is not None and trainer.busy.seconds >= 200.0
-    assert found.rollouts["taken"] == trainer.holds > 0
+    if command == "write":
+        assert trainer.busy is None and trainer.saving_s is not None and trainer.saving_s >= 400.0
+    else:
+        assert trainer.busy is not None and trainer.busy.seconds >= 200.0
+        assert found.rollouts["taken"] == trainer.holds > 0
 
 
 async def test_a_trainer_that_is_stopped_amid_its_work_is_found_by_its_silence(

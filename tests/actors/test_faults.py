@@ -175,11 +175,11 @@ async def test_a_long_checkpoint_does_not_hold_up_publications(
 ) -> None:
     world = ScriptedWorld(configured(train={"steps": 6}, supervision={"stall_s": 1000.0}))
 
-    async def save(cursor: int, short=world.learner.save) -> object:  # type: ignore[no-untyped-def]
+    async def copy(cursor: int, short=world.learner.copy) -> object:  # type: ignore[no-untyped-def]
         await trio.sleep(seconds)
         return await short(cursor)
 
-    world.learner.save = save  # type: ignore[method-assign, assignment]
+    world.learner.copy = copy  # type: ignore[method-assign, assignment]
     outcome = await world.run()
     world.check()
     assert outcome.ok and world.coordinator.parts.publishing.failed == []
@@ -404,14 +404,14 @@ async def test_a_checkpoint_that_was_not_written_earlier_does_not_stand_for_the_
     world = ScriptedWorld(
         configured(task={"train_size": 10, "epochs": 1, "eval_size": 0}, train={"steps": 1000})
     )
-    save = world.learner.save
+    write = world.learner.write
 
-    async def saved(cursor: int) -> Path:
-        if world.learner.version == 4:
+    async def written(version: int, cursor: int) -> Path:
+        if version == 4:
             raise CheckpointError("there is no room on the disk")
-        return await save(cursor)
+        return await write(version, cursor)
 
-    world.learner.save = saved  # type: ignore[method-assign]
+    world.learner.write = written  # type: ignore[method-assign]
     outcome = await world.run()
     assert outcome.ok and "used up after 5" in outcome.reason, outcome
     assert [version for version, _ in world.learner.saved] == [2, 5]

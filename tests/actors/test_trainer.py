@@ -1,8 +1,12 @@
-"""The trainer actor does what it is told, one after the other, in the order it came."""
+"""The trainer actor does what it is told, one after the other, in the order it came; a checkpoint
+is copied in its turn, and written beside what follows."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 import trio
 import trio.testing
 from scripted_parts import ScriptedLearner
@@ -17,7 +21,10 @@ from asyncrl.ipc.messages import (
     Drained,
     Message,
     Publish,
+    Report,
     Sample,
+    Save,
+    Saved,
     ScoredProximal,
     ScoreProximal,
     Span,
@@ -26,6 +33,7 @@ from asyncrl.ipc.messages import (
     Transferred,
 )
 from asyncrl.ipc.waits import Waits
+from asyncrl.training.checkpoint_index import CheckpointError
 
 
 async def test_texts_are_scored_before_the_step_that_follows_them(
@@ -73,3 +81,100 @@ async def test_a_publication_that_waits_for_a_step_is_aborted_at_once(
                 assert (message.publication, message.error) == (1, "aborted")
         nursery.cancel_scope.cancel()
     assert said[Transferred] < said[Stepped] - 90.0
+
+
+WRITE_S = 20.0
+
+
+class SavingLearner(ScriptedLearner):
+    """Copies take 1 s and writing takes WRITE_S; `failing` is raised by the first."""
+
+    def __init__(self, failing: Exception | None = None) -> None:
+        super().__init__(step_s=0.5)
+        self.failing = failing
+        self.log: list[tuple[float, str, int]] = []
+
+    async def copy(self, cursor: int):  # type: ignore[no-untyped-def]
+        self.log.append((trio.current_time(), "copy", self.version))
+        await trio.sleep(1.0)
+        return await super().copy(cursor)
+
+    async def write(self, version: int, cursor: int) -> Path:
+        await trio.sleep(WRITE_S)
+        self.log.append((trio.current_time(), "written", version))
+        if self.failing:
+            failing, self.failing = self.failing, None
+            raise failing
+        self.saved.append((version, cursor))
+        return Path(f"/checkpoints/{version}")
+
+
+async def told(learner: SavingLearner, *messages: Message) -> list[tuple[float, Message]]:
+    """The actor's answers but reports, each with its time, until it is drained."""
+    waits, said = Waits(), list[tuple[float, Message]]()
+    here, there = memory_links()
+    start = trio.current_time()
+    learner.log.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trainer_actor, there, learner, learner, waits, Reporter(waits))
+        for message in (*messages, Drain()):
+            await here.send(message)
+        while not said or not isinstance(said[-1][1], Drained):
+            message, _ = await here.receive()
+            if not isinstance(message, Report):
+                said.append((trio.current_time() - start, message))
+    return said
+
+
+async def test_steps_are_made_while_a_checkpoint_is_written_and_the_end_waits_for_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The trainer stands for the copy alone, and the answer names what was copied."""
+    learner = SavingLearner()
+    said = await told(learner, CloseStep(0), Save(7), CloseStep(1), CloseStep(2))
+    assert [(round(at, 1), type(message)) for at, message in said] == [
+        (0.0, TrainerReady),
+        (0.5, Stepped),
+        (2.0, Stepped),
+        (2.5, Stepped),
+        (1.5 + WRITE_S, Saved),
+        (1.5 + WRITE_S, Drained),
+    ]
+    assert said[4][1] == Saved(1, "/checkpoints/1") and learner.saved == [(1, 7)]
+    assert learner.version == 3
+
+
+async def test_a_second_checkpoint_is_copied_when_the_first_is_written(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Its copy would be made over the one that is being written."""
+    learner = SavingLearner()
+    said = await told(learner, Save(7), CloseStep(0), Save(8))
+    assert [(what, version) for _, what, version in learner.log] == [
+        ("copy", 0),
+        ("written", 0),
+        ("copy", 1),
+        ("written", 1),
+    ]
+    assert [message for _, message in said if isinstance(message, Saved)] == [
+        Saved(0, "/checkpoints/0"),
+        Saved(1, "/checkpoints/1"),
+    ]
+
+
+async def test_a_checkpoint_that_cannot_be_written_is_said_and_the_next_one_is(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    learner = SavingLearner(CheckpointError("there is no room"))
+    said = await told(learner, Save(7), CloseStep(0), Save(8))
+    assert [message for _, message in said if isinstance(message, Saved)] == [
+        Saved(0, "", "there is no room"),
+        Saved(1, "/checkpoints/1"),
+    ]
+
+
+async def test_a_writer_that_fails_otherwise_ends_the_trainer(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    with pytest.RaisesGroup(MemoryError, flatten_subgroups=True):
+        await told(SavingLearner(MemoryError()), Save(7), *(CloseStep(n) for n in range(3)))

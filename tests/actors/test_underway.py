@@ -38,13 +38,13 @@ async def test_a_run_shows_its_start_its_evaluations_and_its_checkpoints(
 ) -> None:
     world = ScriptedWorld(configured())
     world.late_s, world.verifiers = 4.0, ScriptedVerifiers(by_length, 8.0)
-    save = world.learner.save
+    write = world.learner.write
 
-    async def slow(cursor: int) -> object:
+    async def slow(version: int, cursor: int) -> object:
         await trio.sleep(7.0)
-        return await save(cursor)
+        return await write(version, cursor)
 
-    world.learner.save = slow
+    world.learner.write = slow
     assert (await world.run()).ok
     heard = [message for message in world.heard if isinstance(message, StatusUpdate)]
     shown = [progress for message in heard for progress in message.progress]

@@ -18,6 +18,7 @@ from scripted_world import ScriptedWorld, configured
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from actors.trainer_actor import Write
 from asyncrl.config import Config
 from asyncrl.engines.embedded import EmbeddedEngine
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
@@ -140,9 +141,15 @@ class RealLearner:
         self.losses.append(metrics["loss"])
         return metrics
 
-    async def save(self, cursor: int) -> Path:
+    async def copy(self, cursor: int) -> Write:
+        path = Path(f"/checkpoints/{self.version}")
+
+        async def write() -> Path:
+            await trio.lowlevel.checkpoint()
+            return path
+
         await trio.lowlevel.checkpoint()
-        return Path(f"/checkpoints/{self.version}")
+        return write
 
     async def send(self, message: Publish) -> Staged:
         await trio.lowlevel.checkpoint()

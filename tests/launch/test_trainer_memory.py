@@ -39,7 +39,7 @@ def rows(
 
 
 def test_a_trainer_that_fits_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = rows(monkeypatch, 80, PredictedMemory(PARTS))
+    row, _ = rows(monkeypatch, 80, PredictedMemory(PARTS))
     assert row == (
         "trainer memory",
         "49.0 GiB",
@@ -67,7 +67,7 @@ def test_on_a_processor_it_is_refused_where_weights_alone_do_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = PredictedMemory(PARTS, "rollout.max_new_tokens = 9", 20 * GIB)
-    _, note = rows(monkeypatch, 40, found, device="cpu")
+    _, note, _ = rows(monkeypatch, 40, found, device="cpu")
     assert note == (
         "note",
         "trainer memory",
@@ -78,15 +78,35 @@ def test_on_a_processor_it_is_refused_where_weights_alone_do_not_fit(
 
 
 def test_ranks_have_a_gpu_each_and_share_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = rows(monkeypatch, 80, PredictedMemory(PARTS), ranks=3)
+    row, _ = rows(monkeypatch, 80, PredictedMemory(PARTS), ranks=3)
     assert row[2].startswith("of each of the trainer's 3 ranks: weights 2.0 GiB, ")
     with pytest.raises(ConfigError, match=r"^each of the trainer's 3 ranks needs 49\.0 GiB "):
         rows(monkeypatch, 48, PredictedMemory(PARTS), device="cpu", ranks=3)
-    assert len(rows(monkeypatch, 54, PredictedMemory(PARTS), device="cpu", ranks=3)) == 2
+    assert len(rows(monkeypatch, 54, PredictedMemory(PARTS), device="cpu", ranks=3)) == 3
+
+
+def test_a_checkpoint_copy_is_a_row_and_a_note_where_it_is_what_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """2^30 weights learn, of 12 bytes each with their moments; on a GPU the copy is elsewhere."""
+    said = ("checkpoint copy", "12.0 GiB", "host memory besides, from the first checkpoint on")
+    assert rows(monkeypatch, 61, PredictedMemory(PARTS), device="cpu")[1:] == [said]
+    assert rows(monkeypatch, 60, PredictedMemory(PARTS), device="cpu")[1:] == [
+        said,
+        (
+            "note",
+            "checkpoint copy",
+            "with it the trainer needs 61.0 GiB, and this machine has 60.0 GiB: train a smaller "
+            "model, or on a larger machine",
+        ),
+    ]
+    assert rows(monkeypatch, 50, PredictedMemory(PARTS))[1:] == [said]
+    config = load(None, ["model.dtype=bfloat16", "train.ranks=3", "train.ema=0.9"], {})
+    assert trainer_memory.copied_bytes(config, PARTS) == 3 * 18 * GIB
 
 
 def test_nothing_is_refused_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = rows(monkeypatch, 0, PredictedMemory(PARTS))
+    row, _ = rows(monkeypatch, 0, PredictedMemory(PARTS))
     assert row[1] == "49.0 GiB" and "its GPU has" not in row[2]
     assert rows(monkeypatch, 80, "it fails") == [("trainer memory", "not predicted", "it fails")]
     assert memory_rows(load(None, [], {})) == []
@@ -96,7 +116,7 @@ def test_weights_that_learn_are_a_row_where_not_all_do(monkeypatch: pytest.Monke
     parts = MemoryParts(2 * (10**9 + 10**7), 4 * 10**7, 4 * 10**7, 8 * 10**7, 0, GIB, GIB, 0)
     monkeypatch.setattr(trainer_memory, "predicted", lambda *_: PredictedMemory(parts))
     sets = ["model.path=/m", "model.dtype=bfloat16", "model.lora.rank=8"]
-    _, row = memory_rows(load(None, sets, {}))
+    _, row, _ = memory_rows(load(None, sets, {}))
     said = "adapters of rank 8: 1 % of the model's own number"
     assert row == ("weights that learn", "10,000,000", said)
 

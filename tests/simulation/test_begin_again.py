@@ -22,8 +22,8 @@ def killed_at_checkpoints(seed: int, monkeypatch: pytest.MonkeyPatch) -> SeedRep
         began(self, world, clock)  # type: ignore[arg-type]
         injectors.append(self)
 
-    def on_checkpoint(self: Checker, version: int) -> None:
-        written(self, version)
+    def on_checkpoint(self: Checker, version: int, weights: int) -> None:
+        written(self, version, weights)
         [injector] = injectors
         life, world = len(injector.world.lives), injector.world
         if (life, version) in ((0, 4), (1, 2)):
@@ -73,6 +73,6 @@ def test_what_lies_before_a_resume_is_forgotten_at_its_first_checkpoint(
 
     monkeypatch.setattr(SimDisk, "__init__", init)
     monkeypatch.setattr(Checker, "on_keep", on_keep)
-    report = killed_at_checkpoints(1, monkeypatch)
+    report = killed_at_checkpoints(0, monkeypatch)
     assert report.ok, report.violation
     assert firsts[2] == 1 < firsts[4]  # of the last life, which begins with version 0

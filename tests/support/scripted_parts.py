@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import trio
 
+from actors.trainer_actor import Write
 from actors.verifier_process import TimedVerdict
 from asyncrl.config import Config
 from asyncrl.experience import events as e
@@ -141,10 +143,14 @@ class ScriptedLearner:
         self.version += 1
         return {"loss": 0.0}
 
-    async def save(self, cursor: int) -> Path:
+    async def copy(self, cursor: int) -> Write:
+        return partial(self.write, self.version, cursor)
+
+    async def write(self, version: int, cursor: int) -> Path:
+        """Write the copy of a version."""
         await trio.sleep(self._step_s)
-        self.saved.append((self.version, cursor))
-        return Path(f"/checkpoints/{self.version}")
+        self.saved.append((version, cursor))
+        return Path(f"/checkpoints/{version}")
 
     async def send(self, message: Publish) -> ScriptedWeights:
         await trio.sleep(0.02)

@@ -69,7 +69,7 @@ def test_it_is_the_weighted_mean_of_all_versions(dtype: torch.dtype) -> None:
     assert it.average is not None
     rounding = 1e-6 if dtype == torch.float32 else 1e-2
     for name, expected in mean(versions).items():
-        found = it.average.tensors()[f"weights/{name}"]
+        found = dict(it.average.tensors())[f"weights/{name}"]
         torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-5)
         own = it.average.policy.weights()[name]
         torch.testing.assert_close(own.double(), expected, atol=rounding, rtol=rounding)
@@ -123,8 +123,8 @@ def test_it_survives_a_resume_bit_for_bit(dtype: torch.dtype, tmp_path: Path) ->
     for one in (it, resumed):
         train(one, 2)
     assert it.average is not None and resumed.average is not None
-    for name, tensor in it.average.tensors().items():
-        assert torch.equal(resumed.average.tensors()[name], tensor), name
+    for name, tensor in it.average.tensors():
+        assert torch.equal(dict(resumed.average.tensors())[name], tensor), name
     for name, master in it.master_weights.named():
         assert torch.equal(dict(resumed.master_weights.named())[name], master)
 

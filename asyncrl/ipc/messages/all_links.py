@@ -60,7 +60,8 @@ class Report(Message, frozen=True):
     """Actor to coordinator, about once a second: its work since the last report.
 
     `idle` maps a cause to seconds spent waiting for it; `counts` maps a counter to its increase;
-    `waits` is the table now. `busy` is what a trainer is at; None: it waits for a command.
+    `waits` is the table now. `busy` is what a trainer is at; None: it waits for a command. Beside
+    that it has been writing a checkpoint for `saving_s`; None: it writes none.
     """
 
     seconds: Duration
@@ -68,3 +69,4 @@ class Report(Message, frozen=True):
     counts: dict[str, Increase]
     waits: list[Wait]
     busy: Busy | None = None
+    saving_s: Duration | None = None

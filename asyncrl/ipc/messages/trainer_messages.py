@@ -133,15 +133,17 @@ class Stepped(Message, frozen=True):
 
 
 class Save(Message, frozen=True):
-    """Coordinator to trainer: write a checkpoint of the current version. `cursor` is the number of
-    the last journalled event it belongs to; it is kept in the checkpoint for `--resume`."""
+    """Coordinator to trainer: write a checkpoint of the current version, which is copied at once
+    and written beside the commands that follow; no other Save comes before the answer. `cursor` is
+    the number of the last journalled event it belongs to; it is kept in the checkpoint for
+    `--resume`."""
 
     cursor: int
 
 
 class Saved(Message, frozen=True):
-    """Trainer to coordinator: the checkpoint of `version` is complete at `path`; or `error`, and
-    there is none."""
+    """Trainer to coordinator: the checkpoint of `version`, the one that was copied, is complete at
+    `path`; or `error`, and there is none. The trainer may hold a later version by now."""
 
     version: int
     path: str

@@ -460,8 +460,14 @@ class Checker(CheckedRun):
     def on_let_go(self, start: str, publication: int) -> None:
         self.publications.let_go(start, publication)
 
-    def on_checkpoint(self, version: int) -> None:
+    def on_checkpoint(self, version: int, weights: int) -> None:
         self.written.add(version)
+        self.hold(
+            "whole",
+            self.lineage.get(version) == weights,
+            "the checkpoint of version {} has other weights than were made",
+            version,
+        )
 
     def on_load(self, start: str, version: int, weights: int, pin: bool) -> None:
         self.publications.loaded(start, version, pin)

@@ -1,5 +1,5 @@
 """Checkpoints and evaluations that are due at some versions. Invariant: one that is due and has to
-wait is made up for as soon as it can be.
+wait is made up for as soon as it can be; of checkpoints one is written at a time.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import CloseStep, Message, Save, Stepped
+from asyncrl.ipc.messages import CloseStep, Message, Save, Saved, Stepped
 from asyncrl.simulation.checker.checked_run import CheckedRun
 
 PUBLICATIONS = 2
@@ -21,6 +21,7 @@ class ScheduleWitness:
     def __init__(self, run: CheckedRun) -> None:
         self._run = run
         self._unsaved = False  # a checkpoint is due, and was not asked for
+        self._writing = False  # one was asked for, and is not answered
         self._saved = 0  # the number of the event that says so of the last one
         self._savable = math.inf  # since when it can be asked for
         self._missed: int | None = None  # publications since an evaluation was given up
@@ -29,7 +30,12 @@ class ScheduleWitness:
         """The coordinator tells the trainer this."""
         match message:
             case Save():
-                self._unsaved, self._savable = False, math.inf
+                self._run.hold(
+                    "schedule",
+                    not self._writing,
+                    "a checkpoint is asked for while another is written",
+                )
+                self._unsaved, self._writing, self._savable = False, True, math.inf
             case CloseStep(step):
                 late = self._unsaved and self._savable < self._run.closable.get(step, -math.inf)
                 self._run.hold(
@@ -38,6 +44,9 @@ class ScheduleWitness:
 
     def delivered(self, message: Message) -> None:
         """The coordinator has received this from the trainer."""
+        if isinstance(message, Saved):
+            self._writing = False
+            self.look()
         if isinstance(message, Stepped):
             train = self._run.config.train
             every = train.checkpoint_every
@@ -47,7 +56,7 @@ class ScheduleWitness:
 
     def look(self) -> None:
         """Look whether what is due can be done."""
-        if self._unsaved and self._run.store.durable >= self._saved:
+        if self._unsaved and not self._writing and self._run.store.durable >= self._saved:
             self._savable = min(self._savable, self._run.clock())
 
     def checkpointed(self, number: int) -> None:
