@@ -134,8 +134,8 @@ class KillMatrix(Generic[F]):
                 env=os.environ | self.environment,
             )
 
-    def actors(self) -> dict[str, int]:
-        """The living processes of the run: role → process id."""
+    def processes(self) -> dict[tuple[str, str], int]:
+        """The living processes of the run: role and index → process id."""
         found = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -145,8 +145,13 @@ class KillMatrix(Generic[F]):
                 except (FileNotFoundError, ProcessLookupError):
                     continue
                 if str(self.run) in argv and "actors" in argv and state not in "ZX":
-                    found[argv[argv.index("actors") + 1]] = int(entry.name)
+                    at = argv.index("actors")
+                    found[argv[at + 1], argv[at + 2]] = int(entry.name)
         return found
+
+    def actors(self) -> dict[str, int]:
+        """The same, of one process of each role."""
+        return {role: pid for (role, _), pid in self.processes().items()}
 
     def close(self) -> None:
         """End what is left of it."""

@@ -1,7 +1,7 @@
 """Frames: one message and its buffers as bytes, and back. Invariant: limits are checked before
 anything is allocated, and nothing but `messages.ALL` is ever built from what arrives.
 
-    bytes       u32   number of bytes that follow, up to the end of the frame
+    bytes       u32   number of bytes behind `count`, up to the end of the frame
     written     u32   bytes of the message
     count       u32   number of buffers
     sizes       u32   bytes of each buffer, `count` times
@@ -9,7 +9,7 @@ anything is allocated, and nothing but `messages.ALL` is ever built from what ar
     buffers           each padded with zeros to a multiple of 8 bytes
 
 Integers are little-endian. A message of 3 bytes with one buffer of 10 bytes is a frame of
-4 + 4 + 4 + 4 + 3 + 16 = 35 bytes, of which `bytes` says 31.
+4 + 4 + 4 + 4 + 3 + 16 = 35 bytes, of which `bytes` says 23.
 """
 
 from __future__ import annotations
