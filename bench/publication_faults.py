@@ -97,7 +97,8 @@ class Fault(msgspec.Struct, frozen=True):
 def faults(path: str, ranks: int) -> list[Fault]:
     """Every fault that there can be: bits are flipped in what a side says of what it has, once it
     says so."""
-    victims: list[Victim] = ["engine", "trainer", *(["rank"] if ranks > 1 else [])]
+    every: tuple[Victim, ...] = ("engine", "trainer", "rank")
+    victims = every if ranks > 1 else every[:2]
     found = [
         Fault(moment, action, victim)
         for moment in MOMENTS[path]

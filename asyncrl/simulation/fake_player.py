@@ -80,7 +80,8 @@ class FakePlayer:
         failed_by = ""
         if isinstance(end, AgentFailed) and not (end.kind == "raised" and _full(session)):
             failed_by = end.kind.replace(" ", "_")
-        self._ended(session.play, failed_by, acting.left)
+        left = acting.left if failed_by else acting.left | acting.unread
+        self._ended(session.play, failed_by, left)
         return AgentAttempt(end, clock.spent_s, "")
 
     async def _act(self, acting: _Acting, facts: EpisodeFacts) -> AgentEnd:
@@ -123,9 +124,9 @@ def _full(session: PlayedSession) -> bool:
 
 class _Acting:
     """The acts of one attempt. `numbers` are those of the script's calls in the session, `reward`
-    what the agent returns in the end, and `left` the calls, by the session's numbers, of whose
-    answers it had enough or that it left; of an agent that is cut off, those that it was reading,
-    too. `refused`: a call had no answer."""
+    what the agent returns in the end. Of calls, by the session's numbers, `left` are those of whose
+    answers it had enough or that it left, and `unread` those whose answers it reads. `refused`: a
+    call had no answer."""
 
     def __init__(self, session: PlayedSession, whims: int | None) -> None:
         self._session = session
@@ -134,12 +135,8 @@ class _Acting:
         self.numbers: list[int] = []
         self.reward: float | None = None
         self.refused = False
-        self._left = set[int]()
-        self._unread = set[int]()
-
-    @property
-    def left(self) -> set[int]:
-        return self._left | self._unread
+        self.left = set[int]()
+        self.unread = set[int]()
 
     async def do(self, act: Act) -> list[Answer]:
         """Act, and return what the script is to be sent."""
@@ -172,16 +169,16 @@ class _Acting:
             async with trio.open_nursery() as nursery:
                 for place, ask in enumerate(asks):
                     if self._whims is not None and self._whims.random() < RETRIES:
-                        self._left.add(self._asked)
+                        self.left.add(self._asked)
                         with self._open(ask):
                             await trio.lowlevel.checkpoint()
                     self.numbers.append(self._asked)
                     if ask.abandoned:
-                        self._left.add(self._asked)
+                        self.left.add(self._asked)
                         with self._open(ask):
                             continue
                     answer = opened.enter_context(self._open(ask))
-                    self._unread.add(self.numbers[-1])
+                    self.unread.add(self.numbers[-1])
                     nursery.start_soon(self._read, answer, ask, place, found, self.numbers[-1])
         return found
 
@@ -200,17 +197,17 @@ class _Acting:
         """Read an answer as far as its agent needs it."""
         ids = list[int]()
         if ask.needs == 0:
-            self._left.add(number)
+            self.left.add(number)
             answer.interrupt(0)
         async for piece in answer:
             if piece.refused:
                 self.refused = True
                 self._session.full |= piece.finish == "length"
-                self._unread.remove(number)
+                self.unread.remove(number)
                 return
             ids += piece.ids.tolist()
             if ask.needs is not None and len(ids) >= ask.needs:
-                self._left.add(number)
+                self.left.add(number)
                 answer.interrupt(ask.needs)
-        self._unread.remove(number)
+        self.unread.remove(number)
         found[place] = tuple(ids[: ask.needs])

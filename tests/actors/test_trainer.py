@@ -13,6 +13,7 @@ from scripted_parts import ScriptedLearner
 
 from actors.reporting import Reporter
 from actors.trainer_actor import trainer_actor
+from asyncrl.ipc.errors import EndOfStream
 from asyncrl.ipc.link import memory_links
 from asyncrl.ipc.messages import (
     Abort,
@@ -110,7 +111,7 @@ class SavingLearner(ScriptedLearner):
 
 
 async def told(learner: SavingLearner, *messages: Message) -> list[tuple[float, Message]]:
-    """The actor's answers but reports, each with its time, until it is drained."""
+    """The actor's answers but reports, each with its time, until it is drained, or fails."""
     waits, said = Waits(), list[tuple[float, Message]]()
     here, there = memory_links()
     start = trio.current_time()
@@ -120,7 +121,10 @@ async def told(learner: SavingLearner, *messages: Message) -> list[tuple[float, 
         for message in (*messages, Drain()):
             await here.send(message)
         while not said or not isinstance(said[-1][1], Drained):
-            message, _ = await here.receive()
+            try:
+                message, _ = await here.receive()
+            except EndOfStream:
+                break
             if not isinstance(message, Report):
                 said.append((trio.current_time() - start, message))
     return said

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from train_support import command, everything, resume, started, steps_done, train, wait_for
+from train_support import command, everything, resume, started, train, wait_for
 
 from asyncrl import journal
 from asyncrl.experience import events as e
@@ -124,8 +124,12 @@ def test_the_figures_are_those_of_model_ema(ranks: int, model: Path, tmp_path: P
 def test_a_killed_run_goes_on_to_evaluate_the_average(model: Path, tmp_path: Path) -> None:
     """The average itself is in the checkpoint; what is evaluated after the resume is of it."""
     run = tmp_path / "run"
+
+    def evaluated() -> bool:
+        return (run / METRICS).exists() and 3 in {point.version for point in points(run)}
+
     with started(argv(model, run, LONG), PYTHONPATH=str(tmp_path)) as process:
-        wait_for("step", lambda: steps_done(run) >= 4)
+        wait_for("evaluation", evaluated)
         everything(process, run)
     done = train(resume(run), PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
