@@ -110,7 +110,7 @@ def faults(path: str, ranks: int) -> list[Fault]:
 
 
 class Watch:
-    """What passes the tap: it strikes when a fault is due, and judges what engines were given.
+    """Watch over the tap: it strikes when a fault is due, and judges what engines were given.
 
     `violations` are sentences; `struck` is set when the fault that was armed has struck."""
 

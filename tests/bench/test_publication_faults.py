@@ -1,4 +1,4 @@
-"""What the bench of publication's faults judges, of frames that are made up."""
+"""Tests of what the bench of publication's faults judges, by frames that are made up."""
 
 from __future__ import annotations
 
