@@ -10,6 +10,7 @@ through it, as they would without it: on one machine nothing on them is secret.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import stat
 import struct
@@ -32,6 +33,7 @@ FROM_SERVER = len(keys._MAGIC) + keys._NONCE_BYTES + keys._PROOF_BYTES
 FROM_CLIENT = keys._NONCE_BYTES + keys._PROOF_BYTES
 """Bytes of either side before its first frame."""
 _HEAD = struct.Struct("<III")
+_PEER = struct.Struct("<3i")  # of SO_PEERCRED: process, user, group
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[ALL])  # noqa: UP007
 
 
@@ -60,12 +62,10 @@ async def tap(path: Path, heard: Heard) -> None:
             await trio.sleep(LOOK_S)
         listener = trio.SocketListener(_in_place_of(path, real))
         async with trio.open_nursery() as life:
-            began, gone = trio.Event(), trio.Event()
-            serve = partial(_serve, real, heard, began, gone)
-            life.start_soon(partial(trio.serve_listeners, serve, [listener]))
-            await gone.wait()
+            life.start_soon(partial(trio.serve_listeners, partial(_serve, real, heard), [listener]))
+            await _ended(real)
             life.cancel_scope.cancel()
-        path.unlink(missing_ok=True)  # noqa: ASYNC240
+        path.unlink(missing_ok=True)  # noqa: ASYNC240  # of a coordinator that was killed
 
 
 def _bound(path: Path) -> bool:
@@ -90,32 +90,37 @@ def _in_place_of(path: Path, real: Path) -> trio.socket.SocketType:
     return trio.socket.from_stdlib_socket(own)
 
 
-async def _dialled(real: Path, began: trio.Event) -> trio.SocketStream | None:
-    """A connection to the coordinator, which may be about to listen if it has not begun; None
-    where it is gone."""
+async def _dialled(real: Path) -> trio.SocketStream | None:
+    """A connection to the coordinator, which may be about to listen; None where it is gone."""
     with trio.move_on_after(BEGIN_S):
         while True:
             try:
-                stream = await trio.open_unix_socket(str(real))
+                return await trio.open_unix_socket(str(real))
             except OSError:
-                if began.is_set():
-                    return None
                 await trio.sleep(LOOK_S)
-            else:
-                began.set()
-                return stream
     return None
 
 
-async def _serve(
-    real: Path, heard: Heard, began: trio.Event, gone: trio.Event, client: trio.SocketStream
-) -> None:
-    """Pass on what a client and the coordinator say; the coordinator is `gone` where nobody
-    answers for it any more."""
+async def _ended(real: Path) -> None:
+    """Wait until the process that listens at `real` has ended."""
+    if (stream := await _dialled(real)) is None:
+        return
+    async with stream:
+        theirs = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    try:
+        descriptor = os.pidfd_open(_PEER.unpack(theirs)[0])
+    except ProcessLookupError:
+        return
+    try:
+        await trio.lowlevel.wait_readable(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+async def _serve(real: Path, heard: Heard, client: trio.SocketStream) -> None:
+    """Pass on what a client and the coordinator say."""
     link = TappedLink()
-    server = await _dialled(real, began)
-    if server is None:
-        gone.set()
+    if (server := await _dialled(real)) is None:
         return
     with link.cut:
         async with client, server, trio.open_nursery() as nursery:
@@ -129,10 +134,6 @@ async def _serve(
             nursery.start_soon(pass_on, True)
             nursery.start_soon(pass_on, False)
     link.over = True
-    if (probe := await _dialled(real, began)) is None:
-        gone.set()
-    else:
-        await probe.aclose()
 
 
 async def _frames(
