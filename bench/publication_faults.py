@@ -120,7 +120,7 @@ class Watch:
         self._armed: Fault | None = None
         self._rank: int | None = None
         self.struck = threading.Event()
-        self.stopped = 0  # the process that was stopped last
+        self.victim = 0  # the process that was struck last
         self.violations: list[str] = []
         self.commits = self.tokens = 0
         self.serving: dict[str, TappedLink] = {}  # links whose engines have weights, by actor
@@ -162,13 +162,13 @@ class Watch:
             sums = [message.checksums[0] ^ bit, *message.checksums[1:]]
             return msgspec.structs.replace(message, checksums=sums)
         victim = self._victim(fault, link)
+        assert victim.hello is not None
+        pid = self._rank if fault.victim == "rank" else victim.hello.pid
+        assert pid is not None
+        self.victim = pid
         if fault.action == "cut":
             victim.cut.cancel()
         else:
-            assert victim.hello is not None
-            pid = self._rank if fault.victim == "rank" else victim.hello.pid
-            assert pid is not None
-            self.stopped = pid
             os.kill(pid, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
         self.struck.set()
         return message
@@ -236,10 +236,12 @@ class FaultMatrix(Matrix):
         version = follower.version
         if fault.action == "freeze":
             time.sleep(FREEZE_S)
-            os.kill(watch.stopped, signal.SIGCONT)
+            os.kill(watch.victim, signal.SIGCONT)
         elif fault.victim != "engine" and fault.action != "flip":
             self.wait("end of a life", lambda: not {*life.values()} & {*self.processes().values()})
             follower.dead()
+        elif fault.action in ("kill", "stop", "cut"):
+            self.wait("end of the engine", lambda: watch.victim not in self.processes().values())
         self.wait("newer version", lambda: follower.version > version and watch.whole(2))
         self.rows.append((fault, time.monotonic() - began))
         if fault.action == "freeze" and self.processes() != life:
