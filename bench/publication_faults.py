@@ -244,7 +244,7 @@ class FaultMatrix(Matrix):
             self.wait("end of the engine", lambda: watch.victim not in self.processes().values())
         self.wait("newer version", lambda: follower.version > version and watch.whole(2))
         self.rows.append((fault, time.monotonic() - began))
-        if fault.action == "freeze" and self.processes() != life:
+        if fault.action == "freeze" and watch.victim not in self.processes().values():
             raise Wrong("hang", f"{fault}: who stood for {FREEZE_S:g} s was replaced")
         if watch.violations:
             raise Wrong("unverified", watch.violations[0])
