@@ -14,6 +14,7 @@ from pathlib import Path
 import trio
 
 from asyncrl import config
+from asyncrl.ipc.address import tcp_address
 from asyncrl.observe import logs
 from asyncrl.processes.process import become_child
 
@@ -27,6 +28,7 @@ def main() -> None:
     parser.add_argument("threads", type=int)
     parser.add_argument("run", type=Path)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--coordinator", type=tcp_address, help="tcp:host:port, of another machine")
     args = parser.parse_args()
     settings = config.read(args.run / "run.toml")
     logs.start(args.run, args.role, args.index, settings.run.log)
@@ -46,6 +48,7 @@ def main() -> None:
         args.run,
         settings,
         args.resume,
+        args.coordinator,
     )
     trio.run(ROLES[args.role], place, strict_exception_groups=True)
 

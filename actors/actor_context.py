@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from asyncrl.config import Config
 from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.published import engine_dtype, published_dtype
-from asyncrl.ipc.address import UnixAddress
+from asyncrl.ipc.address import TcpAddress, UnixAddress
 from asyncrl.ipc.endpoints import connect
 from asyncrl.ipc.keys import read_key
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import Hello, Role
-from asyncrl.observe.run_dir import COORDINATOR, INITIAL, KEY
+from asyncrl.ipc.tls import Tls
+from asyncrl.observe.run_dir import COORDINATOR, INITIAL, KEY, TLS
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,8 @@ class ActorContext:
     run: Path
     config: Config
     resume: bool
+    head: TcpAddress | None = None
+    """The coordinator's address, for an actor on another machine."""
 
     @property
     def initial(self) -> Path:
@@ -63,7 +66,11 @@ class ActorContext:
 
     async def link(self) -> Link:
         """A link to the coordinator, which knows who is at this end."""
-        link = await connect(UnixAddress(self.run / COORDINATOR), read_key(self.run / KEY))
+        key = read_key(self.run / KEY)
+        if self.head is None:
+            link = await connect(UnixAddress(self.run / COORDINATOR), key)
+        else:
+            link = await connect(self.head, key, tls=Tls.of(self.run / TLS))
         await link.send(self.hello)
         return link
 

@@ -23,17 +23,19 @@ from actors.reporting import Reporter, report_s
 from asyncrl.config.engines import capabilities
 from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.mix import named
-from asyncrl.ipc.address import UnixAddress
+from asyncrl.ipc.address import TcpAddress, UnixAddress
 from asyncrl.ipc.endpoints import connect, serve
 from asyncrl.ipc.keys import read_key
 from asyncrl.ipc.messages import (
     Hello,
     Prepare,
 )
+from asyncrl.ipc.tls import Tls
 from asyncrl.ipc.waits import Waits
 from asyncrl.observe import run_status
 from asyncrl.observe.run_dir import (
     COORDINATOR,
+    COORDINATOR_ADDRESS,
     JOURNAL,
     KEY,
     LAUNCHER,
@@ -41,6 +43,7 @@ from asyncrl.observe.run_dir import (
     STALL,
     STATUS,
     SUMMARY,
+    TLS,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from actors.direct_reception import DirectReceive
     from asyncrl.engines.protocol import Engine
     from asyncrl.journal import Journal
+    from asyncrl.observe.metrics import Metrics
     from weightsync.buckets import Plan
     from weightsync.collective import Receiver
     from weightsync.direct_weights import DirectWeights
@@ -131,6 +135,8 @@ async def coordinator(place: ActorContext) -> None:
                     await nursery.start(
                         partial(serve, address, key, run.attend, refused=metrics.refused)
                     )
+                    if config.cluster.kind == "agents":
+                        await nursery.start(_serve_machines, place, key, run, metrics)
                     launcher = await connect(UnixAddress(place.run / LAUNCHER), key)
                     await launcher.send(Hello("coordinator", 0, place.incarnation, place.pid))
                     nursery.start_soon(
@@ -143,6 +149,23 @@ async def coordinator(place: ActorContext) -> None:
                     nursery.cancel_scope.cancel()
         finally:
             summary.write(run.summary(outcome), place.run / SUMMARY)
+
+
+async def _serve_machines(
+    place: ActorContext,
+    key: bytes,
+    run: Coordinator,
+    metrics: Metrics,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """Serve actors on other machines, by a port that is written down for the launcher."""
+    where, tls = TcpAddress(place.config.cluster.host, 0), Tls.of(place.run / TLS)
+    async with trio.open_nursery() as nursery:
+        bound = await nursery.start(
+            partial(serve, where, key, run.attend, refused=metrics.refused, tls=tls)
+        )
+        await trio.Path(place.run / COORDINATOR_ADDRESS).write_text(str(bound))
+        task_status.started()
 
 
 def _standing(journal: Journal) -> run_status.JournalStatus:

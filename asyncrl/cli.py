@@ -43,6 +43,10 @@ REPORT = (
     "Write one HTML file about a run, alive or over: what happened, its curves, where time and "
     "tokens went, its newest rollouts, what to change next. It has no script and loads nothing."
 )
+AGENT = (
+    "Take part in a run whose launcher is on another machine: start its rollout actors here, until "
+    "it is over. The machine needs asyncrl and the run's join.token, and no model."
+)
 CHECK = "Check a configuration and show what follows from it. Starts nothing, writes nothing."
 TASKS = "List the tasks, each with an example and if the bundled model can learn it; or show one."
 INIT = (
@@ -142,6 +146,24 @@ def _parser() -> argparse.ArgumentParser:
         help="go on with the run in this directory, from its last checkpoint",
     )
     add("check", CHECK, SETTINGS)
+    part = verbs.add_parser("agent", help=AGENT, description=AGENT)
+    part.add_argument(
+        "--join",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the join.token that the launcher wrote into its run's directory, mode 600",
+    )
+    part.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="directory for logs here, kept afterwards (default: one that is removed)",
+    )
+    part.add_argument("--name", default="", help="of this machine (default: its host name)")
+    part.add_argument(
+        "--cores", type=_positive, default=0, metavar="N", help="to offer (default: all)"
+    )
     listing = verbs.add_parser("tasks", help=TASKS, description=TASKS)
     listing.add_argument("task", nargs="?", metavar="TASK", help="one of them (default: all)")
     first = verbs.add_parser("init", help=INIT, description=INIT)
@@ -437,6 +459,12 @@ def _rollouts(args: argparse.Namespace) -> int:
     return 0
 
 
+def _agent(args: argparse.Namespace) -> int:
+    from asyncrl.cluster.agent import agent
+
+    return agent(args.join, args.dir, args.name, args.cores)
+
+
 def _top(args: argparse.Namespace) -> int:
     from rich.console import Console
 
@@ -491,6 +519,7 @@ def _checked(args: argparse.Namespace, resume: Path | None, console: Console) ->
 
 VERBS = {
     "train": _train,
+    "agent": _agent,
     "check": _check,
     "tasks": _tasks,
     "init": _init,

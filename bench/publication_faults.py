@@ -169,7 +169,11 @@ class Watch:
         if fault.action == "cut":
             victim.cut.cancel()
         else:
-            os.kill(pid, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
+            try:
+                os.kill(pid, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
+            except ProcessLookupError:  # it has ended meanwhile: the next one is struck
+                self._armed = fault
+                return message
         self.struck.set()
         return message
 

@@ -81,6 +81,7 @@ def main() -> None:
         *EXTRAS["gym"],
         *EXTRAS["agents"],
         *EXTRAS["lora"],
+        *EXTRAS["cluster"],
         *PROJECT["build-system"]["requires"],
     ]
     everywhere = ["--universal", "--no-build", *upgrade]
@@ -91,7 +92,7 @@ def main() -> None:
     cpu = {"torch": Pin(f"{version}+cpu", TORCH_CPU[version])}
     write(
         "run",
-        "Runs and builds asyncrl: its dependencies, the extras gym, agents and lora, setuptools.",
+        "Runs and builds asyncrl: its dependencies, the extras gym, agents, lora and cluster, setuptools.",
         run,
     )
     write("torch", "torch for CUDA on Linux, with what that needs; for processors on macOS.", torch)

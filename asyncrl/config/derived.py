@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from asyncrl.config.advice import advice
+from asyncrl.config.cluster import joined, local_rollouts
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.flow import admission_policy, max_group_size, penalty_band
 from asyncrl.config.gpus import gpus_of
@@ -158,7 +159,7 @@ def derived(config: Config, available: int) -> list[Row]:
     live = policy.max_live * max_group_size(config)
     total = config.machine.cores or available
     share = divide_cores(
-        range(total), ranks_of(train), rollout.actors, config.machine.trainer_cores
+        range(total), ranks_of(train), local_rollouts(config), config.machine.trainer_cores
     )
     prompts = steps(config) * train.batch_groups
     params = ", ".join(f"{name}={value}" for name, value in task.params.items())
@@ -208,8 +209,10 @@ def derived(config: Config, available: int) -> list[Row]:
         Row(
             "cores",
             f"{total} of {available}",
-            f"trainer {_counts(share.trainers)}; rollout actors {_counts(share.rollouts)}",
+            f"trainer {_counts(share.trainers)}; rollout actors "
+            f"{'elsewhere' if joined(config) else _counts(share.rollouts)}",
         ),
+        *_cluster(config),
         *([Row("GPUs", str(gpus.needed), str(gpus))] if (gpus := gpus_of(config)).needed else []),
         Row(
             "metrics",
@@ -225,6 +228,21 @@ def derived(config: Config, available: int) -> list[Row]:
         ),
         *(Row("note", key, text) for key, text in advice(config)),
         *_large_state(config),
+    ]
+
+
+def _cluster(config: Config) -> list[Row]:
+    """A row about the machines that join; none where all actors run here."""
+    if not joined(config):
+        return []
+    cluster, actors = config.cluster, config.rollout.actors
+    where = f"{cluster.host}, port {cluster.port or 'any'}"
+    return [
+        Row(
+            "machines",
+            f"{cluster.agents} join",
+            f"at {where}: {actors} rollout actors there, all others here",
+        )
     ]
 
 

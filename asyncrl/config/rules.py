@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from asyncrl.config.cluster import cluster_contradictions
 from asyncrl.config.engines import capabilities
 from asyncrl.config.flow import flow_contradictions
 from asyncrl.config.lora import lora_contradictions
@@ -84,6 +85,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             "to 0",
         )
     yield from flow_contradictions(config)
+    yield from cluster_contradictions(config)
     yield from loss_contradictions(config)
     yield from rank_contradictions(config)
     yield from lora_contradictions(config)

@@ -61,6 +61,14 @@ def parse_address(text: str) -> Address:
     raise ValueError(f"{text!r} is no address: write unix:/path/of/socket, or tcp:host:port")
 
 
+def tcp_address(text: str) -> TcpAddress:
+    """The address of a port, written as `tcp:host:port`. Raises ValueError."""
+    found = parse_address(text)
+    if not isinstance(found, TcpAddress):
+        raise ValueError(f"{text!r} is no address of a machine: write tcp:host:port")
+    return found
+
+
 async def dial(address: Address) -> trio.SocketStream:
     """A connection to `address`. Raises OSError."""
     if isinstance(address, TcpAddress):

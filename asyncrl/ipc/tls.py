@@ -32,6 +32,11 @@ class Tls(msgspec.Struct, frozen=True):
     key: Path
     authority: Path
 
+    @classmethod
+    def of(cls, folder: Path) -> Tls:
+        """The files of a run's directory for them."""
+        return cls(folder / "certificate.pem", folder / "key.pem", folder / "authority.pem")
+
     def read(self, end: Literal["client", "server"]) -> Credentials:
         """The files, for one end of a link. Raises ValueError where one cannot be used."""
         context = ssl.SSLContext(

@@ -23,10 +23,19 @@ from pathlib import Path
 import trio
 from rich.console import Console
 
+from asyncrl.cluster.actor_placement import ActorPlacement
+from asyncrl.cluster.agents_placement import AgentsPlacement
+from asyncrl.cluster.local_placement import (
+    ENVIRONMENT,
+    PRELOADED,
+    SMALL,
+    LocalPlacement,
+)
+from asyncrl.cluster.machines import Machines
 from asyncrl.config import Config
+from asyncrl.config.cluster import joined, local_rollouts
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.errors import BAD_INPUT
-from asyncrl.config.gpus import gpus_of, visible
 from asyncrl.config.ranks import ranks_of
 from asyncrl.escape import escaped, escaped_lines
 from asyncrl.experience.call import ImpossibleEvent
@@ -48,6 +57,7 @@ from asyncrl.observe.progress import receive
 from asyncrl.observe.run_dir import (
     GATEWAY_KEY,
     INITIAL,
+    JOIN_TOKEN,
     JOURNAL,
     KEY,
     LAUNCHER,
@@ -62,7 +72,7 @@ from asyncrl.observe.run_dir import (
 from asyncrl.processes.forkserver import ForkServer, open_fork_server
 from asyncrl.processes.healing import Healing
 from asyncrl.processes.machine import available_cores
-from asyncrl.processes.process import Process, last_words
+from asyncrl.processes.process import last_words
 from asyncrl.processes.run_supervisor import RunSupervisor, SupervisedEnd
 from asyncrl.processes.standstill import TICK_S
 from asyncrl.processes.supervisor import ActorFailed, Child, describe_exit
@@ -73,11 +83,6 @@ logger = logging.getLogger(__name__)
 
 FAILED = 1
 INTERRUPTED = 130
-ENVIRONMENT = {"PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""Environment of every actor. Some tasks iterate over sets of strings, and every process must see
-the same prompt at the same place; nothing is ever downloaded."""
-SMALL = ENVIRONMENT | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Environment of an actor without cores of its own."""
 
 
 def launch(config: Config, *, resume: Path | None, console: Console) -> int:
@@ -102,11 +107,12 @@ class _Launch:
         self._shares = divide_cores(
             self._cores,
             ranks_of(config.train),
-            config.rollout.actors,
+            local_rollouts(config),
             config.machine.trainer_cores,
         )
         self._supervisor = RunSupervisor(config, self, self)
         self._healing = Healing(config.supervision.heals)
+        self._machines: Machines | None = None
         self._signalled: signal.Signals | None = None
         self._copying = trio.CancelScope()
         self._starting = trio.CancelScope()  # until the coordinator says how the run stands
@@ -125,12 +131,15 @@ class _Launch:
                     if self._config.run.page_port:
                         nursery.start_soon(keep_page, self._config.run, self._display.note)
                     self._fork_server: ForkServer = await nursery.start(self._keep_fork_server)
+                    self._placement = await self._placed(nursery)
                     async with trio.open_nursery() as copying:
                         over = trio.Event()
                         if self._config.run.copy:
                             copying.start_soon(self._keep_copy, over)
                         end = await self._live()
                         over.set()
+                    if self._machines is not None:
+                        await self._machines.dismiss()
                     nursery.cancel_scope.cancel()
             # A trainer that was killed, or had not ended when the run was over, has left them.
             for store in (WEIGHT_STORE, RANK_STORE):
@@ -172,6 +181,8 @@ class _Launch:
     async def open(self, nursery: trio.Nursery) -> None:
         """Prepare the model, and listen for the coordinator."""
         await self._prepare()
+        if self._machines is not None:
+            await self._complete(self._machines)
         what = "reading checkpoint and journal" if self._resume else "starting the coordinator"
         nursery.start_soon(self._show, what, self._starting)
         address, key = UnixAddress(self._run / LAUNCHER), read_key(self._run / KEY)
@@ -179,52 +190,40 @@ class _Launch:
             partial(serve, address, key, self._supervisor.converse, refused=self._refused)
         )
 
-    async def ready(self, role: Role) -> None:
-        """Wait for the fork server, where the actor needs what takes seconds to import. The others
-        are started meanwhile."""
-        if role in ("trainer", "rollout"):
-            await self._fork_server.settled()
-
-    def start(self, role: Role, index: int, incarnation: int) -> Process:
-        """Start one actor as a process. An actor without cores of its own computes nothing, and
-        runs where there is room."""
-        cores = self._cores_of(role, index)
-        threads = len(cores) if cores else 1
-        arguments = [role, *map(str, (index, incarnation, threads)), str(self._run)]
-        arguments += ["--resume"] if self._resume else []
-        return self._fork_server.start(
-            f"{role}-{index}",
-            "actors",
-            arguments,
-            log=log_path(self._run, role, index),
-            cores=cores,
-            env=(ENVIRONMENT if cores else SMALL) | self._of_rank(role, index),
+    async def _placed(self, nursery: trio.Nursery) -> ActorPlacement:
+        """The placement of the run's actors; machines that join are let in until it ends."""
+        local = LocalPlacement(self._config, self._run, self._fork_server, self._shares)
+        if not joined(self._config):
+            return local
+        self._machines = Machines(self._config, self._run, self._display.note)
+        address = await nursery.start(self._machines.serve)
+        self._display.note(
+            f"Machines join at {address}: copy {self._run / JOIN_TOKEN} to each, and run `asyncrl "
+            "agent --join join.token` there."
         )
+        return AgentsPlacement(local, self._machines)
 
-    def _of_rank(self, role: Role, index: int) -> dict[str, str]:
-        """Environment of one rank of a trainer: its GPU, and the way to the others on a CPU."""
-        gpus = gpus_of(self._config).trainer
-        if role != "trainer" or ranks_of(self._config.train) == 1:
-            return {}
-        if gpus:
-            allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-            return {"CUDA_VISIBLE_DEVICES": visible([gpus[index]], allowed)}
-        return {"GLOO_SOCKET_IFNAME": "lo"}
+    async def _complete(self, machines: Machines) -> None:
+        """Have as many machines as the run begins with, or goes on with. Raises ActorFailed."""
+        machines.prepared()
+        waiting = trio.CancelScope()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._show, "waiting for machines", waiting)
+            await machines.complete()
+            waiting.cancel()
 
-    def _cores_of(self, role: Role, index: int) -> tuple[int, ...] | None:
-        """The cores that an actor has of its own; None for an actor that has none."""
-        match role:
-            case "trainer":
-                return self._shares.trainers[index]
-            case "rollout":
-                return self._shares.rollouts[index]
-            case _:
-                return None
+    async def ready(self, role: Role) -> None:
+        """Wait until an actor of this role can be started."""
+        await self._placement.ready(role)
+
+    def start(self, role: Role, index: int, incarnation: int) -> Child:
+        """Start one actor as a process."""
+        return self._placement.start(role, index, incarnation, resume=self._resume)
 
     async def _keep_fork_server(self, task_status: trio.TaskStatus[ForkServer]) -> None:
         """Have a fork server until the run ends."""
         async with open_fork_server(
-            "actors.preloaded",
+            PRELOADED,
             [str(self._run)],
             log=log_path(self._run, "launcher", 0),
             env=SMALL,

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,6 +24,7 @@ import msgspec
 
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
+from asyncrl.config.cluster import joined
 from asyncrl.config.fields import FIELDS, lookup, quoted
 from asyncrl.config.gpus import Gpus, gpus_of
 from asyncrl.config.mix import each, members, named
@@ -64,6 +66,7 @@ RESUMABLE = frozenset(
         "machine",
         "journal",
         "metrics",
+        "cluster",
         "supervision",
         "reward",
         "staleness",
@@ -169,6 +172,8 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     if resume:
         refuse_unreadable(Path(config.run.dir))
     _port("metrics", config.metrics.host, config.metrics.port)
+    _port("cluster", config.cluster.host, config.cluster.port)
+    _certificates(config)
     _port("run.page", config.run.page_host, config.run.page_port)
     if config.run.page_port and config.run.page_port == config.metrics.port:
         raise ConfigError(
@@ -417,6 +422,24 @@ def _port(server: str, host: str, port: int) -> None:
     raise ConfigError(
         f"{server}{dot}port is {port}, and that port {_why(error)}; choose another, or 0 for none."
     )
+
+
+def _certificates(config: Config) -> None:
+    """Check that certificates for machines that join can be made, and that their address is this
+    machine's."""
+    cluster = config.cluster
+    if not joined(config):
+        return
+    if find_spec("cryptography") is None:
+        raise ConfigError(
+            "cluster.kind is agents, which needs the package cryptography for certificates: pip "
+            "install 'asyncrl[cluster]'."
+        )
+    if (error := _refused(cluster.host, 0)) is not None:
+        raise ConfigError(
+            f"cluster.host is {cluster.host!r}, and that is no IPv4 address of this machine "
+            f"({error.strerror})."
+        )
 
 
 def _agents_ports(agent: AgentConfig) -> None:

@@ -7,6 +7,7 @@ follows from the settings.
 
 from asyncrl.config.schema.engine_sections import EngineConfig, SglangConfig
 from asyncrl.config.schema.process_sections import (
+    ClusterConfig,
     JournalConfig,
     MachineConfig,
     MetricsConfig,
@@ -45,6 +46,7 @@ __all__ = [
     "PLAYED_ELSEWHERE",
     "VARIABLES",
     "AgentConfig",
+    "ClusterConfig",
     "Config",
     "Count",
     "Credit",

@@ -73,6 +73,32 @@ class MachineConfig(Section, frozen=True):
     trainer_cores: Annotated[int, Meta(ge=0, description="of those, the trainer's; 0: half")] = 0
 
 
+class ClusterConfig(Section, frozen=True):
+    """The machines of a run: this one alone, or others that join it and have its rollout actors."""
+
+    kind: Annotated[
+        Literal["local", "agents"],
+        Meta(
+            description=(
+                "where actors run: local, all here; agents: rollout actors on machines that join "
+                "by `asyncrl agent`"
+            )
+        ),
+    ] = "local"
+    agents: Annotated[
+        int, Meta(ge=1, le=1024, description="machines that must have joined before the run begins")
+    ] = 1
+    host: Annotated[
+        str, Meta(description="address of this machine at which those that join find it")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(ge=0, le=65535, description="port for machines that join; 0: any free one")
+    ] = 0
+    join_s: Annotated[
+        float, Meta(gt=0, description="seconds in which they have to have joined")
+    ] = 600.0
+
+
 class JournalConfig(Section, frozen=True):
     """The journal of events on disk."""
 

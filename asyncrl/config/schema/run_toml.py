@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncrl.config.schema.engine_sections import EngineConfig
 from asyncrl.config.schema.process_sections import (
+    ClusterConfig,
     JournalConfig,
     MachineConfig,
     MetricsConfig,
@@ -43,6 +44,7 @@ class Config(Section, frozen=True):
     journal: JournalConfig = JournalConfig()
     metrics: MetricsConfig = MetricsConfig()
     machine: MachineConfig = MachineConfig()
+    cluster: ClusterConfig = ClusterConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     run: RunConfig = RunConfig()
 

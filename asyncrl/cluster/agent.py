@@ -1,0 +1,262 @@
+"""`asyncrl agent`: a machine's part in a run. It starts actors for the launcher as its own
+children, and tells it how they end.
+
+    join → a directory with what actors need → fork server → StartActor … → the run is over
+
+Invariant: no actor that it started outlives it, nor its link to the launcher by more than the
+seconds of silence that it bears (`machines.SILENCE_S`) and of a kill.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import trio
+
+from asyncrl.cluster.join_token import JoinToken
+from asyncrl.cluster.local_placement import PRELOADED, SMALL, start_actor
+from asyncrl.cluster.machines import BEAT_S, ORDERS, SILENCE_S, Actor
+from asyncrl.cluster.model_files import keep_file
+from asyncrl.cluster.versions import own_versions
+from asyncrl.config.cores import divide_cores
+from asyncrl.config.errors import BAD_INPUT, ConfigError
+from asyncrl.escape import escaped
+from asyncrl.ipc.address import tcp_address
+from asyncrl.ipc.endpoints import connect
+from asyncrl.ipc.errors import EndOfStream, LinkBroken, LinkError
+from asyncrl.ipc.link import Link
+from asyncrl.ipc.messages import (
+    ActorExited,
+    Alive,
+    Equipped,
+    Join,
+    JoinRefused,
+    KillActor,
+    MachineAdmitted,
+    Message,
+    ModelFile,
+    RunOver,
+    StartActor,
+)
+from asyncrl.ipc.tls import Tls
+from asyncrl.observe import logs
+from asyncrl.observe.logs import FOLDER
+from asyncrl.observe.logs import path as log_path
+from asyncrl.observe.output import complain
+from asyncrl.observe.run_dir import INITIAL, RUN_TOML, TLS
+from asyncrl.processes.forkserver import ForkServer, open_fork_server
+from asyncrl.processes.machine import available_cores
+from asyncrl.processes.process import Process
+from asyncrl.processes.standstill import Patience
+
+logger = logging.getLogger(__name__)
+
+LOST = 1
+"""Exit status where the launcher was lost, or an actor could not be started."""
+
+
+def agent(token: Path, folder: Path | None, name: str, cores: int) -> int:
+    """Take part in the run of a join token until it is over. `folder` is to be this machine's
+    directory of the run (None: one that is removed at the end), `name` the machine's (empty: its
+    host name), `cores` how many it offers (0: all that this process may use). Returns the exit
+    status: 0 if the run ended, 1 if the launcher was lost, 2 if the machine is refused. Raises
+    ConfigError for a token that is none."""
+    found = JoinToken.read(token)
+    with ExitStack() as stack:
+        if folder is None:
+            run = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncrl-agent-")))
+        else:
+            run = folder.absolute()
+            _own(run)
+        found.equip(run)
+        (run / FOLDER).mkdir(exist_ok=True)
+        stack.enter_context(logs.kept(run, "launcher", 0))
+        mine = sorted(os.sched_getaffinity(0))[: cores or available_cores()]
+        serving = _Agent(found, run, name or socket.gethostname(), mine)
+        return trio.run(serving.run, strict_exception_groups=True)
+
+
+def _own(run: Path) -> None:
+    """Make the directory, or see that it is this user's alone. Raises ConfigError."""
+    try:
+        run.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{run} cannot be made: {error.strerror}; choose another --dir."
+        ) from None
+    state = run.lstat()
+    if (
+        not run.is_dir()
+        or run.is_symlink()
+        or state.st_uid != os.geteuid()
+        or state.st_mode & 0o077
+    ):
+        raise ConfigError(
+            f"{run} is not this user's alone: make it `chmod 700`, or choose another."
+        )
+
+
+class _Agent:
+    """One machine's part in one run."""
+
+    def __init__(self, token: JoinToken, run: Path, name: str, cores: list[int]) -> None:
+        self._token, self._run, self._name, self._cores = token, run, name, cores
+        self._actors: dict[Actor, Process] = {}
+        self._shares: list[tuple[int, ...]] = []
+        self._taken: dict[Actor, tuple[int, ...]] = {}
+        self._silence = Patience()  # with the launcher
+        self._send, self._outgoing = trio.open_memory_channel[Message](ORDERS)
+        self._missing = 0  # files that are still to come
+        self._status = LOST
+
+    async def run(self) -> int:
+        """Take part until the end; returns the exit status."""
+        try:
+            address = self._token.launcher
+            link = await connect(address, self._token.key, tls=Tls.of(self._run / TLS))
+        except (LinkError, ValueError) as error:
+            complain(escaped(f"the launcher of {self._token.address} cannot be joined: {error}."))
+            return BAD_INPUT
+        async with link, trio.open_nursery() as nursery:
+            await nursery.start(self._obey_signals, nursery.cancel_scope)
+            nursery.start_soon(self._write, link)
+            nursery.start_soon(self._beat)
+            nursery.start_soon(self._listen, nursery.cancel_scope)
+            self._send.send_nowait(Join(self._name[:255], len(self._cores), own_versions()))
+            await self._follow(link, nursery)
+            nursery.cancel_scope.cancel()
+        return self._status
+
+    # -------------------------------------------------------------------------------------- orders
+
+    async def _follow(self, link: Link, nursery: trio.Nursery) -> None:
+        """Do what the launcher says, until it says no more."""
+        fork_server: ForkServer | None = None
+        while True:
+            try:
+                message, buffers = await link.receive()
+            except EndOfStream:
+                complain("the launcher is gone; this machine's actors are ended.")
+                return
+            except LinkError as error:
+                complain(
+                    escaped(f"the launcher is lost: {error}; this machine's actors are ended.")
+                )
+                return
+            self._silence.deadline = trio.current_time() + SILENCE_S
+            match message:
+                case Alive():
+                    pass
+                case JoinRefused(reason):
+                    complain(escaped(f"{reason}."))
+                    self._status = BAD_INPUT
+                    return
+                case MachineAdmitted() if fork_server is None:
+                    self._admitted(message)
+                    fork_server = await nursery.start(self._keep_fork_server)
+                    if not self._missing:
+                        nursery.start_soon(self._equipped, fork_server)
+                case ModelFile(name) if self._missing and fork_server is not None:
+                    keep_file(self._run / INITIAL, name, buffers[0])
+                    self._missing -= 1
+                    if not self._missing:
+                        nursery.start_soon(self._equipped, fork_server)
+                case StartActor() if fork_server is not None and not self._missing:
+                    process = self._started(fork_server, message)
+                    nursery.start_soon(self._until_it_ends, message, process)
+                case KillActor(role, index, incarnation):
+                    if killed := self._actors.get((role, index, incarnation)):
+                        killed.kill()
+                case RunOver():
+                    print("The run is over.", flush=True)
+                    self._status = 0
+                    return
+                case _:
+                    complain(f"the launcher said {type(message).__name__}, which is out of turn.")
+                    return
+
+    def _admitted(self, message: MachineAdmitted) -> None:
+        """Keep the run's settings, and divide this machine's cores."""
+        (self._run / RUN_TOML).write_text(message.run_toml)
+        (self._run / INITIAL).mkdir(exist_ok=True)
+        self._missing = message.files
+        self._shares = divide_cores(self._cores, 0, max(1, message.room), 0).rollouts
+        print(f"This machine takes part as {escaped(message.machine)}.", flush=True)
+
+    async def _equipped(self, fork_server: ForkServer) -> None:
+        """Say that actors can be started, when they can be forked."""
+        await fork_server.settled()
+        self._send.send_nowait(Equipped())
+
+    async def _keep_fork_server(self, task_status: trio.TaskStatus[ForkServer]) -> None:
+        """Have a fork server until the end."""
+        async with open_fork_server(
+            PRELOADED,
+            [str(self._run)],
+            log=log_path(self._run, "launcher", 0),
+            env=SMALL,
+            lost=complain,
+        ) as fork_server:
+            task_status.started(fork_server)
+            await trio.sleep_forever()
+
+    # -------------------------------------------------------------------------------------- actors
+
+    def _started(self, fork_server: ForkServer, order: StartActor) -> Process:
+        """Start an actor, on the share of cores that the fewest others have."""
+        actor = (order.role, order.index, order.incarnation)
+        taken = list(self._taken.values())
+        share = self._taken[actor] = min(self._shares, key=taken.count)
+        arguments = ["--coordinator", str(tcp_address(order.coordinator))]
+        arguments += ["--resume"] if order.resume else []
+        process = self._actors[actor] = start_actor(fork_server, self._run, actor, share, arguments)
+        return process
+
+    async def _until_it_ends(self, order: StartActor, process: Process) -> None:
+        """Wait for an actor's end, and say it."""
+        actor = (order.role, order.index, order.incarnation)
+        try:
+            code = await process.wait()
+        finally:
+            await process.kill_group()
+            del self._actors[actor], self._taken[actor]
+        self._send.send_nowait(ActorExited(*actor, code, process.tail()[-(2**16) :]))
+
+    # ------------------------------------------------------------------------------------ the link
+
+    async def _write(self, link: Link) -> None:
+        async for message in self._outgoing:
+            try:
+                await link.send(message)
+            except LinkBroken:
+                return  # who reads hears of it, too
+
+    async def _beat(self) -> None:
+        while True:
+            self._send.send_nowait(Alive())
+            await trio.sleep(BEAT_S)
+
+    async def _listen(self, scope: trio.CancelScope) -> None:
+        self._silence.deadline = trio.current_time() + SILENCE_S
+        await self._silence.over()
+        complain(
+            f"the launcher has said nothing for {SILENCE_S:g} s; this machine's actors are ended."
+        )
+        scope.cancel()
+
+    async def _obey_signals(
+        self, scope: trio.CancelScope, task_status: trio.TaskStatus[None]
+    ) -> None:
+        """End this machine's part at SIGINT, SIGTERM or SIGHUP; its actors' work goes to others."""
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            task_status.started()
+            async for number in signals:
+                self._status = 128 + number
+                scope.cancel()
+                return

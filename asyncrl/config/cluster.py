@@ -1,0 +1,55 @@
+"""Contradictions between `[cluster]` and other settings, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asyncrl.config.engines import capabilities
+from asyncrl.config.schema import Config
+from asyncrl.ipc.address import TcpAddress
+
+
+def joined(config: Config) -> bool:
+    """True if rollout actors run on machines that join."""
+    return config.cluster.kind == "agents"
+
+
+def local_rollouts(config: Config) -> int:
+    """Number of rollout actors on this machine."""
+    return 0 if joined(config) else config.rollout.actors
+
+
+def cluster_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the keys that contradict each other, and the remedy as the end of a sentence."""
+    if not joined(config):
+        return
+    cluster = config.cluster
+    if config.rollout.actors < cluster.agents:
+        yield (
+            ("cluster.agents", "rollout.actors"),
+            "a machine without an actor would do nothing: raise actors, or lower agents",
+        )
+    if capabilities(config.engine.kind).serves_apart:
+        yield (
+            ("cluster.kind", "engine.kind"),
+            "machines that join decode by themselves: choose the embedded engine, or run servers "
+            "there and name them in urls, with cluster.kind local",
+        )
+    if config.model.lora.rank:
+        yield (
+            ("cluster.kind", "model.lora.rank"),
+            "machines that join are not sent the base that adapters are merged into: set rank to "
+            "0, or kind to local",
+        )
+    away = not TcpAddress(cluster.host, 0).loopback
+    if away and TcpAddress(config.publication.host, 0).loopback:
+        yield (
+            ("cluster.host", "publication.host"),
+            "other machines cannot fetch weights from this one's loopback: set publication.host "
+            "to an address that they reach",
+        )
+    if cluster.host in ("0.0.0.0", "::"):  # refused
+        yield (
+            ("cluster.host",),
+            "others dial it, and a certificate names it: give one address of this machine",
+        )

@@ -1,0 +1,92 @@
+"""Messages between the launcher and the agent of another machine (`asyncrl.cluster`).
+
+agent → launcher    Join
+launcher → agent    JoinRefused, and nothing more; or MachineAdmitted, ModelFile …, and then
+agent → launcher    Equipped, ActorExited …, Alive …
+launcher → agent    StartActor …, KillActor …, Alive …, RunOver
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from asyncrl.ipc.messages.parts import Message, Role
+
+Name = Annotated[str, Meta(min_length=1, max_length=255)]
+"""A name of a machine, a file or a package."""
+
+
+class Join(Message, frozen=True):
+    """Agent to launcher: this machine offers `cores`, and has these `versions` of what both must
+    have alike, by name."""
+
+    machine: Name
+    cores: Annotated[int, Meta(ge=1, le=2**16)]
+    versions: Annotated[dict[Name, Name], Meta(max_length=16)]
+
+
+class JoinRefused(Message, frozen=True):
+    """Launcher to agent: the machine takes no part, for this reason, a whole sentence."""
+
+    reason: str
+
+
+class MachineAdmitted(Message, frozen=True):
+    """Launcher to agent: the machine takes part, under this name; `run_toml` are the run's
+    settings. So many `ModelFile` follow. Of the run's rollout actors it has at most `room` at a
+    time, while no other machine is lost."""
+
+    machine: str
+    run_toml: str
+    files: int
+    room: int
+
+
+class ModelFile(Message, frozen=True):
+    """Launcher to agent: a file of the model's directory that is not its weights. One buffer: its
+    bytes."""
+
+    name: Name
+
+
+class Equipped(Message, frozen=True):
+    """Agent to launcher: actors can be started."""
+
+
+class StartActor(Message, frozen=True):
+    """Launcher to agent: start this actor, which finds the coordinator at an address."""
+
+    role: Role
+    index: int
+    incarnation: int
+    resume: bool
+    coordinator: str
+
+
+class KillActor(Message, frozen=True):
+    """Launcher to agent: kill this start of an actor. One that has ended is left as it is."""
+
+    role: Role
+    index: int
+    incarnation: int
+
+
+class ActorExited(Message, frozen=True):
+    """Agent to launcher: this start of an actor has ended, and nothing of its session is left;
+    `words` is the last traceback in its log, or else its last lines."""
+
+    role: Role
+    index: int
+    incarnation: int
+    code: int
+    words: Annotated[str, Meta(max_length=2**17)]
+
+
+class Alive(Message, frozen=True):
+    """Each to the other, every few seconds: I am there."""
+
+
+class RunOver(Message, frozen=True):
+    """Launcher to agent: the run is over, and this machine is not needed any more."""
