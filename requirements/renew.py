@@ -92,7 +92,7 @@ def main() -> None:
     cpu = {"torch": Pin(f"{version}+cpu", TORCH_CPU[version])}
     write(
         "run",
-        "Runs and builds asyncrl: its dependencies, the extras gym, agents, lora, cluster; setuptools.",
+        "Runs and builds asyncrl: dependencies, the extras gym, agents, lora, cluster, setuptools.",
         run,
     )
     write("torch", "torch for CUDA on Linux, with what that needs; for processors on macOS.", torch)
