@@ -1,0 +1,84 @@
+"""Real runs whose rollout actors are on machines that join: here all of them are this one."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from train_support import command, end, kill, processes, started, steps_done, train, wait_for
+
+from asyncrl.observe import summary
+from asyncrl.observe.run_dir import JOIN_TOKEN, SUMMARY
+
+JOINED = {
+    "cluster__kind": "agents",
+    "rollout__actors": 2,
+    "train__steps": 10_000,
+    "train__checkpoint_every": 2,
+}
+
+
+def joins(token: Path, name: str, folder: Path) -> list[str]:
+    """`asyncrl agent`."""
+    argv = [sys.executable, "-m", "asyncrl.cli", "agent", "--join", str(token), "--name", name]
+    return [*argv, "--dir", str(folder)]
+
+
+def test_a_machine_that_is_killed_costs_its_leases_and_its_actors_start_on_another(
+    model: Path, tmp_path: Path
+) -> None:
+    run, one, two = tmp_path / "run", tmp_path / "one", tmp_path / "two"
+    token = run / JOIN_TOKEN
+    with started(command(model, run, **JOINED)) as launcher:
+        wait_for("join token", token.exists)
+        assert token.stat().st_mode & 0o777 == 0o600
+        with started(joins(token, "one", one)) as first:
+            wait_for("steps", lambda: steps_done(run) >= 2)
+            assert set(processes(run)) == {"coordinator-0", "trainer-0", "reward-0"}
+            assert set(processes(one)) == {"rollout-0", "rollout-1"}
+            kill(first.pid)
+            wait_for("the end of what it started", lambda: not processes(one))
+        before = steps_done(run)
+        with started(joins(token, "two", two)) as other:
+            wait_for("actors on the other", lambda: len(processes(two)) == 2)
+            wait_for("more steps", lambda: steps_done(run) >= before + 4)
+            launcher.send_signal(signal.SIGTERM)
+            code, shown, said = end(launcher)
+            ended, words, _ = end(other)
+    assert code == 0, shown + said
+    assert ended == 0 and "The run is over." in words
+    assert "Machine one is lost, with 2 actors" in shown
+    told = summary.read(run / SUMMARY)
+    assert told.balances() and told.restarts == {"rollout": 2}
+    assert not processes(run) and not processes(two) and not token.exists()
+
+
+def test_an_agent_and_its_actors_end_with_their_launcher(model: Path, tmp_path: Path) -> None:
+    run, one = tmp_path / "run", tmp_path / "one"
+    with started(command(model, run, **JOINED)) as launcher:
+        wait_for("join token", (run / JOIN_TOKEN).exists)
+        with started(joins(run / JOIN_TOKEN, "one", one)) as agent:
+            wait_for("actors there", lambda: len(processes(one)) == 2)
+            kill(launcher.pid)
+            code, _, said = end(agent)
+    assert code == 1 and "this machine's actors are ended" in said
+    assert not processes(one)
+
+
+def test_a_run_that_too_few_machines_join_does_not_begin(model: Path, tmp_path: Path) -> None:
+    done = train(command(model, tmp_path / "run", cluster__join_s=0.5, **JOINED))
+    assert done.returncode == 2
+    assert "0 of 1 machines (cluster.agents) joined within 0.5 s" in done.stderr
+    assert not (tmp_path / "run" / "journal.sqlite").exists()
+
+
+def test_a_token_that_is_none_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    token = tmp_path / "join.token"
+    token.write_text("{}")
+    token.chmod(0o600)
+    done = train(joins(token, "one", tmp_path / "one"))
+    assert done.returncode == 2 and "is no join token" in done.stderr
+    token.chmod(0o644)
+    done = train(joins(token, "one", tmp_path / "one"))
+    assert done.returncode == 2 and "others may open" in done.stderr
