@@ -23,7 +23,8 @@ from asyncrl.gateway.errors import GatewayError
 from asyncrl.httpd.asgi import Application, Headers, HttpRefusal, Receive, Scope, Send
 from asyncrl.httpd.http_limits import HttpLimits
 from asyncrl.httpd.http_server import HttpServer
-from asyncrl.ipc.address import UnixAddress, listening
+from asyncrl.ipc.address import UnixAddress
+from asyncrl.ipc.sockets import listening
 from asyncrl.ipc.waits import Waits
 from asyncrl.sandbox.zygote import NOBODY
 

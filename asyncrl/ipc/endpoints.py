@@ -12,12 +12,13 @@ from typing import Literal
 
 import trio
 
-from asyncrl.ipc.address import Address, TcpAddress, UnixAddress, dial, listening
+from asyncrl.ipc.address import Address, TcpAddress, UnixAddress
 from asyncrl.ipc.errors import EndOfStream, LinkError, Refusal
 from asyncrl.ipc.framing import MAX_FRAME
 from asyncrl.ipc.keys import prove_to_client, prove_to_server, proving
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.pipes import SocketPipe
+from asyncrl.ipc.sockets import dial, listening
 from asyncrl.ipc.tls import Credentials, Tls, TlsPipe
 
 AUTHENTICATION_S = 5.0

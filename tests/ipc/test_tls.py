@@ -16,12 +16,13 @@ import trustme
 from test_link import KEY, Refusals, echo, frame_of
 
 from asyncrl.ipc import messages
-from asyncrl.ipc.address import TcpAddress, UnixAddress, dial
+from asyncrl.ipc.address import TcpAddress, UnixAddress
 from asyncrl.ipc.endpoints import connect, serve
 from asyncrl.ipc.errors import EndOfStream, LinkBroken, LinkError
 from asyncrl.ipc.keys import new_key
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.pipes import SocketPipe
+from asyncrl.ipc.sockets import dial
 from asyncrl.ipc.tls import Tls
 
 HERE = TcpAddress("127.0.0.1", 0)

@@ -54,9 +54,9 @@ def argv(model: Path, run: Path, steps: int = STEPS, ranks: int = 1) -> list[str
         train__ranks=ranks,
         train__eval_every=3,
         train__checkpoint_every=3,
-        train__lr=2e-2,
+        train__lr=1e-3,  # answers change, and are not yet all one word
         train__lr_warmup_steps=0,
-        train__ema=0.9,
+        train__ema=0.99,
         evaluation__weights="ema",
         rollout__actors=2,
         rollout__max_new_tokens=TOKENS,

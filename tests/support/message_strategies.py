@@ -23,7 +23,7 @@ def of_type(kind: object) -> st.SearchStrategy:
         return st.dictionaries(*map(of_type, get_args(kind)), max_size=3)
     if get_origin(kind) is Annotated:
         (limits,) = kind.__metadata__  # type: ignore[attr-defined]
-        return st.floats(limits.ge, limits.le)
+        return _within(kind.__origin__, limits)  # type: ignore[attr-defined]
     if kind is float:
         return st.floats(allow_nan=False)
     if kind is int:
@@ -33,3 +33,16 @@ def of_type(kind: object) -> st.SearchStrategy:
     if get_args(kind) and get_origin(kind) is not None and "Literal" not in str(get_origin(kind)):
         return st.one_of(*map(of_type, get_args(kind)))
     return st.from_type(kind)
+
+
+def _within(kind: object, limits: msgspec.Meta) -> st.SearchStrategy:
+    """Values of a field's type that keep its limits; none is longer than 20."""
+    if kind is float:
+        return st.floats(limits.ge, limits.le)
+    if kind is int:
+        return st.integers(limits.ge, limits.le)
+    least, most = limits.min_length or 0, min(limits.max_length or 20, 20)
+    if kind is str:
+        return st.text(st.characters(codec="utf-8"), min_size=least, max_size=most)
+    keys, values = map(of_type, get_args(kind))
+    return st.dictionaries(keys, values, min_size=least, max_size=most)
