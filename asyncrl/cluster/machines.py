@@ -211,7 +211,7 @@ class Machines:
         self._waiting: list[RemoteActor] = []
         self._prepared = trio.Event()
         self._changed = trio.Event()
-        self._over = False
+        self._completed = self._over = False
 
     async def serve(
         self, *, task_status: trio.TaskStatus[TcpAddress] = trio.TASK_STATUS_IGNORED
@@ -249,13 +249,15 @@ class Machines:
         return len(self._members)
 
     async def complete(self) -> None:
-        """Wait for `cluster.agents` machines. Raises ActorFailed, as bad input, after
-        `cluster.join_s`."""
-        wanted, limit_s = self._config.cluster.agents, self._config.cluster.join_s
+        """Wait for `cluster.agents` machines, or for one where so many were there once. Raises
+        ActorFailed, as bad input, after `cluster.join_s`."""
+        limit_s = self._config.cluster.join_s
+        wanted = 1 if self._completed else self._config.cluster.agents
         with trio.move_on_after(limit_s):
             while self.count < wanted:
                 self._changed = trio.Event()
                 await self._changed.wait()
+            self._completed = True
             return
         raise ActorFailed(
             "the cluster",
