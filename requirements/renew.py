@@ -23,6 +23,10 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
+IN_RUN = ("gym", "agents", "lora", "cluster")
+"""Extras that run.lock has."""
+SINKS = ("tensorboard", "wandb", "mlflow")
+"""Extras that sinks.lock has: they bring more packages than asyncrl itself."""
 
 PLATFORMS = "x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin"
 PYTHONS = "3.11", "3.14"
@@ -78,10 +82,7 @@ def main() -> None:
 
     product = [
         *PROJECT["project"]["dependencies"],
-        *EXTRAS["gym"],
-        *EXTRAS["agents"],
-        *EXTRAS["lora"],
-        *EXTRAS["cluster"],
+        *(each for extra in IN_RUN for each in EXTRAS[extra]),
         *PROJECT["build-system"]["requires"],
     ]
     everywhere = ["--universal", "--no-build", *upgrade]
@@ -92,23 +93,25 @@ def main() -> None:
     cpu = {"torch": Pin(f"{version}+cpu", TORCH_CPU[version])}
     write(
         "run",
-        "Runs and builds asyncrl: dependencies, the extras gym, agents, lora, cluster, setuptools.",
+        f"Runs and builds asyncrl: dependencies, the extras {', '.join(IN_RUN)}, setuptools.",
         run,
     )
     write("torch", "torch for CUDA on Linux, with what that needs; for processors on macOS.", torch)
     write("torch-cpu", "torch for processors alone, on Linux; not on PyPI.", cpu)
     beside = [f"{name}=={pin.version}" for name, pin in found.items() if not LINUX.match(name)]
-    for extra, says in (
-        ("dev", "Checks asyncrl; beside run.lock."),
-        ("bench", "What bench/vs_trl.py measures against; beside run.lock."),
-    ):
-        more = resolve([*beside, *EXTRAS[extra]], [extra], everywhere, without=SOURCE_ONLY)
-        write(extra, says, {name: pin for name, pin in more.items() if name not in found})
+    dev = resolve([*beside, *EXTRAS["dev"]], ["dev"], everywhere, without=SOURCE_ONLY)
+    write("dev", "Checks asyncrl; beside run.lock.", besides(found, dev))
+    asked_for = [each for extra in SINKS for each in EXTRAS[extra]]
+    both = [f"{name}=={pin.version}" for name, pin in dev.items() if not LINUX.match(name)]
+    sinks = resolve([*both, *asked_for], ["sinks"], everywhere, without=SOURCE_ONLY)
+    write("sinks", "Where runs can be watched (run.sinks); beside both.", besides(dev, sinks))
+    more = resolve([*beside, *EXTRAS["bench"]], ["bench"], everywhere, without=SOURCE_ONLY)
+    write("bench", "What bench/vs_trl.py measures against; beside run.lock.", besides(found, more))
     more = resolve([*beside, *EXTRAS["gym-source"]], ["gym-source"], ["--universal", *upgrade])
     write(
         "gym-source",
         "Four more of reasoning-gym's data sets; three of these are built from source.",
-        {name: pin for name, pin in more.items() if name not in found},
+        besides(found, more),
     )
     for extra, says, options in (
         ("audit", "Renews the locks and looks for known vulnerabilities.", ["--universal"]),
@@ -122,8 +125,14 @@ def main() -> None:
     sglang = {name: pin for name, pin in sglang.items() if not TORCH.match(name)}
     sglang |= resolve(asked("unresolved.txt"), ["sglang-cpu"], [*here, "--no-deps"])
     write("sglang-cpu", "The SGLang server on a CPU: x86-64 Linux, Python 3.11.", sglang)
-    for locks in (("run", "torch", "dev"), ("run", "torch", "bench"), ("audit",), ("verifiers",)):
+    beside_run = (("dev", "sinks"), ("bench",))
+    for locks in (*(("run", "torch", *more) for more in beside_run), ("audit",), ("verifiers",)):
         complete(locks)
+
+
+def besides(known: Pins, more: Pins) -> Pins:
+    """The pins of `more` that are not `known`."""
+    return {name: pin for name, pin in more.items() if name not in known}
 
 
 def asked(name: str) -> list[str]:

