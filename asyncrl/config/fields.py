@@ -59,6 +59,12 @@ class Field(msgspec.Struct, frozen=True):
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
+    def listed(self) -> tuple[str, ...]:
+        """The words that may be in it, where it is a list of such; otherwise ()."""
+        inner = get_args(self.kind)[:1] if get_origin(self.kind) is tuple else ()
+        return get_args(inner[0]) if inner and get_origin(inner[0]) is Literal else ()
+
+    @property
     def entries(self) -> tuple[str, ...]:
         """Kinds of table that are built in, where this is a list of tables; otherwise ()."""
         return tuple(CORRECTIONS) if self.kind == tuple[Correction, ...] else ()
@@ -67,7 +73,7 @@ class Field(msgspec.Struct, frozen=True):
     def words(self) -> str:
         """Everything that it may be called, for the comment above it; empty where that is
         free."""
-        listed = [*(self.choices or self.entries)]
+        listed = [*(self.choices or self.listed or self.entries)]
         own = ["module:name"] if self.named or self.entries else []
         return ", ".join([*listed, *own])
 
@@ -85,6 +91,8 @@ def _allowed(kind: Any, metas: list[msgspec.Meta], named: Named | None) -> str:
         return "a table"
     if kind == TEXTS:
         return "a list of strings"
+    if get_origin(kind) is tuple and get_origin(get_args(kind)[0]) is Literal:
+        return "a list of " + ", ".join(get_args(get_args(kind)[0]))
     if kind == TEXT_OR_TEXTS:
         return "a string or a list of strings"
     if kind == COUNTS:
@@ -162,6 +170,8 @@ def checked(field: Field, value: Any, place: str) -> Any:
     problem = ""
     if field.entries:
         return _listed(field, value, place)
+    if field.listed and isinstance(value, str):
+        value = [word for part in value.split(",") if (word := part.strip())]
     if field.is_table:
         problem = _unplain(value) if isinstance(value, dict) else "is not a table"
     elif (

@@ -207,7 +207,8 @@ def _parsed(field: Field, text: str, place: str, *, inside: bool = False) -> Any
         return text
     if value is None:
         free = inside or field.kind == TEXT_OR_TEXTS
-        if free or not text or (field.entries and not text.startswith(("[", "{"))):
+        words = field.entries or field.listed
+        if free or not text or (words and not text.startswith(("[", "{"))):
             return text
         raise ConfigError(
             f"{place}: {field.key} is {quoted(text)}, and must be {field.allowed} "

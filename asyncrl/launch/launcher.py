@@ -46,6 +46,7 @@ from asyncrl.ipc.messages import Progress, Replace, Role, StatusUpdate
 from asyncrl.journal import JournalError, fold
 from asyncrl.launch.page import keep_page
 from asyncrl.launch.run_copy import keep_copy
+from asyncrl.launch.sinks import keep_sink
 from asyncrl.observe import logs, summary
 from asyncrl.observe.curve import Curve, read
 from asyncrl.observe.display import Display, show_summary
@@ -114,7 +115,7 @@ class _Launch:
         self._healing = Healing(config.supervision.heals)
         self._machines: Machines | None = None
         self._signalled: signal.Signals | None = None
-        self._copying = trio.CancelScope()
+        self._lasting = trio.CancelScope()
         self._starting = trio.CancelScope()  # until the coordinator says how the run stands
 
     async def run(self) -> int:
@@ -132,10 +133,9 @@ class _Launch:
                         nursery.start_soon(keep_page, self._config.run, self._display.note)
                     self._fork_server: ForkServer = await nursery.start(self._keep_fork_server)
                     self._placement = await self._placed(nursery)
-                    async with trio.open_nursery() as copying:
+                    async with trio.open_nursery() as lasting:
                         over = trio.Event()
-                        if self._config.run.copy:
-                            copying.start_soon(self._keep_copy, over)
+                        lasting.start_soon(self._keep_what_lasts, over)
                         end = await self._live()
                         over.set()
                     if self._machines is not None:
@@ -146,12 +146,17 @@ class _Launch:
                 (self._run / store).unlink(missing_ok=True)
             return self._report(end)
 
-    async def _keep_copy(self, over: trio.Event) -> None:
-        """Have a copy of the run that is kept up to date until the run is `over`, and once more
-        then; who ends the run at once does not wait for that."""
-        with self._copying:
-            limit_s = self._config.supervision.checkpoint_s
-            await keep_copy(self._config, over, self._display.note, limit_s)
+    async def _keep_what_lasts(self, over: trio.Event) -> None:
+        """Keep the run's copy and its sinks up to date until the run is `over`, and once more then;
+        who ends the run at once does not wait for that."""
+        config, note = self._config, self._display.note
+        with self._lasting:
+            async with trio.open_nursery() as nursery:
+                if config.run.copy:
+                    limit_s = config.supervision.checkpoint_s
+                    nursery.start_soon(keep_copy, config, over, note, limit_s)
+                for name in config.run.sinks:
+                    nursery.start_soon(keep_sink, self._run, name, over, note)
 
     async def _live(self) -> SupervisedEnd:
         """Run to the end; where the trainer or the coordinator is lost, go on as `--resume` does.
@@ -309,7 +314,7 @@ class _Launch:
                         "Once more ends the run at once."
                     )
                 else:
-                    self._copying.cancel()
+                    self._lasting.cancel()
 
     # --------------------------------------------------------------------------------- RunObserver
 

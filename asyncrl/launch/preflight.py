@@ -49,6 +49,7 @@ from asyncrl.observe.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
 from asyncrl.programs.bubblewrap import Bubblewrap
 from asyncrl.programs.languages import trial
 from asyncrl.sandbox.support import support
+from asyncrl.sinks.sink import refuse_unfit_sinks
 from asyncrl.strategies.curriculum import CURRICULA
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.partial_credit import settled_reward
@@ -179,6 +180,7 @@ def check(config: Config, resume: Path | None, available: int) -> None:
         raise ConfigError(
             f"run.page_port and metrics.port are both {config.metrics.port}; they need one each."
         )
+    refuse_unfit_sinks(config.run.sinks)
     if config.agent.run and config.agent.port:
         _agents_ports(config.agent)
     if (gpus := gpus_of(config)).needed:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from asyncrl.config.schema.process_sections import SinkName
 from asyncrl.escape import escaped_lines
 from asyncrl.ipc.messages import Role
 
@@ -23,7 +24,7 @@ FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s {actor} %(name)s: %(message)s"
 LINE = 20_000
 """Characters that a line has at most."""
 
-LogOwner = Role | Literal["page"]
+LogOwner = Role | SinkName | Literal["page"]
 """The process that a log is of."""
 FOLDER = "logs"
 """The folder of logs in a run's directory."""

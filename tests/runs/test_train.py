@@ -185,7 +185,8 @@ def test_a_killed_coordinator_ends_the_run_and_the_journal_still_gives_a_summary
 
 def test_ctrl_c_drains_within_5_s_and_resume_goes_on(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with started(command(model, run, train__steps=100_000)) as process:
+    sink = {"run__sinks": "tensorboard"}
+    with started(command(model, run, train__steps=100_000, **sink)) as process:
         wait_for("step", lambda: steps_done(run) >= 3)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
@@ -199,10 +200,14 @@ def test_ctrl_c_drains_within_5_s_and_resume_goes_on(model: Path, tmp_path: Path
         mode = stat.S_IMODE(path.lstat().st_mode)
         assert path.is_symlink() or not mode & 0o077, f"others may open {path} (mode {mode:o})"
     assert not (run / "weights.store").exists()
-    again = train([*command(model, run, train__steps=first.steps + 2), "--resume", str(run)])
+    steps = first.steps + 2
+    again = train([*command(model, run, train__steps=steps, **sink), "--resume", str(run)])
     assert again.returncode == 0, again.stdout + again.stderr
     second = check(run)
-    assert second.ok and second.steps == first.steps + 2
+    assert second.ok and second.steps == steps
+    sent = json.loads((run / "sinks" / "tensorboard.json").read_text())
+    assert (sent["step"], sent["evaluation"]) == (steps, steps)
+    assert len([*(run / "tensorboard").iterdir()]) == 2  # a file for each life
     assert second.tokens.trained > first.tokens.trained > 0
 
 

@@ -14,6 +14,7 @@ from asyncrl.config.schema.process_sections import (
     PublicationConfig,
     RewardConfig,
     RunConfig,
+    SinkName,
     SupervisionConfig,
 )
 from asyncrl.config.schema.rollout_sections import (
@@ -68,6 +69,7 @@ __all__ = [
     "Section",
     "SglangConfig",
     "Share",
+    "SinkName",
     "StalenessConfig",
     "SupervisedConfig",
     "SupervisionConfig",

@@ -169,8 +169,12 @@ class SupervisionConfig(Section, frozen=True):
     grace_s: Annotated[float, Meta(gt=0, description="seconds to drain when asked to stop")] = 5.0
 
 
+SinkName = Literal["tensorboard", "wandb", "mlflow"]
+"""A place where people look at runs already."""
+
+
 class RunConfig(Section, frozen=True):
-    """One run: its directory, its seed, its logs, its page."""
+    """One run: its directory, its seed, its logs, its page, its sinks."""
 
     dir: Annotated[str, Meta(description="the run's own directory; empty: runs/<task>-<time>")] = ""
     copy: Annotated[
@@ -182,6 +186,10 @@ class RunConfig(Section, frozen=True):
     log: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="level of the logs")
     ] = "info"
+    sinks: Annotated[
+        tuple[SinkName, ...],
+        Meta(description="where its figures go besides its own files"),
+    ] = ()
     page_port: Annotated[
         int, Meta(ge=0, le=65535, description="port of the page that shows the run; 0: off")
     ] = 0

@@ -1,0 +1,79 @@
+"""The sinks of a run, each a process that lives until the run is over. Invariant: a run is no worse
+for a sink: one that fails is missed, and said."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from asyncrl.config.schema import SinkName
+from asyncrl.escape import escaped
+from asyncrl.observe import logs
+from asyncrl.processes.process import Process, last_words, spawn
+from asyncrl.processes.supervisor import describe_exit
+
+FINISH_S = 60.0
+"""Seconds that a sink has for the last figures."""
+SOON_S = 2.0
+"""Seconds after which people are told what they wait for."""
+
+
+async def keep_sink(
+    run: Path,
+    name: SinkName,
+    over: trio.Event,
+    note: Callable[[str], None],
+    limit_s: float = FINISH_S,
+) -> None:
+    """Feed the sink `name` until the run is `over`, and for `limit_s` seconds more at most; `note`
+    hears should it fail."""
+    log = logs.path(run, name, 0)
+    theirs, ours = os.pipe()
+    with os.fdopen(ours, "wb") as pipe, os.fdopen(theirs, "rb") as end:
+        process = spawn(
+            f"the sink {name}",
+            [sys.executable, "-m", "asyncrl.sinks.sink_process", str(run), name, str(theirs)],
+            log=log,
+            env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            descriptors=(theirs,),
+        )
+        end.close()
+        try:
+            code = await _ended(process, over)
+            pipe.close()
+            with trio.move_on_after(SOON_S):
+                code = await process.wait()
+            if code is None:
+                note(f"Sending the last figures to {name}, for {limit_s:g} s at most …")
+                with trio.move_on_after(limit_s):
+                    code = await process.wait()
+            if code is None:
+                note(f"The sink {name} had not sent everything in {limit_s:g} s: see {log}.")
+            elif code:
+                why = escaped(last_words(process.tail()), 200)
+                note(
+                    f"The sink {name} {describe_exit(code)} ({why}), and the run is without "
+                    f"it: see {log}."
+                )
+        finally:
+            with trio.CancelScope(shield=True):
+                await process.kill_group()
+
+
+async def _ended(process: Process, over: trio.Event) -> int | None:
+    """The exit code of a sink that ends before the run is over, or None."""
+    code: int | None = None
+    async with trio.open_nursery() as nursery:
+
+        async def until_over() -> None:
+            await over.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(until_over)
+        code = await process.wait()
+        nursery.cancel_scope.cancel()
+    return code

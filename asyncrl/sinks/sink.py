@@ -1,0 +1,92 @@
+"""A sink: a place that takes a run's figures; and the table of those that there are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from asyncrl.config import ConfigError
+from asyncrl.config.schema import SinkName
+
+
+class Sink(Protocol):
+    """Takes figures by version. Any call may raise what its library does."""
+
+    @property
+    def identity(self) -> str:
+        """The name by which the sink knows the run, so that a resumed run goes on with it."""
+
+    def add(self, version: int, at: float, figures: Mapping[str, float]) -> None:
+        """Take the figures of a version; `at` is in seconds since 1970."""
+
+    def close(self) -> None:
+        """Send what is left."""
+
+
+class OpenSink(Protocol):
+    """Opens a sink for a run's directory, with its settings as run.toml has them; `identity` is
+    empty, or what it had before."""
+
+    def __call__(self, run: Path, settings: Mapping[str, Any], identity: str) -> Sink: ...
+
+
+class SinkKind(NamedTuple):
+    """A sink's module, which has `open_sink`, and its library: the package that is imported, and
+    the extra of asyncrl that installs it."""
+
+    module: str
+    package: str
+    extra: str
+
+
+KINDS: dict[SinkName, SinkKind] = {
+    "tensorboard": SinkKind("asyncrl.sinks.tensorboard_sink", "tensorboard", "tensorboard"),
+    "wandb": SinkKind("asyncrl.sinks.wandb_sink", "wandb", "wandb"),
+    "mlflow": SinkKind("asyncrl.sinks.mlflow_sink", "mlflow", "mlflow"),
+}
+
+
+def opener(name: SinkName) -> OpenSink:
+    """The function that opens a sink. Raises ImportError without its library."""
+    found: OpenSink = import_module(KINDS[name].module).open_sink
+    return found
+
+
+def refuse_unfit_sinks(names: tuple[SinkName, ...]) -> None:
+    """Check that each sink exists, and can be had as this process's environment says. Raises
+    ConfigError."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"run.sinks has {name!r} twice; once is enough.")
+        kind = KINDS[name]
+        if find_spec(kind.package) is None:
+            raise ConfigError(
+                f"run.sinks has {name}, which needs the package {kind.package}: pip install "
+                f"'asyncrl[{kind.extra}]'."
+            )
+        if name == "wandb" and not _wandb_knows_a_key():
+            raise ConfigError(
+                "run.sinks has wandb, and W&B knows no key here: run `wandb login`, set "
+                "WANDB_API_KEY, or set WANDB_MODE=offline to send the run later."
+            )
+        if name == "mlflow" and not os.environ.get("MLFLOW_TRACKING_URI"):
+            raise ConfigError(
+                "run.sinks has mlflow, and MLFLOW_TRACKING_URI is not set: give the address of "
+                "your server, or sqlite:////path/of/mlflow.db for a file."
+            )
+
+
+def _wandb_knows_a_key() -> bool:
+    """True if there is what W&B looks for a key in, or it is told to stay offline."""
+    environment = os.environ
+    if environment.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
+        return True
+    if environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    folder = Path(environment.get("WANDB_CONFIG_DIR", Path.home() / ".config" / "wandb"))
+    netrc = Path(environment.get("NETRC", Path.home() / ".netrc"))
+    return any(path.is_file() for path in (netrc, folder / "settings", Path("wandb/settings")))
