@@ -1,0 +1,267 @@
+"""The port at which machines join, against agents that are of another version, hostile, silent, or
+gone: what they cost is themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from train_support import wait_for
+
+from asyncrl.cluster import machines as module
+from asyncrl.cluster.join_token import JoinToken, certify
+from asyncrl.cluster.machines import KILLED, Machines, RemoteActor
+from asyncrl.cluster.versions import own_versions
+from asyncrl.config import load
+from asyncrl.ipc import messages as m
+from asyncrl.ipc.endpoints import connect
+from asyncrl.ipc.errors import EndOfStream, LinkError
+from asyncrl.ipc.keys import new_key, write_key
+from asyncrl.ipc.link import Link
+from asyncrl.ipc.tls import Tls
+from asyncrl.observe.run_dir import COORDINATOR_ADDRESS, INITIAL, JOIN_TOKEN, KEY, RUN_TOML, TLS
+
+pytestmark = pytest.mark.processes
+
+PATIENCE_S = 30.0
+FILES = {"config.json": b"{}", "tokenizer.json": b"[]"}
+ADDRESS = "tcp:127.0.0.1:9"
+
+
+class Head:
+    """A launcher's side, and what it noted."""
+
+    def __init__(self, run: Path, machines: Machines, notes: list[str]) -> None:
+        self.run, self.machines, self.notes = run, machines, notes
+        self.token = JoinToken.read(run / JOIN_TOKEN)
+        self.theirs = run.parent / "theirs"
+        self.theirs.mkdir(mode=0o700)
+        self.token.equip(self.theirs)
+
+    async def connected(self) -> Link:
+        """The link of an agent that has said nothing."""
+        return await connect(self.token.launcher, self.token.key, tls=Tls.of(self.theirs / TLS))
+
+    @contextlib.asynccontextmanager
+    async def agent(self, name: str = "one", cores: int = 2) -> AsyncIterator[Link]:
+        """The link of an agent that has all it needs, and takes part."""
+        async with await self.connected() as link:
+            await link.send(m.Join(name, cores, own_versions()))
+            admitted = await said(link)
+            assert isinstance(admitted, m.MachineAdmitted) and admitted.files == len(FILES)
+            for name, contents in FILES.items():
+                message, (buffer,) = await after_beats(link)
+                assert message == m.ModelFile(name) and bytes(buffer) == contents
+            before = self.machines.count
+            await link.send(m.Equipped())
+            await self.until(before + 1)
+            yield link
+
+    async def until(self, count: int) -> None:
+        """Wait until so many machines take part."""
+        look = partial(wait_for, f"{count} machines", lambda: self.machines.count == count)
+        await trio.to_thread.run_sync(look)
+
+
+async def after_beats(link: Link) -> tuple[m.Message, list[memoryview]]:
+    """The next message that is no `Alive`."""
+    with trio.fail_after(PATIENCE_S):
+        while isinstance((found := await link.receive())[0], m.Alive):
+            pass
+    return found
+
+
+async def said(link: Link) -> m.Message:
+    return (await after_beats(link))[0]
+
+
+async def ended(link: Link) -> None:
+    """The launcher hangs up."""
+    with trio.fail_after(PATIENCE_S), pytest.raises((EndOfStream, LinkError)):
+        while True:
+            await link.receive()
+
+
+@pytest.fixture
+async def head(nursery: trio.Nursery, tmp_path: Path) -> Head:
+    run, notes = tmp_path / "run", list[str]()
+    (run / INITIAL).mkdir(parents=True)
+    for name, contents in {**FILES, "model.safetensors": b"weights"}.items():
+        (run / INITIAL / name).write_bytes(contents)
+    (run / RUN_TOML).write_text("")
+    (run / COORDINATOR_ADDRESS).write_text(ADDRESS)
+    write_key(run / KEY, new_key())
+    config = load(None, ["cluster.kind=agents", "rollout.actors=2"], {})
+    machines = Machines(config, run, notes.append)
+    await nursery.start(machines.serve)
+    machines.prepared()
+    return Head(run, machines, notes)
+
+
+def actors_of(head: Head, count: int = 2) -> list[RemoteActor]:
+    return [head.machines.start("rollout", index, 0, resume=False) for index in range(count)]
+
+
+# ------------------------------------------------------------------------------ who keeps its word
+
+
+async def test_an_actor_waits_for_a_machine_and_its_end_is_told_once(head: Head) -> None:
+    [actor] = actors_of(head, 1)
+    async with head.agent() as link:
+        assert await said(link) == m.StartActor("rollout", 0, 0, False, ADDRESS)
+        await link.send(m.ActorExited("rollout", 7, 0, 0, "there is no such actor"))
+        await link.send(m.ActorExited("rollout", 0, 0, 3, "its last words"))
+        await link.send(m.ActorExited("rollout", 0, 0, 4, "once more"))
+        with trio.fail_after(PATIENCE_S):
+            assert await actor.wait() == 3 and actor.tail() == "its last words"
+        assert head.machines.count == 1
+
+
+async def test_machines_of_one_name_are_told_apart_and_share_the_actors(head: Head) -> None:
+    async with head.agent() as one, head.agent() as other:
+        actors_of(head)
+        started = {(await said(link)).index for link in (one, other)}  # type: ignore[attr-defined]
+        assert started == {0, 1}
+        assert [note.partition(" takes")[0] for note in head.notes] == [
+            "Machine one",
+            "Machine one-2",
+        ]
+
+
+# ----------------------------------------------------------------------------- who does not fit in
+
+
+@pytest.mark.parametrize("name", sorted(own_versions()))
+async def test_another_version_is_refused_by_name_and_others_stay(head: Head, name: str) -> None:
+    async with head.agent() as link:
+        async with await head.connected() as other:
+            await other.send(m.Join("old", 4, own_versions() | {name: "0.0.1"}))
+            refused = await said(other)
+        assert isinstance(refused, m.JoinRefused)
+        assert f"machine old takes no part: it has {name} 0.0.1, and the" in refused.reason
+        assert head.notes[-1] == f"{refused.reason}."
+        actors_of(head, 1)
+        assert isinstance(await said(link), m.StartActor)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        m.Equipped(),
+        m.StartActor("rollout", 0, 0, False, ADDRESS),
+        m.RunOver(),
+        m.ModelFile("config.json"),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+@pytest.mark.parametrize("joined", [False, True])
+async def test_who_says_what_no_agent_says_is_lost_and_others_stay(
+    head: Head, wrong: m.Message, joined: bool
+) -> None:
+    async with head.agent("good") as good:
+        async with await head.connected() as bad:
+            if joined:
+                await bad.send(m.Join("bad", 2, own_versions()))
+                assert isinstance(await said(bad), m.MachineAdmitted)
+            await bad.send(wrong)
+            if joined and wrong == m.Equipped():
+                await head.until(2)
+                await bad.send(m.KillActor("rollout", 0, 0))
+            await ended(bad)
+        await head.until(1)
+        actors_of(head, 1)
+        assert isinstance(await said(good), m.StartActor)
+
+
+async def test_bytes_that_are_no_message_cost_their_sender_alone(head: Head) -> None:
+    actors = actors_of(head)
+    async with head.agent("bad", cores=2**16) as bad:
+        assert isinstance(await said(bad), m.StartActor)
+        async with head.agent("good") as good:
+            await bad._pipe.send([b"\xff" * 4096])
+            await ended(bad)
+            with trio.fail_after(PATIENCE_S):
+                assert [await actor.wait() for actor in actors] == [KILLED, KILLED]
+            assert "its machine bad is lost" in actors[0].tail()
+            head.machines.start("rollout", 0, 1, resume=False)
+            assert await said(good) == m.StartActor("rollout", 0, 1, False, ADDRESS)
+    assert any(note.startswith("Machine bad is lost, with 2 actors: ") for note in head.notes)
+
+
+@pytest.mark.parametrize("what", ["certificate", "key", "clear"])
+async def test_who_has_no_token_gets_no_further(head: Head, what: str, tmp_path: Path) -> None:
+    if what == "clear":
+        stream = await trio.open_tcp_stream("127.0.0.1", head.token.launcher.port)
+        await stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
+        with trio.fail_after(PATIENCE_S), contextlib.suppress(trio.BrokenResourceError):
+            assert b"HTTP" not in await stream.receive_some()
+        await stream.aclose()
+    else:
+        _, strangers = certify("127.0.0.1")
+        wrong = tmp_path / "wrong"
+        wrong.mkdir()
+        pem = strangers if what == "certificate" else head.token.tls
+        msgspec.structs.replace(pem, authority=head.token.tls.authority).write(wrong)
+        key = new_key() if what == "key" else head.token.key
+        with pytest.raises((LinkError, EndOfStream, ssl.SSLError)):
+            link = await connect(head.token.launcher, key, tls=Tls.of(wrong / TLS))
+            await link.send(m.Join("stranger", 2, own_versions()))
+            await link.receive()
+    assert not head.notes
+    async with head.agent():
+        pass
+
+
+# ------------------------------------------------------------------------------------- who is gone
+
+
+async def test_a_machine_that_says_nothing_is_lost_with_its_actors(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SILENCE_S", 0.3)
+    async with head.agent():
+        actors = actors_of(head)
+        with trio.fail_after(PATIENCE_S):
+            assert [await actor.wait() for actor in actors] == [KILLED, KILLED]
+        await head.until(0)
+    assert "Machine one is lost, with 2 actors: it said nothing for 0.3 s." in head.notes
+
+
+async def test_a_connection_that_does_not_say_who_it_is_is_closed(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "JOIN_S", 0.2)
+    async with await head.connected() as link:
+        await ended(link)
+    async with head.agent():
+        assert head.machines.count == 1
+
+
+async def test_an_agent_that_does_not_kill_is_given_up(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KILL_S", 0.2)
+    async with head.agent() as link:
+        [actor] = actors_of(head, 1)
+        assert isinstance(await said(link), m.StartActor)
+        with trio.fail_after(PATIENCE_S):
+            assert await actor.kill_group() == KILLED
+        assert await said(link) == m.KillActor("rollout", 0, 0)
+        await ended(link)
+    await head.until(0)
+    assert any("it did not end an actor within 0.2 s" in note for note in head.notes)
+
+
+async def test_an_agent_that_reads_nothing_is_given_up(head: Head) -> None:
+    async with head.agent():
+        actors = actors_of(head, module.ORDERS + 4096)
+        with trio.fail_after(PATIENCE_S):
+            assert {await actor.wait() for actor in actors} == {KILLED}
+        await head.until(0)
+    assert any("messages unread" in note for note in head.notes)
