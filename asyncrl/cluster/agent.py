@@ -162,8 +162,12 @@ class _Agent:
                     fork_server = await nursery.start(self._keep_fork_server)
                     if not self._missing:
                         nursery.start_soon(self._equipped, fork_server)
-                case ModelFile(name) if self._missing and fork_server is not None:
-                    keep_file(self._run / INITIAL, name, buffers[0])
+                case ModelFile(name) if self._missing and fork_server and len(buffers) == 1:
+                    try:
+                        keep_file(self._run / INITIAL, name, buffers[0])
+                    except ValueError as error:
+                        complain(escaped(f"the launcher sent what is no model's file: {error}."))
+                        return
                     self._missing -= 1
                     if not self._missing:
                         nursery.start_soon(self._equipped, fork_server)

@@ -1,0 +1,131 @@
+"""`asyncrl agent` against a launcher that is hostile, of another version, or of another run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from asyncrl.cluster.join_token import JoinToken, certify
+from asyncrl.config import Config, render
+from asyncrl.ipc import messages as m
+from asyncrl.ipc.address import TcpAddress
+from asyncrl.ipc.endpoints import serve
+from asyncrl.ipc.keys import new_key
+from asyncrl.ipc.link import Link
+from asyncrl.ipc.tls import Tls
+from asyncrl.observe.run_dir import TLS
+
+pytestmark = pytest.mark.processes
+
+PATIENCE_S = 120.0
+
+
+async def told(
+    nursery: trio.Nursery,
+    folder: Path,
+    launcher: Callable[[Link], Awaitable[None]],
+    knows: bytes | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """The end of an agent that a launcher like this speaks to; it `knows` the run's key, or this
+    one."""
+    key, (head, agents) = new_key(), certify("127.0.0.1")
+    (folder / "head").mkdir()
+    head.write(folder / "head")
+    tls = Tls.of(folder / "head" / TLS)
+    start = partial(serve, TcpAddress("127.0.0.1", 0), key, launcher, refused=print, tls=tls)
+    bound = await nursery.start(start)
+    token = folder / "join.token"
+    JoinToken(str(bound), knows or key, agents).write(token)
+    return await ended(token, folder / "agent" / "run")
+
+
+async def ended(token: Path, run: Path) -> subprocess.CompletedProcess[str]:
+    """The end of `asyncrl agent`."""
+    argv = [sys.executable, "-m", "asyncrl.cli", "agent", "--join", str(token), "--dir", str(run)]
+    with trio.fail_after(PATIENCE_S):
+        return await trio.to_thread.run_sync(
+            partial(subprocess.run, argv, capture_output=True, text=True, timeout=PATIENCE_S)
+        )
+
+
+def saying(*frames: tuple[m.Message, list[bytes]]) -> Callable[[Link], Awaitable[None]]:
+    """A launcher that hears who joins, says this, and waits for the agent to hang up."""
+
+    async def launcher(link: Link) -> None:
+        assert isinstance((await link.receive())[0], m.Join)
+        for message, buffers in frames:
+            await link.send(message, *buffers)
+        while True:
+            await link.receive()
+
+    return launcher
+
+
+def found(folder: Path, name: str) -> list[Path]:
+    return [*folder.rglob(name)]
+
+
+ADMITTED = m.MachineAdmitted("one", render(Config()), 2, 1), list[bytes]()
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "..", "sub/evil"])
+async def test_a_file_that_leads_elsewhere_is_not_kept(
+    nursery: trio.Nursery, tmp_path: Path, name: str
+) -> None:
+    launcher = saying(ADMITTED, (m.ModelFile("config.json"), [b"{}"]), (m.ModelFile(name), [b"!"]))
+    done = await told(nursery, tmp_path, launcher)
+    assert done.returncode == 1, done.stderr
+    assert f"sent what is no model's file: {name!r} is no name of a file" in done.stderr
+    assert "Traceback" not in done.stderr and not found(tmp_path, "evil")
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [(m.StartActor("rollout", 0, 0, False, "tcp:127.0.0.1:9"), [])],
+        [(m.ModelFile("config.json"), [b"{}"])],
+        [ADMITTED, (m.ModelFile("config.json"), [])],
+        [ADMITTED, (m.StartActor("rollout", 0, 0, False, "tcp:127.0.0.1:9"), [])],
+        [ADMITTED, ADMITTED],
+        [(m.Equipped(), [])],
+    ],
+    ids=["start first", "file first", "file of nothing", "start without", "twice", "echo"],
+)
+async def test_what_is_out_of_turn_ends_this_machines_part(
+    nursery: trio.Nursery, tmp_path: Path, frames: list[tuple[m.Message, list[bytes]]]
+) -> None:
+    done = await told(nursery, tmp_path, saying(*frames))
+    assert done.returncode == 1 and "which is out of turn" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_who_is_refused_is_told_why_and_ends_with_2(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    reason = "machine one takes no part: it has torch 1.0, and the launcher torch 2.0\x1b[2J"
+    done = await told(nursery, tmp_path, saying((m.JoinRefused(reason), [])))
+    assert done.returncode == 2 and "it has torch 1.0, and the launcher torch 2.0" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+async def never(link: Link) -> None:
+    raise AssertionError("nobody gets so far")
+
+
+async def test_who_knows_another_key_is_refused(nursery: trio.Nursery, tmp_path: Path) -> None:
+    done = await told(nursery, tmp_path, never, knows=new_key())
+    assert done.returncode == 2 and "cannot be joined" in done.stderr, done.stderr
+
+
+async def test_an_address_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    _, agents = certify("127.0.0.1")
+    token = tmp_path / "join.token"
+    JoinToken("tcp:127.0.0.1:1", new_key(), agents).write(token)
+    done = await ended(token, tmp_path / "run")
+    assert done.returncode == 2 and "127.0.0.1:1 cannot be joined" in done.stderr, done.stderr
