@@ -53,10 +53,10 @@ imports: $(READY)
 
 TORCH := requirements/torch.lock requirements/torch-cpu.lock
 
-$(READY): requirements/run.lock requirements/dev.lock requirements/sinks.lock requirements/fuzz.lock $(TORCH) pyproject.toml
+$(READY): requirements/run.lock requirements/dev.lock requirements/extras.lock requirements/fuzz.lock $(TORCH) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncrl needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(call locked,.venv,run dev sinks)
+	$(call locked,.venv,run dev extras)
 	$(BIN)/python -m pip $(LOCAL) -e .
 	$(BIN)/python -m pip $(PINNED) --quiet -r requirements/fuzz.lock || echo "no atheris for this machine: its fuzzers are skipped"
 	touch $@

@@ -20,6 +20,7 @@ import trio
 
 from actors.actor_context import ActorContext, refused_as_input
 from actors.reporting import Reporter, report_s
+from asyncrl.config.cluster import joined
 from asyncrl.config.engines import capabilities
 from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.mix import named
@@ -135,7 +136,7 @@ async def coordinator(place: ActorContext) -> None:
                     await nursery.start(
                         partial(serve, address, key, run.attend, refused=metrics.refused)
                     )
-                    if config.cluster.kind == "agents":
+                    if joined(config):
                         await nursery.start(_serve_machines, place, key, run, metrics)
                     launcher = await connect(UnixAddress(place.run / LAUNCHER), key)
                     await launcher.send(Hello("coordinator", 0, place.incarnation, place.pid))

@@ -461,8 +461,9 @@ def _rollouts(args: argparse.Namespace) -> int:
 
 def _agent(args: argparse.Namespace) -> int:
     from asyncrl.cluster.agent import agent
+    from asyncrl.cluster.join_token import JoinToken
 
-    return agent(args.join, args.dir, args.name, args.cores)
+    return agent(JoinToken.read(args.join), args.dir, args.name, args.cores)
 
 
 def _top(args: argparse.Namespace) -> int:

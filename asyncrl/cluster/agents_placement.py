@@ -10,7 +10,7 @@ from asyncrl.processes.supervisor import Child
 
 
 class AgentsPlacement:
-    """The `ActorPlacement` of a run with `cluster.kind = "agents"`."""
+    """The `ActorPlacement` of a run with `cluster.kind` agents or ray."""
 
     def __init__(self, local: LocalPlacement, machines: Machines) -> None:
         self._local, self._machines = local, machines

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from asyncrl.cluster.join_token import JoinToken, certify
 from asyncrl.cluster.model_files import model_files
 from asyncrl.cluster.versions import differing, own_versions
 from asyncrl.config import Config
+from asyncrl.config.cluster import room_of
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.escape import escaped
 from asyncrl.ipc.address import TcpAddress
@@ -54,6 +54,7 @@ from asyncrl.observe.run_dir import (
     RUN_TOML,
     TLS,
 )
+from asyncrl.processes.process import last_words
 from asyncrl.processes.standstill import Patience
 from asyncrl.processes.supervisor import ActorFailed
 
@@ -211,7 +212,8 @@ class Machines:
         self._waiting: list[RemoteActor] = []
         self._prepared = trio.Event()
         self._changed = trio.Event()
-        self._completed = self._over = False
+        self._completed = self.over = False
+        self._failed: ActorFailed | None = None
 
     async def serve(
         self, *, task_status: trio.TaskStatus[TcpAddress] = trio.TASK_STATUS_IGNORED
@@ -250,13 +252,15 @@ class Machines:
 
     async def complete(self) -> None:
         """Wait for `cluster.agents` machines, or for one where so many were there once. Raises
-        ActorFailed, as bad input, after `cluster.join_s`."""
+        ActorFailed where `fail` said why none can come, and as bad input after `cluster.join_s`."""
         limit_s = self._config.cluster.join_s
         wanted = 1 if self._completed else self._config.cluster.agents
         with trio.move_on_after(limit_s):
-            while self.count < wanted:
+            while self.count < wanted and self._failed is None:
                 self._changed = trio.Event()
                 await self._changed.wait()
+            if self._failed is not None:
+                raise self._failed
             self._completed = True
             return
         raise ActorFailed(
@@ -267,6 +271,15 @@ class Machines:
             "--join join.token` there while the launcher waits.",
         )
 
+    def fail(self, why: ActorFailed) -> None:
+        """Say why no machine comes any more: whoever waits for one waits no longer. Those that are
+        there stay."""
+        self._failed = why
+        if self._completed:
+            said = escaped(last_words(why.traceback), 300).rstrip(".")
+            self._note(f"No machine joins any more: {said}.")
+        self._changed.set()
+
     def start(self, role: Role, index: int, incarnation: int, *, resume: bool) -> RemoteActor:
         """Start an actor on the machine with the fewest for each core, as soon as there is one."""
         actor = RemoteActor((role, index, incarnation), resume)
@@ -276,7 +289,7 @@ class Machines:
 
     async def dismiss(self) -> None:
         """The run is over: tell agents, and wait until they have ended, at most GOODBYE_S."""
-        self._over = True
+        self.over = True
         for machine in self._members.values():
             machine.tell(RunOver())
         with trio.move_on_after(GOODBYE_S):
@@ -332,15 +345,14 @@ class Machines:
         await self._prepared.wait()
         files = await trio.to_thread.run_sync(model_files, self._run / INITIAL)
         settings = await trio.Path(self._run / RUN_TOML).read_text()
-        rollouts, agents = self._config.rollout.actors, self._config.cluster.agents
-        room = math.ceil(rollouts / agents)
+        room = room_of(self._config)
         machine.tell(MachineAdmitted(machine.name, settings, len(files), room))
         for name, contents in files:
             machine.tell(ModelFile(name), contents)
 
     def _enter(self, machine: Machine) -> None:
         """The machine can have actors."""
-        if machine.name in self._members or self._over:
+        if machine.name in self._members or self.over:
             return
         self._members[machine.name] = machine
         self._note(f"Machine {machine.name} takes part, with {machine.cores} cores.")
@@ -350,7 +362,7 @@ class Machines:
     def _leave(self, machine: Machine, why: str) -> None:
         """The machine is lost, and its actors with it."""
         self._names.discard(machine.name)
-        if self._members.pop(machine.name, None) is not None and not self._over:
+        if self._members.pop(machine.name, None) is not None and not self.over:
             self._note(f"Machine {machine.name} is lost, with {len(machine.actors)} actors: {why}.")
         for actor in machine.actors.values():
             actor.end(KILLED, f"its machine {machine.name} is lost: {why}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from asyncrl.config.engines import capabilities
@@ -11,7 +12,17 @@ from asyncrl.ipc.address import TcpAddress
 
 def joined(config: Config) -> bool:
     """True if rollout actors run on machines that join."""
-    return config.cluster.kind == "agents"
+    return config.cluster.kind != "local"
+
+
+def room_of(config: Config) -> int:
+    """Rollout actors that a machine has, at most, while no other is lost."""
+    return math.ceil(config.rollout.actors / config.cluster.agents)
+
+
+def agent_cores(config: Config) -> int:
+    """Cores that Ray gives each agent."""
+    return config.cluster.agent_cores or room_of(config)
 
 
 def local_rollouts(config: Config) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from asyncrl.config.advice import advice
-from asyncrl.config.cluster import joined, local_rollouts
+from asyncrl.config.cluster import agent_cores, joined, local_rollouts
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.flow import admission_policy, max_group_size, penalty_band
 from asyncrl.config.gpus import gpus_of
@@ -237,10 +237,11 @@ def _cluster(config: Config) -> list[Row]:
         return []
     cluster, actors = config.cluster, config.rollout.actors
     where = f"{cluster.host}, port {cluster.port or 'any'}"
+    by = f", of Ray, {agent_cores(config)} cores each" if cluster.kind == "ray" else ""
     return [
         Row(
             "machines",
-            f"{cluster.agents} join",
+            f"{cluster.agents} join{by}",
             f"at {where}: {actors} rollout actors there, all others here",
         )
     ]

@@ -32,6 +32,7 @@ from asyncrl.cluster.local_placement import (
     LocalPlacement,
 )
 from asyncrl.cluster.machines import Machines
+from asyncrl.cluster.ray_placement import keep_ray
 from asyncrl.config import Config
 from asyncrl.config.cluster import joined, local_rollouts
 from asyncrl.config.cores import divide_cores
@@ -202,6 +203,9 @@ class _Launch:
             return local
         self._machines = Machines(self._config, self._run, self._display.note)
         address = await nursery.start(self._machines.serve)
+        if self._config.cluster.kind == "ray":
+            nursery.start_soon(keep_ray, self._run, self._machines)
+            return AgentsPlacement(local, self._machines)
         self._display.note(
             f"Machines join at {address}: copy {self._run / JOIN_TOKEN} to each, and run `asyncrl "
             "agent --join join.token` there."

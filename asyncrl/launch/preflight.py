@@ -427,15 +427,19 @@ def _port(server: str, host: str, port: int) -> None:
 
 
 def _certificates(config: Config) -> None:
-    """Check that certificates for machines that join can be made, and that their address is this
-    machine's."""
+    """Check that certificates for machines that join can be made, that their address is this
+    machine's, and that Ray is installed where it is to place them."""
     cluster = config.cluster
     if not joined(config):
         return
     if find_spec("cryptography") is None:
         raise ConfigError(
-            "cluster.kind is agents, which needs the package cryptography for certificates: pip "
-            "install 'asyncrl[cluster]'."
+            f"cluster.kind is {cluster.kind}, which needs the package cryptography for "
+            "certificates: pip install 'asyncrl[cluster]'."
+        )
+    if cluster.kind == "ray" and find_spec("ray") is None:
+        raise ConfigError(
+            "cluster.kind is ray, which is not installed: pip install 'asyncrl[ray]'."
         )
     if (error := _refused(cluster.host, 0)) is not None:
         raise ConfigError(

@@ -24,7 +24,7 @@ FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s {actor} %(name)s: %(message)s"
 LINE = 20_000
 """Characters that a line has at most."""
 
-LogOwner = Role | SinkName | Literal["page"]
+LogOwner = Role | SinkName | Literal["page", "ray"]
 """The process that a log is of."""
 FOLDER = "logs"
 """The folder of logs in a run's directory."""

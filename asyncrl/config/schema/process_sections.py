@@ -77,17 +77,25 @@ class ClusterConfig(Section, frozen=True):
     """The machines of a run: this one alone, or others that join it and have its rollout actors."""
 
     kind: Annotated[
-        Literal["local", "agents"],
+        Literal["local", "agents", "ray"],
         Meta(
             description=(
                 "where actors run: local, all here; agents: rollout actors on machines that join "
-                "by `asyncrl agent`"
+                "by `asyncrl agent`; ray: on nodes of Ray, which starts the agents"
             )
         ),
     ] = "local"
     agents: Annotated[
         int, Meta(ge=1, le=1024, description="machines that must have joined before the run begins")
     ] = 1
+    ray_address: Annotated[
+        str,
+        Meta(description="Ray's head, host:port; auto: RAY_ADDRESS, or this machine's"),
+    ] = "auto"
+    agent_cores: Annotated[
+        int,
+        Meta(ge=0, description="cores that Ray gives an agent; 0: one for each actor there"),
+    ] = 0
     host: Annotated[
         str, Meta(description="address of this machine at which those that join find it")
     ] = "127.0.0.1"

@@ -1,0 +1,79 @@
+"""An agent on a node of Ray: Ray's actor holds `asyncrl agent` as its child, which ends with it.
+
+`python -m asyncrl.cluster.ray_agent TOKEN NAME CORES` is that child.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from asyncrl.cluster.agent import agent
+from asyncrl.cluster.join_token import JoinToken
+from asyncrl.config.errors import BAD_INPUT, ConfigError
+from asyncrl.ipc.keys import write_key
+from asyncrl.observe.output import complain
+from asyncrl.processes.process import become_child, environment, last_words
+
+
+class AgentEnd(NamedTuple):
+    """The exit status of an agent, and the line that says most of why."""
+
+    status: int
+    words: str
+
+
+class RayAgent:
+    """Ray's actor, one for each node that takes part. Its calls run in the main thread of its
+    process, which the child's life is tied to."""
+
+    def __init__(self, token: bytes, cores: int) -> None:
+        """Start the agent. `token` is the contents of the run's join token."""
+        path = Path(tempfile.mkdtemp(prefix="asyncrl-ray-"), "join.token")
+        write_key(path, token)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # as long as this actor
+        self._child = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "asyncrl.cluster.ray_agent"),
+                *(str(path), socket.gethostname(), str(cores)),
+            ],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+        )
+
+    def wait(self) -> tuple[int, str]:
+        """Wait for the agent's end; returns an `AgentEnd`'s parts."""
+        status = self._child.wait()
+        self._log.seek(0)
+        words = last_words(self._log.read().decode(errors="replace"))
+        return AgentEnd(status, words.removeprefix("asyncrl: "))
+
+
+def main() -> None:
+    """Be the agent, and end when Ray's actor does. The token's folder is removed at once."""
+    become_child(signal.SIGTERM)
+    parser = argparse.ArgumentParser(prog="python -m asyncrl.cluster.ray_agent")
+    parser.add_argument("token", type=Path)
+    parser.add_argument("name")
+    parser.add_argument("cores", type=int)
+    given = parser.parse_args()
+    try:
+        token = JoinToken.read(given.token)
+        shutil.rmtree(given.token.parent)
+        raise SystemExit(agent(token, None, given.name, given.cores))
+    except ConfigError as error:
+        complain(str(error))
+        raise SystemExit(BAD_INPUT) from None
+
+
+if __name__ == "__main__":
+    main()

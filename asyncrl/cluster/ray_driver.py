@@ -1,0 +1,152 @@
+"""The process that has Ray place a run's agents: `python -m asyncrl.cluster.ray_driver RUN`. The
+launcher starts it where `cluster.kind` is ray.
+
+It is the driver of a job of Ray, and the launcher imports nothing of Ray: the end of this process,
+however it comes, is the end of the job, and of what Ray has started for it. Ray places, and starts
+nothing again by itself (`max_restarts=0`): this process does, so there is one who counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from asyncrl import config as configuration
+from asyncrl.cluster.ray_agent import AgentEnd, RayAgent
+from asyncrl.config import Config
+from asyncrl.config.cluster import agent_cores
+from asyncrl.config.errors import BAD_INPUT, ConfigError
+from asyncrl.ipc.address import TcpAddress
+from asyncrl.observe import logs
+from asyncrl.observe.run_dir import JOIN_TOKEN, RUN_TOML
+from asyncrl.processes.process import become_child
+
+logger = logging.getLogger(__name__)
+
+AGAIN_S = 1.0
+"""Seconds before an agent that ended is started again."""
+SHORT_S = 20.0
+"""An agent that lives for less has not taken part."""
+SHORT_LIVES = 3
+"""So many short lives of one agent, one after the other, are the end."""
+KNOCK_S = 10.0
+"""Seconds that Ray's head has to answer."""
+LOST = 1
+
+
+def main() -> None:
+    """Keep agents until the run is over. Ends with status 2, and a sentence, where Ray cannot."""
+    become_child()
+    parser = argparse.ArgumentParser(prog="python -m asyncrl.cluster.ray_driver")
+    parser.add_argument("run", type=Path)
+    run: Path = parser.parse_args().run
+    config = configuration.read(run / RUN_TOML)
+    logs.start(run, "ray", 0, config.run.log)
+    try:
+        _keep_agents(config, (run / JOIN_TOKEN).read_bytes())
+    except ConfigError as error:
+        print(error, file=sys.stderr)  # the launcher says it to people
+        raise SystemExit(BAD_INPUT) from None
+
+
+def _keep_agents(config: Config, token: bytes) -> None:
+    """Have an agent on each of `cluster.agents` nodes until they end with the run. Raises
+    ConfigError."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Scheduling
+
+    cluster, cores = config.cluster, agent_cores(config)
+    address = cluster.ray_address
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or address
+    try:
+        _knock(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    except (OSError, ValueError, RuntimeError) as error:
+        why = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"no Ray answers at {address!r} (cluster.ray_address; {why}): start one by `ray start "
+            "--head`, or say where it is."
+        ) from None
+    _refuse_loopback(config, ray.nodes(), ray.util.get_node_ip_address())
+    group = _placed(config, cores)
+    actor: Any = ray.remote(num_cpus=cores, max_restarts=0)(RayAgent)
+
+    def started(bundle: int) -> Any:
+        """Start the agent of a bundle; what comes of it is what is returned."""
+        place = Scheduling(group, placement_group_bundle_index=bundle)
+        holder = holders[bundle] = actor.options(scheduling_strategy=place).remote(token, cores)
+        return holder.wait.remote()
+
+    holders: dict[int, Any] = {}
+    short = dict.fromkeys(range(cluster.agents), 0)
+    began = dict.fromkeys(range(cluster.agents), time.monotonic())
+    ends = {started(bundle): bundle for bundle in range(cluster.agents)}
+    while ends:
+        [end], _ = ray.wait([*ends], num_returns=1)
+        bundle = ends.pop(end)
+        try:
+            status, words = AgentEnd(*ray.get(end))
+        except ray.exceptions.RayError as error:
+            status, words = LOST, str(error)
+        if status == 0:
+            continue
+        if status == BAD_INPUT:
+            raise ConfigError(words)
+        logger.warning("agent %d ended with %d, and is started again: %s", bundle, status, words)
+        short[bundle] = short[bundle] + 1 if time.monotonic() - began[bundle] < SHORT_S else 0
+        if short[bundle] == SHORT_LIVES:
+            raise ConfigError(
+                f"an agent of Ray's ended {SHORT_LIVES} times within {SHORT_S:g} s, the last time "
+                f"with status {status}: {words}"
+            )
+        time.sleep(AGAIN_S)
+        began[bundle] = time.monotonic()
+        ends[started(bundle)] = bundle
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nobody listens at `host:port`: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
+
+
+def _placed(config: Config, cores: int) -> Any:
+    """A placement group with a node of its own for each agent. Raises ConfigError where Ray does
+    not come to have them in time."""
+    import ray
+    from ray.util.placement_group import placement_group
+
+    cluster = config.cluster
+    group = placement_group([{"CPU": cores}] * cluster.agents, strategy="STRICT_SPREAD")
+    patience_s = max(cluster.join_s - 5.0, cluster.join_s / 2)
+    if not group.wait(patience_s):
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        has = ", ".join(f"{int(node['Resources'].get('CPU', 0))}" for node in nodes)
+        raise ConfigError(
+            f"Ray has no {cluster.agents} nodes with {cores} free cores each (cluster.agents, "
+            f"cluster.agent_cores) within {patience_s:g} s: it has {len(nodes)}, with {has} cores."
+        )
+    return group
+
+
+def _refuse_loopback(config: Config, nodes: list[dict[str, Any]], here: str) -> None:
+    """Raise ConfigError where another machine would dial its own loopback."""
+    away = sorted({str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]} - {here})
+    if away and TcpAddress(config.cluster.host, 0).loopback:
+        raise ConfigError(
+            f"cluster.host is {config.cluster.host}, and Ray has nodes elsewhere ({away[0]}): set "
+            f"cluster.host and publication.host to this machine's address, {here}."
+        )
+
+
+if __name__ == "__main__":
+    main()

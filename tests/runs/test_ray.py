@@ -1,0 +1,107 @@
+"""Real runs whose machines are nodes of a real Ray, all on this machine: `cluster.kind = "ray"`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train_support import command, end, processes, started, steps_done, train, wait_for
+
+from asyncrl.observe import summary
+from asyncrl.observe.run_dir import LOCK, SUMMARY
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+BY_RAY = {
+    "cluster__kind": "ray",
+    "cluster__agents": 2,
+    "rollout__actors": 2,
+    "train__checkpoint_every": 2,
+}
+STORE = 80 * 2**20  # what Ray needs at least
+
+
+@pytest.fixture
+def ray() -> Iterator[Any]:
+    """A head without cores, so that agents are on the nodes that a test adds."""
+    cluster = cluster_utils.Cluster()
+    try:
+        cluster.add_node(num_cpus=0, include_dashboard=False, object_store_memory=STORE)
+    except Exception as error:  # whatever it is that a sandbox keeps from Ray
+        pytest.skip(f"Ray does not start on this machine: {error}")
+    yield cluster
+    cluster.shutdown()
+
+
+def node(ray: Any) -> Any:
+    return ray.add_node(num_cpus=1, object_store_memory=STORE)
+
+
+def folders() -> set[Path]:
+    """The directories of agents that Ray has started."""
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    words = [line.split() for line in listed.stdout.splitlines()]
+    mine = [each for each in words if "asyncrl.cluster.ray_agent" in each]
+    return {Path(each[each.index("asyncrl.cluster.ray_agent") + 1]) for each in mine}
+
+
+def test_a_node_is_removed_and_another_added(ray: Any, model: Path, tmp_path: Path) -> None:
+    run, nodes = tmp_path / "run", [node(ray), node(ray)]
+    argv = command(model, run, train__steps=10_000, cluster__ray_address=ray.address, **BY_RAY)
+    with started(argv) as launcher:
+        wait_for("steps", lambda: steps_done(run) >= 2)
+        assert len(folders()) == 2
+        assert set(processes(run)) == {"coordinator-0", "trainer-0", "reward-0"}
+        ray.remove_node(nodes[0])
+        wait_for("its agent's end", lambda: len(folders()) == 1)
+        before = steps_done(run)
+        wait_for("steps by the other one", lambda: steps_done(run) >= before + 4)
+        node(ray)
+        wait_for("an agent on the new one", lambda: len(folders()) == 2)
+        launcher.send_signal(signal.SIGTERM)
+        code, shown, said = end(launcher)
+    assert code == 0, shown + said
+    assert shown.count(" takes part, with 1 cores.") >= 2 and "is lost, with 1 actors" in shown
+    told = summary.read(run / SUMMARY)
+    assert told.balances() and told.restarts == {"rollout": 1}
+    wait_for("nothing that is left", lambda: not folders() and not processes(run))
+
+
+@pytest.mark.explore
+def test_the_end_of_the_launcher_is_that_of_what_ray_started(
+    ray: Any, model: Path, tmp_path: Path
+) -> None:
+    run, _ = tmp_path / "run", [node(ray), node(ray)]
+    argv = command(model, run, train__steps=10_000, cluster__ray_address=ray.address, **BY_RAY)
+    with started(argv) as launcher:
+        wait_for("steps", lambda: steps_done(run) >= 2)
+        launcher.kill()
+        launcher.wait()
+    wait_for("nothing that is left", lambda: not folders() and not processes(run))
+
+
+@pytest.mark.explore
+def test_where_ray_has_too_few_nodes_nothing_begins(ray: Any, model: Path, tmp_path: Path) -> None:
+    run, _ = tmp_path / "run", node(ray)
+    where = {"cluster__ray_address": ray.address, "cluster__join_s": 6.0}
+    done = train(command(model, run, **where, **BY_RAY))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Ray has no 2 nodes with 1 free cores each" in done.stderr
+    assert "it has 2, with 0, 1 cores" in done.stderr and "Traceback" not in done.stderr
+    assert not (run / "journal.sqlite").exists() and (run / LOCK).exists()
+
+
+def test_where_no_ray_answers_nothing_begins(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = train(command(model, run, cluster__ray_address="127.0.0.1:1", **BY_RAY))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no Ray answers at '127.0.0.1:1'" in done.stderr and "Traceback" not in done.stderr
+    assert not (run / "journal.sqlite").exists()
