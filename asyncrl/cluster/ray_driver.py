@@ -75,7 +75,7 @@ def _keep_agents(config: Config, token: bytes) -> None:
             f"no Ray answers at {address!r} (cluster.ray_address; {why}): start one by `ray start "
             "--head`, or say where it is."
         ) from None
-    _refuse_loopback(config, ray.nodes(), ray.util.get_node_ip_address())
+    refuse_loopback(config, ray.nodes(), ray.util.get_node_ip_address())
     group = _placed(config, cores)
     actor: Any = ray.remote(num_cpus=cores, max_restarts=0)(RayAgent)
 
@@ -138,7 +138,7 @@ def _placed(config: Config, cores: int) -> Any:
     return group
 
 
-def _refuse_loopback(config: Config, nodes: list[dict[str, Any]], here: str) -> None:
+def refuse_loopback(config: Config, nodes: list[dict[str, Any]], here: str) -> None:
     """Raise ConfigError where another machine would dial its own loopback."""
     away = sorted({str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]} - {here})
     if away and TcpAddress(config.cluster.host, 0).loopback:
