@@ -85,7 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without `≤` shows `?`
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may come next
+        from asyncrl.completion import complete
+
+        complete(parser)
+    args = parser.parse_args(argv)
     from asyncrl.config.errors import BAD_INPUT, ConfigError
     from asyncrl.observe.output import complain
 
@@ -257,7 +262,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     said.add_argument("--json", action="store_true", help="print a line of JSON for each")
     said.add_argument(
-        "-o", "--output", type=Path, metavar="FILE.jsonl", help="write lines of JSON to a new file"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="a new FILE.jsonl or FILE.parquet of them",
     )
     return parser
 
@@ -438,7 +447,8 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _rollouts(args: argparse.Namespace) -> int:
     from asyncrl.escape import escaped, escaped_json
-    from asyncrl.looking.rollout_records import Wanted, records, shown, write_records
+    from asyncrl.looking.record_files import write_records
+    from asyncrl.looking.rollout_records import Wanted, records, shown
     from asyncrl.observe.output import Output, complain
 
     wanted = Wanted(

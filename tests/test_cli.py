@@ -4,6 +4,7 @@ is needed."""
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from look_support import evaluation, life, make_journal, make_run, status, step
 
-from asyncrl.cli import main
+from asyncrl.cli import VERBS, main
 from asyncrl.config import VARIABLES, Config, read
 from asyncrl.experience.events import Published
 
@@ -193,6 +194,11 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_the_command_never_imports_torch() -> None:
     assert not modules_after("check", *SMALL) & {"torch", "transformers"}
+
+
+def test_the_page_of_commands_has_every_verb() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "commands.md").read_text()
+    assert sorted(re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE)) == sorted(VERBS)
 
 
 def test_looking_at_a_run_never_imports_torch(here: Path) -> None:

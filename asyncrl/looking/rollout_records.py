@@ -6,7 +6,6 @@ or written. Lines of JSON have it whole, in ASCII; on a terminal it is escaped a
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import msgspec
 import numpy as np
 
 from asyncrl.config import ConfigError
-from asyncrl.escape import escaped, escaped_json
+from asyncrl.escape import escaped
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.ipc.messages import Finish, Span, Split
 from asyncrl.journal import JournalError, SqliteHistory
@@ -189,33 +188,3 @@ def shown(one: RolloutRecord) -> str:
             "",
         ]
     )
-
-
-def write_records(run: Path, wanted: Wanted, path: Path, note: Note) -> int:
-    """Write the rollouts that fit to a new file, a line of JSON each, whole or not at all; returns
-    their number. They are written as they are read. Raises ConfigError."""
-    refuse_no_run(run)
-    if path.suffix == ".parquet":
-        raise ConfigError(
-            f"{path}: asyncrl writes no Parquet; write FILE.jsonl, and then "
-            "pandas.read_json('FILE.jsonl', lines=True).to_parquet('FILE.parquet')."
-        )
-    if path.exists():
-        raise ConfigError(f"{path}: this is there already, and is not written over.")
-    decode, count = decoder(run, note), 0
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with partial.open("x") as file:
-            try:
-                for seen in newest(run, wanted, None):
-                    file.write(escaped_json(record(seen, decode)) + "\n")
-                    count += 1
-                file.flush()
-                os.fsync(file.fileno())
-                partial.rename(path)
-            except BaseException:
-                partial.unlink()
-                raise
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}).") from None
-    return count

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from look_support import HOSTILE, ids_of, kept, life, make_journal, make_run, rows
+from pyarrow import parquet
 
 from asyncrl.cli import main
 from asyncrl.experience import events as e
@@ -19,6 +20,7 @@ from asyncrl.experience.recovery import recovered
 from asyncrl.ipc.messages import NoVerdict, Span
 from asyncrl.journal import SqliteHistory
 from asyncrl.journal.disk import Compact
+from asyncrl.looking import record_files
 from asyncrl.looking.rollout_records import Wanted, records, since
 from asyncrl.looking.seen_rollouts import SeenRollout, seen_rollouts
 from asyncrl.observe.run_dir import INITIAL, JOURNAL
@@ -219,9 +221,29 @@ def test_text_is_shown_escaped_and_written_whole(
     assert main(["rollouts", str(run), "-o", str(to)]) == 0
     assert to.read_text() == line and json.loads(line)["tokens"] == len(said)
     assert main(["rollouts", str(run), "-o", str(to)]) == 2  # it is there already
-    assert main(["rollouts", str(run), "-o", str(tmp_path / "out.parquet")]) == 2
     assert main(["rollouts", str(run), "-o", str(tmp_path / "none" / "out.jsonl")]) == 2
-    assert capsys.readouterr().err.count("\n") == 3 and len(list(tmp_path.iterdir())) == 2
+    assert capsys.readouterr().err.count("\n") == 2 and len(list(tmp_path.iterdir())) == 2
+
+
+def test_parquet_has_what_the_lines_have(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(record_files, "ROWS", 3)
+    make_journal(run, [e.Published(0)], *(life(n, text=f"a {n} é\x1b") for n in range(8)))
+    lines, table = tmp_path / "out.jsonl", tmp_path / "out.parquet"
+    for to in (lines, table):
+        assert main(["rollouts", str(run), "-o", str(to)]) == 0
+    found = parquet.ParquetFile(table)
+    rows = found.read().to_pylist()
+    for row in rows:
+        row["spans"] = [[*span.values()] for span in row["spans"]]
+    assert rows == [json.loads(line) for line in lines.read_text().splitlines()] and len(rows) == 8
+    assert found.num_row_groups == 3
+    assert main(["rollouts", str(run), "-o", str(table)]) == 2  # it is there already
+    monkeypatch.setattr(record_files, "find_spec", lambda package: None)
+    assert main(["rollouts", str(run), "-o", str(tmp_path / "more.parquet")]) == 2
+    assert "pip install 'asyncrl[parquet]'" in capsys.readouterr().err
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_without_its_model_a_run_has_ids_and_says_so(
