@@ -33,9 +33,9 @@ from asyncrl.looking.style import STYLE
 SCRIPT = "/page.js"
 PART = "/part/"
 OWNER = "the page"
-REST = 100
+REST = 400
 """For as many times as the processor time that a part took to make, it is not made again: so each
-takes at most a hundredth of a core."""
+takes at most a four-hundredth of a core."""
 AGAIN_S = 0.9
 """Seconds for which a part is not made again at least."""
 MADE_S = 300.0
