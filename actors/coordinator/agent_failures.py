@@ -1,5 +1,6 @@
 """The attempts of agents that failed one after another. Invariant: an agents actor whose agents all
-fail begins an episode every `LONGEST_S` seconds at least, and is at no time out for longer.
+fail begins an episode every `LONGEST_S` seconds at least, and is at no time out for longer; nor for
+so long that the run would be taken for stalled (`EpisodePlacement`).
 
 The first `FREE` that fail in a row cost nothing: agents fail now and then. From then on the next
 episode begins so many seconds after the last failure, and one at a time: 1, 2, 4, …, `LONGEST_S`.
@@ -12,21 +13,22 @@ FREE = 8
 LONGEST_S = 60.0
 
 
-def delay_s(failures: int) -> float:
+def delay_s(failures: int, longest_s: float = LONGEST_S) -> float:
     """Seconds from the last of so many failures in a row until another episode begins.
 
     >>> [delay_s(failures) for failures in (7, 8, 9, 10, 99)]
     [0.0, 1.0, 2.0, 4.0, 60.0]
     """
-    return 0.0 if failures < FREE else min(LONGEST_S, 2.0 ** min(failures - FREE, 10))
+    return 0.0 if failures < FREE else min(longest_s, 2.0 ** min(failures - FREE, 10))
 
 
 class AgentFailures:
     """The failures at one agents actor since an attempt was played to its end. `reason` is that of
     the last one; `since` and `until` are the seconds on trio's clock between which no episode
-    begins."""
+    begins, at most `longest_s`."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_s: float = LONGEST_S) -> None:
+        self._longest_s = longest_s
         self.count, self.reason = 0, ""
         self.since = self.until = 0.0
 
@@ -44,4 +46,4 @@ class AgentFailures:
         return now < self.until
 
     def _put_off(self, now: float) -> None:
-        self.since, self.until = now, now + delay_s(self.count)
+        self.since, self.until = now, now + delay_s(self.count, self._longest_s)

@@ -115,7 +115,9 @@ def assemble(
     reclaiming = Reclaiming(store, engines, leases, config)
     pinning = Pinning(store, engines, leases, reclaiming, config)
     placement = Placement(store, engines, leases, reclaiming, pinning, config)
-    episode_placement = EpisodePlacement(roster, engines, config.agent.concurrency)
+    episode_placement = EpisodePlacement(
+        roster, engines, config.agent.concurrency, config.supervision.stall_s
+    )
     playing = Playing(
         store,
         episode_placement,

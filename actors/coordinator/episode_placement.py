@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import trio
 
-from actors.coordinator.agent_failures import FREE, AgentFailures
+from actors.coordinator.agent_failures import FREE, LONGEST_S, AgentFailures
 from actors.coordinator.engine_pool import EnginePool
 from actors.coordinator.peers import Peer, Roster
 from asyncrl.escape import escaped
@@ -33,10 +33,17 @@ class EpisodePlacement:
     """Places for episodes. Each split has its own: training that rests keeps no evaluation from
     being played."""
 
-    def __init__(self, roster: Roster, engines: EnginePool, concurrency: int) -> None:
+    def __init__(
+        self, roster: Roster, engines: EnginePool, concurrency: int, stall_s: float
+    ) -> None:
+        """A run that is silent for `stall_s` seconds ends, and so no pause is longer than half of
+        that."""
         self._roster, self._engines, self._concurrency = roster, engines, concurrency
         self._live = LiveEpisodes()
-        self._failures: defaultdict[str, AgentFailures] = defaultdict(AgentFailures)  # by actor
+        longest_s = min(LONGEST_S, stall_s / 2)
+        self._failures: defaultdict[str, AgentFailures] = defaultdict(
+            lambda: AgentFailures(longest_s)  # by actor
+        )
 
     @property
     def most(self) -> int:

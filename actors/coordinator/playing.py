@@ -58,6 +58,7 @@ from asyncrl.ipc.messages import (
     StopPlaying,
 )
 from asyncrl.observe.run_status import EpisodeCounts
+from asyncrl.processes.standstill import shifted
 
 logger = logging.getLogger(__name__)
 
@@ -224,6 +225,10 @@ class Playing:
 
     def _refuse(self, attempt: _Attempt, number: int, why: str, finish: Finish = "") -> None:
         attempt.peer.send(Reply(attempt.rollout, attempt.attempt, number, 0, finish, why), b"", b"")
+
+    def shift(self, stood: float, now: float) -> None:
+        """This process stood still for `stood` seconds until `now`."""
+        self.last_activity = shifted(self.last_activity, stood, now)
 
     # ------------------------------------------------------------------------------------- messages
 

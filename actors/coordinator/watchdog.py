@@ -41,6 +41,7 @@ Replace = Callable[[str, str], None]
 async def tick(parts: Components, replace: Replace) -> None:
     """Look every second until cancelled."""
     now, stuck = trio.current_time(), False
+    excused = now  # when somebody last had time of their own, which is no silence of the run's
     while True:
         due = now + TICK_S
         await trio.sleep_until(due)
@@ -52,9 +53,12 @@ async def tick(parts: Components, replace: Replace) -> None:
             stood += TICK_S
         if stood:
             _put_off(parts, stood, now)
+            excused = shifted(excused, stood, now)
         elif not (before or stuck):
+            if parts.publishing.busy or parts.playing.thinking:  # bounded where they run
+                excused = now
             _end_what_is_late(parts, now, replace)
-            _watch(parts, now)
+            _watch(parts, excused, now)
         parts.statistics.tick(parts.store.experience.ledger.tokens)
         _measure(parts)
         parts.underway.look(under_way(parts), now)
@@ -70,6 +74,7 @@ def _put_off(parts: Components, stood: float, now: float) -> None:
     parts.leases.shift(stood, now)
     parts.chunks.shift(stood, now)
     parts.scoring.shift(stood, now)
+    parts.playing.shift(stood, now)
     parts.publishing.shift(stood, now)
     parts.evaluation.shift(stood, now)
     parts.lifecycle.shift(stood, now)
@@ -90,7 +95,7 @@ def _end_what_is_late(parts: Components, now: float, replace: Replace) -> None:
             replace(peer.name, f"it has episodes, and said nothing for {SILENT_S:g} s")
 
 
-def _watch(parts: Components, now: float) -> None:
+def _watch(parts: Components, excused: float, now: float) -> None:
     """End a run whose phase, or whose trainer's work, lasts too long, with the cause as the reason;
     its status is kept as it is then."""
     if parts.outcome is not None or parts.lifecycle.ending:
@@ -98,7 +103,7 @@ def _watch(parts: Components, now: float) -> None:
     if what := _too_long_at_work(parts):
         _stall(parts, what, heals="stalled")
         return
-    late = parts.lifecycle.late(_last_activity(parts, now), now)
+    late = parts.lifecycle.late(max(excused, _last_activity(parts)), now)
     if late is None:
         return
     if late.phase is Phase.INIT and parts.lifecycle.quorum:
@@ -108,11 +113,9 @@ def _watch(parts: Components, now: float) -> None:
     _stall(parts, _overdue(parts, late), heals=None if late.missing else "stalled")
 
 
-def _last_activity(parts: Components, now: float) -> float:
+def _last_activity(parts: Components) -> float:
     """The moment at which something was known to go on last. The time that a verdict which is owed
     may take lies beyond it."""
-    if parts.publishing.busy or parts.playing.thinking:  # an agent's time is bounded where it runs
-        return now
     last = max(parts.chunks.last_activity, parts.scoring.last_activity, parts.playing.last_activity)
     if (stepping := parts.stepping) is not None:
         report = stepping.trainer.report

@@ -118,8 +118,8 @@ async def _killed(
         injector.happened(what, None if victim == "everything" else process)
         if victim == "everything":
             injector.world.kill_everything()
-        else:
-            injector.world.processes[victim or process.name].kill()
+        else:  # whose message it is, which may run beside one that has its name by now
+            (injector.world.processes[victim] if victim else process).kill()
         return [] if lost else [frame]
 
     if wire.edit is None:

@@ -39,7 +39,11 @@ CAUSES = (
     _BadEnd(r"everything was killed", r"kill_everything.*|checkpoint_damaged", lambda c: 1.0),
     _BadEnd(r"coordinator-0 was killed", r"kill_coordinator.*", lambda c: 1.0),
     _BadEnd(r"JournalError: .*the simulated disk is", r"disk_.*", lambda c: 1.0),
-    _BadEnd(r"the last checkpoint was not written", r"checkpoint_fails", lambda c: AFTERMATH_S),
+    _BadEnd(  # the last version is evaluated before the end, by agents too
+        r"the last checkpoint was not written",
+        r"checkpoint_fails",
+        lambda c: AFTERMATH_S + (c.agent.eval_s + c.agent.episode_s if c.agent.run else 0.0),
+    ),
     _BadEnd(
         r"stands still|coordinator-0 ended with exit code 0",
         r"stop_coordinator",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,8 +33,6 @@ LIVES = 40
 """Lives after which a run that never finishes is stuck."""
 LIMIT_S = 4 * 3600.0
 """Virtual seconds after which it is, beside those of agents that hang."""
-HANGS = 12
-"""Agents that may hang one after the other, each for as long as an attempt may last."""
 STEPS = 3_000_000
 """Task steps after which it is."""
 WAITS_EVERY = 64
@@ -132,6 +130,13 @@ def silence() -> Iterator[None]:
         logging.disable(before)
 
 
+async def _cancel_after(seconds: Callable[[], float], scope: trio.CancelScope) -> None:
+    """Cancel so many virtual seconds after the beginning, which may become more."""
+    while trio.current_time() < (end := seconds()):  # noqa: ASYNC110  # it moves
+        await trio.sleep_until(end)
+    scope.cancel()
+
+
 async def _run(seed: int, shape: Shape, faults: Sequence[Fault], clock: MockClock) -> SeedReport:
     checker = Checker(seed, shape.config, shape.rewards, steady=shape.steady)
     world = FakeWorld(seed, shape.config, checker, shape.speeds, shape.rewards, steady=shape.steady)
@@ -140,11 +145,15 @@ async def _run(seed: int, shape: Shape, faults: Sequence[Fault], clock: MockCloc
     injector = Injector(world, clock)
     steps = _Steps(world, checker)
     trio.lowlevel.add_instrument(steps)
-    agent = shape.config.agent
-    limit_s = LIMIT_S + (HANGS * agent.episode_s if agent.run else 0.0)
+
+    def limit_s() -> float:
+        """Virtual seconds that it may take: agents may hang one after the other."""
+        return LIMIT_S + shape.config.agent.episode_s * injector.injected["agent_hangs"]
+
     try:
-        with trio.move_on_after(limit_s) as limit:
+        with trio.CancelScope() as limit:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(_cancel_after, limit_s, limit)
                 checker.stop = nursery.cancel_scope.cancel
                 nursery.start_soon(carry_out, faults, injector)
                 await _live(world, injector)
@@ -154,7 +163,7 @@ async def _run(seed: int, shape: Shape, faults: Sequence[Fault], clock: MockCloc
             raise
         del error
     if limit.cancelled_caught:
-        checker.violated("liveness", f"{limit_s:g} virtual seconds, and the run is not over")
+        checker.violated("liveness", f"{limit_s():g} virtual seconds, and the run is not over")
     if checker.violation is None:
         _judge(world, checker)
     return SeedReport(

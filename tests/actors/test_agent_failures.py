@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.coordinator.agent_failures import FREE, LONGEST_S, AgentFailures, delay_s
+from actors.coordinator.engine_pool import EnginePool
+from actors.coordinator.episode_placement import EpisodePlacement
+from actors.coordinator.peers import Roster
+
+
+@given(st.integers(0, 10**6), st.floats(0.5, 60.0))
+def test_no_delay_is_longer_than_was_said(failures: int, longest_s: float) -> None:
+    assert delay_s(failures, longest_s) == min(delay_s(failures), longest_s)
+
+
+@pytest.mark.parametrize(("stall_s", "longest_s"), [(600.0, 60.0), (60.0, 30.0)])
+async def test_no_delay_is_taken_for_a_stall(
+    stall_s: float, longest_s: float, autojump_clock: object
+) -> None:
+    placement = EpisodePlacement(Roster(lambda: None), EnginePool(), 8, stall_s)
+    peer = SimpleNamespace(name="agents-0")
+    for _ in range(40):
+        placement.failed(peer, "raised")  # type: ignore[arg-type]
+    [wait] = placement.waits
+    assert wait.deadline_s == longest_s
 
 
 @given(st.integers(0, 10**6))

@@ -133,6 +133,22 @@ async def test_a_slow_tool_is_no_stall(autojump_clock: Any) -> None:
     await run_well(world)
 
 
+@pytest.mark.parametrize("at_s", [150.2, 240.9])
+async def test_the_loss_of_agents_that_thought_for_long_is_no_stall(
+    at_s: float, autojump_clock: Any
+) -> None:
+    """Nobody said anything for longer than a stall when their actor is killed, and nobody plays
+    until it is there again, seconds later."""
+    supervision = {"stall_s": 100.0, "restarts": 9}
+    world = AgentWorld(ScriptedAgents(think_s=250.0), supervision=supervision)
+
+    async def kill() -> None:
+        await trio.sleep(at_s)
+        world.kill("agents-0")
+
+    await run_well(world, kill)
+
+
 @pytest.mark.parametrize(("eval_s", "mixed"), [(5.0, True), (500.0, False)])
 async def test_agents_hold_up_an_engine_of_one_version_for_so_long(
     eval_s: float, mixed: bool, autojump_clock: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from hashlib import sha256
 
@@ -87,7 +88,7 @@ class Parts:
         )
         self.engine = Actor("rollout")
         self.pool.add(EngineHandle(self.engine, slots))
-        placement = EpisodePlacement(self.roster, self.pool, concurrency)
+        placement = EpisodePlacement(self.roster, self.pool, concurrency, math.inf)
         self.playing = Playing(self.store, placement, self.reclaiming, limits, lambda group: 1.0)
 
     @property

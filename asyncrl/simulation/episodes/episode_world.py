@@ -3,6 +3,7 @@ who acts next and what fails. Invariant: a run is a function of its seed."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -170,7 +171,7 @@ class EpisodeWorld:
         )
         self.playing = Playing(
             self.store,
-            EpisodePlacement(self.roster, self.pool, self.concurrency),
+            EpisodePlacement(self.roster, self.pool, self.concurrency, math.inf),
             self.reclaiming,
             self.limits,
             lambda group: TEMPERATURE,
