@@ -253,7 +253,7 @@ async def _verifiers(what: str, fails: Failing, injector: Injector, draw: random
         verifiers.faulted = faulted
         verifiers.fails = fails
         if fails not in ("hang", "crash"):
-            await trio.sleep(draw.uniform(0.2, 3.0))
+            await trio.sleep(draw.uniform(1.0, 3.0))
             if verifiers.fails == fails:
                 verifiers.fails = ""
 

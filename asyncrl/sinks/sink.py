@@ -1,13 +1,12 @@
-"""A sink: a place that takes a run's figures; and the table of those that there are."""
+"""A sink: a place that takes a run's figures, what each asks for, and how it is opened."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol, get_args
 
 from asyncrl.config import ConfigError
 from asyncrl.config.schema import SinkName
@@ -34,26 +33,25 @@ class OpenSink(Protocol):
     def __call__(self, run: Path, settings: Mapping[str, Any], identity: str) -> Sink: ...
 
 
-class SinkKind(NamedTuple):
-    """A sink's module, which has `open_sink`, and its library: the package that is imported, and
-    the extra of asyncrl that installs it."""
-
-    module: str
-    package: str
-    extra: str
-
-
-KINDS: dict[SinkName, SinkKind] = {
-    "tensorboard": SinkKind("asyncrl.sinks.tensorboard_sink", "tensorboard", "tensorboard"),
-    "wandb": SinkKind("asyncrl.sinks.wandb_sink", "wandb", "wandb"),
-    "mlflow": SinkKind("asyncrl.sinks.mlflow_sink", "mlflow", "mlflow"),
-}
+NAMES: tuple[SinkName, ...] = get_args(SinkName)
+"""The sinks that there are. Each is called as its library, and as the extra that installs it."""
 
 
 def opener(name: SinkName) -> OpenSink:
     """The function that opens a sink. Raises ImportError without its library."""
-    found: OpenSink = import_module(KINDS[name].module).open_sink
-    return found
+    match name:
+        case "tensorboard":
+            from asyncrl.sinks.tensorboard_sink import open_sink as open_tensorboard
+
+            return open_tensorboard
+        case "wandb":
+            from asyncrl.sinks.wandb_sink import open_sink as open_wandb
+
+            return open_wandb
+        case "mlflow":
+            from asyncrl.sinks.mlflow_sink import open_sink as open_mlflow
+
+            return open_mlflow
 
 
 def refuse_unfit_sinks(names: tuple[SinkName, ...]) -> None:
@@ -62,11 +60,9 @@ def refuse_unfit_sinks(names: tuple[SinkName, ...]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"run.sinks has {name!r} twice; once is enough.")
-        kind = KINDS[name]
-        if find_spec(kind.package) is None:
+        if find_spec(name) is None:
             raise ConfigError(
-                f"run.sinks has {name}, which needs the package {kind.package}: pip install "
-                f"'asyncrl[{kind.extra}]'."
+                f"run.sinks has {name}, which is not installed: pip install 'asyncrl[{name}]'."
             )
         if name == "wandb" and not _wandb_knows_a_key():
             raise ConfigError(

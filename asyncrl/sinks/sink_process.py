@@ -15,7 +15,7 @@ import trio
 from asyncrl import config
 from asyncrl.observe import logs
 from asyncrl.processes.process import become_child
-from asyncrl.sinks.sink import KINDS, opener
+from asyncrl.sinks.sink import NAMES, opener
 from asyncrl.sinks.sink_feed import SinkFeed
 
 NICE = 10
@@ -30,7 +30,7 @@ def main() -> None:
     os.nice(NICE)
     parser = argparse.ArgumentParser(prog="python -m asyncrl.sinks.sink_process")
     parser.add_argument("run", type=Path)
-    parser.add_argument("name", choices=KINDS)
+    parser.add_argument("name", choices=NAMES)
     parser.add_argument("over", type=int)
     given = parser.parse_args()
     level = config.read(given.run / "run.toml").run.log

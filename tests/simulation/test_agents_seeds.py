@@ -19,6 +19,16 @@ from asyncrl.simulation.shapes import OF_AGENTS, drawn, drawn_agents
 
 SHARES = [range(start, start + 20) for start in range(0, 100, 20)]
 tallied = cache(tally)
+OF_A_SWEEP = {
+    "agents that thought for longer than a stall, and whose actor is lost, are no stall": (
+        *(2108, 1052, 816, 2326),
+    ),
+    "a pause after agents that all failed is no stall": (1084, 589, 3596),
+    "a kill at a message is of the process whose message it is": (2156, 472, 3461, 3765),
+    "a last checkpoint may fail before agents are evaluated": (2985,),
+}
+"""Seeds that failed once, by what was mended; the quickest is first. 2257 and 2777, in which 16
+agents hang one after another for 3,000 s each, take minutes."""
 
 
 @pytest.mark.slow
@@ -52,6 +62,20 @@ def test_each_kind_of_agents_fault_is_met_by_at_least_ten_of_the_seeds() -> None
         whole.add(tallied(seeds, agents=True))
     rare = {kind: n for kind in AGENT_KINDS if (n := whole.seeds_with.get(kind, 0)) < 10}
     assert not rare
+
+
+@pytest.mark.parametrize("said", OF_A_SWEEP)
+def test_what_a_sweep_found_is_mended(said: str) -> None:
+    first, *_ = OF_A_SWEEP[said]
+    assert not tallied(range(first, first + 1), agents=True).failures
+
+
+@pytest.mark.explore
+@pytest.mark.slow
+@pytest.mark.parametrize("said", OF_A_SWEEP)
+def test_all_that_a_sweep_found_is_mended(said: str) -> None:
+    for seed in OF_A_SWEEP[said]:
+        assert not tallied(range(seed, seed + 1), agents=True).failures, seed
 
 
 def test_a_seed_of_agents_replays_to_the_last_event() -> None:

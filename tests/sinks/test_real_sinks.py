@@ -15,7 +15,7 @@ from wandb_file import history
 
 from asyncrl.observe.curve import line_of
 from asyncrl.observe.run_dir import METRICS, TENSORBOARD
-from asyncrl.sinks.sink import KINDS, opener
+from asyncrl.sinks.sink import NAMES, opener
 from asyncrl.sinks.sink_feed import SinkFeed
 
 TOML = '[train]\nsteps = 3\n[task]\nname = "jsonl"\n[task.params]\n"wide @!" = 1\n'
@@ -81,7 +81,7 @@ def of_mlflow(run: Path) -> Found:
 def test_a_library_has_what_the_curve_says(
     name: Any, has: Callable[[Path], Found], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert name in KINDS
+    assert name in NAMES
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
