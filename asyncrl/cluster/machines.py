@@ -256,11 +256,11 @@ class Machines:
         limit_s = self._config.cluster.join_s
         wanted = 1 if self._completed else self._config.cluster.agents
         with trio.move_on_after(limit_s):
-            while self.count < wanted and self._failed is None:
+            while self.count < wanted:
+                if self._failed is not None:
+                    raise self._failed
                 self._changed = trio.Event()
                 await self._changed.wait()
-            if self._failed is not None:
-                raise self._failed
             self._completed = True
             return
         raise ActorFailed(

@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,10 @@ from asyncrl.processes.process import become_child
 
 logger = logging.getLogger(__name__)
 
-AGAIN_S = 1.0
-"""Seconds before an agent that ended is started again."""
 SHORT_S = 20.0
 """An agent that lives for less has not taken part."""
 SHORT_LIVES = 3
-"""So many short lives of one agent, one after the other, are the end."""
+"""After so many short lives in a row an agent is given up; one that never took part is the end."""
 KNOCK_S = 10.0
 """Seconds that Ray's head has to answer."""
 LOST = 1
@@ -81,13 +80,16 @@ def _keep_agents(config: Config, token: bytes) -> None:
 
     def started(bundle: int) -> Any:
         """Start the agent of a bundle; what comes of it is what is returned."""
+        began[bundle] = time.monotonic()
         place = Scheduling(group, placement_group_bundle_index=bundle)
         holder = holders[bundle] = actor.options(scheduling_strategy=place).remote(token, cores)
         return holder.wait.remote()
 
-    holders: dict[int, Any] = {}
-    short = dict.fromkeys(range(cluster.agents), 0)
-    began = dict.fromkeys(range(cluster.agents), time.monotonic())
+    holders: dict[int, Any] = {}  # an actor of Ray lives as long as somebody refers to it
+    began: dict[int, float] = {}
+    short = Counter[int]()  # lives of an agent in a row that were short
+    took_part = set[int]()
+    why = ""
     ends = {started(bundle): bundle for bundle in range(cluster.agents)}
     while ends:
         [end], _ = ray.wait([*ends], num_returns=1)
@@ -98,18 +100,20 @@ def _keep_agents(config: Config, token: bytes) -> None:
             status, words = LOST, str(error)
         if status == 0:
             continue
-        if status == BAD_INPUT:
-            raise ConfigError(words)
-        logger.warning("agent %d ended with %d, and is started again: %s", bundle, status, words)
-        short[bundle] = short[bundle] + 1 if time.monotonic() - began[bundle] < SHORT_S else 0
-        if short[bundle] == SHORT_LIVES:
-            raise ConfigError(
-                f"an agent of Ray's ended {SHORT_LIVES} times within {SHORT_S:g} s, the last time "
-                f"with status {status}: {words}"
-            )
-        time.sleep(AGAIN_S)
-        began[bundle] = time.monotonic()
-        ends[started(bundle)] = bundle
+        if time.monotonic() - began[bundle] < SHORT_S:
+            short[bundle] += 1
+        else:
+            short[bundle] = 0
+            took_part.add(bundle)
+        logger.warning("agent %d ended with %d: %s", bundle, status, words)
+        if status != BAD_INPUT and short[bundle] < SHORT_LIVES:
+            ends[started(bundle)] = bundle
+            continue
+        why = f"an agent of Ray's cannot be kept; it ended with {status}: {words}"
+        if bundle not in took_part:
+            raise ConfigError(why)
+    if why:  # each of them was given up, or ended with the run
+        raise ConfigError(why)
 
 
 def _knock(address: str) -> None:

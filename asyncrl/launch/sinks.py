@@ -16,6 +16,8 @@ from asyncrl.observe import logs
 from asyncrl.processes.process import Process, last_words, spawn
 from asyncrl.processes.supervisor import describe_exit
 
+QUIET = {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+"""Variables by which sinks' libraries tell their makers nothing; they are read at the import."""
 FINISH_S = 60.0
 """Seconds that a sink has for the last figures."""
 SOON_S = 2.0
@@ -32,13 +34,14 @@ async def keep_sink(
     """Feed the sink `name` until the run is `over`, and for `limit_s` seconds more at most; `note`
     hears should it fail."""
     log = logs.path(run, name, 0)
+    small = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     theirs, ours = os.pipe()
     with os.fdopen(ours, "wb") as pipe, os.fdopen(theirs, "rb") as end:
         process = spawn(
             f"the sink {name}",
             [sys.executable, "-m", "asyncrl.sinks.sink_process", str(run), name, str(theirs)],
             log=log,
-            env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env={**small, **{name: os.environ.get(name, value) for name, value in QUIET.items()}},
             descriptors=(theirs,),
         )
         end.close()

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # looked at while it is imported
-
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 

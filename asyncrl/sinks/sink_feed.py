@@ -20,24 +20,25 @@ from asyncrl.sinks.sink_figures import figures_of
 
 
 class SinkNote(msgspec.Struct):
-    """Note of how far a sink is: the last versions of which it has the step, and the evaluation;
-    `identity` is the sink's name of the run."""
+    """Note of how far a sink is: the last version of which it has the step, and all of which it has
+    the evaluation; `identity` is the sink's name of the run."""
 
     identity: str = ""
     step: int = 0
-    evaluation: int = -1
+    evaluations: set[int] = set()
 
     def has(self, point: Point) -> bool:
         """True if the point was sent."""
-        sent = self.step if isinstance(point, StepPoint) else self.evaluation
-        return point.version <= sent
+        if isinstance(point, StepPoint):
+            return point.version <= self.step
+        return point.version in self.evaluations
 
     def note(self, point: Point) -> None:
         """Note that the point was sent."""
         if isinstance(point, StepPoint):
             self.step = point.version
         else:
-            self.evaluation = point.version
+            self.evaluations.add(point.version)
 
 
 class SinkFeed:

@@ -37,7 +37,6 @@ class WandbSink:
 
 def open_sink(run: Path, settings: Mapping[str, Any], identity: str) -> WandbSink:
     """Begin W&B's run, or go on with it. No code is sent, and nothing that processes print."""
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     begun = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         name=os.environ.get("WANDB_NAME", run.name),

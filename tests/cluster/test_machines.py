@@ -26,6 +26,7 @@ from asyncrl.ipc.keys import new_key, write_key
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.tls import Tls
 from asyncrl.observe.run_dir import COORDINATOR_ADDRESS, INITIAL, JOIN_TOKEN, KEY, RUN_TOML, TLS
+from asyncrl.processes.supervisor import ActorFailed
 
 pytestmark = pytest.mark.processes
 
@@ -219,6 +220,18 @@ async def test_who_has_no_token_gets_no_further(head: Head, what: str, tmp_path:
 
 
 # ------------------------------------------------------------------------------------- who is gone
+
+
+async def test_where_no_machine_can_come_one_that_is_there_is_enough(head: Head) -> None:
+    why = ActorFailed("Ray's driver", 2, "Ray is gone")
+    async with head.agent():
+        await head.machines.complete()
+        head.machines.fail(why)
+        await head.machines.complete()
+    await head.until(0)
+    assert "No machine joins any more: Ray is gone." in head.notes
+    with trio.fail_after(PATIENCE_S), pytest.raises(ActorFailed, match="Ray is gone"):
+        await head.machines.complete()
 
 
 async def test_a_machine_that_says_nothing_is_lost_with_its_actors(

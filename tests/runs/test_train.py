@@ -206,7 +206,7 @@ def test_ctrl_c_drains_within_5_s_and_resume_goes_on(model: Path, tmp_path: Path
     second = check(run)
     assert second.ok and second.steps == steps
     sent = json.loads((run / "sinks" / "tensorboard.json").read_text())
-    assert (sent["step"], sent["evaluation"]) == (steps, steps)
+    assert sent["step"] == steps and {0, steps} <= {*sent["evaluations"]}
     assert len([*(run / "tensorboard").iterdir()]) == 2  # a file for each life
     assert second.tokens.trained > first.tokens.trained > 0
 
