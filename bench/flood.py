@@ -387,7 +387,7 @@ class Run:
     def pid(self, name: str) -> int:
         if name == "coordinator":
             children = subprocess.run(
-                ["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True
+                ["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True
             ).stdout.splitlines()
             found = [
                 line for line in children if str(self.folder) in line and "coordinator" in line
