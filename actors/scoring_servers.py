@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from asyncrl.config import Config
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.schema import ReferenceConfig, TeacherConfig
-from asyncrl.engines.sglang.errors import RequestRefused, ServerGone
-from asyncrl.engines.sglang.gather import gather
+from asyncrl.engines.servers.errors import RequestRefused, ServerGone
+from asyncrl.engines.servers.gather import gather
 from asyncrl.escape import escaped
 from asyncrl.ipc.messages import MicroBatch, Sample
 from asyncrl.ipc.waits import Waits
 
 if TYPE_CHECKING:
-    from asyncrl.engines.sglang.client import Client
+    from asyncrl.engines.sglang.sglang_client import SglangClient
     from asyncrl.tasks.text import Tokenizer
 
 AT_A_TIME = 16
@@ -47,7 +47,9 @@ logger = logging.getLogger(__name__)
 class ScoringServers:
     """The servers by the name of the policy that each has, none or several."""
 
-    def __init__(self, clients: Mapping[str, Client], waits: Waits, patience_s: float) -> None:
+    def __init__(
+        self, clients: Mapping[str, SglangClient], waits: Waits, patience_s: float
+    ) -> None:
         self._clients, self._waits, self._patience_s = clients, waits, patience_s
 
     @staticmethod
@@ -56,7 +58,7 @@ class ScoringServers:
         """Those that the settings name; they need not be there yet. Raises OSError where the file
         of a key cannot be read."""
         async with AsyncExitStack() as stack:
-            clients: dict[str, Client] = {}
+            clients: dict[str, SglangClient] = {}
             for name, policy in (("reference", config.reference), ("teacher", config.teacher)):
                 if policy.coefficient and policy.server:
                     clients[name] = await stack.enter_async_context(_opened(policy))
@@ -78,7 +80,7 @@ class ScoringServers:
     ) -> dict[str, NDArray[np.float32]]:
         """Log-probabilities of the sampled tokens of a micro-batch, float32 [tokens], by the name
         of the policy; NaN where a server has none. Raises WaitExpired where one does not answer
-        within the patience, and SglangError where it refuses or cannot be understood."""
+        within the patience, and ServerError where it refuses or cannot be understood."""
         found = dict[str, NDArray[np.float32]]()
         if not self._clients or not batch.samples:
             return {name: np.zeros(0, np.float32) for name in self._clients}
@@ -100,7 +102,11 @@ class ScoringServers:
         return found
 
     async def _score(
-        self, client: Client, limit: trio.CapacityLimiter, sample: Sample, ids: NDArray[np.int32]
+        self,
+        client: SglangClient,
+        limit: trio.CapacityLimiter,
+        sample: Sample,
+        ids: NDArray[np.int32],
     ) -> NDArray[np.float32]:
         """The log-probabilities of one sequence's sampled tokens. It is asked for again until it
         comes: who waits for it has the deadline."""
@@ -117,7 +123,7 @@ class ScoringServers:
         return np.zeros(0, np.float32)
 
 
-async def _different(client: Client, own: Tokenizer) -> str:
+async def _different(client: SglangClient, own: Tokenizer) -> str:
     """Words for the first id whose text is not the same there; empty where each is. Low ids are
     asked for first, so that a smaller vocabulary is found before an id that it does not have."""
     ids = [*range(0, own.vocabulary, max(1, own.vocabulary // IDS)), own.vocabulary - 1]
@@ -143,7 +149,7 @@ async def _different(client: Client, own: Tokenizer) -> str:
     return ""
 
 
-async def _asked(client: Client, ids: NDArray[np.int32]) -> list[str | None]:
+async def _asked(client: SglangClient, ids: NDArray[np.int32]) -> list[str | None]:
     """The texts of ids, asked for until they come: who waits for them has the deadline."""
     while True:
         try:
@@ -153,9 +159,11 @@ async def _asked(client: Client, ids: NDArray[np.int32]) -> list[str | None]:
             await trio.sleep(AGAIN_S)
 
 
-def _opened(policy: ReferenceConfig | TeacherConfig) -> AbstractAsyncContextManager[Client]:
+def _opened(policy: ReferenceConfig | TeacherConfig) -> AbstractAsyncContextManager[SglangClient]:
     """The server of a policy that has one."""
-    from asyncrl.engines.sglang.client import Client  # a trainer without one does without HTTP
+    from asyncrl.engines.sglang.sglang_client import (
+        SglangClient,  # a trainer without one does without HTTP
+    )
 
     file = policy.api_key_file
-    return Client.open(policy.server, api_key=Path(file).read_text().strip() if file else "")
+    return SglangClient.open(policy.server, api_key=Path(file).read_text().strip() if file else "")

@@ -32,11 +32,12 @@ from actors.reporting import Reporter
 from actors.rollout_actor import rollout_actor
 from asyncrl.engines import canary
 from asyncrl.engines.options import EngineOptions
-from asyncrl.engines.sglang.client import Client
-from asyncrl.engines.sglang.engine import SglangEngine
-from asyncrl.engines.sglang.servers import Launch, Server, managed
-from asyncrl.engines.sglang.weight_loader import WeightLoader
-from asyncrl.engines.sglang.weight_transfer import DiskTransfer
+from asyncrl.engines.servers.server_engine import ServerEngine
+from asyncrl.engines.servers.server_process import ServerProcess
+from asyncrl.engines.servers.weight_loader import WeightLoader
+from asyncrl.engines.servers.weight_transfer import DiskTransfer
+from asyncrl.engines.sglang.sglang_client import SglangClient
+from asyncrl.engines.sglang.sglang_launch import SglangLaunch, managed
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import Chunks, Drain, Drained, Lease, Leases, Prepare
 from asyncrl.ipc.waits import Waits
@@ -55,7 +56,7 @@ def prompts(count: int) -> list[NDArray[np.int32]]:
     return [draw.integers(0, 256, PROMPT).astype(np.int32) for _ in range(count)]
 
 
-async def bare(server: Server, concurrent: int, count: int, tokens: int) -> float:
+async def bare(server: ServerProcess, concurrent: int, count: int, tokens: int) -> float:
     """Tokens a second of `count` requests, `concurrent` at a time."""
     waiting, sampled = iter(prompts(count)), 0
 
@@ -91,7 +92,7 @@ async def bare(server: Server, concurrent: int, count: int, tokens: int) -> floa
         return sampled / (time.perf_counter() - begun)
 
 
-async def through(engine: SglangEngine, count: int, tokens: int) -> float:
+async def through(engine: ServerEngine, count: int, tokens: int) -> float:
     """Tokens a second of `count` rollouts through a rollout actor, which has as many at a time as
     its engine has slots."""
     ours, theirs = links()
@@ -128,11 +129,13 @@ async def measure(concurrent: int, args: argparse.Namespace, folder: Path) -> fl
     model, directory = new_model(0), folder / "model"
     model.save_pretrained(directory)
     write_tokenizer(directory)
-    launch = Launch((str(args.python),), str(directory), "float32", "cpu", concurrent, CONTEXT)
+    launch = SglangLaunch(
+        (str(args.python),), str(directory), "float32", "cpu", concurrent, CONTEXT
+    )
     count, rates = concurrent * args.waves, {"bare": list[float](), "asyncrl": list[float]()}
     async with (
         managed(launch, log=folder / f"server-{concurrent}.log") as server,
-        Client.open(server.url, api_key=server.key) as client,
+        SglangClient.open(server.url, api_key=server.key) as client,
     ):
         text = canary.text(VOCABULARY, (END_ID,))
         publisher = WeightLoader(
@@ -150,7 +153,7 @@ async def measure(concurrent: int, args: argparse.Namespace, folder: Path) -> fl
             reference = canary.reference(model, own, text)
             return (await publisher.load(version, own, reference, stop)).pause_s
 
-        engine = SglangEngine(
+        engine = ServerEngine(
             client,
             load,
             EngineOptions(slots=concurrent, context_tokens=CONTEXT, chunk_tokens=CHUNK),

@@ -148,7 +148,7 @@ def server(run: Path, index: int) -> int | None:
     for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            leads = b"asyncrl.engines.sglang.guarded_command" in words  # and waits for it
+            leads = b"asyncrl.engines.servers.guarded_command" in words  # and waits for it
             if (
                 b"sglang.launch_server" in words
                 and not leads

@@ -1,7 +1,7 @@
 """Every lock beside this file, resolved anew and written with hashes: `make locks`.
 
-`uv` resolves what pyproject.toml and docker/sglang-cpu/ ask for, on every platform that
-pyproject.toml names under `tool.uv`, from wheels alone. What is pinned stays as it is unless
+`uv` resolves what pyproject.toml, docker/sglang-cpu/ and docker/vllm-cpu/ ask for, on every
+platform that pyproject.toml names under `tool.uv`, from wheels alone. What is pinned stays unless
 `--upgrade` is given. A lock lists all that it needs and is installed without dependencies, so what
 is not in it is not installed.
 """
@@ -121,10 +121,11 @@ def main() -> None:
         write(extra, says, resolve(EXTRAS[extra], [extra], ["--no-build", *options, *upgrade]))
 
     here = ["--python-platform", "x86_64-manylinux_2_34", "--no-build", *upgrade]
-    sglang = resolve(asked("requirements.txt"), ["sglang-cpu"], here)
-    sglang = {name: pin for name, pin in sglang.items() if not TORCH.match(name)}
-    sglang |= resolve(asked("unresolved.txt"), ["sglang-cpu"], [*here, "--no-deps"])
-    write("sglang-cpu", "The SGLang server on a CPU: x86-64 Linux, Python 3.11.", sglang)
+    for lock, server in (("sglang-cpu", "SGLang"), ("vllm-cpu", "vLLM")):
+        pins = resolve(asked(lock, "requirements.txt"), [lock], here)
+        pins = {name: pin for name, pin in pins.items() if not TORCH.match(name)}
+        pins |= resolve(asked(lock, "unresolved.txt"), [lock], [*here, "--no-deps"])
+        write(lock, f"The {server} server on a CPU: x86-64 Linux, Python 3.11.", pins)
     beside_run = (("dev", "extras"), ("bench",))
     for locks in (*(("run", "torch", *more) for more in beside_run), ("audit",), ("verifiers",)):
         complete(locks)
@@ -135,9 +136,9 @@ def besides(known: Pins, more: Pins) -> Pins:
     return {name: pin for name, pin in more.items() if name not in known}
 
 
-def asked(name: str) -> list[str]:
-    """The requirements of a list in docker/sglang-cpu/."""
-    lines = (ROOT / "docker" / "sglang-cpu" / name).read_text().splitlines()
+def asked(folder: str, name: str) -> list[str]:
+    """The requirements of a list in a folder of docker/."""
+    lines = (ROOT / "docker" / folder / name).read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 

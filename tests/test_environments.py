@@ -662,24 +662,29 @@ def python_of_sglang() -> Path:
     return SGLANG / "bin" / "python"
 
 
+SERVERS = pytest.mark.parametrize("server", ["sglang-cpu", "vllm-cpu"])
+
+
+@SERVERS
 @pytest.mark.parametrize("name", ["requirements.txt", "unresolved.txt"])
-def test_the_environment_of_sglang_is_pinned_and_locked(name: str) -> None:
+def test_the_environment_of_a_server_is_pinned_and_locked(server: str, name: str) -> None:
     lines = [
         line
-        for line in (DOCKER / "sglang-cpu" / name).read_text().splitlines()
+        for line in (DOCKER / server / name).read_text().splitlines()
         if line and not line.startswith("#")
     ]
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line) for line in lines)
     assert len({line.partition("==")[0] for line in lines}) == len(lines)
-    lock = (ROOT / "requirements" / "sglang-cpu.lock").read_text().splitlines()
+    lock = (ROOT / "requirements" / f"{server}.lock").read_text().splitlines()
     torch = (ROOT / "requirements" / "torch.lock").read_text().splitlines()
     of_machine = " ; sys_platform == 'linux'"
     locked = {line.removesuffix(" \\").removesuffix(of_machine) for line in lock + torch}
     assert set(lines) <= locked
 
 
-def test_each_pin_that_is_not_resolved_says_why() -> None:
-    lines = (DOCKER / "sglang-cpu" / "unresolved.txt").read_text().splitlines()
+@SERVERS
+def test_each_pin_that_is_not_resolved_says_why(server: str) -> None:
+    lines = (DOCKER / server / "unresolved.txt").read_text().splitlines()
     assert all(
         lines[index - 1].startswith("# ") for index, line in enumerate(lines) if "==" in line
     )

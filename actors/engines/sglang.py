@@ -4,8 +4,7 @@ behind a router."""
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -13,27 +12,27 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from actors.engines.server_parts import broadcast, key_of, load_all, weight_loader
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.engines import Capabilities
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.published import engine_dtype
-from asyncrl.config.schema import SglangConfig
+from asyncrl.config.servers import Servers
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Engine
 from asyncrl.engines.spec import EngineContext, EngineKind
 from asyncrl.observe.logs import FOLDER
 
 if TYPE_CHECKING:
-    import torch
-
-    from asyncrl.engines.sglang.client import Client
+    from asyncrl.engines.servers.served import Served
+    from asyncrl.engines.servers.server_process import ServerProcess
+    from asyncrl.engines.servers.weight_loader import WeightLoader
     from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
-    from asyncrl.engines.sglang.routed import Served
-    from asyncrl.engines.sglang.servers import Server
-    from asyncrl.engines.sglang.weight_loader import WeightLoader
+    from asyncrl.engines.sglang.sglang_client import SglangClient
 
 SERVER_S = 10.0
 """Seconds that a server gets to say what it is, before a run."""
+TABLE = "engine.sglang"
 BUNDLED = "Qwen3ForCausalLM"
 """The class of the bundled model."""
 
@@ -46,14 +45,14 @@ class SglangServers(EngineKind):
         takes_directly=True,
         serves_apart=True,
         compares_canary=True,
-        tables=frozenset({"engine.sglang"}),
+        tables=frozenset({TABLE}),
     )
 
     @classmethod
     def check(cls, config: Config) -> None:
         """Look at the program, the key, and what servers that are there already say of
         themselves."""
-        key = _key(config.engine.sglang)
+        key = _key(config)
         for url in config.engine.sglang.urls:
             trio.run(_check_server, url, key, config)
 
@@ -62,7 +61,7 @@ class SglangServers(EngineKind):
     async def open(cls, context: EngineContext) -> AsyncIterator[Engine]:
         """One server, or all that are behind a router. A server's death ends the block with its
         name."""
-        from asyncrl.engines.sglang.engine import SglangEngine
+        from asyncrl.engines.servers.server_engine import ServerEngine
 
         config, tokenizer = context.config, context.tokenizer
         async with AsyncExitStack() as stack:
@@ -75,9 +74,9 @@ class SglangServers(EngineKind):
                 await stack.enter_async_context(_weight_loader(context, client))
                 for client in clients
             ]
-            yield SglangEngine(
+            yield ServerEngine(
                 await _served(stack, config, clients),
-                partial(_load, loaders),
+                partial(load_all, loaders),
                 EngineOptions.of(config.engine),
                 vocab_size=tokenizer.sampled,
                 stop_ids=frozenset(tokenizer.stop_ids),
@@ -88,35 +87,20 @@ class SglangServers(EngineKind):
 # ----------------------------------------------------------------------------------- before a run
 
 
-def _key(sglang: SglangConfig) -> str:
-    """The key of servers that run already, empty where they ask for none."""
-    if sglang.launch and shutil.which(sglang.launch[0]) is None:
-        raise ConfigError(
-            f"engine.sglang.launch begins with {sglang.launch[0]!r}, and there is no such "
-            "program; give the Python of an environment "
-            f"with SGLang (`make sglang-cpu` builds one for a CPU)."
-        )
-    if not sglang.api_key_file:
-        return ""
-    try:
-        return Path(sglang.api_key_file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"engine.sglang.api_key_file is {sglang.api_key_file!r}, which cannot be read "
-            f"({error})."
-        ) from None
+def _key(config: Config) -> str:
+    return key_of(Servers(TABLE, config.engine.sglang), "make sglang-cpu")
 
 
 async def _check_server(url: str, key: str, config: Config) -> None:
     """Ask a server that is there already what it is. One that is not may come yet: its rollout
     actor waits for it."""
-    from asyncrl.engines.sglang.client import Client
+    from asyncrl.engines.servers.errors import ServerError, ServerGone
     from asyncrl.engines.sglang.compatibility import check_compatibility
-    from asyncrl.engines.sglang.errors import ServerGone, SglangError
+    from asyncrl.engines.sglang.sglang_client import SglangClient
 
     engine, architecture = config.engine, _architecture(config)
     try:
-        async with Client.open(url, api_key=key, deadline_s=SERVER_S) as client:
+        async with SglangClient.open(url, api_key=key, deadline_s=SERVER_S) as client:
             await check_compatibility(
                 client,
                 architecture=architecture,
@@ -126,7 +110,7 @@ async def _check_server(url: str, key: str, config: Config) -> None:
             )
     except ServerGone:
         return
-    except SglangError as error:
+    except ServerError as error:
         raise ConfigError(
             f"engine.sglang.urls names a server that cannot be used: {error}."
         ) from None
@@ -151,7 +135,7 @@ def _architecture(config: Config) -> str:
 # ---------------------------------------------------------------------------------------- servers
 
 
-async def _clients(stack: AsyncExitStack, context: EngineContext) -> list[Client]:
+async def _clients(stack: AsyncExitStack, context: EngineContext) -> list[SglangClient]:
     """A client of each server of this actor, all of which fit the run and hold no request."""
     from asyncrl.engines.sglang.compatibility import check_compatibility
 
@@ -160,7 +144,7 @@ async def _clients(stack: AsyncExitStack, context: EngineContext) -> list[Client
     if sglang.launch:
         server = await stack.enter_async_context(_launched(context))
         return [await stack.enter_async_context(_client(config, server.url, server.key))]
-    urls, key = sglang.urls if sglang.router else sglang.urls[index : index + 1], _key(sglang)
+    urls, key = sglang.urls if sglang.router else sglang.urls[index : index + 1], _key(config)
     clients = [await stack.enter_async_context(_client(config, url, key)) for url in urls]
     for client in clients:
         with context.waits.on(
@@ -178,19 +162,19 @@ async def _clients(stack: AsyncExitStack, context: EngineContext) -> list[Client
     return clients
 
 
-async def _served(stack: AsyncExitStack, config: Config, clients: list[Client]) -> Served:
+async def _served(stack: AsyncExitStack, config: Config, clients: list[SglangClient]) -> Served:
     """The receiver of requests: the router, or the one server."""
     from asyncrl.engines.sglang.routed import Routed
 
     router = config.engine.sglang.router
     if not router:
         return clients[0]
-    key = _key(config.engine.sglang)
+    key = _key(config)
     return Routed(await stack.enter_async_context(_client(config, router, key)), clients)
 
 
 def _direct_engine(
-    context: EngineContext, clients: list[Client], served: Served
+    context: EngineContext, clients: list[SglangClient], served: Served
 ) -> DirectSglangEngine:
     """The engine of servers to which the trainer sends weights itself."""
     from asyncrl.engines import canary
@@ -221,29 +205,14 @@ def _direct_engine(
     )
 
 
-async def _load(
-    loaders: list[WeightLoader],
-    version: int,
-    weights: Mapping[str, torch.Tensor],
-    reference: Sequence[float],
-    stop: Callable[[], None],
-) -> float:
-    """Load into every server; the longest pause of any, in seconds."""
-    from asyncrl.engines.sglang.gather import gather
-
-    loads = (partial(loader.load, version, weights, reference, stop) for loader in loaders)
-    loaded = await gather(*loads)
-    return max(one.pause_s for one in loaded)
-
-
 @asynccontextmanager
-async def _launched(context: EngineContext) -> AsyncIterator[Server]:
+async def _launched(context: EngineContext) -> AsyncIterator[ServerProcess]:
     """A server of this actor's own, for the length of the block."""
-    from asyncrl.engines.sglang.servers import Launch, managed
+    from asyncrl.engines.sglang.sglang_launch import SglangLaunch, managed
 
     config, index = context.config, context.index
     sglang = config.engine.sglang
-    launch = Launch(
+    launch = SglangLaunch(
         python=sglang.launch,
         model=str(context.initial),
         dtype=engine_dtype(config),
@@ -267,46 +236,25 @@ async def _launched(context: EngineContext) -> AsyncIterator[Server]:
         nursery.cancel_scope.cancel()
 
 
-def _client(config: Config, url: str, key: str) -> AbstractAsyncContextManager[Client]:
-    from asyncrl.engines.sglang.client import Client
+def _client(config: Config, url: str, key: str) -> AbstractAsyncContextManager[SglangClient]:
+    from asyncrl.engines.sglang.sglang_client import SglangClient
 
-    return Client.open(url, api_key=key, deadline_s=config.publication.deadline_s)
+    return SglangClient.open(url, api_key=key, deadline_s=config.publication.deadline_s)
 
 
 @asynccontextmanager
-async def _weight_loader(context: EngineContext, client: Client) -> AsyncIterator[WeightLoader]:
+async def _weight_loader(
+    context: EngineContext, client: SglangClient
+) -> AsyncIterator[WeightLoader]:
     """The loader of weights of one server."""
-    from asyncrl.engines import canary
-    from asyncrl.engines.sglang.weight_loader import WeightLoader
-    from asyncrl.engines.sglang.weight_transfer import (
-        BroadcastTransfer,
-        DiskTransfer,
-        WeightTransfer,
-    )
-    from weightsync.server_group import ServerGroup
+    from asyncrl.engines.servers.weight_transfer import DiskTransfer, WeightTransfer
 
-    config, tokenizer = context.config, context.tokenizer
-    sglang, publication = config.engine.sglang, config.publication
-    senders = gpus_of(config).senders
+    sglang = context.config.engine.sglang
+    servers = Servers(TABLE, sglang)
     async with AsyncExitStack() as stack:
         transfer: WeightTransfer
-        if sglang.transfer == "broadcast":
-            opened = ServerGroup.open(
-                sglang.host,
-                sglang.tensor_parallel,
-                bucket_bytes=publication.bucket_bytes,
-                device=f"cuda:{senders[context.index]}" if senders else "cpu",
-            )
-            group = await stack.enter_async_context(opened)
-            transfer = BroadcastTransfer(group, publication.deadline_s)
+        if servers.by_broadcast:
+            transfer = await stack.enter_async_context(broadcast(context, servers))
         else:
             transfer = DiskTransfer(context.run / "weights" / f"rollout-{context.index}")
-        yield WeightLoader(
-            client,
-            transfer,
-            context.model,
-            canary.text(tokenizer.vocabulary, tokenizer.stop_ids),
-            mode=sglang.interrupt,
-            tolerance=sglang.canary or canary.TOLERANCE[engine_dtype(config)],
-            deadline_s=publication.deadline_s,
-        )
+        yield weight_loader(context, client, transfer, servers, sglang.interrupt)

@@ -17,6 +17,9 @@ import msgspec
 import trio
 from torch import Tensor
 
+from asyncrl.engines.servers.errors import RequestRefused
+from asyncrl.engines.servers.gather import gather
+from asyncrl.engines.servers.server_checksums import Expected, WrongWeights
 from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
 from asyncrl.engines.sglang.direct_load import (
     DirectLoad,
@@ -24,9 +27,6 @@ from asyncrl.engines.sglang.direct_load import (
     WantedOfServer,
     expected_of,
 )
-from asyncrl.engines.sglang.errors import RequestRefused
-from asyncrl.engines.sglang.gather import gather
-from asyncrl.engines.sglang.server_checksums import Expected, WrongWeights
 from asyncrl.ipc.messages import Prepare
 from weightsync.buckets import Plan
 from weightsync.errors import TransferError

@@ -21,6 +21,7 @@ from asyncrl.config.losses import (
 )
 from asyncrl.config.mix import each
 from asyncrl.config.schema import Config
+from asyncrl.config.servers import TABLES
 
 GSPO_BOUND = 0.01
 """A geometric mean over a rollout is rarely further from 1 than this; the authors of GSPO clip at
@@ -57,7 +58,7 @@ def advice(config: Config) -> Iterator[Advice]:
 def _idle(config: Config) -> Iterator[Advice]:
     """Settings of what is not chosen."""
     rollout, train = config.rollout, config.train
-    servers = "engine.sglang" in capabilities(config.engine.kind).tables
+    tables = capabilities(config.engine.kind).tables
     bounds = objective_of(train).settings
     unused = {
         "train.dual_clip": "dual_clip" not in bounds and "train.objective is not dual_clip",
@@ -72,8 +73,11 @@ def _idle(config: Config) -> Iterator[Advice]:
         "model.lora.targets": not config.model.lora.rank and "model.lora.rank is 0",
         "publication.dtype": config.model.dtype == "bfloat16" and "the weights are bfloat16 anyhow",
         "rollout.accept_floor": rollout.filter == "none" and "rollout.filter is none",
-        "engine.sglang.launch": not servers and "engine.kind is not sglang",
-        "engine.sglang.urls": not servers and "engine.kind is not sglang",
+    } | {
+        f"{table}.{name}": table not in tables
+        and f"engine.kind is not {table.removeprefix('engine.')}"
+        for table in TABLES
+        for name in ("launch", "urls")
     }
     for key, why in unused.items():
         if why and lookup(config, key) != lookup(Config(), key):

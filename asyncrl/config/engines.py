@@ -61,6 +61,7 @@ ENGINES: Registry[Any] = Registry(
         "embedded": "actors.engines.embedded:Embedded",
         "scripted": "actors.engines.scripted:Scripted",
         "sglang": "actors.engines.sglang:SglangServers",
+        "vllm": "actors.engines.vllm:VllmServers",
     },
     _wrong,
 )

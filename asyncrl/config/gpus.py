@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from asyncrl.config.schema import Config
+from asyncrl.config.schema import Config, ServersConfig
+from asyncrl.config.servers import servers_of
 
 
 class Gpus(NamedTuple):
@@ -41,17 +42,17 @@ class Gpus(NamedTuple):
 
 def gpus_of(config: Config) -> Gpus:
     """The GPUs of a run's processes. Those of servers that somebody else runs are not here."""
-    sglang, actors = config.engine.sglang, config.rollout.actors
-    launched = config.engine.kind == "sglang" and bool(sglang.launch)
-    on_gpus = launched and sglang.device == "cuda"
+    chosen, actors = servers_of(config), config.rollout.actors
+    settings = ServersConfig() if chosen is None else chosen.settings
+    on_gpus = bool(settings.launch) and settings.device == "cuda"
     sends = (
-        config.engine.kind == "sglang"
-        and sglang.transfer == "broadcast"
-        and sglang.backend == "nccl"
+        chosen is not None
+        and chosen.by_broadcast
+        and settings.backend == "nccl"
         and config.publication.path == "staged"
     )
     trainer = tuple(range(config.train.ranks or 1)) if config.train.device == "cuda" else ()
-    start, ranks = len(trainer), sglang.tensor_parallel if on_gpus else 0
+    start, ranks = len(trainer), settings.tensor_parallel if on_gpus else 0
     servers = tuple(
         tuple(range(start + index * ranks, start + (index + 1) * ranks)) for index in range(actors)
     )

@@ -7,7 +7,6 @@ nowhere, whatever the machine.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 from asyncrl.config.cluster import cluster_contradictions
 from asyncrl.config.engines import capabilities
@@ -18,9 +17,9 @@ from asyncrl.config.mix import each, held_out_size, members, mix_contradictions
 from asyncrl.config.other_policies import policy_contradictions
 from asyncrl.config.ranks import rank_contradictions
 from asyncrl.config.schema import PLAYED_ELSEWHERE, Config, TaskConfig
+from asyncrl.config.servers import server_contradictions
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-OURS = ("--api-key", "--config")
 """Arguments that a server which is started gets from asyncrl alone."""
 
 
@@ -100,8 +99,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         )
     if c.publication.path == "direct":
         yield from _direct(config)
-    if "engine.sglang" in declared.tables:
-        yield from _sglang(config)
+    yield from server_contradictions(config)
 
 
 def _direct(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -156,77 +154,6 @@ def _agents(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             ("agent.run", "staleness.finish_on"),
             "an episode outlives many versions, and engines do not keep them all: set finish_on "
             "to mixed",
-        )
-
-
-def _sglang(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    sglang = config.engine.sglang
-    if bool(sglang.launch) == bool(sglang.urls):
-        yield (
-            ("engine.kind", "engine.sglang.launch", "engine.sglang.urls"),
-            "say who runs the servers: launch for one that each rollout actor starts, or urls "
-            "for those that run already",
-        )
-    if config.publication.path == "direct" and sglang.transfer == "disk":
-        yield (
-            ("publication.path", "engine.sglang.transfer"),
-            "the trainer broadcasts straight into servers: set path to staged, or transfer to "
-            "broadcast",
-        )
-    by_nccl = config.publication.path == "direct" and sglang.backend == "nccl"
-    if by_nccl and config.train.device != "cuda":
-        yield (
-            ("publication.path", "engine.sglang.backend", "train.device"),
-            "the trainer broadcasts, from its own device: set backend to gloo, or device to cuda",
-        )
-    if sglang.launch and sglang.api_key_file:
-        yield (
-            ("engine.sglang.launch", "engine.sglang.api_key_file"),
-            "a server that is started gets a key of its own: remove api_key_file",
-        )
-    if any(word.startswith(OURS) for word in sglang.arguments):
-        yield (
-            ("engine.sglang.arguments",),
-            "a server that is started gets its key by --config: remove "
-            f"{' and '.join(OURS)} from them",
-        )
-    if sglang.urls and not sglang.router and len(sglang.urls) != config.rollout.actors:
-        yield (
-            ("engine.sglang.urls", "rollout.actors"),
-            f"each server has one rollout actor: set rollout.actors to {len(sglang.urls)}",
-        )
-    if sglang.router and config.rollout.actors != 1:
-        yield (
-            ("engine.sglang.router", "rollout.actors"),
-            "all servers behind a router have one rollout actor: set rollout.actors to 1",
-        )
-    if len(set(sglang.urls)) != len(sglang.urls):
-        yield ("engine.sglang.urls",), "a server is named twice: name each once"
-    for key, urls in (
-        ("engine.sglang.urls", sglang.urls),
-        ("engine.sglang.router", (sglang.router,) if sglang.router else ()),
-    ):
-        if any(
-            urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname
-            for url in urls
-        ):
-            yield (key,), "an address is http://host:port"
-    elsewhere = [url for url in sglang.urls if urlsplit(url).hostname not in LOOPBACK]
-    if elsewhere and sglang.transfer == "broadcast" and sglang.host in LOOPBACK:
-        yield (
-            ("engine.sglang.urls", "engine.sglang.host"),
-            f"{elsewhere[0]} would look for weights at its own loopback: set host to an address "
-            "of this machine that servers can reach",
-        )
-    if sglang.router and not sglang.urls:
-        yield (
-            ("engine.sglang.router", "engine.sglang.urls"),
-            "a router stands before servers that run already: name them in urls too",
-        )
-    if sglang.backend == "nccl" and sglang.device == "cpu" and sglang.launch:
-        yield (
-            ("engine.sglang.backend", "engine.sglang.device"),
-            "nccl is between GPUs: set backend to gloo, or device to cuda",
         )
 
 

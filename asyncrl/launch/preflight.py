@@ -30,6 +30,7 @@ from asyncrl.config.gpus import Gpus, gpus_of
 from asyncrl.config.mix import each, members, named
 from asyncrl.config.ranks import ranks_of, settled_ranks
 from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
+from asyncrl.config.servers import TABLES
 from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
 from asyncrl.experience.call import ImpossibleEvent
@@ -72,7 +73,7 @@ RESUMABLE = frozenset(
         "reward",
         "staleness",
         "publication",
-        "engine.sglang",
+        *TABLES,
     )
     or (field.section == "agent" and key != "agent.run")
     or key
@@ -111,16 +112,22 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
             ("teacher", ("path", "api_key_file")),
             ("supervised", ("path",)),
             ("run", ("copy",)),
-            ("engine.sglang", ("api_key_file",)),
+            *((table, ("api_key_file",)) for table in TABLES),
         )
     }
-    if (launch := config.engine.sglang.launch) and "/" in launch[0]:
-        absolute["engine.sglang"]["launch"] = (str(Path(launch[0]).absolute()), *launch[1:])
+    for table in TABLES:
+        if (launch := lookup(config, f"{table}.launch")) and "/" in launch[0]:
+            absolute[table]["launch"] = (str(Path(launch[0]).absolute()), *launch[1:])
     sandbox = config.task.sandbox
     if sandbox == "auto":
         runs = any(task.verifier == "run" for task in each(config.task))
         sandbox = "process" if runs or support().missing else "strict"
-    sglang = msgspec.structs.replace(config.engine.sglang, **absolute["engine.sglang"])
+    servers = {
+        table.removeprefix("engine."): msgspec.structs.replace(
+            lookup(config, table), **absolute[table]
+        )
+        for table in TABLES
+    }
     return msgspec.structs.replace(
         config,
         task=msgspec.structs.replace(
@@ -134,7 +141,7 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
         reference=msgspec.structs.replace(config.reference, **absolute["reference"]),
         teacher=msgspec.structs.replace(config.teacher, **absolute["teacher"]),
         supervised=msgspec.structs.replace(config.supervised, **absolute["supervised"]),
-        engine=msgspec.structs.replace(config.engine, sglang=sglang),
+        engine=msgspec.structs.replace(config.engine, **servers),
         train=msgspec.structs.replace(config.train, ranks=settled_ranks(config, gpus_here())),
         run=msgspec.structs.replace(config.run, dir=str(run.absolute()), **absolute["run"]),
     )
@@ -493,11 +500,11 @@ def _gpus(gpus: Gpus, *, torch_computes: bool) -> None:
     if (found := gpus_here()) < gpus.needed:
         raise ConfigError(
             f"the run needs GPUs ({gpus}), and this machine has {found or 'no GPU'} that it may "
-            "use: set train.device or engine.sglang.device to cpu, or lower rollout.actors "
-            "or engine.sglang.tensor_parallel."
+            "use: set train.device or the servers' device to cpu, or lower rollout.actors or their "
+            "tensor_parallel."
         )
     if torch_computes and "+cpu" in version("torch"):
         raise ConfigError(
-            f"train.device or engine.sglang.backend is for GPUs, and torch {version('torch')} is "
+            f"train.device or the servers' backend is for GPUs, and torch {version('torch')} is "
             "built for CPUs; install a CUDA build, or set them to cpu and gloo."
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed import FileStore
 
 from asyncrl.config.schema import StalenessConfig
-from asyncrl.engines.sglang import server_hashes
+from asyncrl.engines.servers import server_hashes
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import parameters_for_publication
 from weightsync.buckets import Plan

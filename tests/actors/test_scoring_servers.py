@@ -17,8 +17,8 @@ import trio.testing
 from actors import scoring_servers
 from actors.scoring_servers import ScoringServers
 from asyncrl.config import ConfigError, load
-from asyncrl.engines.sglang.client import Client
-from asyncrl.engines.sglang.errors import Misread, RequestRefused
+from asyncrl.engines.servers.errors import Misread, RequestRefused
+from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.ipc.messages import MicroBatch, Sample, Span
 from asyncrl.ipc.waits import WaitExpired, Waits
 from asyncrl.tasks.text import Tokenizer
@@ -75,7 +75,7 @@ class Scorer(httpx2.AsyncBaseTransport):
 async def scores(
     server: Scorer, batch: MicroBatch = BATCH, ids: np.ndarray = IDS, patience_s: float = 60.0
 ) -> np.ndarray:
-    async with Client.open(URL, transport=server) as client:
+    async with SglangClient.open(URL, transport=server) as client:
         servers = ScoringServers({"teacher": client}, Waits(), patience_s)
         return (await servers.scores(batch, (memoryview(ids.tobytes()),)))["teacher"]
 
@@ -138,7 +138,7 @@ async def refusal(server: Scorer, folder: Path, patience_s: float = 60.0) -> str
     """Sentence a server is refused with where the model that learns has FRAME; empty where it is
     not."""
     bundled.write_tokenizer(folder, FRAME)
-    async with Client.open(URL, transport=server) as client:
+    async with SglangClient.open(URL, transport=server) as client:
         servers = ScoringServers({"teacher": client}, Waits(), patience_s)
         try:
             await servers.refuse_other_vocabularies(Tokenizer(folder), patience_s)

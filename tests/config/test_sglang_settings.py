@@ -63,11 +63,11 @@ def test_what_is_whole_passes(sets: tuple[str, ...]) -> None:
         ),
         (
             (SGLANG, LAUNCH, 'engine.sglang.arguments=["--api-key", "mine"]'),
-            ("engine.sglang.arguments", "remove --api-key and --config"),
+            ("engine.sglang.arguments", "remove --api-key, --config and --uds"),
         ),
         (
             (SGLANG, LAUNCH, 'engine.sglang.arguments=["--config=mine.yaml"]'),
-            ("engine.sglang.arguments", "remove --api-key and --config"),
+            ("engine.sglang.arguments", "remove --api-key, --config and --uds"),
         ),
         (("engine.sglang.url=1",), ("nearest is engine.sglang.urls",)),
         (("engine.sglang=1",), ("is a section",)),

@@ -28,7 +28,8 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config import load as load_config
 from asyncrl.config import render as render_config
 from asyncrl.config.schema import TaskConfig
-from asyncrl.engines.sglang.http_types import Garbled, Increments, StreamEvents
+from asyncrl.engines.servers.server_types import Garbled, StreamEvents
+from asyncrl.engines.sglang.http_types import Increments
 from asyncrl.escape import escaped
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.events import (

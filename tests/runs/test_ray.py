@@ -47,7 +47,9 @@ def node(ray: Any) -> Any:
 
 def folders() -> set[Path]:
     """The directories of agents that Ray has started."""
-    listed = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True
+    )
     words = [line.split() for line in listed.stdout.splitlines()]
     mine = [each for each in words if "asyncrl.cluster.ray_agent" in each]
     return {Path(each[each.index("asyncrl.cluster.ray_agent") + 1]) for each in mine}

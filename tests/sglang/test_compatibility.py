@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from actors.engines.sglang import BUNDLED
 from asyncrl.config import ConfigError, load
+from asyncrl.engines.servers.server_types import ModelInfo, ServerInfo
 from asyncrl.engines.sglang.compatibility import refuse_other_model, refuse_other_start
-from asyncrl.engines.sglang.http_types import ModelInfo, ServerInfo
 from asyncrl.launch import preflight
 from asyncrl.training.bundled import model_config
 

@@ -13,9 +13,9 @@ from fake_sglang import URL, FakeServer, token
 
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import CanaryEngine, Chunk, DirectEngine, Request
-from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
 from asyncrl.engines.sglang.direct_load import DirectLoad
+from asyncrl.engines.sglang.sglang_client import SglangClient
 
 
 class _Server:
@@ -54,7 +54,7 @@ async def test_it_stands_still_until_it_adopts_or_resumes_and_tokens_bear_their_
         engine.expect(version, [-float(version)])
         return await engine.adopt(version)
 
-    async with Client.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
+    async with SglangClient.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
         engine = DirectSglangEngine(
             client,
             [cast(DirectLoad, server)],
@@ -101,7 +101,7 @@ async def test_one_that_must_stand_still_again_before_it_went_on_stands_still(
     async def emit(found: Sequence[Chunk]) -> None:
         raise AssertionError(found)
 
-    async with Client.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
+    async with SglangClient.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
         engine = DirectSglangEngine(
             client,
             [cast(DirectLoad, server)],

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import trio
 
-from asyncrl.engines.sglang.client import Client
+from asyncrl.engines.servers.errors import Misread, RequestRefused, ServerError, ServerGone
 from asyncrl.engines.sglang.compatibility import Incompatible, check_compatibility
-from asyncrl.engines.sglang.errors import Misread, RequestRefused, ServerGone, SglangError
+from asyncrl.engines.sglang.sglang_client import SglangClient
 
 URL = "http://fake:1"
 RID = "0" * 32
@@ -22,30 +22,30 @@ BOMB = 3 * 2**20
 """Bytes that were unpacked to 6 GB: of zeros gzip makes a thousandth."""
 
 
-async def generate(client: Client, tokens: int = 9) -> None:
+async def generate(client: SglangClient, tokens: int = 9) -> None:
     ids = np.array([1, 2], np.int32)
     async for _ in client.generate(RID, ids, max_new_tokens=tokens, temperature=1.0):
         pass
 
 
-async def score(client: Client) -> None:
+async def score(client: SglangClient) -> None:
     await client.score(np.array([1, 2], np.int32))
 
 
-CALLS: dict[str, Callable[[Client], Awaitable[object]]] = {
-    "model_info": Client.model_info,
-    "server_info": Client.server_info,
-    "load": Client.load,
+CALLS: dict[str, Callable[[SglangClient], Awaitable[object]]] = {
+    "model_info": SglangClient.model_info,
+    "server_info": SglangClient.server_info,
+    "load": SglangClient.load,
     "generate": generate,
     "score": score,
     "abort": lambda client: client.abort(RID),
-    "abort_all": Client.abort_all,
+    "abort_all": SglangClient.abort_all,
     "pause": lambda client: client.pause("retract"),
-    "resume": Client.resume,
-    "flush": Client.flush,
-    "begin_update": Client.begin_update,
+    "resume": SglangClient.resume,
+    "flush": SglangClient.flush,
+    "begin_update": SglangClient.begin_update,
     "update_from_disk": lambda client: client.update_from_disk("/m", 1, flush=True),
-    "checksums": Client.checksums,
+    "checksums": SglangClient.checksums,
 }
 EVERY_CALL = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 
@@ -75,11 +75,11 @@ def serving(
 @EVERY_CALL
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, gzip"])
 async def test_a_compressed_answer_is_refused_unread(
-    call: Callable[[Client], Awaitable[object]], encoding: str
+    call: Callable[[SglangClient], Awaitable[object]], encoding: str
 ) -> None:
     answer = Answer(gzip.compress(bytes(BOMB)))
     transport = serving(answer, headers={"content-encoding": encoding})
-    async with Client.open(URL, transport=transport) as client:
+    async with SglangClient.open(URL, transport=transport) as client:
         with pytest.raises(Misread, match=r"answered in the encoding .*, and was asked for none"):
             await call(client)
     assert answer.sent == 0
@@ -92,7 +92,7 @@ async def test_no_answer_is_asked_for_compressed() -> None:
         asked.append(request.headers["accept-encoding"])
         return httpx2.Response(503)
 
-    async with Client.open(URL, transport=httpx2.MockTransport(answer)) as client:
+    async with SglangClient.open(URL, transport=httpx2.MockTransport(answer)) as client:
         for call in CALLS.values():
             with pytest.raises(RequestRefused):
                 await call(client)
@@ -104,24 +104,24 @@ async def test_no_answer_is_asked_for_compressed() -> None:
 @pytest.mark.parametrize("status", [200, 400])
 @pytest.mark.parametrize("piece", [b"x" * 65_536, b": here\n\n" * 999])
 async def test_an_answer_without_end_is_left_off(
-    call: Callable[[Client], Awaitable[object]], status: int, piece: bytes
+    call: Callable[[SglangClient], Awaitable[object]], status: int, piece: bytes
 ) -> None:
     """Of 2 GiB that are offered little is taken."""
     answer = Answer(piece)
-    async with Client.open(URL, transport=serving(answer, status)) as client:
+    async with SglangClient.open(URL, transport=serving(answer, status)) as client:
         with pytest.raises((Misread, RequestRefused)):
             await call(client)
-    assert answer.sent < (2**27 if call is Client.checksums and status == 200 else 2**23)
+    assert answer.sent < (2**27 if call is SglangClient.checksums and status == 200 else 2**23)
 
 
 async def test_a_readiness_without_end_is_one(autojump_clock: trio.abc.Clock) -> None:
     answer = Answer(b"x" * 65_536)
-    async with Client.open(URL, transport=serving(answer)) as client:
+    async with SglangClient.open(URL, transport=serving(answer)) as client:
         assert await client.ready()
     assert answer.sent < 2**20
 
 
-def said(error: SglangError) -> None:
+def said(error: ServerError) -> None:
     text = str(error)
     assert text.isprintable() and "mine" in text and "\\x1b" in text and len(text) < 1500
 
@@ -142,7 +142,7 @@ async def test_a_refusal_is_escaped_and_short(body: object) -> None:
             transport = httpx2.MockTransport(
                 lambda _, text=text, status=status: httpx2.Response(status, content=text)
             )
-            async with Client.open(URL, transport=transport) as client:
+            async with SglangClient.open(URL, transport=transport) as client:
                 with pytest.raises(RequestRefused) as caught:
                     await client.begin_update()
             assert str(caught.value).isprintable() and len(str(caught.value)) < 500
@@ -153,7 +153,7 @@ async def test_a_refusal_that_is_no_json_is_escaped_and_short() -> None:
     transport = httpx2.MockTransport(
         lambda _: httpx2.Response(500, content=(HOSTILE * 999).encode())
     )
-    async with Client.open(URL, transport=transport) as client:
+    async with SglangClient.open(URL, transport=transport) as client:
         with pytest.raises(RequestRefused) as caught:
             await client.begin_update()
     said(caught.value)
@@ -174,7 +174,7 @@ async def test_a_refusal_that_is_no_json_is_escaped_and_short() -> None:
 async def test_a_refusal_in_a_stream_is_escaped_and_short(sent: object) -> None:
     body = f"data: {json.dumps(sent)}\n\n".encode()
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=body))
-    async with Client.open(URL, transport=transport) as client:
+    async with SglangClient.open(URL, transport=transport) as client:
         with pytest.raises(RequestRefused) as caught:
             await generate(client, 999)
     said(caught.value)
@@ -194,7 +194,7 @@ async def test_what_a_server_says_of_itself_is_escaped(info: dict[str, object]) 
         {"weight_version": "1", "version": "9.9.9", "skip_tokenizer_init": True} | info
     )
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=body.encode()))
-    async with Client.open(URL, transport=transport) as client:
+    async with SglangClient.open(URL, transport=transport) as client:
         with pytest.raises(Incompatible) as caught:
             await check_compatibility(
                 client, architecture="A", dtype="float32", context_tokens=8, slots=1
@@ -206,7 +206,7 @@ async def test_an_error_of_the_transport_is_escaped() -> None:
     def broken(request: httpx2.Request) -> httpx2.Response:
         raise httpx2.RemoteProtocolError(f"illegal status line: {HOSTILE}")
 
-    async with Client.open(URL, transport=httpx2.MockTransport(broken)) as client:
+    async with SglangClient.open(URL, transport=httpx2.MockTransport(broken)) as client:
         with pytest.raises(ServerGone) as caught:
             await client.model_info()
     said(caught.value)

@@ -18,11 +18,11 @@ from trio.testing import MockClock
 
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Request
-from asyncrl.engines.sglang.client import Client
-from asyncrl.engines.sglang.engine import SglangEngine
-from asyncrl.engines.sglang.errors import ServerGone
-from asyncrl.engines.sglang.gather import gather
+from asyncrl.engines.servers.errors import ServerGone
+from asyncrl.engines.servers.gather import gather
+from asyncrl.engines.servers.server_engine import ServerEngine
 from asyncrl.engines.sglang.routed import Routed
+from asyncrl.engines.sglang.sglang_client import SglangClient
 
 
 class Router(httpx2.AsyncBaseTransport):
@@ -38,7 +38,7 @@ class Router(httpx2.AsyncBaseTransport):
 
 
 class World:
-    def __init__(self, engine: SglangEngine, servers: list[FakeServer]) -> None:
+    def __init__(self, engine: ServerEngine, servers: list[FakeServer]) -> None:
         self.engine, self.servers = engine, servers
         self.chunks: list[Chunk] = []
 
@@ -63,9 +63,9 @@ class World:
 async def world() -> AsyncIterator[World]:
     servers = [FakeServer(), FakeServer()]
     async with (
-        Client.open("http://a:1", transport=servers[0]) as a,
-        Client.open("http://b:1", transport=servers[1]) as b,
-        Client.open("http://router:1", transport=Router(servers)) as router,
+        SglangClient.open("http://a:1", transport=servers[0]) as a,
+        SglangClient.open("http://b:1", transport=servers[1]) as b,
+        SglangClient.open("http://router:1", transport=Router(servers)) as router,
         trio.open_nursery() as nursery,
     ):
 
@@ -75,7 +75,7 @@ async def world() -> AsyncIterator[World]:
             return 0.5
 
         routed = Routed(router, [a, b])
-        engine = SglangEngine(
+        engine = ServerEngine(
             routed,
             load,
             EngineOptions(slots=8, context_tokens=400, chunk_tokens=4),

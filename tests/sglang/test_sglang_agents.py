@@ -18,11 +18,11 @@ from real_sglang import Server
 from asyncrl.engines import canary
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Emit
-from asyncrl.engines.sglang import client as client_module
-from asyncrl.engines.sglang.client import Client
-from asyncrl.engines.sglang.engine import SglangEngine
-from asyncrl.engines.sglang.weight_loader import WeightLoader
-from asyncrl.engines.sglang.weight_transfer import DiskTransfer
+from asyncrl.engines.servers.server_engine import ServerEngine
+from asyncrl.engines.servers.weight_loader import WeightLoader
+from asyncrl.engines.servers.weight_transfer import DiskTransfer
+from asyncrl.engines.sglang import sglang_client as client_module
+from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model
 
@@ -68,7 +68,7 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
                     trio.from_thread.run(publish)
 
     with trio.fail_after(120):
-        async with Client.open(sglang_server.url) as client:
+        async with SglangClient.open(sglang_server.url) as client:
             text = canary.text(VOCABULARY, {END_ID})
             publisher = WeightLoader(
                 client,
@@ -84,7 +84,7 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
                 reference = canary.reference(new_model(0), given, text)
                 return (await publisher.load(version, given, reference, stop)).pause_s
 
-            engine = SglangEngine(
+            engine = ServerEngine(
                 client,
                 load,
                 EngineOptions(slots=4, context_tokens=CONTEXT, chunk_tokens=8),

@@ -12,12 +12,12 @@ import torch
 import trio
 from torch import Tensor
 
-from asyncrl.engines.sglang import server_hashes
-from asyncrl.engines.sglang.client import Client
-from asyncrl.engines.sglang.http_types import RankChecksums
-from asyncrl.engines.sglang.server_checksums import Checks, UnknownName, WrongWeights, sources
-from asyncrl.engines.sglang.server_hashes import of_gpu, of_host
-from asyncrl.engines.sglang.weight_loader import WeightLoader
+from asyncrl.engines.servers import server_hashes
+from asyncrl.engines.servers.server_checksums import Checks, UnknownName, WrongWeights, sources
+from asyncrl.engines.servers.server_hashes import of_gpu, of_host
+from asyncrl.engines.servers.server_types import RankChecksums
+from asyncrl.engines.servers.weight_loader import WeightLoader
+from asyncrl.engines.sglang.sglang_client import SglangClient
 
 LAYER = "model.layers.0"
 Weights = dict[str, Tensor]
@@ -176,7 +176,7 @@ async def test_tensors_that_no_layout_explains_are_named_once(
             return ranks
 
     loader = WeightLoader.__new__(WeightLoader)
-    loader._client = cast(Client, Server())
+    loader._client = cast(SglangClient, Server())
     loader._checks = checks = Checks(model(0), [ranks[0].checksums], of_gpu)
     for _ in range(2):
         assert await loader._verify(checks.expect(model(0))) == 0

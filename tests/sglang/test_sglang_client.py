@@ -15,20 +15,15 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.engines.sglang.client import Client
-from asyncrl.engines.sglang.errors import (
+from asyncrl.engines.servers.errors import (
     Misread,
     RequestRefused,
+    ServerError,
     ServerGone,
-    SglangError,
 )
-from asyncrl.engines.sglang.http_types import (
-    Garbled,
-    Increments,
-    StreamEvent,
-    StreamEvents,
-    largest_event,
-)
+from asyncrl.engines.servers.server_types import Garbled, StreamEvent, StreamEvents, largest_event
+from asyncrl.engines.sglang.http_types import Increments
+from asyncrl.engines.sglang.sglang_client import SglangClient
 
 URL = "http://fake:1"
 RID = "0" * 32
@@ -70,7 +65,7 @@ def event(ids: list[int], done: int, *, finish: dict[str, Any] | None = None, **
 
 
 async def stream(transport: httpx2.AsyncBaseTransport, **settings: Any) -> list[StreamEvent]:
-    async with Client.open(URL, transport=transport, **settings) as client:
+    async with SglangClient.open(URL, transport=transport, **settings) as client:
         return [
             e
             async for e in client.generate(
@@ -191,7 +186,7 @@ async def test_a_stream_that_breaks_off_is_named_after_its_tokens() -> None:
 
     got = []
     with pytest.raises(ServerGone, match="broke off the stream of request 0000"):
-        async with Client.open(URL, transport=answering(200, parts)) as client:
+        async with SglangClient.open(URL, transport=answering(200, parts)) as client:
             async for e in client.generate(
                 RID, np.array([1], np.int32), max_new_tokens=9, temperature=1.0
             ):
@@ -230,7 +225,7 @@ async def test_a_refusal_inside_a_stream_is_one(sent: bytes, status: int) -> Non
 async def test_what_a_server_says_against_a_call_is_passed_on(
     body: bytes, said: str, status: int
 ) -> None:
-    async with Client.open(URL, transport=answering(status, body)) as client:
+    async with SglangClient.open(URL, transport=answering(status, body)) as client:
         with pytest.raises(
             RequestRefused, match=f"{URL}/begin_weight_update was refused with {status}: .*{said}"
         ) as caught:
@@ -239,7 +234,7 @@ async def test_what_a_server_says_against_a_call_is_passed_on(
 
 
 async def test_a_failure_told_with_status_200_is_one() -> None:
-    async with Client.open(
+    async with SglangClient.open(
         URL, transport=answering(200, b'{"success": false, "message": "shape"}')
     ) as client:
         with pytest.raises(RequestRefused, match="shape"):
@@ -247,11 +242,11 @@ async def test_a_failure_told_with_status_200_is_one() -> None:
 
 
 async def test_answers_of_another_kind_are_named() -> None:
-    async with Client.open(URL, transport=answering(200, b'{"weight_version": 7}')) as client:
+    async with SglangClient.open(URL, transport=answering(200, b'{"weight_version": 7}')) as client:
         with pytest.raises(Misread, match="not ModelInfo"):
             await client.model_info()
     scored = b'{"meta_info": {"input_token_logprobs": [[null, 1, null]]}}'
-    async with Client.open(URL, transport=answering(200, scored)) as client:
+    async with SglangClient.open(URL, transport=answering(200, scored)) as client:
         with pytest.raises(Misread, match="scored other ids"):
             await client.score(np.array([1, 2], np.int32))
 
@@ -261,7 +256,7 @@ async def test_a_server_that_hangs_costs_a_bounded_time(autojump_clock: trio.abc
         await trio.sleep_forever()
         raise AssertionError
 
-    async with Client.open(
+    async with SglangClient.open(
         URL, transport=httpx2.MockTransport(hang), deadline_s=7.0, silence_s=70.0
     ) as client:
         for call, seconds in (
@@ -292,12 +287,12 @@ async def test_a_server_that_was_left_paused_is_there_and_not_ready(
             lambda request: httpx2.Response(status[request.url.path], content=body)
         )
 
-    async with Client.open("http://s:1", transport=serve(paused)) as client:
+    async with SglangClient.open("http://s:1", transport=serve(paused)) as client:
         assert not await client.ready() and await client.answers()
         await client.wait_there(10.0)
         with pytest.raises(ServerGone, match="was not ready within 10 s"):
             await client.wait_ready(10.0)
-    async with Client.open("http://s:1", transport=serve(starting)) as client:
+    async with SglangClient.open("http://s:1", transport=serve(starting)) as client:
         assert not await client.answers()
         with pytest.raises(ServerGone, match="did not answer within 10 s"):
             await client.wait_there(10.0)
@@ -325,14 +320,14 @@ async def test_a_server_that_is_not_there_or_stops_speaking_is_gone() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, serve, listeners)
         ids = np.array([1], np.int32)
-        async with Client.open(f"http://127.0.0.1:{port}/", silence_s=2.0) as client:
+        async with SglangClient.open(f"http://127.0.0.1:{port}/", silence_s=2.0) as client:
             for why in ("was silent for too long", "the connection failed"):
                 with pytest.raises(ServerGone, match=f"127.0.0.1:{port}/generate.*{why}"):
                     async for _ in client.generate(RID, ids, max_new_tokens=1, temperature=1.0):
                         pass
         mute.set()
         nursery.cancel_scope.cancel()
-    async with Client.open(f"http://127.0.0.1:{port}") as client:
+    async with SglangClient.open(f"http://127.0.0.1:{port}") as client:
         assert not await client.ready()
         with pytest.raises(ServerGone, match="the server is not there or died"):
             await client.model_info()
@@ -346,7 +341,7 @@ async def test_requests_say_what_was_asked() -> None:
         b'"per_gpu_checksum": "cd"}]}',
         asked,
     )
-    async with Client.open(URL, transport=transport) as client:
+    async with SglangClient.open(URL, transport=transport) as client:
         await client.abort(RID)
         await client.abort_all()
         await client.pause("in_place")
@@ -392,4 +387,4 @@ async def test_requests_say_what_was_asked() -> None:
 
 
 def test_the_errors_are_of_one_family() -> None:
-    assert all(issubclass(kind, SglangError) for kind in (ServerGone, RequestRefused, Misread))
+    assert all(issubclass(kind, ServerError) for kind in (ServerGone, RequestRefused, Misread))

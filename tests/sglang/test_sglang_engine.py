@@ -19,9 +19,9 @@ from trio.testing import MockClock
 
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Engine, Request
-from asyncrl.engines.sglang.client import Client
-from asyncrl.engines.sglang.engine import ABORT_S, ABORTS, PATIENCE_S, SglangEngine
-from asyncrl.engines.sglang.errors import ServerGone, SglangError
+from asyncrl.engines.servers.errors import ServerError, ServerGone
+from asyncrl.engines.servers.server_engine import ABORT_S, ABORTS, PATIENCE_S, ServerEngine
+from asyncrl.engines.sglang.sglang_client import SglangClient
 
 WEIGHTS: dict[str, Any] = {}
 
@@ -30,7 +30,7 @@ class World(Collected):
     """An engine over a fake server, and everything that it emitted."""
 
     def __init__(
-        self, server: FakeServer, engine: SglangEngine, idle: list[tuple[str, float]]
+        self, server: FakeServer, engine: ServerEngine, idle: list[tuple[str, float]]
     ) -> None:
         super().__init__()
         self.server, self.engine, self.idle = server, engine, idle
@@ -63,14 +63,14 @@ async def world(
 ) -> AsyncIterator[World]:
     fake = FakeServer(**server)
     idle: list[tuple[str, float]] = []
-    async with Client.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
+    async with SglangClient.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
 
         async def load(version: int, weights: Any, _: Any, stop: Callable[[], None]) -> float:
             stop()
             await fake.load(version, load_s, mode)
             return load_s
 
-        engine = SglangEngine(
+        engine = ServerEngine(
             client,
             load,
             EngineOptions(slots=slots, context_tokens=400, chunk_tokens=8),
@@ -107,7 +107,7 @@ def ask(
 
 
 def test_it_is_an_engine() -> None:
-    engine: type[Engine] = SglangEngine
+    engine: type[Engine] = ServerEngine
     assert engine
 
 
@@ -227,7 +227,7 @@ async def test_loads_amid_decoding_leave_every_token_under_its_version(
 async def test_what_is_held_back_for_long_is_told_by_a_cut(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncrl.engines.sglang.engine.HELD", 30)
+    monkeypatch.setattr("asyncrl.engines.servers.server_engine.HELD", 30)
     async with world() as w:
         await w.engine.load(0, WEIGHTS)
         long, short = ask(1, budget=300), ask(2, budget=35)
@@ -282,8 +282,8 @@ async def test_what_a_failed_load_may_have_decoded_never_leaves(autojump_clock: 
     async def emit(chunks: Sequence[Chunk]) -> None:
         frames.append(chunks)
 
-    async with Client.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
-        engine = SglangEngine(
+    async with SglangClient.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
+        engine = ServerEngine(
             client,
             load,
             EngineOptions(slots=4, context_tokens=400, chunk_tokens=8),
@@ -362,7 +362,7 @@ async def test_what_the_server_ended_unasked_goes_on(autojump_clock: MockClock) 
         w.engine.submit([request])
         for _ in range(3):
             await trio.sleep(0.1)
-            async with Client.open(URL, transport=w.server) as somebody:
+            async with SglangClient.open(URL, transport=w.server) as somebody:
                 await somebody.abort_all()
         await w.ended(1)
         assert w.finishes() == {1: "length"} and len(w.truth(request)) == 50
@@ -379,7 +379,7 @@ async def test_a_request_that_gets_nowhere_is_given_back(autojump_clock: MockClo
         await w.engine.load(0, WEIGHTS)
         w.server.pace_s = 1.0
         w.engine.submit([ask(1)])
-        async with Client.open(URL, transport=w.server) as somebody:
+        async with SglangClient.open(URL, transport=w.server) as somebody:
             while not w.finishes():
                 await trio.sleep(0.1)
                 await somebody.abort_all()
@@ -463,7 +463,7 @@ async def test_three_streams_that_fail_in_a_row_are_no_accident(autojump_clock: 
         w.server.faults = {1: ("garbage", 0), 3: ("fewer", 0), 5: ("lie", 0)}
         nursery.start_soon(w.engine.load, 0, WEIGHTS)
         w.engine.submit([ask(i, prompt=i) for i in (1, 3, 2, 1, 3, 5, 2)])
-        await fails(w, SglangError, f"{URL}.* version 77")
+        await fails(w, ServerError, f"{URL}.* version 77")
         assert len(w.server.paths("/generate")) == 6
 
 
@@ -576,7 +576,7 @@ def test_whatever_happens_every_request_ends_once_and_every_token_is_the_truth(
     async def live() -> None:
         async with (
             world(mode=mode, slots=slots, load_s=0.2) as w,
-            Client.open(URL, transport=w.server) as somebody,
+            SglangClient.open(URL, transport=w.server) as somebody,
         ):
             await w.engine.load(0, WEIGHTS)
             requests: list[Request] = []

@@ -25,11 +25,13 @@ from real_sglang import SEED, Server
 
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Request
-from asyncrl.engines.sglang.client import Client, Mode
-from asyncrl.engines.sglang.engine import SglangEngine
-from asyncrl.engines.sglang.errors import RequestRefused, ServerGone
-from asyncrl.engines.sglang.http_types import ServerLoad, StreamEvent
-from asyncrl.engines.sglang.routed import Routed, Served
+from asyncrl.engines.servers.errors import RequestRefused, ServerGone
+from asyncrl.engines.servers.served import Served
+from asyncrl.engines.servers.server_engine import ServerEngine
+from asyncrl.engines.servers.server_types import Mode, StreamEvent
+from asyncrl.engines.sglang.http_types import ServerLoad
+from asyncrl.engines.sglang.routed import Routed
+from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.ipc.waits import Pulse
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model, write_tokenizer
 
@@ -51,16 +53,16 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture
-async def client(sglang_server: Server, policies: list[Path]) -> AsyncIterator[Client]:
+async def client(sglang_server: Server, policies: list[Path]) -> AsyncIterator[SglangClient]:
     """The shared server, idle, with version 0."""
-    async with Client.open(sglang_server.url, deadline_s=30.0, silence_s=60.0) as opened:
+    async with SglangClient.open(sglang_server.url, deadline_s=30.0, silence_s=60.0) as opened:
         await opened.update_from_disk(str(policies[0]), 0, flush=True)
         yield opened
         await slow(opened, None)
         await holds(opened, 0)
 
 
-async def holds(client: Client, running: int, queued: int = 0) -> None:
+async def holds(client: SglangClient, running: int, queued: int = 0) -> None:
     """Wait until the server holds so many requests; it reports on itself now and then."""
     for _ in range(600):
         if await client.load() == ServerLoad(running, queued):
@@ -69,7 +71,7 @@ async def holds(client: Client, running: int, queued: int = 0) -> None:
     raise AssertionError(await client.load())
 
 
-async def slow(client: Client, seconds: float | None) -> None:
+async def slow(client: SglangClient, seconds: float | None) -> None:
     """Have each forward pass take so much longer, so that there is time to do something beside
     it."""
     async with httpx2.AsyncClient(trust_env=False) as http:
@@ -81,14 +83,14 @@ async def slow(client: Client, seconds: float | None) -> None:
 
 
 def stream(
-    client: Client, rid: str, *, budget: int = 24, temperature: float = 0.0, **more: Any
+    client: SglangClient, rid: str, *, budget: int = 24, temperature: float = 0.0, **more: Any
 ) -> aclosing[Any]:
     return aclosing(
         client.generate(rid, PROMPT, max_new_tokens=budget, temperature=temperature, **more)
     )
 
 
-async def read(client: Client, rid: str, **more: Any) -> list[StreamEvent]:
+async def read(client: SglangClient, rid: str, **more: Any) -> list[StreamEvent]:
     async with stream(client, rid, **more) as events:
         return [event async for event in events]
 
@@ -134,7 +136,7 @@ def computed(
 class Serving(Collected):
     """An engine over the real server."""
 
-    def __init__(self, engine: SglangEngine) -> None:
+    def __init__(self, engine: ServerEngine) -> None:
         super().__init__()
         self.engine = engine
 
@@ -144,7 +146,7 @@ class Serving(Collected):
 
 @asynccontextmanager
 async def serving(
-    client: Client,
+    client: SglangClient,
     policies: list[Path],
     mode: Mode = "retract",
     *,
@@ -165,7 +167,7 @@ async def serving(
 
     async with trio.open_nursery() as nursery:
         stops = frozenset({END_ID})
-        engine = SglangEngine(
+        engine = ServerEngine(
             served or client,
             load,
             EngineOptions(slots=slots, context_tokens=2040, chunk_tokens=8),
@@ -194,7 +196,7 @@ def ask(
 # ------------------------------------------------------------------------------------ the protocol
 
 
-async def test_what_a_server_is_can_be_asked(client: Client) -> None:
+async def test_what_a_server_is_can_be_asked(client: SglangClient) -> None:
     assert await client.ready()
     info = await client.server_info()
     assert (
@@ -208,7 +210,7 @@ async def test_what_a_server_is_can_be_asked(client: Client) -> None:
 
 
 async def test_log_probabilities_are_those_of_the_distribution_that_was_sampled_from(
-    client: Client,
+    client: SglangClient,
 ) -> None:
     """Side by side, so that the server has greedy and sampled requests in one batch; greedy ones
     are given unscaled."""
@@ -231,12 +233,14 @@ async def test_log_probabilities_are_those_of_the_distribution_that_was_sampled_
     np.testing.assert_array_equal(found[0].ids, found[4].ids)
 
 
-async def test_a_text_is_scored_as_transformers_scores_it(client: Client) -> None:
+async def test_a_text_is_scored_as_transformers_scores_it(client: SglangClient) -> None:
     scores = await client.score(PROMPT)
     np.testing.assert_allclose(scores, computed(0, PROMPT[:1], PROMPT[1:]), atol=ROUNDING)
 
 
-async def test_events_come_at_the_first_token_and_then_at_the_interval(client: Client) -> None:
+async def test_events_come_at_the_first_token_and_then_at_the_interval(
+    client: SglangClient,
+) -> None:
     await slow(client, 0.03)  # a server that is behind sends two intervals as one
     events = await read(client, name(1), budget=24, stream_interval=8)
     assert [len(event.ids) for event in events] == [1, 8, 8, 7]
@@ -246,7 +250,7 @@ async def test_events_come_at_the_first_token_and_then_at_the_interval(client: C
     ] == [("0", 0, 24)]
 
 
-async def test_a_stop_id_is_the_last_token(client: Client) -> None:
+async def test_a_stop_id_is_the_last_token(client: SglangClient) -> None:
     ids = whole(await read(client, name(1))).ids
     stop = int(ids[10])
     events = await read(client, name(2), stop_ids=[stop])
@@ -258,14 +262,14 @@ async def test_a_stop_id_is_the_last_token(client: Client) -> None:
     ("more", "said"), [({"budget": 5000}, "context length"), ({"temperature": -1.0}, "temperature")]
 )
 async def test_what_the_server_does_not_take_is_named(
-    client: Client, more: dict[str, Any], said: str
+    client: SglangClient, more: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(RequestRefused, match=said) as caught:
         await read(client, name(1), **more)
     assert caught.value.status == 400
 
 
-async def test_an_id_that_is_in_use_is_refused(client: Client) -> None:
+async def test_an_id_that_is_in_use_is_refused(client: SglangClient) -> None:
     """And the server aborts the request that has it, two seconds later: the engine never uses an id
     twice."""
     await slow(client, 0.05)
@@ -278,7 +282,7 @@ async def test_an_id_that_is_in_use_is_refused(client: Client) -> None:
 
 
 async def test_a_request_without_a_token_is_an_error_before_it_is_sent(
-    client: Client, policies: list[Path]
+    client: SglangClient, policies: list[Path]
 ) -> None:
     async with serving(client, policies) as s:
         with pytest.raises(ValueError, match="no prompt"):
@@ -289,7 +293,7 @@ async def test_a_request_without_a_token_is_an_error_before_it_is_sent(
 
 
 async def test_hazard_1_an_id_outside_the_vocabulary_does_not_reach_the_server(
-    client: Client, policies: list[Path]
+    client: SglangClient, policies: list[Path]
 ) -> None:
     async with serving(client, policies) as s:
         for bad in (VOCABULARY, -1, 2**31 - 1):
@@ -304,7 +308,7 @@ async def test_hazard_1_an_id_outside_the_vocabulary_does_not_reach_the_server(
 async def test_hazard_1_because_it_kills_the_server(sglang_start: Callable[..., Server]) -> None:
     """On a server of its own, which sends only news in each event: that reads the same."""
     server = sglang_start("--incremental-streaming-output")
-    async with Client.open(server.url, silence_s=60.0) as client:
+    async with SglangClient.open(server.url, silence_s=60.0) as client:
         assert (await client.server_info()).incremental_streaming_output
         await slow(client, 0.03)
         events = await read(client, name(1), stream_interval=8)
@@ -332,7 +336,7 @@ async def test_hazard_1_because_it_kills_the_server(sglang_start: Callable[..., 
 
 
 async def test_hazard_2_an_abort_matches_beginnings_and_ours_are_all_of_one_length(
-    client: Client, policies: list[Path]
+    client: SglangClient, policies: list[Path]
 ) -> None:
     await slow(client, 0.03)
     async with stream(client, "p1", budget=500) as short, stream(client, "p10", budget=500) as long:
@@ -350,7 +354,7 @@ async def test_hazard_2_an_abort_matches_beginnings_and_ours_are_all_of_one_leng
         ]
 
 
-async def test_hazard_3_an_abort_during_a_pause_is_lost(client: Client) -> None:
+async def test_hazard_3_an_abort_during_a_pause_is_lost(client: SglangClient) -> None:
     """So is each later one of that request: only closing its connection ends it."""
     await client.pause("retract")
     assert not await client.ready()
@@ -369,7 +373,7 @@ async def test_hazard_3_an_abort_during_a_pause_is_lost(client: Client) -> None:
 
 
 async def test_hazard_3_the_engine_sends_neither_requests_nor_aborts_while_it_has_its_server_paused(
-    client: Client, policies: list[Path]
+    client: SglangClient, policies: list[Path]
 ) -> None:
     paused, go = trio.Event(), trio.Event()
 
@@ -387,7 +391,7 @@ async def test_hazard_3_the_engine_sends_neither_requests_nor_aborts_while_it_ha
 
     await slow(client, 0.03)
     async with trio.open_nursery() as nursery:
-        engine = SglangEngine(
+        engine = ServerEngine(
             client,
             load,
             EngineOptions(slots=8, context_tokens=2040, chunk_tokens=8),
@@ -423,7 +427,7 @@ class Heard(Routed):
     """The server, and how many tokens it has sent: an engine holds back those of which it does not
     know yet whose they are."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: SglangClient) -> None:
         super().__init__(client, [client])
         self.tokens = 0
         self._more = Pulse()
@@ -446,7 +450,7 @@ class Heard(Routed):
 
 
 async def decoded_across_loads(
-    client: Client, policies: list[Path], mode: Mode, *, flush: bool
+    client: SglangClient, policies: list[Path], mode: Mode, *, flush: bool
 ) -> tuple[set[int], float]:
     """The versions that sampled six responses, during which weights changed twice, and by how much
     (nats) the log-probabilities that came after a change differ from what those weights give to the
@@ -491,23 +495,27 @@ async def decoded_across_loads(
     ],
 )
 async def test_hazard_9_after_a_load_each_token_has_its_log_probability_under_its_version(
-    client: Client, policies: list[Path], mode: Mode, held: int, monkeypatch: pytest.MonkeyPatch
+    client: SglangClient,
+    policies: list[Path],
+    mode: Mode,
+    held: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where streams are cut, so that little is held back."""
-    monkeypatch.setattr("asyncrl.engines.sglang.engine.HELD", held)
+    monkeypatch.setattr("asyncrl.engines.servers.server_engine.HELD", held)
     versions, gap = await decoded_across_loads(client, policies, mode, flush=True)
     assert versions == {0, 1, 2} and gap < ROUNDING
 
 
 async def test_a_load_in_place_keeps_what_old_weights_wrote(
-    client: Client, policies: list[Path]
+    client: SglangClient, policies: list[Path]
 ) -> None:
     versions, gap = await decoded_across_loads(client, policies, "in_place", flush=False)
     assert versions == {0, 1, 2} and gap > 100 * ROUNDING
 
 
 async def test_hazard_8_a_retracted_request_finds_its_own_old_keys_and_values_without_a_flush(
-    client: Client, policies: list[Path]
+    client: SglangClient, policies: list[Path]
 ) -> None:
     """A key by version is not enough for those: they were sent under the old one."""
     _, gap = await decoded_across_loads(client, policies, "retract", flush=False)
@@ -515,7 +523,7 @@ async def test_hazard_8_a_retracted_request_finds_its_own_old_keys_and_values_wi
 
 
 async def test_hazard_8_a_prompt_shared_across_versions_never_sees_old_keys_and_values(
-    client: Client, policies: list[Path]
+    client: SglangClient, policies: list[Path]
 ) -> None:
     long = np.resize(PROMPT, 200)
     async with serving(client, policies) as s:
@@ -532,7 +540,7 @@ async def test_hazard_8_a_prompt_shared_across_versions_never_sees_old_keys_and_
 
 
 async def test_hazard_8_which_a_server_left_alone_shows(
-    client: Client, policies: list[Path]
+    client: SglangClient, policies: list[Path]
 ) -> None:
     """Without a key by version and without a flush, new weights read the prompt that old ones
     wrote."""
@@ -545,7 +553,7 @@ async def test_hazard_8_which_a_server_left_alone_shows(
 
 
 async def test_hazard_10_everything_interrupted_ends_and_the_server_is_idle(
-    client: Client, policies: list[Path]
+    client: SglangClient, policies: list[Path]
 ) -> None:
     await slow(client, 0.03)
     async with serving(client, policies, slots=24) as s:
@@ -564,7 +572,7 @@ async def test_hazard_10_everything_interrupted_ends_and_the_server_is_idle(
 
 
 async def test_hazard_11_a_continuation_keeps_what_was_sampled_and_goes_on_from_it(
-    client: Client, policies: list[Path]
+    client: SglangClient, policies: list[Path]
 ) -> None:
     """Greedy, so that there is an uncut run to compare with: ids are equal, and log-probabilities
     as far as rounding lets them."""
@@ -590,7 +598,7 @@ async def test_hazard_11_a_continuation_keeps_what_was_sampled_and_goes_on_from_
         np.testing.assert_allclose(both.behaviour, uncut.behaviour, atol=ROUNDING)
 
 
-async def test_hazard_13_a_closed_connection_ends_its_request(client: Client) -> None:
+async def test_hazard_13_a_closed_connection_ends_its_request(client: SglangClient) -> None:
     await slow(client, 0.03)
     async with stream(client, name(1), budget=1500) as events:
         await anext(events)

@@ -24,12 +24,12 @@ from transformers import Qwen3ForCausalLM
 
 from asyncrl.config import Config
 from asyncrl.engines import canary
-from asyncrl.engines.sglang import client as client_module
-from asyncrl.engines.sglang.client import Client, Mode
-from asyncrl.engines.sglang.errors import RequestRefused, ServerGone
-from asyncrl.engines.sglang.http_types import StreamEvent
-from asyncrl.engines.sglang.weight_loader import HalfLoaded, Loaded, NotLoaded, WeightLoader
-from asyncrl.engines.sglang.weight_transfer import BroadcastTransfer, DiskTransfer, WeightTransfer
+from asyncrl.engines.servers.errors import RequestRefused, ServerGone
+from asyncrl.engines.servers.server_types import Mode, StreamEvent
+from asyncrl.engines.servers.weight_loader import HalfLoaded, Loaded, NotLoaded, WeightLoader
+from asyncrl.engines.servers.weight_transfer import BroadcastTransfer, DiskTransfer, WeightTransfer
+from asyncrl.engines.sglang import sglang_client as client_module
+from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.training.bundled import model_config, new_model
 from weightsync.server_group import ServerGroup, ServerTransfer
 
@@ -63,7 +63,7 @@ async def server(sglang_server: Server) -> AsyncIterator[Server]:
     yield sglang_server
     async with httpx2.AsyncClient(trust_env=False, timeout=60) as http:
         await http.post(f"{sglang_server.url}/slow_down", json={"forward_sleep_time": None})
-    async with Client.open(sglang_server.url) as client:
+    async with SglangClient.open(sglang_server.url) as client:
         with suppress(RequestRefused):
             await client.end_update()
         await client.resume()
@@ -90,9 +90,11 @@ def scores(seed: int, ids: Sequence[int]) -> NDArray[np.float64]:
 
 
 @asynccontextmanager
-async def connected(server: Server, ranks: int = 1) -> AsyncIterator[tuple[Client, ServerGroup]]:
+async def connected(
+    server: Server, ranks: int = 1
+) -> AsyncIterator[tuple[SglangClient, ServerGroup]]:
     async with (
-        Client.open(server.url) as client,
+        SglangClient.open(server.url) as client,
         ServerGroup.open(HOST, ranks, bucket_bytes=300_000) as group,
     ):
         yield client, group
@@ -111,7 +113,7 @@ class Publisher(WeightLoader):
 
 
 def publisher(
-    client: Client,
+    client: SglangClient,
     way: WeightTransfer,
     *,
     mode: Mode = "retract",
@@ -151,7 +153,7 @@ class Decoding:
     def behaviour(self) -> NDArray[np.float32]:
         return np.concatenate([event.behaviour for event in self.events])
 
-    async def run(self, client: Client) -> None:
+    async def run(self, client: SglangClient) -> None:
         asked = client.generate(
             self.rid, self.prompt, max_new_tokens=self.tokens, temperature=1.0, extra_key=self.key
         )
@@ -348,7 +350,7 @@ def test_hazards_6_and_7_what_crashes_a_server_or_ends_all_its_requests_is_never
 
 async def test_hazard_7_naming_a_version_by_itself_would_end_all_requests(server: Server) -> None:
     async with (
-        Client.open(server.url) as client,
+        SglangClient.open(server.url) as client,
         httpx2.AsyncClient(trust_env=False) as http,
         trio.open_nursery() as nursery,
     ):
@@ -455,7 +457,7 @@ async def test_what_fails_before_the_first_byte_leaves_the_old_version_decoding(
             async def never() -> None:
                 raise RequestRefused("no session today", 400)
 
-            async with Client.open(server.url) as other:
+            async with SglangClient.open(server.url) as other:
                 other.begin_update = never  # type: ignore[method-assign]
                 other.end_update = never  # type: ignore[method-assign]
                 with pytest.raises(NotLoaded, match="no session today"):
@@ -563,7 +565,7 @@ async def test_a_group_for_another_number_of_ranks_is_refused_before_the_server_
         with pytest.raises(
             NotLoaded,
             match=r"it has 1 tensor-parallel and 1 data-parallel ranks, and "
-            "engine.sglang.tensor_parallel is 2",
+            "the run's tensor_parallel is 2",
         ):
             await publisher(client, by_broadcast(group)).load(1, weights(1))
         assert await client.ready()

@@ -24,16 +24,16 @@ import pytest
 import trio
 from real_sglang import PYTHON
 
-from asyncrl.engines.sglang import client as client_module
-from asyncrl.engines.sglang.client import Client
-from asyncrl.engines.sglang.errors import RequestRefused, ServerGone
-from asyncrl.engines.sglang.servers import Launch, command, environment, managed
+from asyncrl.engines.servers.errors import RequestRefused, ServerGone
+from asyncrl.engines.sglang import sglang_client as client_module
+from asyncrl.engines.sglang.sglang_client import SglangClient
+from asyncrl.engines.sglang.sglang_launch import SglangLaunch, command, environment, managed
 
 START_S = 240.0
 
 
-def launch(*python: str, model: str = "/model", **settings: object) -> Launch:
-    return Launch(python, model, "float32", "cpu", 8, 128, **settings)  # type: ignore[arg-type]
+def launch(*python: str, model: str = "/model", **settings: object) -> SglangLaunch:
+    return SglangLaunch(python, model, "float32", "cpu", 8, 128, **settings)  # type: ignore[arg-type]
 
 
 def script(code: str) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def script(code: str) -> tuple[str, ...]:
 
 def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     python = "docker", "run", "--rm", "image", "python3"
-    cuda = Launch(
+    cuda = SglangLaunch(
         python,
         "/m",
         "bfloat16",
@@ -213,9 +213,9 @@ async def test_a_server_gets_a_key_that_no_command_line_shows(tmp_path: Path) ->
         stands_in = launch(*script(ASKS_FOR_A_KEY))
         with trio.fail_after(300):
             async with managed(stands_in, log=log, name=name, ready_s=240) as server:
-                async with Client.open(server.url, api_key=server.key) as client:
+                async with SglangClient.open(server.url, api_key=server.key) as client:
                     assert (await client.model_info()).model_path == "/m"
-                async with Client.open(server.url) as stranger:
+                async with SglangClient.open(server.url) as stranger:
                     with pytest.raises(RequestRefused, match="401"):
                         await stranger.model_info()
                 assert json.loads(log.read_text()) == [64, 0o600, False, False]
@@ -298,7 +298,7 @@ def command_of(leader: int) -> int:
 
 
 @pytest.fixture
-def real(sglang_model: Path) -> Callable[..., Launch]:
+def real(sglang_model: Path) -> Callable[..., SglangLaunch]:
     if not PYTHON.exists():
         pytest.skip(
             "there is no environment for SGLang here; `make sglang-cpu` builds .venv-sglang"
@@ -311,13 +311,13 @@ def real(sglang_model: Path) -> Callable[..., Launch]:
 @pytest.mark.processes
 @pytest.mark.timeout(START_S + 120)
 async def test_a_server_has_its_whole_context_and_is_noticed_when_it_is_killed_and_leaves_nothing(
-    real: Callable[..., Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real: Callable[..., SglangLaunch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(client_module.WHOLE_DISTRIBUTION, "ignore_eos", True)
     log = tmp_path / "server.log"
     async with (
         managed(real(), log=log, ready_s=START_S) as server,
-        Client.open(server.url, api_key=server.key) as client,
+        SglangClient.open(server.url, api_key=server.key) as client,
     ):
         assert await client.ready()
         assert (await client.server_info()).max_running_requests == 9
@@ -345,10 +345,10 @@ ACTOR = """
 import json, sys
 from pathlib import Path
 import msgspec, trio
-from asyncrl.engines.sglang.servers import (Launch, managed)
+from asyncrl.engines.sglang.sglang_launch import (SglangLaunch, managed)
 
 async def main():
-    launch = msgspec.json.decode(sys.argv[1], type=Launch)
+    launch = msgspec.json.decode(sys.argv[1], type=SglangLaunch)
     async with managed(launch, log=Path(sys.argv[2]), ready_s=float(sys.argv[3])) as server:
         print(json.dumps({"url": server.url, "pid": server.process.pid}), flush=True)
         await server.watch()
@@ -358,7 +358,7 @@ trio.run(main)
 
 
 @pytest.fixture
-def actor(real: Callable[..., Launch], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def actor(real: Callable[..., SglangLaunch], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that starts a server, says so, and watches it."""
     wanted = msgspec.json.encode(real()).decode()
     process = subprocess.Popen(

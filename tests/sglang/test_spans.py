@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.engines.sglang.http_types import FinishReason, ServerSpan, StreamEvent
-from asyncrl.engines.sglang.spans import SpanError, SpanStream, TokenRun
+from asyncrl.engines.servers.server_types import FinishReason, ServerSpan, StreamEvent
+from asyncrl.engines.servers.spans import SpanError, SpanStream, TokenRun
 
 END = FinishReason("stop")
 

@@ -5,7 +5,12 @@ It is frozen, and unknown keys are errors (`load.py` says the nearest name). `de
 follows from the settings.
 """
 
-from asyncrl.config.schema.engine_sections import EngineConfig, SglangConfig
+from asyncrl.config.schema.engine_sections import (
+    EngineConfig,
+    ServersConfig,
+    SglangConfig,
+    VllmConfig,
+)
 from asyncrl.config.schema.process_sections import (
     ClusterConfig,
     JournalConfig,
@@ -67,6 +72,7 @@ __all__ = [
     "RunConfig",
     "Seconds",
     "Section",
+    "ServersConfig",
     "SglangConfig",
     "Share",
     "SinkName",
@@ -76,5 +82,6 @@ __all__ = [
     "TaskConfig",
     "TeacherConfig",
     "TrainConfig",
+    "VllmConfig",
     "Whole",
 ]

@@ -10,15 +10,15 @@ from asyncrl.config.engines import ENGINES
 from asyncrl.config.schema.section import Section
 
 
-class SglangConfig(Section, frozen=True):
-    """Engines that are SGLang servers, one for each rollout actor (docs/sglang.md)."""
+class ServersConfig(Section, frozen=True):
+    """Engines that are servers, one for each rollout actor."""
 
     launch: Annotated[
         tuple[str, ...],
         Meta(
             description=(
-                "command of a Python that has SGLang, with which each rollout actor starts a "
-                "server of its own"
+                "command of a Python that has the server, with which each rollout actor starts "
+                "one of its own"
             )
         ),
     ] = ()
@@ -31,9 +31,6 @@ class SglangConfig(Section, frozen=True):
             )
         ),
     ] = ()
-    router: Annotated[
-        str, Meta(description="address of a router that requests to them go through; empty: none")
-    ] = ""
     api_key_file: Annotated[
         str, Meta(description="file with the key that servers ask for; empty: they ask for none")
     ] = ""
@@ -44,20 +41,10 @@ class SglangConfig(Section, frozen=True):
     arguments: Annotated[
         tuple[str, ...], Meta(description="further arguments of a server that is started")
     ] = ()
-    interrupt: Annotated[
-        Literal["retract", "in_place", "abort"],
-        Meta(
-            description=(
-                "unfinished rollouts at a new version: their cache is recomputed, or kept, "
-                "or they are ended and sent again"
-            )
-        ),
-    ] = "retract"
-    transfer: Annotated[
-        Literal["broadcast", "disk"],
-        Meta(description="how a rollout actor gives weights to its server"),
-    ] = "broadcast"
-    backend: Annotated[Literal["gloo", "nccl"], Meta(description="of that broadcast")] = "gloo"
+    backend: Annotated[
+        Literal["gloo", "nccl"],
+        Meta(description="of the broadcast by which a rollout actor gives weights to its server"),
+    ] = "gloo"
     host: Annotated[
         str, Meta(description="address of this machine at which servers join that broadcast")
     ] = "127.0.0.1"
@@ -73,6 +60,31 @@ class SglangConfig(Section, frozen=True):
     ] = 0.0
 
 
+class SglangConfig(ServersConfig, frozen=True):
+    """Engines that are SGLang servers, one for each rollout actor (docs/sglang.md)."""
+
+    router: Annotated[
+        str, Meta(description="address of a router that requests to them go through; empty: none")
+    ] = ""
+    interrupt: Annotated[
+        Literal["retract", "in_place", "abort"],
+        Meta(
+            description=(
+                "unfinished rollouts at a new version: their cache is recomputed, or kept, "
+                "or they are ended and sent again"
+            )
+        ),
+    ] = "retract"
+    transfer: Annotated[
+        Literal["broadcast", "disk"],
+        Meta(description="how a rollout actor gives weights to its server"),
+    ] = "broadcast"
+
+
+class VllmConfig(ServersConfig, frozen=True):
+    """Engines that are vLLM servers, one for each rollout actor (docs/vllm.md)."""
+
+
 class EngineConfig(Section, frozen=True):
     """The engines that generate."""
 
@@ -81,7 +93,7 @@ class EngineConfig(Section, frozen=True):
         ENGINES.named,
         Meta(
             description=(
-                "embedded: transformers in the rollout process; sglang: a server for each "
+                "embedded: transformers in the rollout process; sglang, vllm: a server for each "
                 "rollout actor"
             )
         ),
@@ -108,3 +120,4 @@ class EngineConfig(Section, frozen=True):
         ),
     ] = False
     sglang: SglangConfig = SglangConfig()
+    vllm: VllmConfig = VllmConfig()

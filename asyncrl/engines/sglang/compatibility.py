@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 
-from asyncrl.engines.sglang.client import Client
-from asyncrl.engines.sglang.errors import SglangError
-from asyncrl.engines.sglang.http_types import ModelInfo, ServerInfo
+from asyncrl.engines.servers.other_model import Incompatible, refuse_other_model
+from asyncrl.engines.servers.server_types import ServerInfo
+from asyncrl.engines.sglang.sglang_client import SglangClient
 
 OLDEST = (0, 5, 23)
 """The first version that all of this was tried with: older ones have no update session, or do not
@@ -18,14 +18,10 @@ CANARIES = 1
 """Requests of ours beside the rollouts."""
 
 
-class Incompatible(SglangError):
-    """The server is of another kind than the run needs."""
-
-
 async def check_compatibility(
-    client: Client, *, architecture: str, dtype: str, context_tokens: int, slots: int
+    client: SglangClient, *, architecture: str, dtype: str, context_tokens: int, slots: int
 ) -> None:
-    """Ask a server what it is. Raises Incompatible, and any other SglangError where it does not
+    """Ask a server what it is. Raises Incompatible, and any other ServerError where it does not
     say."""
     model, server = await client.model_info(), await client.server_info()
     try:
@@ -33,25 +29,6 @@ async def check_compatibility(
         refuse_other_start(server, context_tokens=context_tokens, slots=slots)
     except ValueError as error:
         raise Incompatible(f"{client.url} does not fit this run: {error}") from None
-
-
-def refuse_other_model(
-    model: ModelInfo, server: ServerInfo, *, architecture: str, dtype: str
-) -> None:
-    """Raise ValueError where the server says that it serves no model of `architecture` (a class's
-    name) or computes not in `dtype`."""
-    if not model.is_generation:
-        raise ValueError(f"its model {model.model_path} does not generate text")
-    if model.architectures is not None and architecture not in model.architectures:
-        raise ValueError(
-            f"it serves {', '.join(model.architectures)} ({model.model_path}), and the run's "
-            f"model is {architecture}"
-        )
-    if server.dtype not in ("", "auto", "half", dtype):
-        raise ValueError(
-            f"it computes in {server.dtype}, and this run's servers in {dtype}: start it with "
-            f"--dtype {dtype}"
-        )
 
 
 def refuse_other_start(server: ServerInfo, *, context_tokens: int, slots: int) -> None:

@@ -15,17 +15,17 @@ import trio
 
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Emit, Idle
+from asyncrl.engines.servers.gather import gather
+from asyncrl.engines.servers.served import Served
+from asyncrl.engines.servers.server_engine import ServerEngine
 from asyncrl.engines.sglang.direct_load import DirectLoad
-from asyncrl.engines.sglang.engine import SglangEngine
-from asyncrl.engines.sglang.gather import gather
-from asyncrl.engines.sglang.routed import Served
 from asyncrl.ipc.waits import Pulse
 
 if TYPE_CHECKING:
     import torch
 
 
-class DirectSglangEngine(SglangEngine):
+class DirectSglangEngine(ServerEngine):
     """A `DirectEngine` and `CanaryEngine` (see `protocol`) of one or several `servers`, requests to
     which go by way of `client`. Its weights are theirs: `quiesce` returns none."""
 

@@ -22,12 +22,13 @@ import trio
 from numpy.typing import NDArray
 
 from asyncrl.engines import canary
-from asyncrl.engines.sglang.client import Client, Mode
-from asyncrl.engines.sglang.errors import RequestRefused
-from asyncrl.engines.sglang.server_checksums import Checks, Expected, WantedHashes, expected
-from asyncrl.engines.sglang.server_hashes import hash_on
-from asyncrl.engines.sglang.weight_loader import HalfLoaded, acquainted, verify
-from asyncrl.engines.sglang.weight_transfer import UpdateBucket
+from asyncrl.engines.servers.errors import RequestRefused
+from asyncrl.engines.servers.server_checksums import Checks, Expected, WantedHashes, expected
+from asyncrl.engines.servers.server_hashes import hash_on
+from asyncrl.engines.servers.server_types import Mode
+from asyncrl.engines.servers.weight_loader import HalfLoaded, acquainted, verify
+from asyncrl.engines.servers.weight_transfer import UpdateBucket
+from asyncrl.engines.sglang.sglang_client import SglangClient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +68,7 @@ class DirectLoad:
 
     def __init__(
         self,
-        client: Client,
+        client: SglangClient,
         parameters: Mapping[str, Tensor],
         architecture: str,
         text: NDArray[np.int32],

@@ -8,97 +8,25 @@ that comes with them, so nobody has to ask how the server was started.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from asyncrl.engines.servers.server_types import (
+    SAID,
+    FinishReason,
+    Garbled,
+    ServerSpan,
+    StreamEvent,
+)
 from asyncrl.escape import escaped
 
-SAID = 300
-"""Characters that a server's own words have in a sentence."""
-_EVENT_BYTES, _TOKEN_BYTES = 1 << 16, 160
-"""Bytes of an event beside its tokens, and for each token: its id, its log-probability and, where
-each has another version, its span. Real ones take 40."""
-
 T = TypeVar("T")
-
-
-class Garbled(Exception):
-    """The answer cannot be read; says why, as the end of a sentence that begins with the server's
-    address."""
-
-
-class ServerSpan(msgspec.Struct, frozen=True):
-    """The output tokens `start` to `end` (half-open) were sampled under the weights called
-    `version`."""
-
-    version: str
-    start: int
-    end: int
-
-
-class FinishReason(msgspec.Struct, frozen=True):
-    """The end of a request: `type` is `stop`, `length` or `abort`. `status_code` is given where the
-    server refused the request."""
-
-    type: str
-    message: str = ""
-    status_code: int | None = None
-
 
 Entry = tuple[float | None, int, object]
 """Log-probability (null for NaN), token id, and the token's text, which a server without a
 tokenizer leaves out."""
-
-
-class StreamEvent(msgspec.Struct, frozen=True):
-    """The news of one event: output tokens from index `start`, `ids` int32 and `behaviour` float32
-    of equal length, which may be 0.
-
-    `version` is the newest that sampled any of them. At the end `ending` is set, and `spans` where
-    the server knows them.
-    """
-
-    start: int
-    ids: NDArray[np.int32]
-    behaviour: NDArray[np.float32]
-    version: str
-    ending: FinishReason | None = None
-    spans: tuple[ServerSpan, ...] | None = None
-    cached_tokens: int = 0
-    retractions: int = 0
-
-
-class ModelInfo(msgspec.Struct, frozen=True):
-    """`GET /model_info`: what is served now. `weight_version` is `default` until somebody names
-    one."""
-
-    model_path: str
-    weight_version: str
-    is_generation: bool = True
-    model_type: str | None = None
-    architectures: list[str] | None = None
-
-
-class ServerInfo(msgspec.Struct, frozen=True):
-    """`GET /server_info`: how the server was started, as far as it matters here."""
-
-    version: str
-    model_path: str = ""
-    dtype: str = ""
-    device: str = ""
-    tp_size: int = 1
-    dp_size: int = 1
-    skip_tokenizer_init: bool = False
-    incremental_streaming_output: bool = False
-    disable_radix_cache: bool = False
-    context_length: int | None = None
-    max_total_num_tokens: int | None = None
-    max_running_requests: int | None = None
-    max_req_input_len: int | None = None
 
 
 class ServerLoad(msgspec.Struct, frozen=True):
@@ -107,28 +35,6 @@ class ServerLoad(msgspec.Struct, frozen=True):
 
     running: int
     queued: int
-
-
-class RankChecksums(msgspec.Struct, frozen=True):
-    """Hashes of one rank's weights: one for each tensor by name, and one of all together."""
-
-    checksums: dict[str, str]
-    per_gpu_checksum: str
-
-
-class ServerAnswer(msgspec.Struct, frozen=True):
-    """The answer of a control endpoint. Each has its own field for what went wrong."""
-
-    success: bool = True
-    message: str = ""
-    ranks: list[RankChecksums] = []
-    detail: msgspec.Raw = msgspec.Raw()
-    error: msgspec.Raw = msgspec.Raw()
-
-    def said(self) -> str:
-        """The reason that it gives, as it came where that is no text; empty for none."""
-        given = next((bytes(raw) for raw in (self.error, self.detail) if raw not in _NONE), b"")
-        return escaped(self.message or given[: 4 * SAID].decode(errors="replace"), SAID)
 
 
 class RankLoad(msgspec.Struct, frozen=True):
@@ -178,59 +84,6 @@ class PromptScores(msgspec.Struct, frozen=True):
 
 
 _OUTPUT = msgspec.json.Decoder(_Output)
-_NONE = (msgspec.Raw(), msgspec.Raw(b"null"))
-_SPARE_EVENTS = 64
-"""Events of a stream that bring no token: an end, an error, a remark that keeps it open."""
-
-
-def decode(kind: type[T], body: bytes) -> T:
-    """The `kind` in `body`. Raises Garbled where it is none."""
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Garbled(
-            f"answered what is not {kind.__name__}: {escaped(str(error), SAID)}"
-        ) from error
-
-
-def largest_event(tokens: int) -> int:
-    """The bytes that an event of a stream of at most `tokens` tokens may have."""
-    return _EVENT_BYTES + tokens * _TOKEN_BYTES
-
-
-class StreamEvents:
-    """Bytes as they come, cut into the data of server-sent events: of a stream that brings at most
-    `tokens`, each event with all so far, so that as many whole events are the most there can be."""
-
-    def __init__(self, tokens: int) -> None:
-        self._rest = bytearray()
-        self._seen = 0
-        self._largest = largest_event(tokens)
-        self._left = (tokens + _SPARE_EVENTS) * self._largest
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The data of each event that these bytes complete. Raises Garbled for what is no event."""
-        self._left -= len(data)
-        if self._left < 0:
-            raise Garbled("sent more than all the tokens that it was asked for can take")
-        self._rest += data
-        at = 0
-        while (end := self._rest.find(b"\n\n", max(at, self._seen - 1))) >= 0:
-            if end - at > self._largest:
-                break
-            lines = bytes(self._rest[at:end])
-            at = self._seen = end + 2
-            if lines.startswith(b"data:"):
-                yield lines[5:].lstrip()
-            elif lines.strip() and not lines.startswith(b":"):
-                raise Garbled(f"sent what is no event of a stream: {lines[:80]!r}")
-        del self._rest[:at]
-        self._seen = len(self._rest)
-        if self._seen > self._largest:
-            raise Garbled(
-                f"sent an event of more than {self._largest} bytes, which no event of such a "
-                "stream has"
-            )
 
 
 class Increments:

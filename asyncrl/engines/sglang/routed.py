@@ -7,45 +7,17 @@ a request that one server has, and the others do not know.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from asyncrl.engines.sglang.client import Client
-from asyncrl.engines.sglang.gather import gather
-from asyncrl.engines.sglang.http_types import StreamEvent
-
-
-class Served(Protocol):
-    """The calls that an engine makes of who serves it: a `Client`, or `Routed`."""
-
-    @property
-    def url(self) -> str: ...
-
-    async def ready(self) -> bool: ...
-
-    def generate(
-        self,
-        rid: str,
-        ids: NDArray[np.int32],
-        *,
-        max_new_tokens: int,
-        temperature: float,
-        stream_interval: int = ...,
-        stop_ids: Sequence[int] = ...,
-        extra_key: str = ...,
-    ) -> AsyncGenerator[StreamEvent, None]: ...
-
-    async def abort(self, rid: str) -> None: ...
+from asyncrl.engines.servers.gather import gather
+from asyncrl.engines.sglang.sglang_client import SglangClient
 
 
 class Routed:
     """`servers` (at least one) behind `router`."""
 
-    def __init__(self, router: Client, servers: Sequence[Client]) -> None:
+    def __init__(self, router: SglangClient, servers: Sequence[SglangClient]) -> None:
         self._router, self._servers = router, servers
         self.url = router.url
         self.generate = router.generate

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from asyncrl.engines.sglang.client import Client
-from asyncrl.engines.sglang.errors import RequestRefused
-from asyncrl.engines.sglang.gather import gather
+from asyncrl.engines.servers.errors import RequestRefused
+from asyncrl.engines.servers.gather import gather
+from asyncrl.engines.servers.served import ServerClient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,22 +24,24 @@ if TYPE_CHECKING:
 class WeightTransfer(Protocol):
     """A kind of transfer, for one server."""
 
-    async def prepare(self, client: Client, version: int, weights: Mapping[str, Tensor]) -> None:
+    async def prepare(
+        self, client: ServerClient, version: int, weights: Mapping[str, Tensor]
+    ) -> None:
         """Do what can be done while the server decodes. Changes nothing of its weights."""
         ...
 
-    async def begin(self, client: Client) -> None:
+    async def begin(self, client: ServerClient) -> None:
         """Take the last step that changes no weights, in a paused server."""
         ...
 
     async def transfer(
-        self, client: Client, version: int, weights: Mapping[str, Tensor], *, flush: bool
+        self, client: ServerClient, version: int, weights: Mapping[str, Tensor], *, flush: bool
     ) -> None:
         """Send all of the weights; the server gives itself the version with the last of them, and
         forgets its prefix cache where `flush`."""
         ...
 
-    async def forget(self, client: Client, *, failed: bool) -> None:
+    async def forget(self, client: ServerClient, *, failed: bool) -> None:
         """Clear up, after success and failure alike."""
         ...
 
@@ -98,14 +100,16 @@ class BroadcastTransfer:
         self._group = group
         self._deadline_s = deadline_s
 
-    async def prepare(self, client: Client, version: int, weights: Mapping[str, Tensor]) -> None:
+    async def prepare(
+        self, client: ServerClient, version: int, weights: Mapping[str, Tensor]
+    ) -> None:
         group = self._group
         if not group.joined:
             server = await client.server_info()
             if (server.tp_size, server.dp_size) != (group.world - 1, 1):
                 found = f"{server.tp_size} tensor-parallel and {server.dp_size} data-parallel ranks"
                 raise ValueError(
-                    f"it has {found}, and engine.sglang.tensor_parallel is {group.world - 1}; "
+                    f"it has {found}, and the run's tensor_parallel is {group.world - 1}; "
                     "data-parallel ones cannot be updated"
                 )
             invite = partial(
@@ -113,7 +117,7 @@ class BroadcastTransfer:
             )
             await gather(invite, partial(group.join, self._deadline_s))
 
-    async def begin(self, client: Client) -> None:
+    async def begin(self, client: ServerClient) -> None:
         try:
             await client.begin_update()
         # an actor that was killed may have left its session open; the second refusal is the answer
@@ -122,7 +126,7 @@ class BroadcastTransfer:
             await client.begin_update()
 
     async def transfer(
-        self, client: Client, version: int, weights: Mapping[str, Tensor], *, flush: bool
+        self, client: ServerClient, version: int, weights: Mapping[str, Tensor], *, flush: bool
     ) -> None:
         sending = self._group.transfer(weights)
         for i, bucket in enumerate(sending.buckets, 1):
@@ -139,7 +143,7 @@ class BroadcastTransfer:
             await gather(ask, partial(sending.send, self._deadline_s))
         await client.end_update()
 
-    async def forget(self, client: Client, *, failed: bool) -> None:
+    async def forget(self, client: ServerClient, *, failed: bool) -> None:
         if failed:
             name = self._group.name
             # before the server is asked to: a rank that still waits for a broadcast answers when we
@@ -159,19 +163,21 @@ class DiskTransfer:
         self._directory = directory
         self._written: Path | None = None
 
-    async def prepare(self, client: Client, version: int, weights: Mapping[str, Tensor]) -> None:
+    async def prepare(
+        self, client: ServerClient, version: int, weights: Mapping[str, Tensor]
+    ) -> None:
         self._written = self._directory / f"version-{version}-{uuid.uuid4().hex}"
         await trio.to_thread.run_sync(_write, self._written, weights)
 
-    async def begin(self, client: Client) -> None:
+    async def begin(self, client: ServerClient) -> None:
         """A server takes files without a session."""
 
     async def transfer(
-        self, client: Client, version: int, weights: Mapping[str, Tensor], *, flush: bool
+        self, client: ServerClient, version: int, weights: Mapping[str, Tensor], *, flush: bool
     ) -> None:
         await client.update_from_disk(str(self._written), version, flush=flush)
 
-    async def forget(self, client: Client, *, failed: bool) -> None:
+    async def forget(self, client: ServerClient, *, failed: bool) -> None:
         if self._written is not None:
             await trio.to_thread.run_sync(partial(shutil.rmtree, self._written, ignore_errors=True))
 

@@ -1,5 +1,5 @@
-"""Chunks on their way out of an SGLang engine. Invariant: each request ends once, and nothing of it
-comes after its end."""
+"""Chunks on their way out of an engine that is a server. Invariant: each request ends once, and
+nothing of it comes after its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from asyncrl.engines.protocol import Chunk, Request
-from asyncrl.engines.sglang.spans import TokenRun
+from asyncrl.engines.servers.spans import TokenRun
 from asyncrl.ipc.messages import Finish
 from asyncrl.ipc.waits import Pulse
 

@@ -30,12 +30,13 @@ import trio
 from numpy.typing import NDArray
 
 from asyncrl.engines import canary
-from asyncrl.engines.sglang.client import Client, Mode
-from asyncrl.engines.sglang.compatibility import refuse_other_model
-from asyncrl.engines.sglang.errors import RequestRefused, SglangError
-from asyncrl.engines.sglang.server_checksums import Checks, Expected
-from asyncrl.engines.sglang.server_hashes import hash_on
-from asyncrl.engines.sglang.weight_transfer import WeightTransfer
+from asyncrl.engines.servers.errors import RequestRefused, ServerError
+from asyncrl.engines.servers.other_model import refuse_other_model
+from asyncrl.engines.servers.served import ServerClient
+from asyncrl.engines.servers.server_checksums import Checks, Expected
+from asyncrl.engines.servers.server_hashes import hash_on
+from asyncrl.engines.servers.server_types import Mode
+from asyncrl.engines.servers.weight_transfer import WeightTransfer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,11 +47,11 @@ _MEND_S = 10.0
 """A failed load waits no longer for the server to answer that it goes on."""
 
 
-class NotLoaded(SglangError):
+class NotLoaded(ServerError):
     """The weights did not reach the server, which goes on with those it had."""
 
 
-class HalfLoaded(SglangError):
+class HalfLoaded(ServerError):
     """The server holds weights that are not known to be those it was sent: it must be replaced, or
     given all of them again."""
 
@@ -79,7 +80,7 @@ class WeightLoader:
 
     def __init__(
         self,
-        client: Client,
+        client: ServerClient,
         transfer: WeightTransfer,
         model: nn.Module,
         text: NDArray[np.int32],
@@ -186,7 +187,7 @@ class WeightLoader:
             if not self._begun:
                 with (
                     trio.CancelScope(deadline=trio.current_time() + _MEND_S, shield=True),
-                    suppress(SglangError),
+                    suppress(ServerError),
                 ):
                     await self._client.resume()
             raise
@@ -203,13 +204,13 @@ class WeightLoader:
             # what is told.
             with (
                 trio.CancelScope(deadline=trio.current_time() + _MEND_S, shield=True),
-                suppress(SglangError),
+                suppress(ServerError),
             ):
                 await self._transfer.forget(self._client, failed=failed)
 
 
 async def acquainted(
-    client: Client, architecture: str, weights: Mapping[str, Tensor]
+    client: ServerClient, architecture: str, weights: Mapping[str, Tensor]
 ) -> Checks | None:
     """The makeup of a server's model, which is to be of that class and take such weights; None
     where it has no checksums to tell it."""
@@ -223,7 +224,7 @@ async def acquainted(
     return Checks(weights, [rank.checksums for rank in found], hash_on(server.device))
 
 
-async def verify(client: Client, checks: Checks, expected: Expected) -> int:
+async def verify(client: ServerClient, checks: Checks, expected: Expected) -> int:
     """Compare a server's checksums with what they must be; the number of its tensors that are
     compared byte by byte. Raises WrongWeights."""
     before = checks.inexact

@@ -1,8 +1,8 @@
-"""`python -m asyncrl.engines.sglang.guarded_command COMMAND…`: run a command that ends with its
+"""`python -m asyncrl.engines.servers.guarded_command COMMAND…`: run a command that ends with its
 parent, and all that it started. Invariant: however the process that started this one ends, nothing
 of the command's group is left `LEAVE_S` seconds later, and none of its temporary files.
 
-SGLang's processes ask for a signal at their parent's death, but only when they have imported what
+Servers' processes ask for a signal at their parent's death, but only when they have imported what
 they need: whoever dies in those ten seconds leaves half a gigabyte behind. So this process leads
 the session, and does nothing but wait for the command or for its own parent to end. A command that
 stands for something elsewhere, a container say, hears SIGTERM first. Its sockets and metrics are
@@ -39,8 +39,8 @@ def main() -> None:
         _, status = os.waitpid(pid, 0)
     except OSError as error:
         sys.exit(
-            f"{command[0]} cannot be started: {error.strerror}; engine.sglang.launch is the "
-            "command of a Python that has SGLang"
+            f"{command[0]} cannot be started: {error.strerror}; engine.*.launch is the "
+            "command of a Python that has the server"
         )
     finally:
         shutil.rmtree(files, ignore_errors=True)

@@ -18,22 +18,24 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from asyncrl.engines.sglang.errors import Misread, RequestRefused, ServerGone
-from asyncrl.engines.sglang.http_connection import HttpConnection
-from asyncrl.engines.sglang.http_types import (
+from asyncrl.engines.servers.errors import Misread, RequestRefused, ServerGone
+from asyncrl.engines.servers.http_connection import HttpConnection
+from asyncrl.engines.servers.server_types import (
     SAID,
-    Entry,
-    Increments,
-    Loads,
     ModelInfo,
-    PromptScores,
     RankChecksums,
-    ServerFailure,
     ServerInfo,
-    ServerLoad,
     StreamEvent,
     StreamEvents,
     largest_event,
+)
+from asyncrl.engines.sglang.http_types import (
+    Entry,
+    Increments,
+    Loads,
+    PromptScores,
+    ServerFailure,
+    ServerLoad,
 )
 from asyncrl.escape import escaped
 
@@ -59,8 +61,8 @@ WHOLE_DISTRIBUTION = {
 are not those of what is cut."""
 
 
-class Client:
-    """One server, through `open`. Every method raises SglangError: ServerGone, RequestRefused or
+class SglangClient:
+    """One server, through `open`. Every method raises ServerError: ServerGone, RequestRefused or
     Misread."""
 
     def __init__(self, connection: HttpConnection) -> None:
@@ -75,7 +77,7 @@ class Client:
         deadline_s: float = 60.0,
         silence_s: float = 600.0,
         transport: httpx2.AsyncBaseTransport | None = None,
-    ) -> AsyncIterator[Client]:
+    ) -> AsyncIterator[SglangClient]:
         """The server at `url` (`http://host:port`), which need not be there yet.
 
         `deadline_s` bounds each answer, and `silence_s` what may take long: the time between two
@@ -89,7 +91,7 @@ class Client:
             silence_s=silence_s,
             transport=transport,
         ) as connection:
-            yield Client(connection)
+            yield SglangClient(connection)
 
     # ---------------------------------------------------------------------------------- what it is
 

@@ -1,11 +1,11 @@
-"""Errors of SGLang servers, each one sentence."""
+"""Errors of servers, each one sentence."""
 
 from __future__ import annotations
 
 from asyncrl.escape import escaped, escaped_lines
 
 
-class SglangError(Exception):
+class ServerError(Exception):
     """A server failed: one sentence with its address, which may quote the server; and the end of
     its `log`, where that says more."""
 
@@ -13,12 +13,12 @@ class SglangError(Exception):
         super().__init__(escaped(text) + (f"\n{escaped_lines(log)}" if log else ""))
 
 
-class ServerGone(SglangError):
+class ServerGone(ServerError):
     """The connection was refused or broke, or the server was silent for too long: what it holds is
     lost."""
 
 
-class RequestRefused(SglangError):
+class RequestRefused(ServerError):
     """The server said no, or that it cannot; `status` is the HTTP status it gave."""
 
     def __init__(self, text: str, status: int) -> None:
@@ -26,5 +26,5 @@ class RequestRefused(SglangError):
         self.status = status
 
 
-class Misread(SglangError):
+class Misread(ServerError):
     """The server sent what cannot be read, or what contradicts itself."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from asyncrl.engines.sglang.server_hashes import Hash
+from asyncrl.engines.servers.server_hashes import Hash
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-"""The engine `sglang`: a shell around one server. Invariant: what leaves was sampled under the
+"""An engine that is a server: a shell around it. Invariant: what leaves was sampled under the
 version it carries, by weights whose load was verified, and every request that was submitted ends
 exactly once.
 
@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Emit, Idle, Request
 from asyncrl.engines.request_checks import refuse_misfit
-from asyncrl.engines.sglang.chunk_outbox import ChunkOutbox
-from asyncrl.engines.sglang.errors import RequestRefused, ServerGone, SglangError
-from asyncrl.engines.sglang.http_types import FinishReason
-from asyncrl.engines.sglang.routed import Served
-from asyncrl.engines.sglang.spans import SpanError, SpanStream, TokenRun
+from asyncrl.engines.servers.chunk_outbox import ChunkOutbox
+from asyncrl.engines.servers.errors import RequestRefused, ServerError, ServerGone
+from asyncrl.engines.servers.served import Served
+from asyncrl.engines.servers.server_types import FinishReason
+from asyncrl.engines.servers.spans import SpanError, SpanStream, TokenRun
 from asyncrl.ipc.messages import Finish
 from asyncrl.ipc.waits import Pulse
 
@@ -83,8 +83,8 @@ class _LiveRequest:
         self.ended = trio.Event()
 
 
-class SglangEngine:
-    """A `CanaryEngine` (see `protocol`) that is an SGLang server behind `client`, which must be
+class ServerEngine:
+    """A `CanaryEngine` (see `protocol`) that is a server behind `client`, which must be
     ready to hold `options.slots` requests.
 
     It samples nothing before the first `load`. It holds one version: `pin` is not honoured, and a
@@ -96,7 +96,7 @@ class SglangEngine:
     `stop_ids` end a rollout and are part of it. `idle` hears of waits named `weights` and
     `requests`, when they end.
 
-    `run` raises the server's SglangError where it is gone, or fails three streams in a row: it is
+    `run` raises the server's ServerError where it is gone, or fails three streams in a row: it is
     to be replaced. A single stream that fails, by a broken connection, a refusal or what cannot be
     told (fewer log-probabilities than ids, versions that contradict each other), ends its rollout
     as `interrupted` with what was certain, because half of it would be a wrong chunk. An id outside
@@ -162,7 +162,7 @@ class SglangEngine:
         since it began ever leaves, and the server is to be replaced."""
         if weights is None:
             raise ValueError(
-                f"version {version} came without weights; an SGLang server decodes with a model "
+                f"version {version} came without weights; a server decodes with a model "
                 "and needs them"
             )
         async with self._loads:
@@ -311,7 +311,7 @@ class SglangEngine:
                             cut = True
                             self._stopping.append(live)
                             self._work.set()
-        except (SglangError, SpanError) as error:
+        except (ServerError, SpanError) as error:
             await self._failed(live, error)
             return "interrupted"
         finally:
@@ -342,8 +342,8 @@ class SglangEngine:
         if gone or self._failures >= SUSPECT:
             raise (
                 error
-                if isinstance(error, SglangError)
-                else SglangError(f"{self._client.url}: a request {error}")
+                if isinstance(error, ServerError)
+                else ServerError(f"{self._client.url}: a request {error}")
             ) from error
 
     async def _abort(self, live: _LiveRequest) -> None:
@@ -361,7 +361,7 @@ class SglangEngine:
                 break
             try:
                 await self._client.abort(rid)
-            except SglangError as error:
+            except ServerError as error:
                 _log.warning("rollout %d could not be aborted: %s", live.request.rollout, error)
                 break
             with trio.move_on_after(ABORT_S):

@@ -1,4 +1,4 @@
-"""The HTTP of one SGLang server. Invariant: whatever the server does, an answer is typed, or a
+"""The HTTP of one server. Invariant: whatever the server does, an answer is typed, or a
 named error in bounded time and memory.
 
 What comes is not compressed: 3 MB that are unpacked can be gigabytes.
@@ -14,8 +14,8 @@ import httpx2
 import msgspec
 import trio
 
-from asyncrl.engines.sglang.errors import Misread, RequestRefused, ServerGone
-from asyncrl.engines.sglang.http_types import SAID, Garbled, ServerAnswer, decode
+from asyncrl.engines.servers.errors import Misread, RequestRefused, ServerGone
+from asyncrl.engines.servers.server_types import SAID, Garbled, ServerAnswer, decode
 from asyncrl.escape import escaped
 
 ANSWER_BYTES = 1 << 20
@@ -27,13 +27,13 @@ T = TypeVar("T")
 
 
 class HttpConnection:
-    """Calls of the server at `url`, through `open`. Every method raises SglangError: ServerGone,
+    """Calls of the server at `url`, through `open`. Every method raises ServerError: ServerGone,
     RequestRefused or Misread."""
 
     def __init__(
         self, http: httpx2.AsyncClient, url: str, deadline_s: float, silence_s: float
     ) -> None:
-        self._http, self.url, self._deadline_s, self._silence_s = http, url, deadline_s, silence_s
+        self._http, self.url, self._deadline_s, self.silence_s = http, url, deadline_s, silence_s
 
     @staticmethod
     @asynccontextmanager
@@ -45,7 +45,8 @@ class HttpConnection:
         silence_s: float,
         transport: httpx2.AsyncBaseTransport | None,
     ) -> AsyncIterator[HttpConnection]:
-        """The connection for the length of the block; the arguments are those of `Client.open`."""
+        """The connection for the length of the block; the arguments are those of a client's
+        `open`."""
         address = url.rstrip("/")
         async with httpx2.AsyncClient(
             base_url=address,
@@ -116,7 +117,7 @@ class HttpConnection:
 
     async def tell(self, path: str, body: Mapping[str, object], *, slow: bool = False) -> None:
         """Post `body`; where `slow`, as long as a stream may be silent."""
-        await self._ask(path, body, self._silence_s if slow else self._deadline_s, ANSWER_BYTES)
+        await self._ask(path, body, self.silence_s if slow else self._deadline_s, ANSWER_BYTES)
 
     async def control(
         self, path: str, body: Mapping[str, object], most: int = ANSWER_BYTES
@@ -124,7 +125,7 @@ class HttpConnection:
         """Post what concerns weights: slow, and answered with its success or failure, in at most
         `most` bytes."""
         with self.named(path):
-            answer = decode(ServerAnswer, await self._ask(path, body, self._silence_s, most))
+            answer = decode(ServerAnswer, await self._ask(path, body, self.silence_s, most))
         if not answer.success:
             raise RequestRefused(f"{self.url}{path} was refused: {answer.said()}", 200)
         return answer

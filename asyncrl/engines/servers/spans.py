@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.engines.sglang.http_types import ServerSpan, StreamEvent
+from asyncrl.engines.servers.server_types import ServerSpan, StreamEvent
 
 
 class SpanError(Exception):

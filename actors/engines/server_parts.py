@@ -1,0 +1,98 @@
+"""Parts of a rollout actor's side of servers, whoever wrote them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncrl.config import ConfigError
+from asyncrl.config.gpus import gpus_of
+from asyncrl.config.published import engine_dtype
+from asyncrl.config.servers import Servers
+from asyncrl.engines.spec import EngineContext
+
+if TYPE_CHECKING:
+    import torch
+
+    from asyncrl.engines.servers.served import ServerClient
+    from asyncrl.engines.servers.server_types import Mode
+    from asyncrl.engines.servers.weight_loader import WeightLoader
+    from asyncrl.engines.servers.weight_transfer import BroadcastTransfer, WeightTransfer
+
+
+def key_of(servers: Servers, built_by: str) -> str:
+    """The key of servers that run already, empty where they ask for none. Raises ConfigError where
+    it cannot be read, or the program that starts servers is not there; `built_by` builds it."""
+    table, settings = servers
+    if settings.launch and shutil.which(settings.launch[0]) is None:
+        raise ConfigError(
+            f"{table}.launch begins with {settings.launch[0]!r}, and there is no such program; "
+            f"give the Python of an environment that has the server ({built_by} builds one for a "
+            "CPU)."
+        )
+    if not settings.api_key_file:
+        return ""
+    try:
+        return Path(settings.api_key_file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{table}.api_key_file is {settings.api_key_file!r}, which cannot be read ({error})."
+        ) from None
+
+
+async def load_all(
+    loaders: list[WeightLoader],
+    version: int,
+    weights: Mapping[str, torch.Tensor],
+    reference: Sequence[float],
+    stop: Callable[[], None],
+) -> float:
+    """Load into every server; the longest pause of any, in seconds."""
+    from asyncrl.engines.servers.gather import gather
+
+    loads = (partial(loader.load, version, weights, reference, stop) for loader in loaders)
+    loaded = await gather(*loads)
+    return max(one.pause_s for one in loaded)
+
+
+@asynccontextmanager
+async def broadcast(context: EngineContext, servers: Servers) -> AsyncIterator[BroadcastTransfer]:
+    """The transfer to one server by broadcast, for the length of the block."""
+    from asyncrl.engines.servers.weight_transfer import BroadcastTransfer
+    from weightsync.server_group import ServerGroup
+
+    publication, senders = context.config.publication, gpus_of(context.config).senders
+    async with ServerGroup.open(
+        servers.settings.host,
+        servers.settings.tensor_parallel,
+        bucket_bytes=publication.bucket_bytes,
+        device=f"cuda:{senders[context.index]}" if senders else "cpu",
+    ) as group:
+        yield BroadcastTransfer(group, publication.deadline_s)
+
+
+def weight_loader(
+    context: EngineContext,
+    client: ServerClient,
+    transfer: WeightTransfer,
+    servers: Servers,
+    mode: Mode,
+) -> WeightLoader:
+    """The loader of weights of one server."""
+    from asyncrl.engines import canary
+    from asyncrl.engines.servers.weight_loader import WeightLoader
+
+    config, tokenizer = context.config, context.tokenizer
+    return WeightLoader(
+        client,
+        transfer,
+        context.model,
+        canary.text(tokenizer.vocabulary, tokenizer.stop_ids),
+        mode=mode,
+        tolerance=servers.settings.canary or canary.TOLERANCE[engine_dtype(config)],
+        deadline_s=config.publication.deadline_s,
+    )

@@ -1,0 +1,30 @@
+"""A server that serves another model than the run's. Invariant: what a server says of itself and
+does not fit the run is a named error before the server is sent anything."""
+
+from __future__ import annotations
+
+from asyncrl.engines.servers.errors import ServerError
+from asyncrl.engines.servers.server_types import ModelInfo, ServerInfo
+
+
+class Incompatible(ServerError):
+    """The server is of another kind than the run needs."""
+
+
+def refuse_other_model(
+    model: ModelInfo, server: ServerInfo, *, architecture: str, dtype: str
+) -> None:
+    """Raise ValueError where the server says that it serves no model of `architecture` (a class's
+    name) or computes not in `dtype`."""
+    if not model.is_generation:
+        raise ValueError(f"its model {model.model_path} does not generate text")
+    if model.architectures is not None and architecture not in model.architectures:
+        raise ValueError(
+            f"it serves {', '.join(model.architectures)} ({model.model_path}), and the run's "
+            f"model is {architecture}"
+        )
+    if server.dtype not in ("", "auto", "half", dtype):
+        raise ValueError(
+            f"it computes in {server.dtype}, and this run's servers in {dtype}: start it with "
+            f"--dtype {dtype}"
+        )

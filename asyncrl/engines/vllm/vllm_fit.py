@@ -1,0 +1,82 @@
+"""A vLLM server that somebody else started, and the run that it is to serve. Invariant: what it
+says of itself and does not fit the run is a named error before a rollout is sent."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from asyncrl.engines.servers.errors import RequestRefused
+from asyncrl.engines.servers.other_model import Incompatible
+from asyncrl.engines.servers.server_types import ServerInfo
+from asyncrl.engines.vllm.vllm_client import VllmClient
+from asyncrl.engines.vllm.vllm_launch import BACKEND, EXTENSION, LOGPROBS
+from asyncrl.engines.vllm.vllm_types import VllmConfigs
+
+OLDEST = (0, 32, 0)
+"""The first version that all of this was tried with."""
+
+
+async def check_vllm(client: VllmClient, *, dtype: str, context_tokens: int, slots: int) -> None:
+    """Ask a server what it is. Raises Incompatible, and any other ServerError where it does not
+    say."""
+    try:
+        start, server = await client.start(), await client.server_info()
+    except RequestRefused as error:
+        raise Incompatible(
+            f"{client.url} does not say how it was started ({error}): start it with "
+            "VLLM_SERVER_DEV_MODE=1, without which it takes no weights either"
+        ) from None
+    try:
+        refuse_start(start, server, dtype=dtype, context_tokens=context_tokens, slots=slots)
+    except ValueError as error:
+        raise Incompatible(f"{client.url} does not fit this run: {error}") from None
+    try:
+        await client.score(np.array([0, 1], np.int32))
+    except RequestRefused as error:
+        raise Incompatible(
+            f"{client.url} takes no ids ({error}): start it with --enable-scale-out"
+        ) from None
+
+
+def refuse_start(
+    start: VllmConfigs, server: ServerInfo, *, dtype: str, context_tokens: int, slots: int
+) -> None:
+    """Raise ValueError where the server was started otherwise than a run with such contexts and
+    slots needs it."""
+    numbers = tuple(int(number) for number in re.findall(r"\d+", server.version)[:3])
+    if numbers < OLDEST:
+        raise ValueError(
+            f"it is vLLM {server.version}; {'.'.join(map(str, OLDEST))} is the oldest that is "
+            "known to do what is needed"
+        )
+    if server.dtype not in ("", "auto", dtype):
+        raise ValueError(
+            f"it computes in {server.dtype}, and this run's servers in {dtype}: start it with "
+            f"--dtype {dtype}"
+        )
+    if start.model_config.logprobs_mode != LOGPROBS:
+        raise ValueError(
+            f"its log-probabilities are {start.model_config.logprobs_mode}: start it with "
+            f"--logprobs-mode {LOGPROBS}"
+        )
+    parallel, transfer = start.parallel_config, start.weight_transfer_config
+    if parallel.pipeline_parallel_size > 1 or parallel.data_parallel_size > 1:
+        raise ValueError("it has pipeline or data parallel ranks, which cannot be given weights")
+    if transfer is None or transfer.backend != BACKEND:
+        raise ValueError(
+            f"it takes no weights from here: start it with --worker-extension-cls {EXTENSION} "
+            f'--weight-transfer-config \'{{"backend": "{BACKEND}"}}\' (docs/vllm.md)'
+        )
+    if server.context_length is not None and server.context_length <= context_tokens:
+        raise ValueError(
+            f"its context of {server.context_length} tokens is too short for "
+            f"engine.context_tokens = {context_tokens}: start it with --max-model-len "
+            f"{context_tokens + 1}"
+        )
+    if server.max_running_requests is not None and server.max_running_requests <= slots:
+        raise ValueError(
+            f"it takes {server.max_running_requests} requests at a time, which is too few for "
+            f"engine.slots = {slots}: start it with --max-num-seqs {slots + 1}"
+        )

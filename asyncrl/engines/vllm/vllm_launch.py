@@ -1,0 +1,143 @@
+"""The start of a vLLM server on this machine.
+
+It listens at a Unix socket in a folder that only this user may enter, and at no port: the calls by
+which vLLM is paused and given weights ask for no key, so on loopback every user of the machine
+could make them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.config.gpus import visible
+from asyncrl.engines import canary
+from asyncrl.engines.servers.server_process import ServerProcess, kept, start_guarded
+from asyncrl.engines.vllm.vllm_client import VllmClient
+
+WORKER = Path(__file__).with_name("worker")
+"""The folder of the module that a server imports into its workers, and of nothing else."""
+EXTENSION, BACKEND = "asyncrl_receiver.Extension", "asyncrl"
+"""The class by which it does so, and the name of the transfer that this registers."""
+LOGPROBS = "processed_logprobs"
+"""The log-probabilities that are asked for: of the temperature-scaled distribution."""
+URL = "http://vllm"
+"""The address of a server that has none: requests name some host."""
+
+
+class VllmLaunch(msgspec.Struct, frozen=True):
+    """The start of a server. `python` is the command of a Python that has vLLM. It decodes `slots`
+    rollouts of at most `context_tokens` tokens at a time, and the canary, and sends news about
+    every `chunk_tokens` tokens. `gpus` are those of this machine that it may use; all where
+    empty."""
+
+    python: tuple[str, ...]
+    model: str
+    dtype: str
+    device: str
+    slots: int
+    context_tokens: int
+    chunk_tokens: int = 8
+    tensor_parallel: int = 1
+    seed: int = 0
+    arguments: tuple[str, ...] = ()
+    gpus: tuple[int, ...] = ()
+
+
+def command(launch: VllmLaunch, socket: Path) -> list[str]:
+    """The command line of a server at `socket`. `launch.arguments` come last, and so win."""
+    context = max(launch.context_tokens, canary.TOKENS) + 1
+    options = {
+        "model": launch.model,
+        "uds": socket,
+        "dtype": launch.dtype,
+        "tensor-parallel-size": launch.tensor_parallel,
+        # one more for the canary, which must not wait for a rollout to end
+        "max-num-seqs": launch.slots + 1,
+        "max-model-len": context,
+        "stream-interval": launch.chunk_tokens,
+        "seed": launch.seed,
+        "logprobs-mode": LOGPROBS,
+        "generation-config": "vllm",  # not the model's own: each request says all
+        "worker-extension-cls": EXTENSION,
+        "weight-transfer-config": json.dumps({"backend": BACKEND}),
+    }
+    if launch.device == "cpu":
+        # Memory is not a device's here: room for what is decoded at a time is what counts.
+        # By the second it only checks that there is memory at all.
+        options["num-gpu-blocks-override"] = (launch.slots + 1) * -(-context // _BLOCK) + 1
+        options["gpu-memory-utilization"] = 0.4
+    switches = ["--skip-tokenizer-init", "--enable-scale-out"]
+    if launch.device == "cpu":
+        switches.append("--enforce-eager")
+    pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    server = "vllm.entrypoints.openai.api_server"
+    return [*launch.python, "-m", server, *pairs, *switches, *launch.arguments]
+
+
+_BLOCK = 128
+"""Tokens of a block of the cache on a processor."""
+
+
+def environment(launch: VllmLaunch) -> dict[str, str]:
+    """The variables of a server's environment beyond ours. Nothing is fetched from anywhere or
+    told to anybody; on a CPU it has one thread, since more make a small model slower."""
+    path = os.environ.get("PYTHONPATH")
+    always = {
+        "PYTHONPATH": f"{WORKER}{os.pathsep}{path}" if path else str(WORKER),
+        "VLLM_SERVER_DEV_MODE": "1",  # else it cannot be paused or given weights
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+    if launch.gpus:
+        allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+        always["CUDA_VISIBLE_DEVICES"] = visible(launch.gpus, allowed)
+    if launch.device != "cpu":
+        return always
+    return always | {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+@asynccontextmanager
+async def managed(
+    launch: VllmLaunch,
+    *,
+    log: Path,
+    name: str = "server",
+    cores: Collection[int] | None = None,
+    ready_s: float = 600.0,
+    extra_environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[ServerProcess]:
+    """A server for the length of the block, started and ready within `ready_s` seconds, on `cores`
+    alone where given; its output goes to `log`.
+
+    Use it in the main thread. Raises ServerGone where it dies before it is ready, or is not in
+    time; then nothing of it is left either. In the block, run `watch` beside everything else.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="asyncrl-vllm-"))  # short, as names of sockets must be
+    try:
+        socket = folder / "server.sock"
+        process = start_guarded(
+            name,
+            command(launch, socket),
+            log=log,
+            cores=cores,
+            environment=environment(launch) | dict(extra_environment or {}),
+        )
+        server = ServerProcess(URL, "", process, str(socket))
+
+        async def ready() -> None:
+            async with VllmClient.open(server.url, socket=server.socket) as client:
+                await client.wait_ready(ready_s)
+
+        async with kept(server, ready):
+            yield server
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

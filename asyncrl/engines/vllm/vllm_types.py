@@ -1,0 +1,173 @@
+"""Types of what a vLLM server sends. Invariant: a stream comes out as increments: each token once,
+in order, with its log-probability.
+
+Each event of `/inference/v1/generate` holds the tokens that are new. The last one says which
+version sampled which of all tokens; until then none says so.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from asyncrl.engines.servers.server_types import (
+    SAID,
+    FinishReason,
+    Garbled,
+    ServerSpan,
+    StreamEvent,
+)
+from asyncrl.escape import escaped
+
+DONE = b"[DONE]"
+"""The data of the event behind the last one."""
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    token_id: int
+    logprob: float | None = None
+
+
+class _Logprobs(msgspec.Struct, frozen=True):
+    content: list[_Entry] | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+    weight_versions: tuple[ServerSpan, ...] | None = None
+
+
+class VllmFailure(msgspec.Struct, frozen=True):
+    """An error, as an answer or inside of a stream."""
+
+    message: str = ""
+    code: int = 500
+
+
+class _VllmOutput(msgspec.Struct, frozen=True):
+    choices: list[_Choice] = []
+    error: VllmFailure | None = None
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """One entry of a prompt's log-probabilities."""
+
+    logprob: float | None = None
+
+
+class ScoredPrompt(msgspec.Struct, frozen=True):
+    """The answer to a request that scores its prompt: for each token but the first its own
+    log-probability under its id, in text, and perhaps those of likelier ones."""
+
+    prompt_logprobs: list[dict[str, PromptLogprob] | None]
+
+
+class WeightInfo(msgspec.Struct, frozen=True):
+    """`GET /weight_info`: `default` until somebody names a version."""
+
+    weight_version: str
+
+
+class VllmVersion(msgspec.Struct, frozen=True):
+    """`GET /version`."""
+
+    version: str
+
+
+class VllmChecksums(msgspec.Struct, frozen=True):
+    """SHA-256 of each tensor of each worker, under names that begin with the worker's place
+    (`dp0:pp0:pcp0:tp1:model.norm.weight`)."""
+
+    checksums: dict[str, str]
+
+
+class _Model(msgspec.Struct, frozen=True):
+    model: str = ""
+    dtype: str = ""
+    max_model_len: int | None = None
+    logprobs_mode: str = ""
+    skip_tokenizer_init: bool = False
+
+
+class _Parallel(msgspec.Struct, frozen=True):
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    worker_extension_cls: str = ""
+
+
+class _Scheduler(msgspec.Struct, frozen=True):
+    max_num_seqs: int | None = None
+
+
+class _Device(msgspec.Struct, frozen=True):
+    device: str = ""
+
+
+class _TransferConfig(msgspec.Struct, frozen=True):
+    backend: str = ""
+
+
+class VllmConfigs(msgspec.Struct, frozen=True):
+    """The sections of a server's configuration that matter here."""
+
+    model_config: _Model = _Model()
+    parallel_config: _Parallel = _Parallel()
+    scheduler_config: _Scheduler = _Scheduler()
+    weight_transfer_config: _TransferConfig | None = None
+
+
+class VllmStart(msgspec.Struct, frozen=True):
+    """`GET /server_info?config_format=json`: how a server was started."""
+
+    vllm_config: VllmConfigs
+
+
+_OUTPUT = msgspec.json.Decoder(_VllmOutput)
+
+
+class VllmIncrements:
+    """The events of one request, of a server whose weights were called `version` when it began."""
+
+    def __init__(self, version: str) -> None:
+        self._version = version
+        self._done = 0
+
+    def read(self, data: bytes) -> StreamEvent | VllmFailure:
+        """The news of one event. Raises Garbled where its tokens cannot be told, or come without a
+        log-probability each."""
+        try:
+            output = _OUTPUT.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Garbled(
+                f"sent an event that cannot be read: {escaped(str(error), SAID)}"
+            ) from error
+        if output.error is not None:
+            return output.error
+        if len(output.choices) != 1:
+            raise Garbled(
+                f"sent an event of {len(output.choices)} choices, where one was asked for"
+            )
+        choice = output.choices[0]
+        ids = choice.token_ids or []
+        entries = (choice.logprobs.content if choice.logprobs is not None else None) or []
+        if [entry.token_id for entry in entries] != ids:
+            raise Garbled(
+                f"sent log-probabilities of other tokens than those from index {self._done} on"
+            )
+        try:
+            known = np.array(ids, np.int32)
+        except OverflowError as error:
+            raise Garbled(f"sent an id that no vocabulary has: {max(ids, key=abs)}") from error
+        start, self._done = self._done, self._done + len(ids)
+        reason = choice.finish_reason
+        return StreamEvent(
+            start=start,
+            ids=known,
+            behaviour=np.array([entry.logprob for entry in entries], np.float32),
+            version=self._version,
+            ending=None if reason is None else FinishReason(reason),
+            spans=choice.weight_versions,
+        )

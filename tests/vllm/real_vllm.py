@@ -1,0 +1,77 @@
+"""A real vLLM server on this machine's processor, started as a run starts it, and kept by a
+process of its own event loop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx2
+
+from asyncrl.engines.vllm.vllm_launch import URL, VllmLaunch, command, environment
+
+PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
+START_S = 300.0
+SLOTS, CONTEXT = 4, 512
+
+
+class SharedServer(NamedTuple):
+    """A running server: its address and socket, its log and its process group."""
+
+    url: str
+    socket: str
+    log: Path
+    group: int
+
+
+def launch(model: Path, *arguments: str, slots: int = SLOTS) -> VllmLaunch:
+    return VllmLaunch(
+        (str(PYTHON),), str(model), "float32", "cpu", slots, CONTEXT, arguments=arguments
+    )
+
+
+@contextmanager
+def started(model: Path, log: Path) -> Iterator[SharedServer]:
+    """A server from its start until the end of its process group."""
+    folder = tempfile.mkdtemp(prefix="asyncrl-test-")
+    socket, what = Path(folder, "server.sock"), launch(model)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command(what, socket),
+            env={**os.environ, **environment(what), "TMPDIR": folder},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _wait(socket, log, process)
+        yield SharedServer(URL, str(socket), log, process.pid)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait(socket: Path, log: Path, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + START_S
+    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(socket)), timeout=5.0) as http:
+        while time.monotonic() < end:
+            if process.poll() is not None:
+                raise RuntimeError(
+                    f"the server ended with {process.returncode}:\n{log.read_text()[-4000:]}"
+                )
+            try:
+                if http.get(f"{URL}/health").status_code == 200:
+                    return
+            except httpx2.TransportError:
+                pass
+            time.sleep(0.2)
+    raise RuntimeError(f"the server was not ready:\n{log.read_text()[-4000:]}")

@@ -1,0 +1,176 @@
+"""vLLM servers as children of a run: their command, a whole run with real ones, one of which is
+killed, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from real_vllm import START_S, launch
+from train_support import command as train_command
+from train_support import end, started, steps_done, tiny_model, train, wait_for
+
+from asyncrl.engines.servers.errors import ServerGone
+from asyncrl.engines.vllm.vllm_client import VllmClient
+from asyncrl.engines.vllm.vllm_launch import WORKER, VllmLaunch, command, environment, managed
+from asyncrl.observe import summary
+from asyncrl.observe.run_dir import SUMMARY
+
+
+def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = VllmLaunch(
+        ("/python",),
+        "/m",
+        "bfloat16",
+        "cuda",
+        128,
+        4096,
+        chunk_tokens=16,
+        tensor_parallel=4,
+        seed=7,
+        arguments=("--gpu-memory-utilization", "0.8"),
+    )
+    words = command(cuda, Path("/tmp/x/server.sock"))
+    assert words[:3] == ["/python", "-m", "vllm.entrypoints.openai.api_server"]
+    pairs = dict(pairwise(words))
+    expected = {
+        "model": "/m",
+        "uds": "/tmp/x/server.sock",
+        "dtype": "bfloat16",
+        "tensor-parallel-size": "4",
+        "max-num-seqs": "129",
+        "max-model-len": "4097",
+        "stream-interval": "16",
+        "seed": "7",
+        "logprobs-mode": "processed_logprobs",
+    }
+    assert all(pairs[f"--{name}"] == value for name, value in expected.items())
+    assert json.loads(pairs["--weight-transfer-config"]) == {"backend": "asyncrl"}
+    assert not {"--port", "--enforce-eager", "--num-gpu-blocks-override"} & set(words)
+    assert words[-2:] == ["--gpu-memory-utilization", "0.8"], "what the user adds wins"
+    assert "OMP_NUM_THREADS" not in environment(cuda)
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    found = environment(msgspec.structs.replace(cuda, gpus=(1, 2)))
+    assert found["CUDA_VISIBLE_DEVICES"] == "5,6" and found["PYTHONPATH"] == f"{WORKER}:/mine"
+    assert [path.name for path in WORKER.glob("*.py")] == ["asyncrl_receiver.py"]
+    cpu = command(launch(Path("/m")), Path("/tmp/x/server.sock"))
+    assert "--enforce-eager" in cpu and dict(pairwise(cpu))["--num-gpu-blocks-override"] == "26"
+
+
+ASKED = """
+import os, socket, sys
+path = sys.argv[sys.argv.index('--uds') + 1]
+folder = os.path.dirname(path)
+print(oct(os.stat(folder).st_mode & 0o777), folder, flush=True)
+sys.exit(3)
+"""
+
+
+@pytest.mark.processes
+async def test_a_server_listens_where_no_other_user_can_ask_it(tmp_path: Path) -> None:
+    stands_in = VllmLaunch((sys.executable, "-c", ASKED), "/m", "float32", "cpu", 2, 64)
+    with pytest.raises(ServerGone, match=r"(?s)ended with status 3.*0o700"):
+        async with managed(stands_in, log=tmp_path / "log"):
+            raise AssertionError("it was never ready")
+    folder = Path((tmp_path / "log").read_text().split()[1])
+    assert not await trio.Path(folder).exists()
+
+
+@pytest.mark.explore
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(START_S + 120)
+async def test_a_server_that_is_killed_is_noticed_and_leaves_nothing(
+    vllm_python: Path, vllm_model: Path, tmp_path: Path
+) -> None:
+    async with managed(launch(vllm_model), log=tmp_path / "log", ready_s=START_S) as server:
+        folder, ours = Path(server.socket).parent, session(server.process.pid)
+        assert len(ours) >= 3, "the server has an engine core and a worker of their own"
+        async with VllmClient.open(server.url, socket=server.socket) as client:
+            assert await client.ready()
+        os.kill(ours[1], signal.SIGKILL)  # the server: the first is the guard of its command
+        with trio.fail_after(90), pytest.raises(ServerGone, match="was ended by SIGKILL"):
+            await server.watch()
+    assert not session(ours[0]) and not await trio.Path(folder).exists()
+
+
+def session(pid: int) -> list[int]:
+    """The living processes of its session, the oldest first."""
+    asked = ["ps", "-o", "pid=,stat=", "-s", str(pid)]
+    listed = subprocess.run(asked, capture_output=True, text=True, check=False)
+    lines = [line.split() for line in listed.stdout.splitlines()]
+    return sorted(int(one) for one, state in lines if not state.startswith("Z"))
+
+
+def processes_with(word: str) -> list[int]:
+    """Those in whose command line it is, the guard of the command first."""
+    listed = subprocess.run(
+        ["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True
+    )
+    lines = [line.split() for line in listed.stdout.splitlines()]
+    return sorted(int(pid) for pid, *args in lines if word in args and "ps" not in args)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(2 * START_S)
+def test_a_run_decodes_in_a_server_that_is_given_each_version(
+    vllm_python: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    argv = train_command(
+        tiny_model(tmp_path / "model"),
+        run,
+        engine__kind="vllm",
+        engine__vllm__launch=[str(vllm_python)],
+        engine__context_tokens=128,
+        publication__bucket_bytes=1 << 20,
+        train__steps=3,
+    )
+    done = train(argv)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = summary.read(run / SUMMARY)
+    assert told.balances() and told.publication.count >= 3
+    assert "is started again" not in done.stdout
+    wait_for("nothing that is left", lambda: not processes_with(str(run / "initial")))
+
+
+@pytest.mark.explore
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(3 * START_S)
+def test_a_run_goes_on_when_one_of_two_servers_is_killed(vllm_python: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    argv = train_command(
+        tiny_model(tmp_path / "model"),
+        run,
+        engine__kind="vllm",
+        engine__vllm__launch=[str(vllm_python)],
+        engine__context_tokens=128,
+        rollout__actors=2,
+        train__steps=10_000,
+    )
+    with started(argv) as launcher:
+        wait_for("steps", lambda: steps_done(run) >= 2)
+        before = processes_with("--uds")
+        os.kill(before[-1], signal.SIGKILL)
+        wait_for("the actor's end", lambda: before[-1] not in processes_with("--uds"))
+        seen = steps_done(run)
+        wait_for("steps by the other one", lambda: steps_done(run) >= seen + 2)
+        wait_for("another server", lambda: len(processes_with("--uds")) == len(before))
+        launcher.send_signal(signal.SIGTERM)
+        code, shown, said = end(launcher)
+    assert code == 0, shown + said
+    told = summary.read(run / SUMMARY)
+    assert told.balances() and told.restarts["rollout"] >= 1
+    wait_for("nothing that is left", lambda: not processes_with("--uds"))
