@@ -30,6 +30,7 @@ from asyncrl.config import render as render_config
 from asyncrl.config.schema import TaskConfig
 from asyncrl.engines.servers.server_types import Garbled, StreamEvents
 from asyncrl.engines.sglang.http_types import Increments
+from asyncrl.engines.vllm.vllm_types import VllmIncrements
 from asyncrl.escape import escaped
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.events import (
@@ -348,6 +349,16 @@ def sglang_stream(data: bytes) -> None:
         assert len(str(error)) < 1000
 
 
+def vllm_stream(data: bytes) -> None:
+    """Events that a vLLM server streams: increments, or Garbled."""
+    events, increments = StreamEvents(4), VllmIncrements("1")
+    try:
+        for text in events.feed(data):
+            increments.read(text)
+    except Garbled as error:
+        assert len(str(error)) < 1000
+
+
 def events(data: bytes) -> None:
     """Rows of the journal: events of which a state follows, or Refused."""
     try:
@@ -453,6 +464,12 @@ STATUS = msgspec.json.encode(
         restarts={"reward": 1},
     )
 )
+VLLM_STREAM = (
+    b'data: {"choices":[{"index":0,"token_ids":[7],"logprobs":{"content":[{"token_id":7,'
+    b'"logprob":-0.5,"rank":1,"top_logprobs":[]}]}}]}\n\n'
+    b'data: {"choices":[{"index":0,"token_ids":[],"finish_reason":"stop","logprobs":'
+    b'{"content":[]},"weight_versions":[{"version":"1","start":0,"end":1}]}]}\n\n'
+)
 STREAM = (
     b'data: {"output_ids": [5], "meta_info": {"weight_version": "1", "completion_tokens": 1, '
     b'"output_token_logprobs": [[-0.5, 5, null]]}}\n\ndata: {"error": {"message": "no"}}\n\n'
@@ -527,6 +544,7 @@ TARGETS: list[Target] = [
     Target("shown_summary", [SUMMARY], shown_summary),
     Target("run_status", [STATUS], status_json),
     Target("sglang_stream", [STREAM], sglang_stream),
+    Target("vllm_stream", [VLLM_STREAM], vllm_stream),
     Target(
         "events",
         [
