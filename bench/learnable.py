@@ -61,7 +61,7 @@ def described(name: str) -> tuple[Task, CatalogEntry]:
 def learned(task: Task, limit_s: float) -> Learned | None:
     """Warm the bundled model up for at most so many seconds of this process; None where the task
     knows no answers."""
-    settings, began, last = ModelConfig(), time.process_time(), Lesson(0, 0.0, 0.0, 0.0)
+    settings, began, last = ModelConfig(), time.process_time(), Lesson(0, 0.0, 0.0, 0.0, 0.0)
     with tempfile.TemporaryDirectory() as folder:
         prompts = [task.prompt("train", item) for item in range(LOOKED_AT)]
         bundled.write_tokenizer(Path(folder), bundled.frame(prompts))

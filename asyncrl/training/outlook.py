@@ -38,12 +38,14 @@ ADVICE = (
 
 class Lesson(NamedTuple):
     """One step of a warm-up, `seconds` after its begin: the nats of an answer, all its tokens
-    together, and the share of right answers, 0 to 1."""
+    together, the share of right greedy answers, 0 to 1, and the accuracy for which enough sampled
+    ones are right."""
 
     step: int
     seconds: float
     nats: float
     accuracy: float
+    sampled: float
 
 
 class Outlook(NamedTuple):
@@ -58,10 +60,10 @@ def outlook(lessons: Sequence[Lesson], *, steps: int, enough: float) -> Outlook 
     """The outlook after these lessons, of at most `steps`, on the share `enough`; None where it is
     too early to say.
 
-    >>> rising = [Lesson(n, n * 1.0, 1.0, n / 400) for n in range(1, 51)]
+    >>> rising = [Lesson(n, n * 1.0, 1.0, n / 400, 1.0) for n in range(1, 51)]
     >>> outlook(rising, steps=600, enough=0.3)
     Outlook(verdict='coming', left_s=70.0)
-    >>> flat = [Lesson(n, n * 0.2, 9.0, 0.0) for n in range(1, 401)]
+    >>> flat = [Lesson(n, n * 0.2, 9.0, 0.0, 0.0) for n in range(1, 401)]
     >>> outlook(flat, steps=600, enough=0.3)
     Outlook(verdict='stuck', left_s=40.0)
     """
@@ -93,6 +95,8 @@ def progress(lessons: Sequence[Lesson], *, steps: int, enough: float) -> Progres
     last, found = lessons[-1], outlook(lessons, steps=steps, enough=enough)
     left_s = last.seconds / last.step * (steps - last.step) if found is None else found.left_s
     note = f"{last.accuracy:.2f} of {enough:g} right"
+    if last.accuracy >= enough > last.sampled:
+        note += f", sampled as for {last.sampled:.2f}"
     if found is not None and found.verdict == "stuck":
         note = f"It will not come to {enough:g} right at this pace ({note}): {ADVICE}."
     elif found is not None and found.verdict == "slow":

@@ -2,9 +2,10 @@
 settings, and is computed once on a machine.
 
 The model learns the training prompts' own answers: the loss is on the answer and its end alone. It
-stops as soon as enough of its greedy answers are right for reinforcement learning to find something
-to reinforce (`model.warmup_accuracy`), at the latest after `model.warmup_steps`: to know the task
-well is what reinforcement learning is for.
+stops as soon as there is something to reinforce: enough of its greedy answers are right
+(`model.warmup_accuracy`), and of sampled ones, which is what reinforcement learning sees, a tenth
+as many. At the latest it stops after `model.warmup_steps`: to know the task well is what
+reinforcement learning is for.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from asyncrl.tasks.text import Tokenizer
 from asyncrl.training import bundled
 from asyncrl.training.outlook import Lesson
 
-CODE = 4
+CODE = 5
 """Counts the changes of this file, of `bundled.py` and of the tasks that change what comes out."""
 BATCH = 64
 """Answers in a step."""
@@ -40,6 +41,9 @@ RATE, RAMP = 1e-3, 20
 """AdamW's learning rate, and the steps of its linear ramp."""
 SMOOTHING = 0.5
 """Share of the accuracy before it that a step keeps."""
+SAMPLED = 0.1
+"""Share of right sampled answers for each right greedy one that is enough. Sorting five letters is
+right greedily one time in four after 25 steps, and sampled not once in 4,000 times."""
 IGNORED = -100
 
 log = logging.getLogger(__name__)
@@ -92,40 +96,44 @@ def _taught(task: TaskConfig) -> dict[str, Any]:
 def teach(
     model: Any, tokenizer: Tokenizer, task: Task, *, steps: int, enough: float
 ) -> Iterator[Lesson]:
-    """Train until the share `enough` of answers is right, at most `steps` steps of `BATCH` answers.
-    Yields each step. Its accuracy is that of greedy decoding on the batch before it is trained,
-    smoothed over two steps. Raises TaskError where the task knows no answers."""
+    """Train until the share `enough` of greedy answers is right and `SAMPLED` times that of sampled
+    ones, at most `steps` steps of `BATCH` answers. Yields each step. Its accuracy is that of greedy
+    decoding on the batch before it is trained, its chance the probability of a right sample there;
+    both are smoothed over two steps. Raises TaskError where the task knows no answers."""
     began = time.monotonic()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    accuracy = 0.0
+    accuracy = chance = 0.0
     for step, (ids, labels) in zip(range(steps), _batches(tokenizer, task), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / RAMP)
-        loss, right = told(model, ids, labels)
+        loss, right, nats = told(model, ids, labels)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         accuracy = SMOOTHING * accuracy + (1 - SMOOTHING) * right.float().mean().item()
-        if (done := accuracy >= enough) or step % 50 == 49:
+        chance = SMOOTHING * chance + (1 - SMOOTHING) * torch.exp(-nats).mean().item()
+        if (done := accuracy >= enough and chance >= SAMPLED * enough) or step % 50 == 49:
             log.info("warm-up step %d: loss %.3f, accuracy %.3f", step + 1, loss.item(), accuracy)
-        nats = loss.item() * (labels != IGNORED).sum().item() / len(labels)
-        yield Lesson(step + 1, time.monotonic() - began, nats, accuracy)
+        yield Lesson(
+            step + 1, time.monotonic() - began, nats.mean().item(), accuracy, chance / SAMPLED
+        )
         if done:
             break
 
 
-def told(model: Any, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean loss of the labelled tokens (nats), and bool [rows]: whether each label of a row is
-    the likeliest token, so that greedy decoding gives exactly this answer. The head is asked for no
-    other token."""
+def told(model: Any, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean loss of the labelled tokens (nats); bool [rows], true where each label of a row is
+    the likeliest token, so that greedy decoding gives exactly this answer; and the nats of each
+    row's answer [rows], without a gradient: a sample is right with probability `exp(-nats)`. The
+    head is asked for no other token."""
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
     asked = labels[:, 1:] != IGNORED
     logits, answers = model.lm_head(hidden[asked]), labels[:, 1:][asked]
-    wrong = torch.zeros(len(ids)).index_add(
-        0, asked.nonzero()[:, 0], (logits.argmax(-1) != answers).float()
-    )
-    return cross_entropy(logits, answers), wrong == 0
+    of_row, losses = asked.nonzero()[:, 0], cross_entropy(logits, answers, reduction="none")
+    wrong = torch.zeros(len(ids)).index_add(0, of_row, (logits.argmax(-1) != answers).float())
+    nats = torch.zeros(len(ids)).index_add(0, of_row, losses.detach())
+    return losses.mean(), wrong == 0, nats
 
 
 def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]]:

@@ -17,7 +17,9 @@ STEPS, ENOUGH = 600, 0.3
 def curve(
     nats: Callable[[int], float], accuracy: Callable[[int], float], pace_s: float, steps: int
 ) -> list[Lesson]:
-    return [Lesson(step, step * pace_s, nats(step), accuracy(step)) for step in range(1, steps + 1)]
+    return [
+        Lesson(step, step * pace_s, nats(step), accuracy(step), 1.0) for step in range(1, steps + 1)
+    ]
 
 
 def unlearnable(step: int) -> float:
@@ -106,7 +108,7 @@ MEASURED = json.loads((Path(__file__).parent / "warmup_curves.json").read_text()
 
 def measured(task: str, pace_s: float) -> list[Lesson]:
     rows = zip(MEASURED[task]["nats"], MEASURED[task]["accuracy"], strict=True)
-    return [Lesson(step, step * pace_s, *row) for step, row in enumerate(rows, 1)]
+    return [Lesson(step, step * pace_s, *row, 1.0) for step, row in enumerate(rows, 1)]
 
 
 @pytest.mark.parametrize("task", ["spell_backward", "rotate_matrix"])

@@ -3,6 +3,9 @@ once."""
 
 from __future__ import annotations
 
+import json
+import random
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +58,8 @@ def test_the_loss_is_of_the_answers_tokens_alone(tmp_path: Path) -> None:
             logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
         total -= torch.log_softmax(logits, -1)[range(len(answer)), answer].sum().item()
         count += len(answer)
-    loss, _ = warmup.told(model, *next(warmup._batches(tokenizer, task)))
+    loss, _, nats = warmup.told(model, *next(warmup._batches(tokenizer, task)))
+    assert nats.sum().item() == pytest.approx(total, rel=1e-5)
     assert loss.item() == pytest.approx(total / count, rel=1e-5)
 
 
@@ -67,12 +71,14 @@ def test_it_learns_stops_where_told_and_says_what_greedy_decoding_does(tmp_path:
         bundled.new_model(0),
     )
     little = [*warmup.teach(bundled.new_model(0), tokenizer, task, steps=200, enough=0.1)]
-    assert 0.1 <= little[-1].accuracy < 0.7
+    assert 0.1 <= min(little[-1].accuracy, little[-1].sampled)
     lessons = [*warmup.teach(model, tokenizer, task, steps=200, enough=0.7)]
-    assert all(lesson.accuracy < 0.7 for lesson in lessons[:-1]) and lessons[-1].accuracy >= 0.7
+    enough = [lesson.accuracy >= 0.7 and lesson.sampled >= 0.7 for lesson in lessons]
+    assert enough == [False] * (len(lessons) - 1) + [True]
     assert [lesson.step for lesson in lessons] == list(range(1, len(lessons) + 1))
+    assert len(little) < len(lessons)
     assert lessons[-1].nats < lessons[0].nats and lessons[0].seconds < lessons[-1].seconds
-    _, right = warmup.told(model, *next(warmup._batches(tokenizer, task)))
+    _, right, _ = warmup.told(model, *next(warmup._batches(tokenizer, task)))
     for item in range(6):
         prompt = tokenizer.encode(task.prompt("train", item))
         end = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": bundled.END_ID}
@@ -80,6 +86,26 @@ def test_it_learns_stops_where_told_and_says_what_greedy_decoding_does(tmp_path:
         assert right[item].item() == (
             given[-1] == bundled.END_ID and tokenizer.decode(given) == task.answer("train", item)
         )
+
+
+def test_it_goes_on_until_samples_are_right_and_not_greedy_answers_alone(tmp_path: Path) -> None:
+    """Letters to sort: after 25 steps one greedy answer in four is right, and no sample."""
+    letters = [*permutations("abcdefgh", 5)]
+    random.Random(0).shuffle(letters)
+    lines = [
+        json.dumps({"prompt": f"sort {''.join(word)}:", "answer": "".join(sorted(word))})
+        for word in letters[:1200]
+    ]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    jsonl = TaskConfig(name="jsonl", path=str(tmp_path / "prompts.jsonl"))
+    task = open_task(jsonl, 0)
+    bundled.write_tokenizer(tmp_path, bundled.task_frame(task))
+    tokenizer, model = Tokenizer(tmp_path), bundled.new_model(0)
+    lessons = [*warmup.teach(model, tokenizer, task, steps=200, enough=0.2)]
+    greedy = next(lesson for lesson in lessons if lesson.accuracy >= 0.2)
+    assert greedy.sampled < 0.02 and greedy.step < lessons[-1].step < 100
+    _, _, nats = warmup.told(model, *next(warmup._batches(tokenizer, task)))
+    assert torch.exp(-nats).mean() >= 0.5 * 0.1 * 0.2
 
 
 def test_it_is_a_function_of_its_settings_and_computed_once(

@@ -138,7 +138,10 @@ class ModelConfig(Section, frozen=True):
         Meta(
             gt=0,
             le=1,
-            description="bundled model: share of right greedy answers that ends the warm-up",
+            description=(
+                "bundled model: share of right greedy answers, and ten times that of sampled "
+                "ones, that ends the warm-up"
+            ),
         ),
     ] = 0.3
     dtype: Annotated[Literal["float32", "bfloat16"], Meta(description="of the weights")] = "float32"
