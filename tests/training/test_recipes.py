@@ -29,7 +29,7 @@ GROUPS = (4, 3, 4)
 
 def recipes() -> dict[str, str]:
     """The settings on the page by their heading."""
-    found = re.findall(r"^### (.+?)\n(.*?)```toml\n(.*?)```", PAGE.read_text(), re.M | re.S)
+    found = re.findall(r"^## (.+?)\n(.*?)```toml\n(.*?)```", PAGE.read_text(), re.M | re.S)
     return {name: text for name, _, text in found}
 
 

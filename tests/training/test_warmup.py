@@ -71,7 +71,7 @@ def test_it_learns_stops_where_told_and_says_what_greedy_decoding_does(tmp_path:
         bundled.new_model(0),
     )
     little = [*warmup.teach(bundled.new_model(0), tokenizer, task, steps=200, enough=0.1)]
-    assert 0.1 <= min(little[-1].accuracy, little[-1].sampled)
+    assert min(little[-1].accuracy, little[-1].sampled) >= 0.1
     lessons = [*warmup.teach(model, tokenizer, task, steps=200, enough=0.7)]
     enough = [lesson.accuracy >= 0.7 and lesson.sampled >= 0.7 for lesson in lessons]
     assert enough == [False] * (len(lessons) - 1) + [True]
