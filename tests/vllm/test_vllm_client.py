@@ -101,7 +101,7 @@ def start(**changes: Any) -> dict[str, Any]:
         "model_config": {
             "model": "/model",
             "dtype": "torch.float32",
-            "max_model_len": 101,
+            "max_model_len": 100,
             "logprobs_mode": "processed_logprobs",
             "skip_tokenizer_init": True,
         },
@@ -252,7 +252,7 @@ async def test_checksums_come_by_rank_in_their_order() -> None:
         ({}, ""),
         ({"model_config": {"dtype": "torch.bfloat16"}}, "start it with --dtype float32"),
         ({"model_config": {"logprobs_mode": "raw_logprobs"}}, "--logprobs-mode processed_logprobs"),
-        ({"model_config": {"max_model_len": 100}}, "--max-model-len 101"),
+        ({"model_config": {"max_model_len": 99}}, "--max-model-len 100"),
         ({"scheduler_config": {"max_num_seqs": 4}}, "--max-num-seqs 5"),
         ({"parallel_config": {"data_parallel_size": 2}}, "pipeline or data parallel"),
         ({"weight_transfer_config": {"backend": "nccl"}}, "--worker-extension-cls"),

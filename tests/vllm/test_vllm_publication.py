@@ -12,6 +12,7 @@ import torch
 import trio
 from collected import Collected
 from numpy.typing import NDArray
+from real_vllm import CONTEXT
 from torch import Tensor
 
 from asyncrl.engines import canary
@@ -95,6 +96,38 @@ async def test_log_probabilities_are_those_of_the_temperature(
         assert events[-1].ending.type == "length"
         expected = scores(5, ids, temperature or 1.0)[len(PROMPT) - 1 :]
         assert np.abs(behaviour - expected).max() <= EXACT
+
+
+async def test_a_stop_id_ends_a_response_and_is_part_of_it(vllm: VllmClient) -> None:
+    async with publishing(vllm) as publisher:
+        await publisher.load(5, weights(5))
+        asked = vllm.generate(
+            uuid.uuid4().hex,
+            PROMPT,
+            max_new_tokens=400,
+            temperature=1.0,
+            stop_ids=range(0, VOCABULARY, 4),
+        )
+        async with aclosing(asked) as stream:
+            events = [event async for event in stream]
+        ids = [int(i) for event in events for i in event.ids]
+        assert ids[-1] % 4 == 0 and all(i % 4 for i in ids[:-1]) and len(ids) < 400
+        assert events[-1].ending is not None and events[-1].ending.type == "stop"
+        assert len(np.concatenate([event.behaviour for event in events])) == len(ids)
+
+
+@pytest.mark.parametrize("known", [1, CONTEXT - 1])
+async def test_a_response_may_fill_the_whole_context(vllm: VllmClient, known: int) -> None:
+    async with publishing(vllm) as publisher:
+        await publisher.load(5, weights(5))
+        asked = vllm.generate(
+            uuid.uuid4().hex,
+            np.full(known, 65, np.int32),
+            max_new_tokens=CONTEXT - known,
+            temperature=1.0,
+        )
+        async with aclosing(asked) as stream:
+            assert sum([len(event.ids) async for event in stream]) == CONTEXT - known
 
 
 async def test_rollouts_go_on_over_versions_each_token_under_its_own(vllm: VllmClient) -> None:

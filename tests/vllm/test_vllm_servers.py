@@ -47,7 +47,7 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
         "dtype": "bfloat16",
         "tensor-parallel-size": "4",
         "max-num-seqs": "129",
-        "max-model-len": "4097",
+        "max-model-len": "4096",
         "stream-interval": "16",
         "seed": "7",
         "logprobs-mode": "processed_logprobs",
@@ -64,7 +64,7 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["CUDA_VISIBLE_DEVICES"] == "5,6" and found["PYTHONPATH"] == f"{WORKER}:/mine"
     assert [path.name for path in WORKER.glob("*.py")] == ["asyncrl_receiver.py"]
     cpu = command(launch(Path("/m")), Path("/tmp/x/server.sock"))
-    assert "--enforce-eager" in cpu and dict(pairwise(cpu))["--num-gpu-blocks-override"] == "26"
+    assert "--enforce-eager" in cpu and dict(pairwise(cpu))["--num-gpu-blocks-override"] == "21"
 
 
 ASKED = """

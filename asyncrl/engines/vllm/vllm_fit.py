@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 
+from asyncrl.engines import canary
 from asyncrl.engines.servers.errors import RequestRefused
 from asyncrl.engines.servers.other_model import Incompatible
 from asyncrl.engines.servers.server_types import ServerInfo
@@ -69,11 +70,12 @@ def refuse_start(
             f"it takes no weights from here: start it with --worker-extension-cls {EXTENSION} "
             f'--weight-transfer-config \'{{"backend": "{BACKEND}"}}\' (docs/vllm.md)'
         )
-    if server.context_length is not None and server.context_length <= context_tokens:
+    context = max(context_tokens, canary.TOKENS + 1)
+    if server.context_length is not None and server.context_length < context:
         raise ValueError(
             f"its context of {server.context_length} tokens is too short for "
             f"engine.context_tokens = {context_tokens}: start it with --max-model-len "
-            f"{context_tokens + 1}"
+            f"{context}"
         )
     if server.max_running_requests is not None and server.max_running_requests <= slots:
         raise ValueError(

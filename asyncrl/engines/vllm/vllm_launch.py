@@ -53,7 +53,7 @@ class VllmLaunch(msgspec.Struct, frozen=True):
 
 def command(launch: VllmLaunch, socket: Path) -> list[str]:
     """The command line of a server at `socket`. `launch.arguments` come last, and so win."""
-    context = max(launch.context_tokens, canary.TOKENS) + 1
+    context = max(launch.context_tokens, canary.TOKENS + 1)  # which is asked for one token more
     options = {
         "model": launch.model,
         "uds": socket,
