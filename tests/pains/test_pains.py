@@ -232,7 +232,7 @@ async def test_pain_05_engines_that_die_again_and_again_cost_neither_the_run_nor
     world = ScriptedWorld(
         configured(
             rollout={"actors": 3, "attempts": 50, "lease_s": 50.0},
-            train={"steps": 16},
+            train={"steps": 24},
             supervision={"stall_s": 100.0},
         )
     )
@@ -250,7 +250,7 @@ async def test_pain_05_engines_that_die_again_and_again_cost_neither_the_run_nor
 
     outcome = await world.run(murderer)
     world.check()
-    assert outcome.ok and world.learner.version == 16 and len(killed) > 10, outcome.reason
+    assert outcome.ok and world.learner.version == 24 and len(killed) > 10, outcome.reason
     assert world.of(e.Buried) == [] and world.store.experience.ledger.tokens.discarded.keys() <= {
         "evaluation",
         "stale",
