@@ -85,6 +85,7 @@ class RemoteActor:
     def __init__(self, actor: Actor, resume: bool) -> None:
         self.actor, self.resume = actor, resume
         self.machine: Machine | None = None
+        self.displaced = False
         self._ended = trio.Event()
         self._code, self._words = KILLED, ""
 
@@ -93,10 +94,11 @@ class RemoteActor:
         """True if it has ended."""
         return self._ended.is_set()
 
-    def end(self, code: int, words: str) -> None:
-        """It has ended, with these last words; what comes after its end is left out."""
+    def end(self, code: int, words: str, *, displaced: bool = False) -> None:
+        """It has ended, with these last words, or `displaced`, with its machine; what comes after
+        its end is left out."""
         if not self.over:
-            self._code, self._words = code, words
+            self._code, self._words, self.displaced = code, words, displaced
             self._ended.set()
 
     async def wait(self) -> int:
@@ -365,7 +367,7 @@ class Machines:
         if self._members.pop(machine.name, None) is not None and not self.over:
             self._note(f"Machine {machine.name} is lost, with {len(machine.actors)} actors: {why}.")
         for actor in machine.actors.values():
-            actor.end(KILLED, f"its machine {machine.name} is lost: {why}")
+            actor.end(KILLED, f"its machine {machine.name} is lost: {why}", displaced=True)
         machine.actors.clear()
         self._changed.set()
 

@@ -155,6 +155,9 @@ class Process:
         self._pidfd = os.pidfd_open(pid)
         self._ending = trio.Lock()
 
+    displaced = False
+    """It runs on the machine of its parent, and ends by itself."""
+
     async def wait(self) -> int:
         """The child's exit code (-9 where SIGKILL ended it), once nothing of its session is left:
         what the child left behind is killed."""

@@ -15,7 +15,13 @@ import trio
 
 
 class Child(Protocol):
-    """A child of a supervisor: an `asyncrl.processes.process.Process`, or a simulated one."""
+    """A child of a supervisor: an `asyncrl.processes.process.Process`, one on another machine, or a
+    simulated one."""
+
+    @property
+    def displaced(self) -> bool:
+        """True if it has ended with the machine that it ran on, which is no failure of its own."""
+        ...
 
     async def wait(self) -> int:
         """The exit code, negative for a signal."""
@@ -91,8 +97,8 @@ async def supervise(
     """Run a child until it ends with exit code 0; `start(incarnation)`, counted from 0, starts it.
 
     `on_exit(name, code, restarting)` is called at each end, before the next start. Raises
-    ActorFailed for a failure beyond `budget`. A child that is not needed any more when it ends is
-    not started again, and its failure raises nothing.
+    ActorFailed for a failure beyond `budget`; a child that was displaced spends none of it. A child
+    that is not needed any more when it ends is not started again, and its failure raises nothing.
     """
     restarted: list[float] = []
     incarnation = 0
@@ -104,11 +110,12 @@ async def supervise(
             await child.kill_group()
         now = trio.current_time()
         needed = code != 0 and still_needed()
-        restarting = needed and budget.allows(restarted, now)
+        restarting = needed and (child.displaced or budget.allows(restarted, now))
         on_exit(name, code, restarting)
         if not needed:
             return
         if not restarting:
             raise ActorFailed(name, code, child.tail(), restarts=incarnation)
-        restarted = [time for time in restarted if time > now - budget.window_s] + [now]
+        if not child.displaced:
+            restarted = [time for time in restarted if time > now - budget.window_s] + [now]
         incarnation += 1

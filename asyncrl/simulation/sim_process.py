@@ -102,6 +102,8 @@ class SimProcess:
         await self._over.wait()
         return self._exit
 
+    displaced = False
+
     async def kill_group(self) -> int:
         self.kill()
         with trio.CancelScope(shield=True):

@@ -190,6 +190,7 @@ async def test_bytes_that_are_no_message_cost_their_sender_alone(head: Head) -> 
             with trio.fail_after(PATIENCE_S):
                 assert [await actor.wait() for actor in actors] == [KILLED, KILLED]
             assert "its machine bad is lost" in actors[0].tail()
+            assert all(actor.displaced for actor in actors), "no failure of theirs"
             head.machines.start("rollout", 0, 1, resume=False)
             assert await said(good) == m.StartActor("rollout", 0, 1, False, ADDRESS)
     assert any(note.startswith("Machine bad is lost, with 2 actors: ") for note in head.notes)

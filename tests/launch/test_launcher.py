@@ -63,6 +63,8 @@ class _Silent:
     def kill(self) -> None:
         raise AssertionError("nobody replaces it")
 
+    displaced = False
+
     async def kill_group(self) -> int:
         return -9
 

@@ -67,6 +67,8 @@ class _Task:
         assert self.code is not None
         return self.code
 
+    displaced = False
+
     async def kill_group(self) -> int:
         self.end(-9)
         with trio.CancelScope(shield=True):

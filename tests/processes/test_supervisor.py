@@ -22,8 +22,11 @@ from asyncrl.processes.supervisor import (
 class Scripted:
     """A child that ends after `seconds` with `code`, or when killed, which takes a second."""
 
-    def __init__(self, seconds: float, code: int, text: str = "") -> None:
+    def __init__(
+        self, seconds: float, code: int, text: str = "", *, displaced: bool = False
+    ) -> None:
         self.seconds, self.code, self.text = seconds, code, text
+        self.displaced = displaced
         self.killed = self.dead = False
 
     async def wait(self) -> int:
@@ -108,6 +111,16 @@ async def test_a_spent_budget_is_the_childs_own_traceback(autojump_clock):
     assert "KeyError: 'why'" in str(caught.value)
     assert (caught.value.name, caught.value.code) == ("rollout-0", 1)
     assert log.events[-1] == ("rollout-0", 1, False)
+
+
+async def test_the_loss_of_machines_spends_no_budget(autojump_clock):
+    """A spot machine that is taken back is no failure of the actor that it had."""
+    lost = [Scripted(5, -9, displaced=True) for _ in range(4)]
+    log = Log(Scripted(5, 1), *lost, Scripted(5, 1, "its own fault"))
+    with pytest.raises(ActorFailed, match="its own fault"):
+        await supervise("rollout-0", log.start, budget=RestartBudget(1, 300), on_exit=log.on_exit)
+    ends = [event for event in log.events if isinstance(event, tuple)]
+    assert [restarting for _, _, restarting in ends] == [True] * 5 + [False]
 
 
 async def test_the_budget_comes_back_with_time(autojump_clock):
