@@ -9,12 +9,14 @@ seconds of silence that it bears (`machines.SILENCE_S`) and of a kill.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import signal
 import socket
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import trio
@@ -49,7 +51,7 @@ from asyncrl.observe import logs
 from asyncrl.observe.logs import FOLDER
 from asyncrl.observe.logs import path as log_path
 from asyncrl.observe.output import complain
-from asyncrl.observe.run_dir import INITIAL, RUN_TOML, TLS
+from asyncrl.observe.run_dir import INITIAL, LOCK, RUN_TOML, TLS
 from asyncrl.processes.forkserver import ForkServer, open_fork_server
 from asyncrl.processes.machine import available_cores
 from asyncrl.processes.process import Process
@@ -66,13 +68,14 @@ def agent(token: JoinToken, folder: Path | None, name: str, cores: int) -> int:
     directory of the run (None: one that is removed at the end), `name` the machine's (empty: its
     host name), `cores` how many it offers (0: all that this process may use). Returns the exit
     status: 0 if the run ended, 1 if the launcher was lost, 2 if the machine is refused. Raises
-    ConfigError for a `folder` that is not this user's."""
+    ConfigError for a `folder` that is not this user's, or that another process has."""
     with ExitStack() as stack:
         if folder is None:
             run = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncrl-agent-")))
         else:
             run = folder.absolute()
             _own(run)
+            stack.enter_context(_claimed(run))
         token.equip(run)
         (run / FOLDER).mkdir(exist_ok=True)
         stack.enter_context(logs.kept(run, "launcher", 0))
@@ -99,6 +102,20 @@ def _own(run: Path) -> None:
         raise ConfigError(
             f"{run} is not this user's alone: make it `chmod 700`, or choose another."
         )
+
+
+@contextmanager
+def _claimed(run: Path) -> Iterator[None]:
+    """Have the directory for this process alone, for the length of the block. Raises ConfigError
+    where another agent, or a launcher, has it."""
+    with (run / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{run}: another asyncrl is running in this directory; choose another --dir."
+            ) from None
+        yield
 
 
 class _Agent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ from asyncrl.ipc.endpoints import serve
 from asyncrl.ipc.keys import new_key
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.tls import Tls
-from asyncrl.observe.run_dir import TLS
+from asyncrl.observe.run_dir import LOCK, TLS
 
 pytestmark = pytest.mark.processes
 
@@ -129,3 +130,17 @@ async def test_an_address_that_does_not_answer_is_named(tmp_path: Path) -> None:
     JoinToken("tcp:127.0.0.1:1", new_key(), agents).write(token)
     done = await ended(token, tmp_path / "run")
     assert done.returncode == 2 and "127.0.0.1:1 cannot be joined" in done.stderr, done.stderr
+
+
+async def test_two_agents_cannot_have_one_directory(tmp_path: Path) -> None:
+    _, agents = certify("127.0.0.1")
+    token, run = tmp_path / "join.token", tmp_path / "run"
+    JoinToken("tcp:127.0.0.1:1", new_key(), agents).write(token)
+    run.mkdir(mode=0o700)
+    with (run / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = await ended(token, run)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "another asyncrl is running in this directory; choose another --dir" in done.stderr
+    assert not (run / TLS).exists()
+    assert "cannot be joined" in (await ended(token, run)).stderr, "the first one is over"
