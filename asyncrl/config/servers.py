@@ -58,7 +58,7 @@ def server_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str
             (f"{table}.launch", f"{table}.api_key_file"),
             "a server that is started gets a key of its own: remove api_key_file",
         )
-    if any(word.startswith(OURS) for word in given.arguments):
+    if any(word.partition("=")[0] in OURS for word in given.arguments):
         yield (
             (f"{table}.arguments",),
             "a server that is started gets its key, or its socket, from the run: remove "

@@ -19,6 +19,7 @@ def test_what_is_whole_passes() -> None:
     assert found is not None and found.table == "engine.vllm" and found.by_broadcast
     assert found.settings.tensor_parallel == 2 and found.router == ""
     load(None, [VLLM, URLS, TWO, HOST], {})
+    load(None, [VLLM, LAUNCH, 'engine.vllm.arguments=["--config-format=hf"]'], {})
     assert servers_of(load(None, [LAUNCH], {})) is None
 
 
