@@ -36,10 +36,10 @@ class Servers(NamedTuple):
 
 def servers_of(config: Config) -> Servers | None:
     """The servers of the engine that is chosen; None for one that has none."""
-    for table in capabilities(config.engine.kind).tables:
-        if isinstance(settings := lookup(config, table), ServersConfig):
-            return Servers(table, settings)
-    return None
+    declared = capabilities(config.engine.kind).tables
+    return next(
+        (Servers(table, lookup(config, table)) for table in TABLES if table in declared), None
+    )
 
 
 def server_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:

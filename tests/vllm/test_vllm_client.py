@@ -201,6 +201,28 @@ async def test_a_pause_waits_until_each_request_has_begun_and_then_until_each_ha
     assert log == ["begun", "paused", "ended", "returned"]
 
 
+async def test_what_is_asked_for_in_a_pause_is_sent_after_it_and_is_of_the_next_version() -> None:
+    spans = [{"version": "5", "start": 0, "end": 1}]
+    last = event([1], finish="length", spans=spans)
+    fake = versioned().on(GENERATE, said(last)).on("/pause", {}).on("/resume", {})
+    fake.on("/update_weights", {}).on("/update_weight_version", {})
+    events: list[StreamEvent] = []
+    async with VllmClient.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
+
+        async def read() -> None:
+            asked = client.generate("1" * 32, IDS, max_new_tokens=8, temperature=1.0)
+            async with aclosing(asked) as stream:
+                events.extend([event async for event in stream])
+
+        await client.pause("abort")
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        assert GENERATE not in [path for path, _ in fake.asked]
+        await client.update([], [], [], group="", version=5, flush=True)
+        await client.resume()
+    assert [event.version for event in events] == ["5"]
+
+
 async def test_a_server_that_begins_nothing_is_named_and_not_waited_for_forever(
     autojump_clock: MockClock,
 ) -> None:

@@ -73,6 +73,8 @@ class VllmClient:
         self._open = set[str]()  # requests whose stream is read
         self._unheard = set[str]()  # those of them of which the server has said nothing yet
         self._changed = Pulse()
+        self._going = trio.Event()  # unset from a pause on until the end of it
+        self._going.set()
 
     @staticmethod
     @asynccontextmanager
@@ -191,6 +193,9 @@ class VllmClient:
         path = "/inference/v1/generate"
         if not self._version:
             self._version = (await self.model_info()).weight_version
+        while not self._going.is_set():
+            await self._going.wait()
+        # from here on a pause waits for this request
         events, increments = StreamEvents(max_new_tokens), VllmIncrements(self._version)
         self._open.add(rid)
         self._unheard.add(rid)
@@ -257,10 +262,12 @@ class VllmClient:
 
         A request that reached the server behind the pause would wait there, and be sampled by the
         next version, where its tokens are taken for the last one's: vLLM says versions at a
-        request's end alone. So the server is paused when it has said something of each request.
+        request's end alone. So the server is paused when it has said something of each request, and
+        no other is sent before `resume`.
         """
         if mode != "abort":
             raise ValueError(f"a vLLM server is paused by abort, not by {mode}")
+        self._going = trio.Event()
         await self._until_none(self._unheard, "did not begin")
         await self._connection.tell("/pause?mode=abort", {}, slow=True)
         await self._until_none(self._open, "did not end")
@@ -275,6 +282,7 @@ class VllmClient:
 
     async def resume(self) -> None:
         await self._connection.tell("/resume", {})
+        self._going.set()
 
     # ------------------------------------------------------------------------------------- weights
 
