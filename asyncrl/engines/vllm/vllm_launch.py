@@ -73,7 +73,7 @@ def command(launch: VllmLaunch, socket: Path) -> list[str]:
         # Memory is not a device's here: room for what is decoded at a time is what counts.
         # By the second it only checks that there is memory at all.
         options["num-gpu-blocks-override"] = (launch.slots + 1) * -(-context // _BLOCK) + 1
-        options["gpu-memory-utilization"] = 0.4
+        options["gpu-memory-utilization"] = 0.25
     switches = ["--skip-tokenizer-init", "--enable-scale-out"]
     if launch.device == "cpu":
         switches.append("--enforce-eager")
