@@ -27,6 +27,8 @@ BY_RAY = {
     "train__checkpoint_every": 2,
 }
 STORE = 80 * 2**20  # what Ray needs at least
+BEGUN_S = 600.0
+"""Seconds to the first steps: two nodes of Ray and two agents start on the cores of other tests."""
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def test_a_node_is_removed_and_another_added(ray: Any, model: Path, tmp_path: Pa
     run, nodes = tmp_path / "run", [node(ray), node(ray)]
     argv = command(model, run, train__steps=10_000, cluster__ray_address=ray.address, **BY_RAY)
     with started(argv) as launcher:
-        wait_for("steps", lambda: steps_done(run) >= 2)
+        wait_for("steps", lambda: steps_done(run) >= 2, BEGUN_S)
         assert len(folders()) == 2
         assert set(processes(run)) == {"coordinator-0", "trainer-0", "reward-0"}
         ray.remove_node(nodes[0])
@@ -84,7 +86,7 @@ def test_the_end_of_the_launcher_is_that_of_what_ray_started(
     run, _ = tmp_path / "run", [node(ray), node(ray)]
     argv = command(model, run, train__steps=10_000, cluster__ray_address=ray.address, **BY_RAY)
     with started(argv) as launcher:
-        wait_for("steps", lambda: steps_done(run) >= 2)
+        wait_for("steps", lambda: steps_done(run) >= 2, BEGUN_S)
         launcher.kill()
         launcher.wait()
     wait_for("nothing that is left", lambda: not folders() and not processes(run))
