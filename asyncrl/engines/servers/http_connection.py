@@ -6,7 +6,7 @@ What comes is not compressed: 3 MB that are unpacked can be gigabytes.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import NoReturn, TypeVar
 
@@ -20,6 +20,10 @@ from asyncrl.escape import escaped
 
 ANSWER_BYTES = 1 << 20
 """Bytes of an answer that has no reason to be larger: what a server is, how it took an order."""
+READY_WITHIN_S = 5.0
+"""Seconds: a server that is up says at once that it is ready, or that it is not."""
+CHECKSUM_BYTES = 1 << 26
+"""Bytes that the checksums of all ranks' tensors may have: 100 to 200 for each tensor of a rank."""
 REFUSAL_BYTES = 1 << 16
 """Bytes of a refusal that are looked at."""
 
@@ -91,6 +95,19 @@ class HttpConnection:
             async with self._response(path, None) as response:
                 await _beginning(response, REFUSAL_BYTES)
                 return response.status_code
+
+    async def until(
+        self, reached: Callable[[], Awaitable[bool]], failed: str, seconds: float
+    ) -> None:
+        """Ask again and again until it is so. Raises ServerGone after `seconds`, with what it
+        `failed` to be."""
+        pause = 0.05
+        with trio.move_on_after(seconds):
+            while not await reached():
+                await trio.sleep(pause)
+                pause = min(2 * pause, 1.0)
+            return
+        raise ServerGone(f"{self.url} {failed} within {seconds:g} s; the server's log says why")
 
     async def get(self, path: str, kind: type[T]) -> T:
         """The answer of `path`."""

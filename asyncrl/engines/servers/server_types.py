@@ -135,6 +135,22 @@ def decode(kind: type[T], body: bytes) -> T:
         ) from error
 
 
+def decode_event(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
+    """The content of an event. Raises Garbled where it cannot be read."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Garbled(f"sent an event that cannot be read: {escaped(str(error), SAID)}") from error
+
+
+def token_ids(ids: list[int]) -> NDArray[np.int32]:
+    """The ids of an event. Raises Garbled for one that no vocabulary has."""
+    try:
+        return np.array(ids, np.int32)
+    except OverflowError as error:
+        raise Garbled(f"sent an id that no vocabulary has: {max(ids, key=abs)}") from error
+
+
 def largest_event(tokens: int) -> int:
     """The bytes that an event of a stream of at most `tokens` tokens may have."""
     return _EVENT_BYTES + tokens * _TOKEN_BYTES

@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 
 from asyncrl.engines.servers.server_types import (
-    SAID,
     FinishReason,
     Garbled,
     ServerSpan,
     StreamEvent,
+    decode_event,
+    token_ids,
 )
-from asyncrl.escape import escaped
 
 T = TypeVar("T")
 
@@ -95,12 +95,7 @@ class Increments:
     def read(self, data: bytes) -> StreamEvent | ServerFailure:
         """The news of one event. Raises Garbled where its tokens cannot be told, or come without a
         log-probability each."""
-        try:
-            output = _OUTPUT.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Garbled(
-                f"sent an event that cannot be read: {escaped(str(error), SAID)}"
-            ) from error
+        output = decode_event(_OUTPUT, data)
         if output.error is not None:
             return output.error
         meta = output.meta_info
@@ -118,10 +113,7 @@ class Increments:
             raise Garbled(
                 f"sent log-probabilities of other tokens than those from index {start} on"
             )
-        try:
-            known = np.array(ids, np.int32)
-        except OverflowError as error:
-            raise Garbled(f"sent an id that no vocabulary has: {max(ids, key=abs)}") from error
+        known = token_ids(ids)
         return StreamEvent(
             start=start,
             ids=known,

@@ -9,17 +9,20 @@ neither while it has its server paused.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal
 
 import httpx2
 import numpy as np
-import trio
 from numpy.typing import NDArray
 
 from asyncrl.engines.servers.errors import Misread, RequestRefused, ServerGone
-from asyncrl.engines.servers.http_connection import HttpConnection
+from asyncrl.engines.servers.http_connection import (
+    CHECKSUM_BYTES,
+    READY_WITHIN_S,
+    HttpConnection,
+)
 from asyncrl.engines.servers.server_types import (
     SAID,
     ModelInfo,
@@ -42,12 +45,6 @@ from asyncrl.escape import escaped
 Mode = Literal["retract", "in_place", "abort"]
 """The effect of a pause on unfinished requests: they go back to the queue and are recomputed, are
 frozen with their cache, or end."""
-
-READY_WITHIN_S = 5.0
-"""Seconds: a server that is up says at once that it is ready, or that it is not."""
-
-CHECKSUM_BYTES = 1 << 26
-"""Bytes that the checksums of all ranks' tensors may have: 100 to 200 for each tensor of a rank."""
 
 WHOLE_DISTRIBUTION = {
     "top_p": 1.0,
@@ -112,23 +109,12 @@ class SglangClient:
 
     async def wait_ready(self, seconds: float) -> None:
         """Wait until it is ready. Raises ServerGone after `seconds`."""
-        await self._until(self.ready, "was not ready", seconds)
+        await self._connection.until(self.ready, "was not ready", seconds)
 
     async def wait_there(self, seconds: float) -> None:
         """Wait until it answers: one that was paused by somebody who died would never be ready.
         Raises ServerGone after `seconds`."""
-        await self._until(self.answers, "did not answer", seconds)
-
-    async def _until(
-        self, reached: Callable[[], Awaitable[bool]], failed: str, seconds: float
-    ) -> None:
-        pause = 0.05
-        with trio.move_on_after(seconds):
-            while not await reached():
-                await trio.sleep(pause)
-                pause = min(2 * pause, 1.0)
-            return
-        raise ServerGone(f"{self.url} {failed} within {seconds:g} s; the server's log says why")
+        await self._connection.until(self.answers, "did not answer", seconds)
 
     async def model_info(self) -> ModelInfo:
         return await self._connection.get("/model_info", ModelInfo)

@@ -17,7 +17,11 @@ import trio
 from numpy.typing import NDArray
 
 from asyncrl.engines.servers.errors import Misread, RequestRefused, ServerGone
-from asyncrl.engines.servers.http_connection import HttpConnection
+from asyncrl.engines.servers.http_connection import (
+    CHECKSUM_BYTES,
+    READY_WITHIN_S,
+    HttpConnection,
+)
 from asyncrl.engines.servers.server_types import (
     SAID,
     Mode,
@@ -42,10 +46,6 @@ from asyncrl.engines.vllm.vllm_types import (
 from asyncrl.escape import escaped
 from asyncrl.ipc.waits import Pulse
 
-READY_WITHIN_S = 5.0
-"""Seconds: a server that is up says at once that it is ready, or that it is not."""
-CHECKSUM_BYTES = 1 << 26
-"""Bytes that the checksums of all ranks' tensors may have: 100 to 200 for each tensor of a rank."""
 HASH_DIGITS = 16
 """Digits of SHA-256 that are compared, as of other servers."""
 OF_REQUEST = "generate-tokens-"
@@ -118,15 +118,7 @@ class VllmClient:
 
     async def wait_ready(self, seconds: float) -> None:
         """Wait until it answers. Raises ServerGone after `seconds`."""
-        pause = 0.05
-        with trio.move_on_after(seconds):
-            while not await self.ready():
-                await trio.sleep(pause)
-                pause = min(2 * pause, 1.0)
-            return
-        raise ServerGone(
-            f"{self.url} was not ready within {seconds:g} s; the server's log says why"
-        )
+        await self._connection.until(self.ready, "was not ready", seconds)
 
     async def model_info(self) -> ModelInfo:
         start = (await self.start()).model_config

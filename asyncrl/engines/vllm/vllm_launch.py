@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -107,16 +107,10 @@ def environment(launch: VllmLaunch) -> dict[str, str]:
 
 @asynccontextmanager
 async def managed(
-    launch: VllmLaunch,
-    *,
-    log: Path,
-    name: str = "server",
-    cores: Collection[int] | None = None,
-    ready_s: float = 600.0,
-    extra_environment: Mapping[str, str] | None = None,
+    launch: VllmLaunch, *, log: Path, name: str = "server", ready_s: float = 600.0
 ) -> AsyncIterator[ServerProcess]:
-    """A server for the length of the block, started and ready within `ready_s` seconds, on `cores`
-    alone where given; its output goes to `log`.
+    """A server for the length of the block, started and ready within `ready_s` seconds; its
+    output goes to `log`.
 
     Use it in the main thread. Raises ServerGone where it dies before it is ready, or is not in
     time; then nothing of it is left either. In the block, run `watch` beside everything else.
@@ -128,8 +122,8 @@ async def managed(
             name,
             command(launch, socket),
             log=log,
-            cores=cores,
-            environment=environment(launch) | dict(extra_environment or {}),
+            cores=None,
+            environment=environment(launch),
         )
         server = ServerProcess(URL, "", process, str(socket))
 

@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 
 from asyncrl.engines.servers.server_types import (
-    SAID,
     FinishReason,
     Garbled,
     ServerSpan,
     StreamEvent,
+    decode_event,
+    token_ids,
 )
-from asyncrl.escape import escaped
 
 DONE = b"[DONE]"
 """The data of the event behind the last one."""
@@ -138,12 +138,7 @@ class VllmIncrements:
     def read(self, data: bytes) -> StreamEvent | VllmFailure:
         """The news of one event. Raises Garbled where its tokens cannot be told, or come without a
         log-probability each."""
-        try:
-            output = _OUTPUT.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Garbled(
-                f"sent an event that cannot be read: {escaped(str(error), SAID)}"
-            ) from error
+        output = decode_event(_OUTPUT, data)
         if output.error is not None:
             return output.error
         if len(output.choices) != 1:
@@ -157,10 +152,7 @@ class VllmIncrements:
             raise Garbled(
                 f"sent log-probabilities of other tokens than those from index {self._done} on"
             )
-        try:
-            known = np.array(ids, np.int32)
-        except OverflowError as error:
-            raise Garbled(f"sent an id that no vocabulary has: {max(ids, key=abs)}") from error
+        known = token_ids(ids)
         start, self._done = self._done, self._done + len(ids)
         reason = choice.finish_reason
         return StreamEvent(
