@@ -33,11 +33,11 @@ from actors.rollout_actor import rollout_actor
 from asyncrl.engines import canary
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.servers.server_engine import ServerEngine
-from asyncrl.engines.servers.server_process import ServerProcess
+from asyncrl.engines.servers.server_process import ServerLaunch, ServerProcess
 from asyncrl.engines.servers.weight_loader import WeightLoader
 from asyncrl.engines.servers.weight_transfer import DiskTransfer
 from asyncrl.engines.sglang.sglang_client import SglangClient
-from asyncrl.engines.sglang.sglang_launch import SglangLaunch, managed
+from asyncrl.engines.sglang.sglang_launch import managed
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import Chunks, Drain, Drained, Lease, Leases, Prepare
 from asyncrl.ipc.waits import Waits
@@ -129,7 +129,7 @@ async def measure(concurrent: int, args: argparse.Namespace, folder: Path) -> fl
     model, directory = new_model(0), folder / "model"
     model.save_pretrained(directory)
     write_tokenizer(directory)
-    launch = SglangLaunch(
+    launch = ServerLaunch(
         (str(args.python),), str(directory), "float32", "cpu", concurrent, CONTEXT
     )
     count, rates = concurrent * args.waves, {"bare": list[float](), "asyncrl": list[float]()}

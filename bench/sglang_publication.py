@@ -22,10 +22,11 @@ import trio
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.engines import canary
+from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.servers.weight_loader import Loaded, WeightLoader
 from asyncrl.engines.servers.weight_transfer import BroadcastTransfer, DiskTransfer
 from asyncrl.engines.sglang.sglang_client import SglangClient
-from asyncrl.engines.sglang.sglang_launch import SglangLaunch, managed
+from asyncrl.engines.sglang.sglang_launch import managed
 from asyncrl.training.bundled import END_ID, PADDING_ID, VOCABULARY, new_model, write_tokenizer
 from weightsync.server_group import ServerGroup, cut
 
@@ -63,7 +64,7 @@ async def measure(name: str, python: Path, repeat: int, bucket_bytes: int, direc
     write_tokenizer(directory / name)
     weights = {parameter: tensor.detach() for parameter, tensor in model.named_parameters()}
     total = sum(tensor.nbytes for tensor in weights.values())
-    launch = SglangLaunch((str(python),), str(directory / name), "float32", "cpu", 32, 1024)
+    launch = ServerLaunch((str(python),), str(directory / name), "float32", "cpu", 32, 1024)
     async with (
         managed(launch, log=directory / f"{name}.log") as server,
         SglangClient.open(server.url, api_key=server.key) as client,

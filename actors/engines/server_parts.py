@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import trio
 
 from asyncrl.config import ConfigError
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.published import engine_dtype
 from asyncrl.config.servers import Servers
 from asyncrl.engines.spec import EngineContext
+from asyncrl.observe.logs import FOLDER
 
 if TYPE_CHECKING:
     import torch
 
     from asyncrl.engines.servers.served import ServerClient
+    from asyncrl.engines.servers.server_process import ServerProcess
     from asyncrl.engines.servers.server_types import Mode
     from asyncrl.engines.servers.weight_loader import WeightLoader
     from asyncrl.engines.servers.weight_transfer import BroadcastTransfer, WeightTransfer
@@ -57,6 +61,42 @@ async def load_all(
     loads = (partial(loader.load, version, weights, reference, stop) for loader in loaders)
     loaded = await gather(*loads)
     return max(one.pause_s for one in loaded)
+
+
+@asynccontextmanager
+async def launched(
+    context: EngineContext,
+    servers: Servers,
+    managed: Callable[..., AbstractAsyncContextManager[ServerProcess]],
+) -> AsyncIterator[ServerProcess]:
+    """A server of this actor's own, for the length of the block, which its death ends. `managed` is
+    its kind's."""
+    from asyncrl.engines.servers.server_process import ServerLaunch
+
+    config, index, settings = context.config, context.index, servers.settings
+    gpus = gpus_of(config).servers
+    launch = ServerLaunch(
+        python=settings.launch,
+        model=str(context.initial),
+        dtype=engine_dtype(config),
+        device=settings.device,
+        slots=config.engine.slots,
+        context_tokens=config.engine.context_tokens,
+        tensor_parallel=settings.tensor_parallel,
+        seed=config.run.seed,
+        arguments=settings.arguments,
+        gpus=gpus[index] if gpus else (),
+        chunk_tokens=config.engine.chunk_tokens,
+    )
+    name = f"server-{index}"
+    log = context.run / FOLDER / f"{name}.log"
+    async with (
+        managed(launch, log=log, name=name, ready_s=config.supervision.start_s) as server,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(server.watch)
+        yield server
+        nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager

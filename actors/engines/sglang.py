@@ -12,20 +12,17 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.engines.server_parts import broadcast, key_of, load_all, weight_loader
+from actors.engines.server_parts import broadcast, key_of, launched, load_all, weight_loader
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.engines import Capabilities
-from asyncrl.config.gpus import gpus_of
 from asyncrl.config.published import engine_dtype
 from asyncrl.config.servers import Servers
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Engine
 from asyncrl.engines.spec import EngineContext, EngineKind
-from asyncrl.observe.logs import FOLDER
 
 if TYPE_CHECKING:
     from asyncrl.engines.servers.served import Served
-    from asyncrl.engines.servers.server_process import ServerProcess
     from asyncrl.engines.servers.weight_loader import WeightLoader
     from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
     from asyncrl.engines.sglang.sglang_client import SglangClient
@@ -142,7 +139,9 @@ async def _clients(stack: AsyncExitStack, context: EngineContext) -> list[Sglang
     config, index = context.config, context.index
     sglang = config.engine.sglang
     if sglang.launch:
-        server = await stack.enter_async_context(_launched(context))
+        from asyncrl.engines.sglang.sglang_launch import managed
+
+        server = await stack.enter_async_context(launched(context, Servers(TABLE, sglang), managed))
         return [await stack.enter_async_context(_client(config, server.url, server.key))]
     urls, key = sglang.urls if sglang.router else sglang.urls[index : index + 1], _key(config)
     clients = [await stack.enter_async_context(_client(config, url, key)) for url in urls]
@@ -203,37 +202,6 @@ def _direct_engine(
         stop_ids=frozenset(tokenizer.stop_ids),
         idle=context.waits.spent,
     )
-
-
-@asynccontextmanager
-async def _launched(context: EngineContext) -> AsyncIterator[ServerProcess]:
-    """A server of this actor's own, for the length of the block."""
-    from asyncrl.engines.sglang.sglang_launch import SglangLaunch, managed
-
-    config, index = context.config, context.index
-    sglang = config.engine.sglang
-    launch = SglangLaunch(
-        python=sglang.launch,
-        model=str(context.initial),
-        dtype=engine_dtype(config),
-        device=sglang.device,
-        slots=config.engine.slots,
-        context_tokens=config.engine.context_tokens,
-        tensor_parallel=sglang.tensor_parallel,
-        seed=config.run.seed,
-        arguments=sglang.arguments,
-        gpus=servers[index] if (servers := gpus_of(config).servers) else (),
-    )
-    log = context.run / FOLDER / f"server-{index}.log"
-    async with (
-        managed(
-            launch, log=log, name=f"server-{index}", ready_s=config.supervision.start_s
-        ) as server,
-        trio.open_nursery() as nursery,
-    ):
-        nursery.start_soon(server.watch)
-        yield server
-        nursery.cancel_scope.cancel()
 
 
 def _client(config: Config, url: str, key: str) -> AbstractAsyncContextManager[SglangClient]:

@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.engines.server_parts import broadcast, key_of, load_all, weight_loader
+from actors.engines.server_parts import broadcast, key_of, launched, load_all, weight_loader
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.engines import Capabilities
-from asyncrl.config.gpus import gpus_of
 from asyncrl.config.published import engine_dtype
 from asyncrl.config.servers import Servers
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Engine
 from asyncrl.engines.spec import EngineContext, EngineKind
-from asyncrl.observe.logs import FOLDER
 
 if TYPE_CHECKING:
-    from asyncrl.engines.servers.server_process import ServerProcess
     from asyncrl.engines.vllm.vllm_client import VllmClient
 
 SERVER_S = 10.0
@@ -101,7 +98,9 @@ async def _client(stack: AsyncExitStack, context: EngineContext) -> VllmClient:
     config, index = context.config, context.index
     vllm = config.engine.vllm
     if vllm.launch:
-        server = await stack.enter_async_context(_launched(context))
+        from asyncrl.engines.vllm.vllm_launch import managed
+
+        server = await stack.enter_async_context(launched(context, Servers(TABLE, vllm), managed))
         opened = _opened(config, server.url, socket=server.socket)
         return await stack.enter_async_context(opened)
     url, key = vllm.urls[index], key_of(Servers(TABLE, vllm), "make vllm-cpu")
@@ -114,38 +113,6 @@ async def _client(stack: AsyncExitStack, context: EngineContext) -> VllmClient:
     await client.abort_all()
     await _check(client, config)
     return client
-
-
-@asynccontextmanager
-async def _launched(context: EngineContext) -> AsyncIterator[ServerProcess]:
-    """A server of this actor's own, for the length of the block."""
-    from asyncrl.engines.vllm.vllm_launch import VllmLaunch, managed
-
-    config, index = context.config, context.index
-    vllm = config.engine.vllm
-    launch = VllmLaunch(
-        python=vllm.launch,
-        model=str(context.initial),
-        dtype=engine_dtype(config),
-        device=vllm.device,
-        slots=config.engine.slots,
-        context_tokens=config.engine.context_tokens,
-        chunk_tokens=config.engine.chunk_tokens,
-        tensor_parallel=vllm.tensor_parallel,
-        seed=config.run.seed,
-        arguments=vllm.arguments,
-        gpus=servers[index] if (servers := gpus_of(config).servers) else (),
-    )
-    log = context.run / FOLDER / f"server-{index}.log"
-    async with (
-        managed(
-            launch, log=log, name=f"server-{index}", ready_s=config.supervision.start_s
-        ) as server,
-        trio.open_nursery() as nursery,
-    ):
-        nursery.start_soon(server.watch)
-        yield server
-        nursery.cancel_scope.cancel()
 
 
 def _opened(

@@ -25,15 +25,16 @@ import trio
 from real_sglang import PYTHON
 
 from asyncrl.engines.servers.errors import RequestRefused, ServerGone
+from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.sglang import sglang_client as client_module
 from asyncrl.engines.sglang.sglang_client import SglangClient
-from asyncrl.engines.sglang.sglang_launch import SglangLaunch, command, environment, managed
+from asyncrl.engines.sglang.sglang_launch import command, environment, managed
 
 START_S = 240.0
 
 
-def launch(*python: str, model: str = "/model", **settings: object) -> SglangLaunch:
-    return SglangLaunch(python, model, "float32", "cpu", 8, 128, **settings)  # type: ignore[arg-type]
+def launch(*python: str, model: str = "/model", **settings: object) -> ServerLaunch:
+    return ServerLaunch(python, model, "float32", "cpu", 8, 128, **settings)  # type: ignore[arg-type]
 
 
 def script(code: str) -> tuple[str, ...]:
@@ -46,7 +47,7 @@ def script(code: str) -> tuple[str, ...]:
 
 def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     python = "docker", "run", "--rm", "image", "python3"
-    cuda = SglangLaunch(
+    cuda = ServerLaunch(
         python,
         "/m",
         "bfloat16",
@@ -298,7 +299,7 @@ def command_of(leader: int) -> int:
 
 
 @pytest.fixture
-def real(sglang_model: Path) -> Callable[..., SglangLaunch]:
+def real(sglang_model: Path) -> Callable[..., ServerLaunch]:
     if not PYTHON.exists():
         pytest.skip(
             "there is no environment for SGLang here; `make sglang-cpu` builds .venv-sglang"
@@ -311,7 +312,7 @@ def real(sglang_model: Path) -> Callable[..., SglangLaunch]:
 @pytest.mark.processes
 @pytest.mark.timeout(START_S + 120)
 async def test_a_server_has_its_whole_context_and_is_noticed_when_it_is_killed_and_leaves_nothing(
-    real: Callable[..., SglangLaunch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real: Callable[..., ServerLaunch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(client_module.WHOLE_DISTRIBUTION, "ignore_eos", True)
     log = tmp_path / "server.log"
@@ -345,10 +346,11 @@ ACTOR = """
 import json, sys
 from pathlib import Path
 import msgspec, trio
-from asyncrl.engines.sglang.sglang_launch import (SglangLaunch, managed)
+from asyncrl.engines.servers.server_process import ServerLaunch
+from asyncrl.engines.sglang.sglang_launch import managed
 
 async def main():
-    launch = msgspec.json.decode(sys.argv[1], type=SglangLaunch)
+    launch = msgspec.json.decode(sys.argv[1], type=ServerLaunch)
     async with managed(launch, log=Path(sys.argv[2]), ready_s=float(sys.argv[3])) as server:
         print(json.dumps({"url": server.url, "pid": server.process.pid}), flush=True)
         await server.watch()
@@ -358,7 +360,7 @@ trio.run(main)
 
 
 @pytest.fixture
-def actor(real: Callable[..., SglangLaunch], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def actor(real: Callable[..., ServerLaunch], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that starts a server, says so, and watches it."""
     wanted = msgspec.json.encode(real()).decode()
     process = subprocess.Popen(

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import httpx2
 
-from asyncrl.engines.vllm.vllm_launch import URL, VllmLaunch, command, environment
+from asyncrl.engines.servers.server_process import ServerLaunch
+from asyncrl.engines.vllm.vllm_launch import URL, command, environment
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 START_S = 300.0
@@ -32,8 +33,8 @@ class SharedServer(NamedTuple):
     group: int
 
 
-def launch(model: Path, *arguments: str, slots: int = SLOTS) -> VllmLaunch:
-    return VllmLaunch(
+def launch(model: Path, *arguments: str, slots: int = SLOTS) -> ServerLaunch:
+    return ServerLaunch(
         (str(PYTHON),), str(model), "float32", "cpu", slots, CONTEXT, arguments=arguments
     )
 

@@ -19,14 +19,15 @@ from train_support import command as train_command
 from train_support import end, started, steps_done, tiny_model, train, wait_for
 
 from asyncrl.engines.servers.errors import ServerGone
+from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.vllm.vllm_client import VllmClient
-from asyncrl.engines.vllm.vllm_launch import WORKER, VllmLaunch, command, environment, managed
+from asyncrl.engines.vllm.vllm_launch import WORKER, command, environment, managed
 from asyncrl.observe import summary
 from asyncrl.observe.run_dir import SUMMARY
 
 
 def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = VllmLaunch(
+    cuda = ServerLaunch(
         ("/python",),
         "/m",
         "bfloat16",
@@ -78,7 +79,7 @@ sys.exit(3)
 
 @pytest.mark.processes
 async def test_a_server_listens_where_no_other_user_can_ask_it(tmp_path: Path) -> None:
-    stands_in = VllmLaunch((sys.executable, "-c", ASKED), "/m", "float32", "cpu", 2, 64)
+    stands_in = ServerLaunch((sys.executable, "-c", ASKED), "/m", "float32", "cpu", 2, 64)
     with pytest.raises(ServerGone, match=r"(?s)ended with status 3.*0o700"):
         async with managed(stands_in, log=tmp_path / "log"):
             raise AssertionError("it was never ready")

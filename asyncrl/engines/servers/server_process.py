@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import trio
 
 from asyncrl.engines.servers.errors import ServerGone
@@ -40,6 +41,25 @@ class ServerProcess:
             f"the server at {self.url} {_ended(code)}; the end of its log {self.process.log}:",
             log=self.process.tail(),
         )
+
+
+class ServerLaunch(msgspec.Struct, frozen=True):
+    """The start of a server. `python` is the command of a Python that has it: a path, or
+    `docker run … python3`. It decodes `slots` rollouts of at most `context_tokens` tokens at a
+    time, and the canary, and sends news about every `chunk_tokens` tokens, where it is told that at
+    its start. `gpus` are those of this machine that it may use; all where empty."""
+
+    python: tuple[str, ...]
+    model: str
+    dtype: str
+    device: str
+    slots: int
+    context_tokens: int
+    tensor_parallel: int = 1
+    seed: int = 0
+    arguments: tuple[str, ...] = ()
+    gpus: tuple[int, ...] = ()
+    chunk_tokens: int = 8
 
 
 def start_guarded(

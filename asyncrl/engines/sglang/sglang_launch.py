@@ -17,7 +17,12 @@ import msgspec
 
 from asyncrl.config.gpus import visible
 from asyncrl.engines import canary
-from asyncrl.engines.servers.server_process import ServerProcess, kept, start_guarded
+from asyncrl.engines.servers.server_process import (
+    ServerLaunch,
+    ServerProcess,
+    kept,
+    start_guarded,
+)
 from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.ipc.keys import write_key
 from asyncrl.processes.machine import free_port
@@ -25,24 +30,7 @@ from asyncrl.processes.machine import free_port
 HOST = "127.0.0.1"
 
 
-class SglangLaunch(msgspec.Struct, frozen=True):
-    """The start of a server. `python` is the command of a Python that has SGLang: a path, or
-    `docker run … python3`. It decodes `slots` rollouts of at most `context_tokens` tokens at a
-    time, and the canary. `gpus` are those of this machine that it may use; all where empty."""
-
-    python: tuple[str, ...]
-    model: str
-    dtype: str
-    device: str
-    slots: int
-    context_tokens: int
-    tensor_parallel: int = 1
-    seed: int = 0
-    arguments: tuple[str, ...] = ()
-    gpus: tuple[int, ...] = ()
-
-
-def command(launch: SglangLaunch, port: int, key_file: Path) -> list[str]:
+def command(launch: ServerLaunch, port: int, key_file: Path) -> list[str]:
     """The command line of a server at `port` of this machine alone, which asks for the key in
     `key_file`. `launch.arguments` come last, and so win."""
     context = max(launch.context_tokens, canary.TOKENS) + _UNUSABLE
@@ -87,7 +75,7 @@ _LEAST_TOKENS = 16_384
 """Room for prompts that several rollouts share."""
 
 
-def environment(launch: SglangLaunch, cores: Sequence[int]) -> dict[str, str]:
+def environment(launch: ServerLaunch, cores: Sequence[int]) -> dict[str, str]:
     """The variables of a server's environment beyond ours. Nothing is fetched from anywhere; on a
     CPU the plug-in of `make sglang-cpu` is used, and each rank has one of `cores` (at least one),
     in turn."""
@@ -110,7 +98,7 @@ def environment(launch: SglangLaunch, cores: Sequence[int]) -> dict[str, str]:
 
 @asynccontextmanager
 async def managed(
-    launch: SglangLaunch,
+    launch: ServerLaunch,
     *,
     log: Path,
     name: str = "server",

@@ -15,11 +15,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
-
 from asyncrl.config.gpus import visible
 from asyncrl.engines import canary
-from asyncrl.engines.servers.server_process import ServerProcess, kept, start_guarded
+from asyncrl.engines.servers.server_process import (
+    ServerLaunch,
+    ServerProcess,
+    kept,
+    start_guarded,
+)
 from asyncrl.engines.vllm.vllm_client import VllmClient
 
 WORKER = Path(__file__).with_name("worker")
@@ -32,26 +35,7 @@ URL = "http://vllm"
 """The address of a server that has none: requests name some host."""
 
 
-class VllmLaunch(msgspec.Struct, frozen=True):
-    """The start of a server. `python` is the command of a Python that has vLLM. It decodes `slots`
-    rollouts of at most `context_tokens` tokens at a time, and the canary, and sends news about
-    every `chunk_tokens` tokens. `gpus` are those of this machine that it may use; all where
-    empty."""
-
-    python: tuple[str, ...]
-    model: str
-    dtype: str
-    device: str
-    slots: int
-    context_tokens: int
-    chunk_tokens: int = 8
-    tensor_parallel: int = 1
-    seed: int = 0
-    arguments: tuple[str, ...] = ()
-    gpus: tuple[int, ...] = ()
-
-
-def command(launch: VllmLaunch, socket: Path) -> list[str]:
+def command(launch: ServerLaunch, socket: Path) -> list[str]:
     """The command line of a server at `socket`. `launch.arguments` come last, and so win."""
     context = max(launch.context_tokens, canary.TOKENS + 1)  # which is asked for one token more
     options = {
@@ -86,7 +70,7 @@ _BLOCK = 128
 """Tokens of a block of the cache on a processor."""
 
 
-def environment(launch: VllmLaunch) -> dict[str, str]:
+def environment(launch: ServerLaunch) -> dict[str, str]:
     """The variables of a server's environment beyond ours. Nothing is fetched from anywhere or
     told to anybody; on a CPU it has one thread, since more make a small model slower."""
     path = os.environ.get("PYTHONPATH")
@@ -107,7 +91,7 @@ def environment(launch: VllmLaunch) -> dict[str, str]:
 
 @asynccontextmanager
 async def managed(
-    launch: VllmLaunch, *, log: Path, name: str = "server", ready_s: float = 600.0
+    launch: ServerLaunch, *, log: Path, name: str = "server", ready_s: float = 600.0
 ) -> AsyncIterator[ServerProcess]:
     """A server for the length of the block, started and ready within `ready_s` seconds; its
     output goes to `log`.
