@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import PurePath
 from typing import Any
 
@@ -13,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 settings.register_profile("asyncrl", deadline=None)
 settings.load_profile("asyncrl")
 
-REAL = {"runs", "sglang"}
+REAL = {"runs", "sglang", "vllm"}
 """Folders whose tests start whole runs and real servers."""
 
 
@@ -47,3 +49,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return not real, not real and item.path not in long
 
         items.sort(key=place)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failed test at once: a session that is cut off prints no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        where = f"{report.nodeid} ({report.when}, {report.duration:.0f} s)"
+        print(f"\nfailed: {where}", file=sys.stderr)
