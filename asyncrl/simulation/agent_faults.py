@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from asyncrl.simulation.fake_player import AgentFailing
@@ -45,6 +45,12 @@ def _lives(injector: Injector, process: SimProcess) -> bool:
     return process in injector.world.alive(process.role)
 
 
+async def _outlast(true: Callable[[], bool], injector: Injector, process: SimProcess) -> None:
+    """Wait until it is true or this actor has ended, for as long as its agents may think."""
+    while not await injector.until(lambda: true() or not _lives(injector, process)):
+        pass
+
+
 async def _fail(what: str, fails: AgentFailing, injector: Injector, draw: random.Random) -> None:
     """The next agents that act fail. If their actor ends before, those of the next one do."""
     while (process := await _agents(injector, draw)) is not None:
@@ -68,7 +74,7 @@ async def _failed(
     if not player.failures:
         player.faulted = faulted
         player.fails, player.failures = fails, draw.choice((1, 1, 3, 8))
-    await injector.until(lambda: not player.failures or not _lives(injector, process))
+    await _outlast(lambda: not player.failures, injector, process)
     return met
 
 
@@ -124,7 +130,7 @@ async def _killed(
 
     if wire.edit is None:
         wire.edit = edit
-    await injector.until(lambda: wire.edit is None or not _lives(injector, process))
+    await _outlast(lambda: wire.edit is None, injector, process)
     return met
 
 

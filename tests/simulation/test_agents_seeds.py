@@ -27,8 +27,10 @@ OF_A_SWEEP = {
     "a kill at a message is of the process whose message it is": (2156, 472, 3461, 3765),
     "a last checkpoint may fail before agents are evaluated": (2985,),
 }
-"""Seeds that failed once, by what was mended; the quickest is first. 2257 and 2777, in which 16
-agents hang one after another for 3,000 s each, take minutes."""
+"""Seeds that failed once, by what was mended; the quickest is first."""
+
+THINKING_LONGER = 5101
+"""A seed whose agents think for longer than a fault waits at a time (`injector.PATIENCE_S`)."""
 
 
 @pytest.mark.slow
@@ -110,6 +112,12 @@ def test_every_kind_of_event_has_a_check() -> None:
 def test_agents_that_hang_one_after_the_other_are_waited_for() -> None:
     """Eight of them, each for nearly an hour: the run is slow, and not stuck."""
     assert simulate_agents(153).ok
+
+
+def test_a_fault_that_agents_meet_late_is_met_once() -> None:
+    """A fault of 1, 3 or 8 hangs that waits anew must not begin anew, or agents hang for ever."""
+    report = simulate_agents(THINKING_LONGER)
+    assert report.ok and 1 <= report.faults["agent_hangs"] <= 8
 
 
 def test_an_agent_that_is_cut_off_leaves_what_it_was_reading() -> None:
