@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -163,15 +164,16 @@ def test_a_run_goes_on_when_one_of_two_servers_is_killed(vllm_python: Path, tmp_
     )
     with started(argv) as launcher:
         wait_for("steps", lambda: steps_done(run) >= 2)
-        before = processes_with("--uds")
+        servers = partial(processes_with, str(run / "initial"))
+        before = servers()
         os.kill(before[-1], signal.SIGKILL)
-        wait_for("the actor's end", lambda: before[-1] not in processes_with("--uds"))
+        wait_for("the actor's end", lambda: before[-1] not in servers())
         seen = steps_done(run)
         wait_for("steps by the other one", lambda: steps_done(run) >= seen + 2)
-        wait_for("another server", lambda: len(processes_with("--uds")) == len(before))
+        wait_for("another server", lambda: len(servers()) == len(before))
         launcher.send_signal(signal.SIGTERM)
         code, shown, said = end(launcher)
     assert code == 0, shown + said
     told = summary.read(run / SUMMARY)
     assert told.balances() and told.restarts["rollout"] >= 1
-    wait_for("nothing that is left", lambda: not processes_with("--uds"))
+    wait_for("nothing that is left", lambda: not servers())
