@@ -11,7 +11,7 @@ import contextlib
 import os
 import resource
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -70,23 +70,35 @@ class PlainForks:
                 os.killpg(number, signal.SIGKILL)
             os.waitpid(number, 0)
             self._living.remove(number)
-            self._end_orphans()
+            self._end_orphans(_children)
 
     def end_all(self) -> None:
         for number in list(self._living):
             self.end(number)
+        self._end_orphans(_all_children)
 
-    def _end_orphans(self) -> None:
+    def _end_orphans(self, children: Callable[[], Iterable[int]]) -> None:
         """End children that are no forks of this process, and what becomes its child by that."""
-        while orphans := [pid for pid in _children() if pid not in self._living]:
+        while orphans := [pid for pid in children() if pid not in self._living]:
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
 
 
-def _children() -> Iterator[int]:
-    """The processes whose parent this one is, those that wait to be reaped too."""
+def _children() -> Iterable[int]:
+    """The processes whose parent this one is, those that wait to be reaped too. Beside one that
+    ends meanwhile the kernel may leave out another, which the next look finds."""
+    pid = os.getpid()
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:  # a kernel without the list
+        return _all_children()
+
+
+def _all_children() -> Iterator[int]:
+    """The same with none left out: it looks at every process of the machine, of which there may be
+    thousands."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
