@@ -1,0 +1,56 @@
+"""Real runs on two machines that are apart: network namespaces, with a wire between them that takes
+20 ms each way, loses one packet in a hundred, and is cut."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from apart import NEAR, apart, reason_against
+from test_joined_machines import JOINED, joins
+from train_support import command, end, processes, started, steps_done, wait_for
+
+from asyncrl.observe import summary
+from asyncrl.observe.run_dir import JOIN_TOKEN, SUMMARY
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
+HERE = {"cluster__host": NEAR, "publication__host": NEAR}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _namespaces() -> None:
+    if why := reason_against():
+        pytest.skip(why)
+
+
+def test_a_run_learns_over_a_bad_network_and_outlives_its_cut(model: Path, tmp_path: Path) -> None:
+    run, one, two = tmp_path / "run", tmp_path / "one", tmp_path / "two"
+    token = run / JOIN_TOKEN
+    with (
+        apart() as network,
+        started(network.near(command(model, run, **JOINED, **HERE))) as launcher,
+    ):
+        wait_for("join token", token.exists)
+        with started(network.far(joins(token, "one", one))) as first:
+            wait_for("steps", lambda: steps_done(run) >= 4)
+            assert set(processes(one)) == {"rollout-0", "rollout-1"}
+            assert network.wire.lost > 10 and network.wire.carried > 20 * network.wire.lost
+            network.wire.cut = True
+            code, _, said = end(first)
+            assert code == 1 and "this machine's actors are ended" in said
+            assert not processes(one)
+        network.wire.cut = False
+        before = steps_done(run)
+        with started(network.far(joins(token, "two", two))) as other:
+            wait_for("actors on the other", lambda: len(processes(two)) == 2)
+            wait_for("more steps", lambda: steps_done(run) >= before + 4)
+            launcher.send_signal(signal.SIGTERM)
+            code, shown, errors = end(launcher)
+            ended, words, _ = end(other)
+    assert code == 0, shown + errors
+    assert ended == 0 and "The run is over." in words
+    assert "Machine one is lost, with 2 actors" in shown
+    told = summary.read(run / SUMMARY)
+    assert told.balances() and told.restarts == {"rollout": 2}
+    assert not processes(run) and not processes(two)
