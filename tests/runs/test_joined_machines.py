@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +26,25 @@ def joins(token: Path, name: str, folder: Path) -> list[str]:
     return [*argv, "--dir", str(folder)]
 
 
+def goes_on_with_another(
+    run: Path, launcher: subprocess.Popen[str], argv: list[str], folder: Path
+) -> None:
+    """A run that lost machine `one` goes on with the one that `argv` has join, and ends well."""
+    before = steps_done(run)
+    with started(argv) as other:
+        wait_for("actors on the other", lambda: len(processes(folder)) == 2)
+        wait_for("more steps", lambda: steps_done(run) >= before + 4)
+        launcher.send_signal(signal.SIGTERM)
+        code, shown, said = end(launcher)
+        ended, words, _ = end(other)
+    assert code == 0, shown + said
+    assert ended == 0 and "The run is over." in words
+    assert "Machine one is lost, with 2 actors" in shown
+    told = summary.read(run / SUMMARY)
+    assert told.balances() and told.restarts == {"rollout": 2}
+    assert not processes(run) and not processes(folder) and not (run / JOIN_TOKEN).exists()
+
+
 def test_a_machine_that_is_killed_costs_its_leases_and_its_actors_start_on_another(
     model: Path, tmp_path: Path
 ) -> None:
@@ -39,19 +59,7 @@ def test_a_machine_that_is_killed_costs_its_leases_and_its_actors_start_on_anoth
             assert set(processes(one)) == {"rollout-0", "rollout-1"}
             kill(first.pid)
             wait_for("the end of what it started", lambda: not processes(one))
-        before = steps_done(run)
-        with started(joins(token, "two", two)) as other:
-            wait_for("actors on the other", lambda: len(processes(two)) == 2)
-            wait_for("more steps", lambda: steps_done(run) >= before + 4)
-            launcher.send_signal(signal.SIGTERM)
-            code, shown, said = end(launcher)
-            ended, words, _ = end(other)
-    assert code == 0, shown + said
-    assert ended == 0 and "The run is over." in words
-    assert "Machine one is lost, with 2 actors" in shown
-    told = summary.read(run / SUMMARY)
-    assert told.balances() and told.restarts == {"rollout": 2}
-    assert not processes(run) and not processes(two) and not token.exists()
+        goes_on_with_another(run, launcher, joins(token, "two", two), two)
 
 
 def test_an_agent_and_its_actors_end_with_their_launcher(model: Path, tmp_path: Path) -> None:

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 from apart import NEAR, apart, reason_against
-from test_joined_machines import JOINED, joins
+from test_joined_machines import JOINED, goes_on_with_another, joins
 from train_support import command, end, processes, started, steps_done, wait_for
 
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import JOIN_TOKEN, SUMMARY
+from asyncrl.observe.run_dir import JOIN_TOKEN
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
 HERE = {"cluster__host": NEAR, "publication__host": NEAR}
@@ -41,16 +39,4 @@ def test_a_run_learns_over_a_bad_network_and_outlives_its_cut(model: Path, tmp_p
             assert code == 1 and "this machine's actors are ended" in said
             assert not processes(one)
         network.wire.cut = False
-        before = steps_done(run)
-        with started(network.far(joins(token, "two", two))) as other:
-            wait_for("actors on the other", lambda: len(processes(two)) == 2)
-            wait_for("more steps", lambda: steps_done(run) >= before + 4)
-            launcher.send_signal(signal.SIGTERM)
-            code, shown, errors = end(launcher)
-            ended, words, _ = end(other)
-    assert code == 0, shown + errors
-    assert ended == 0 and "The run is over." in words
-    assert "Machine one is lost, with 2 actors" in shown
-    told = summary.read(run / SUMMARY)
-    assert told.balances() and told.restarts == {"rollout": 2}
-    assert not processes(run) and not processes(two)
+        goes_on_with_another(run, launcher, network.far(joins(token, "two", two)), two)
