@@ -46,6 +46,7 @@ from asyncrl.ipc.messages import (
     StartActor,
 )
 from asyncrl.ipc.tls import Tls
+from asyncrl.observe.logs import path as log_path
 from asyncrl.observe.run_dir import (
     COORDINATOR_ADDRESS,
     INITIAL,
@@ -70,6 +71,8 @@ KILL_S = 20.0
 """Seconds that an agent has to say that an actor is dead, more than it takes itself."""
 GOODBYE_S = 10.0
 """Seconds that agents have to end when the run is over."""
+RAY_S = 60.0
+"""Seconds that Ray's driver has for its start, and to say why there are no machines."""
 ORDERS = 4096
 """Messages that may wait for a machine to read them."""
 KILLED = -9
@@ -254,10 +257,12 @@ class Machines:
 
     async def complete(self) -> None:
         """Wait for `cluster.agents` machines, or for one where so many were there once. Raises
-        ActorFailed where `fail` said why none can come, and as bad input after `cluster.join_s`."""
-        limit_s = self._config.cluster.join_s
-        wanted = 1 if self._completed else self._config.cluster.agents
-        with trio.move_on_after(limit_s):
+        ActorFailed where `fail` said why none can come, and as bad input after `cluster.join_s`,
+        which where Ray places them is its driver's to say first."""
+        cluster = self._config.cluster
+        by_ray = cluster.kind == "ray"
+        wanted = 1 if self._completed else cluster.agents
+        with trio.move_on_after(cluster.join_s + RAY_S * by_ray):
             while self.count < wanted:
                 if self._failed is not None:
                     raise self._failed
@@ -265,12 +270,18 @@ class Machines:
                 await self._changed.wait()
             self._completed = True
             return
+        if by_ray:
+            advice = f"look at what Ray's driver says in {log_path(self._run, 'ray', 0)}."
+        else:
+            advice = (
+                f"copy {self._run / JOIN_TOKEN} to each, and run `asyncrl agent --join join.token` "
+                "there while the launcher waits."
+            )
         raise ActorFailed(
             "the cluster",
             BAD_INPUT,
-            f"{self.count} of {wanted} machines (cluster.agents) joined within {limit_s:g} s "
-            f"(cluster.join_s): copy {self._run / JOIN_TOKEN} to each, and run `asyncrl agent "
-            "--join join.token` there while the launcher waits.",
+            f"{self.count} of {wanted} machines (cluster.agents) joined within {cluster.join_s:g} "
+            f"s (cluster.join_s): {advice}",
         )
 
     def fail(self, why: ActorFailed) -> None:

@@ -131,13 +131,13 @@ def _placed(config: Config, cores: int) -> Any:
 
     cluster = config.cluster
     group = placement_group([{"CPU": cores}] * cluster.agents, strategy="STRICT_SPREAD")
-    patience_s = max(cluster.join_s - 5.0, cluster.join_s / 2)
-    if not group.wait(patience_s):
+    if not group.wait(cluster.join_s):
         nodes = [node for node in ray.nodes() if node["Alive"]]
         has = ", ".join(map(str, sorted(int(node["Resources"].get("CPU", 0)) for node in nodes)))
         raise ConfigError(
             f"Ray has no {cluster.agents} nodes with {cores} free cores each (cluster.agents, "
-            f"cluster.agent_cores) within {patience_s:g} s: it has {len(nodes)}, with {has} cores."
+            f"cluster.agent_cores) within {cluster.join_s:g} s: it has {len(nodes)}, with {has} "
+            "cores."
         )
     return group
 
