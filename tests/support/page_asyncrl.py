@@ -1,0 +1,44 @@
+"""`asyncrl` as the tests of the pages run it: the command as it is written, but a run is of two
+steps of a tiny model, and a search for faults of two seeds. Where servers of their own would start,
+it is checked and not run (tests/sglang and tests/vllm run it).
+
+    python page_asyncrl.py MODEL WORDS …
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+BRIEF = {
+    "train.steps": 2,
+    "train.batch_groups": 2,
+    "train.eval_every": 0,
+    "rollout.group_size": 4,
+    "rollout.max_new_tokens": 16,
+    "rollout.filter": "none",
+    "engine.slots": 8,
+    "task.eval_size": 8,
+    "evaluation.samples": 0,
+    "supervision.grace_s": 5.0,
+}
+
+
+def brief(words: list[str], model: str) -> list[str]:
+    """The words of a shorter command."""
+    if words[0] == "train" and "--resume" not in words:
+        served = any(word in ("engine.kind=sglang", "engine.kind=vllm") for word in words)
+        own = (
+            [] if any(word.startswith("model.path=") for word in words) else [("model.path", model)]
+        )
+        sets = [f"--set={name}={value}" for name, value in [*own, *BRIEF.items()]]
+        return ["check" if served else "train", *words[1:], *sets]
+    if words[0] == "simulate":
+        return ["0:2" if word == "0:200" else word for word in words]
+    return words
+
+
+if __name__ == "__main__":
+    model, *words = sys.argv[1:]
+    argv = [sys.executable, "-m", "asyncrl.cli", *brief(words, model)]
+    os.execv(sys.executable, argv)
