@@ -20,7 +20,8 @@ from typing import NamedTuple
 import pytest
 from train_support import tiny_model
 
-from asyncrl.cli import VERBS, _parser
+from asyncrl.arguments import parser
+from asyncrl.cli import VERBS
 from asyncrl.config import load
 
 ROOT = Path(__file__).parents[2]
@@ -106,7 +107,7 @@ def test_each_command_is_one_that_there_is(command: Command, capsys: pytest.Capt
         assert words[0] in VERBS
         return
     try:
-        parsed = _parser().parse_args(words)
+        parsed = parser().parse_args(words)
     except SystemExit as end:
         assert end.code == 0, capsys.readouterr().err  # --help
     else:
@@ -161,7 +162,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Desk:
 def desk(finished: Desk, tmp_path: Path) -> Desk:
     """The folder of one page: files and runs of the names that pages use."""
     desk = finished._replace(folder=tmp_path / "desk")
-    shutil.copytree(finished.folder, desk.folder)
+    shutil.copytree(finished.folder, desk.folder, ignore=shutil.ignore_patterns("*.sock"))
     for name in ("b", "c", "fewer-slots", STOPPED):
         shutil.copytree(desk.folder / "runs/a", desk.folder / "runs" / name)
     shutil.copytree(ROOT / "docs/examples", desk.folder / "docs/examples")

@@ -1,6 +1,6 @@
 """`asyncrl` as the tests of the pages run it: the command as it is written, but a run is of two
-steps of a tiny model, and a search for faults of two seeds. Where servers of their own would start,
-it is checked and not run (tests/sglang and tests/vllm run it).
+steps of a tiny model, a search for faults of two seeds, and a cluster of four engines. Where
+servers of their own would start, it is checked and not run (tests/sglang and tests/vllm run it).
 
     python page_asyncrl.py MODEL WORDS …
 """
@@ -18,10 +18,13 @@ BRIEF = {
     "rollout.max_new_tokens": 16,
     "rollout.filter": "none",
     "engine.slots": 8,
+    "engine.context_tokens": 512,
     "task.eval_size": 8,
     "evaluation.samples": 0,
     "supervision.grace_s": 5.0,
 }
+SMALL = {"0:200": "0:2", "64": "4", "16": "1"}
+"""Seeds, engines and trainers of a page, and those that are simulated."""
 
 
 def brief(words: list[str], model: str) -> list[str]:
@@ -34,7 +37,7 @@ def brief(words: list[str], model: str) -> list[str]:
         sets = [f"--set={name}={value}" for name, value in [*own, *BRIEF.items()]]
         return ["check" if served else "train", *words[1:], *sets]
     if words[0] == "simulate":
-        return ["0:2" if word == "0:200" else word for word in words]
+        return [SMALL.get(word, word) for word in words]
     return words
 
 

@@ -1,0 +1,278 @@
+"""The arguments of `asyncrl`: its verbs, their options, and what `--help` says of them.
+
+It imports nothing that takes long: `--help` is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib.metadata import version
+from pathlib import Path
+
+DESCRIPTION = "Train language models with reinforcement learning while generation never stops."
+TRAIN = "Train: start rollout, reward and trainer actors on this machine, and show what they do."
+WHY = (
+    "Say in a few sentences how a run stands: which side is idle, and what it waits for. The run "
+    "may be alive, stalled, or killed."
+)
+COMPARE = (
+    "Show runs side by side: the settings in which they differ, and what came of each. They may be "
+    "alive, or over."
+)
+ROLLOUTS = (
+    "Show what the model said: the newest rollouts that the run's journal still has, with reward, "
+    "versions and lag; or write them to a file. The run may be alive, or over."
+)
+TOP = (
+    "Show the live display of a run that was started elsewhere, until it ends. Ctrl-C ends the "
+    "display alone."
+)
+REPORT = (
+    "Write one HTML file about a run, alive or over: what happened, its curves, where time and "
+    "tokens went, its newest rollouts, what to change next. It has no script and loads nothing."
+)
+AGENT = (
+    "Take part in a run whose launcher is on another machine: start its rollout actors here, until "
+    "it is over. The machine needs asyncrl and the run's join.token, and no model."
+)
+CHECK = "Check a configuration and show what follows from it. Starts nothing, writes nothing."
+TASKS = "List the tasks, each with an example and if the bundled model can learn it; or show one."
+INIT = (
+    "Write a run.toml with comments for a task, or for a JSONL file of prompts. It refuses to "
+    "write over a file."
+)
+SIMULATE = (
+    "Run the whole system in virtual time, in this process, with fake engines and every kind of "
+    "fault, and check every invariant after every event. A seed decides everything: one that "
+    "fails is printed, and fails again. With a run.toml there are no faults: it says what that run "
+    "would come to on a cluster, by models of engines, lengths, trainer and network."
+)
+CALIBRATE = (
+    "Fit the models that `asyncrl simulate run.toml` goes by from a run, alive or over, and write "
+    "them to its models.toml. Further runs, with other engine.slots, give further points of the "
+    "engine."
+)
+EXAMPLES = """\
+examples:
+  asyncrl tasks
+  asyncrl init spell_backward
+  asyncrl train run.toml
+  asyncrl train run.toml --set task.name=chain_sum --set train.steps=50
+  asyncrl train --resume runs/rotate_matrix-20260101-120000
+  asyncrl why runs/rotate_matrix-20260101-120000
+  asyncrl compare runs/a runs/b
+  asyncrl rollouts runs/a --reward-below 0.5 --last 3
+"""
+SETTINGS = """\
+settings: --set wins over an ASYNCRL_* variable, that over run.toml, that over the default.
+exit status: 0 the run ended well, 1 it failed, 2 the input is wrong and nothing was trained.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of a command line. What it finds wrong ends the process with status 2."""
+
+    def add(
+        name: str,
+        text: str,
+        epilog: str,
+        config: str = "the run's configuration (default: all defaults)",
+    ) -> argparse.ArgumentParser:
+        verb = verbs.add_parser(
+            name,
+            help=text.split(",")[0].rstrip(".") + "." if name == "simulate" else text,
+            description=text,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        verb.add_argument(
+            "config",
+            nargs="?",
+            type=Path,
+            metavar="run.toml",
+            help=config,
+        )
+        verb.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            dest="sets",
+            metavar="section.key=value",
+            help="change one setting; repeatable",
+        )
+        return verb
+
+    found = argparse.ArgumentParser(
+        prog="asyncrl",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    found.add_argument("--version", action="version", version=f"asyncrl {version('asyncrl')}")
+    verbs = found.add_subparsers(dest="verb", required=True, metavar="verb")
+    train = add("train", TRAIN, EXAMPLES + "\n" + SETTINGS)
+    train.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on with the run in this directory, from its last checkpoint",
+    )
+    add("check", CHECK, SETTINGS)
+    part = verbs.add_parser("agent", help=AGENT, description=AGENT)
+    part.add_argument(
+        "--join",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the join.token that the launcher wrote into its run's directory, mode 600",
+    )
+    part.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="directory for logs here, kept afterwards (default: one that is removed)",
+    )
+    part.add_argument("--name", default="", help="of this machine (default: its host name)")
+    part.add_argument(
+        "--cores", type=_positive, default=0, metavar="N", help="to offer (default: all)"
+    )
+    listing = verbs.add_parser("tasks", help=TASKS, description=TASKS)
+    listing.add_argument("task", nargs="?", metavar="TASK", help="one of them (default: all)")
+    first = verbs.add_parser("init", help=INIT, description=INIT)
+    first.add_argument(
+        "task",
+        nargs="?",
+        default="spell_backward",
+        metavar="TASK|FILE.jsonl",
+        help="a task of `asyncrl tasks`, or a file of prompts (default: spell_backward)",
+    )
+    trial = add("simulate", SIMULATE, SETTINGS, "forecast this run (default: search for faults)")
+    what = trial.add_mutually_exclusive_group()
+    what.add_argument("--seed", type=int, metavar="N", help="one seed")
+    what.add_argument(
+        "--seeds",
+        type=_seeds,
+        metavar="A:B",
+        help="the seeds from A up to B (default 0:20)",
+    )
+    what.add_argument(
+        "--engines",
+        type=_positive,
+        metavar="N",
+        help="no faults, but a cluster of so many engines: what it costs, or what run.toml would "
+        "come to on it (default: rollout.actors)",
+    )
+    trial.add_argument(
+        "--hours", type=_more_than_0, default=1.0, help="virtual hours of the cluster (default 1)"
+    )
+    sizing = trial.add_argument_group("with a run.toml (docs/sizing.md)")
+    sizing.add_argument(
+        "--trainers", type=_positive, metavar="N", help="devices that train (default: train.ranks)"
+    )
+    sizing.add_argument(
+        "--models",
+        type=Path,
+        metavar="FILE.toml",
+        help="models of engine, lengths, trainer, network (default: models.toml beside run.toml)",
+    )
+    sizing.add_argument(
+        "--price", type=_more_than_0, metavar="X", help="of a device for an hour: say the cost"
+    )
+    sizing.add_argument(
+        "--search",
+        action="store_true",
+        help="recommend engines to trainers, depth, over-provisioning and unit",
+    )
+    trial.add_argument("--jobs", type=_positive, metavar="N", help="processes (default 1)")
+    trial.add_argument(
+        "--agents", action="store_true", help="only runs whose rollouts are agents' episodes"
+    )
+    trial.add_argument("--json", action="store_true", help="print what came of it as JSON")
+    fit = verbs.add_parser("calibrate", help=CALIBRATE.split(",")[0] + ".", description=CALIBRATE)
+    fit.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's directory")
+    fit.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE.toml",
+        help="the file to write (default: models.toml in the first run's directory)",
+    )
+    explain = verbs.add_parser("why", help=WHY, description=WHY)
+    explain.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    beside = verbs.add_parser("compare", help=COMPARE, description=COMPARE)
+    beside.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's directory")
+    beside.add_argument(
+        "--accuracy",
+        type=_share,
+        metavar="X",
+        help="say after how many seconds each run had it, 0 to 1 (default: what all of them had)",
+    )
+    beside.add_argument("--json", action="store_true", help="print all of it as JSON")
+    live = verbs.add_parser("top", help=TOP, description=TOP)
+    live.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    about = verbs.add_parser("report", help=REPORT.split(",")[0] + ".", description=REPORT)
+    about.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    about.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="the file (default: RUN/report.html)"
+    )
+    said = verbs.add_parser("rollouts", help=ROLLOUTS.split(":")[0] + ".", description=ROLLOUTS)
+    said.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    said.add_argument("--split", choices=["train", "evaluation"], help="of this split alone")
+    said.add_argument("--prompt", type=_index, metavar="N", help="answers to this prompt alone")
+    said.add_argument("--reward-below", type=float, metavar="X", help="with a smaller reward alone")
+    said.add_argument("--finish", choices=["stop", "length"], help="that ended so alone")
+    said.add_argument(
+        "--last",
+        type=_positive,
+        metavar="N",
+        help="the newest of these (default: 10, and all of them in a file)",
+    )
+    said.add_argument("--json", action="store_true", help="print a line of JSON for each")
+    said.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="a new FILE.jsonl or FILE.parquet of them",
+    )
+    return found
+
+
+def _seeds(text: str) -> range:
+    start, _, stop = text.partition(":")
+    if not (start.isdigit() and stop.isdigit() and int(start) < int(stop)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not A:B with numbers A < B")
+    return range(int(start), int(stop))
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def _more_than_0(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of more than 0")
+    return number
+
+
+def _index(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a prompt")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return share

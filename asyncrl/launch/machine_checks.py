@@ -1,0 +1,142 @@
+"""Checks of this machine before anything starts: its cores, its ports, its certificates and its
+GPUs. Each raises ConfigError with what to change, and holds nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import socket
+from importlib.metadata import version
+from importlib.util import find_spec
+
+from asyncrl.config import Config, ConfigError
+from asyncrl.config.cluster import joined
+from asyncrl.config.gpus import Gpus
+from asyncrl.config.ranks import ranks_of
+from asyncrl.config.schema import AgentConfig
+
+
+def check_cores(config: Config, available: int) -> None:
+    """Check that both sides have cores. `available` is how many this process may use."""
+    cores, trainer = config.machine.cores or available, config.machine.trainer_cores
+    if cores > available:
+        raise ConfigError(
+            f"machine.cores is {cores}, but this process may use {available}; more threads than "
+            "cores make both sides ten times slower: "
+            f"set it to {available} or less, or to 0 for all."
+        )
+    if trainer > cores or (trainer == cores and cores > 1):
+        raise ConfigError(
+            f"machine.trainer_cores is {trainer} of {cores} cores, which leaves none for "
+            "generation: set it to less, or to 0."
+        )
+    if config.train.device == "cpu" and (ranks := ranks_of(config.train)) > cores:
+        raise ConfigError(
+            f"train.ranks is {ranks}, and there are {cores} cores: ranks that take turns on a core "
+            f"train no faster than one; set it to {cores} or less."
+        )
+
+
+def check_ports(config: Config) -> None:
+    """Check that the ports that a run is to listen at can be had, each by one."""
+    _port("metrics", config.metrics.host, config.metrics.port)
+    _port("cluster", config.cluster.host, config.cluster.port)
+    _port("run.page", config.run.page_host, config.run.page_port)
+    if config.run.page_port and config.run.page_port == config.metrics.port:
+        raise ConfigError(
+            f"run.page_port and metrics.port are both {config.metrics.port}; they need one each."
+        )
+    if config.agent.run and config.agent.port:
+        _agents_ports(config.agent)
+
+
+def _port(server: str, host: str, port: int) -> None:
+    if not port or (error := _refused(host, port)) is None:
+        return
+    dot = "_" if "." in server else "."  # metrics.port, run.page_port
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        raise ConfigError(
+            f"{server}{dot}host is {host!r}, and that is no IPv4 address of this machine; 0.0.0.0 "
+            "is each."
+        )
+    raise ConfigError(
+        f"{server}{dot}port is {port}, and that port {_why(error)}; choose another, or 0 for none."
+    )
+
+
+def check_certificates(config: Config) -> None:
+    """Check that certificates for machines that join can be made, that their address is this
+    machine's, and that Ray is installed where it is to place them."""
+    cluster = config.cluster
+    if not joined(config):
+        return
+    if find_spec("cryptography") is None:
+        raise ConfigError(
+            f"cluster.kind is {cluster.kind}, which needs the package cryptography for "
+            "certificates: pip install 'asyncrl[cluster]'."
+        )
+    if cluster.kind == "ray" and find_spec("ray") is None:
+        raise ConfigError(
+            "cluster.kind is ray, which is not installed: pip install 'asyncrl[ray]'."
+        )
+    if (error := _refused(cluster.host, 0)) is not None:
+        raise ConfigError(
+            f"cluster.host is {cluster.host!r}, and that is no IPv4 address of this machine "
+            f"({error.strerror})."
+        )
+
+
+def _agents_ports(agent: AgentConfig) -> None:
+    """Check the ports of loopback that agents actors have, one each."""
+    for port in range(agent.port, agent.port + agent.actors):
+        if (error := _refused("127.0.0.1", port)) is not None:
+            raise ConfigError(
+                f"agent.port gives an actor port {port}, and that port {_why(error)}; choose "
+                "another, or 0 for any free one."
+            )
+
+
+def _refused(host: str, port: int) -> OSError | None:
+    """The error of listening there; None if there is none."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error
+    return None
+
+
+def _why(error: OSError) -> str:
+    return (
+        "is in use by another program"
+        if error.errno == errno.EADDRINUSE
+        else f"cannot be used ({error.strerror})"
+    )
+
+
+def gpus_here() -> int:
+    """GPUs that this process may use, by their driver, without importing torch."""
+    count = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        known = not driver.cuInit(0) and not driver.cuDeviceGetCount(ctypes.byref(count))
+    except OSError:
+        return 0
+    return count.value if known else 0
+
+
+def check_gpus(gpus: Gpus, *, torch_computes: bool) -> None:
+    """Check for a driver with that many GPUs, and a torch that can use them where it is to."""
+    if (found := gpus_here()) < gpus.needed:
+        raise ConfigError(
+            f"the run needs GPUs ({gpus}), and this machine has {found or 'no GPU'} that it may "
+            "use: set train.device or the servers' device to cpu, or lower rollout.actors or their "
+            "tensor_parallel."
+        )
+    if torch_computes and "+cpu" in version("torch"):
+        raise ConfigError(
+            f"train.device or the servers' backend is for GPUs, and torch {version('torch')} is "
+            "built for CPUs; install a CUDA build, or set them to cpu and gloo."
+        )
