@@ -17,17 +17,23 @@ class CoreShares(msgspec.Struct, frozen=True):
 
 
 def divide_cores(
-    available: Sequence[int], trainers: int, rollouts: int, trainer_cores: int
+    available: Sequence[int], trainers: int, rollouts: int, trainer_cores: int, lent: int = 0
 ) -> CoreShares:
     """Divide `available` (at least one) between `trainers` trainer and `rollouts` rollout
-    processes. Raises ValueError if there is no core.
+    processes. The last `lent` of these, fewer than there are, have the trainers' cores. Raises
+    ValueError if there is no core.
 
     The trainers get `trainer_cores` together (0: half), as far as that leaves each process a core
     of its own. With fewer cores than processes the two sides still share none, and with one core
     all share it. The others may use every core.
 
-    Example: four cores, one trainer with 3 cores, and one rollout actor: (0, 1, 2) and (3,).
+    Example: four cores, one trainer with 3 cores, and one rollout actor: (0, 1, 2) and (3,). A
+    second one that is lent the trainer's has (0, 1, 2).
     """
+    if lent:
+        own = divide_cores(available, trainers, rollouts - lent, trainer_cores)
+        theirs = [own.trainers[number % trainers] for number in range(lent)]
+        return CoreShares(own.trainers, own.rollouts + theirs, own.others)
     cores = list(dict.fromkeys(available))
     count = len(cores)
     if not count:

@@ -159,7 +159,11 @@ def derived(config: Config, available: int) -> list[Row]:
     live = policy.max_live * max_group_size(config)
     total = config.machine.cores or available
     share = divide_cores(
-        range(total), ranks_of(train), local_rollouts(config), config.machine.trainer_cores
+        range(total),
+        ranks_of(train),
+        local_rollouts(config),
+        config.machine.trainer_cores,
+        rollout.lent_actors,
     )
     prompts = steps(config) * train.batch_groups
     params = ", ".join(f"{name}={value}" for name, value in task.params.items())
@@ -210,7 +214,8 @@ def derived(config: Config, available: int) -> list[Row]:
             "cores",
             f"{total} of {available}",
             f"trainer {_counts(share.trainers)}; rollout actors "
-            f"{'elsewhere' if joined(config) else _counts(share.rollouts)}",
+            f"{'elsewhere' if joined(config) else _counts(share.rollouts)}"
+            + (f"; {rollout.lent_actors} of these the trainer's" if rollout.lent_actors else ""),
         ),
         *_cluster(config),
         *([Row("GPUs", str(gpus.needed), str(gpus))] if (gpus := gpus_of(config)).needed else []),

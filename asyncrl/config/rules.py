@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from asyncrl.config.cluster import cluster_contradictions
 from asyncrl.config.engines import capabilities
 from asyncrl.config.flow import flow_contradictions
+from asyncrl.config.lending import lending_contradictions
 from asyncrl.config.lora import lora_contradictions
 from asyncrl.config.losses import drops_equal, loss_contradictions
 from asyncrl.config.mix import each, held_out_size, members, mix_contradictions
@@ -85,6 +86,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         )
     yield from flow_contradictions(config)
     yield from cluster_contradictions(config)
+    yield from lending_contradictions(config)
     yield from loss_contradictions(config)
     yield from rank_contradictions(config)
     yield from lora_contradictions(config)

@@ -111,6 +111,7 @@ class _Launch:
             ranks_of(config.train),
             local_rollouts(config),
             config.machine.trainer_cores,
+            config.rollout.lent_actors,
         )
         self._supervisor = RunSupervisor(config, self, self)
         self._healing = Healing(config.supervision.heals)

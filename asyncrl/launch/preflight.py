@@ -85,6 +85,7 @@ RESUMABLE = frozenset(
         "train.recompute_activations",
         "train.ranks",
         "rollout.actors",
+        "rollout.lent_actors",
         "rollout.attempts",
         "rollout.lease_s",
         "engine.slots",

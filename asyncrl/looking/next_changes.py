@@ -27,7 +27,8 @@ def next_changes(figures: RunFigures, cut: float | None = None) -> Iterator[str]
             yield (
                 f"The trainer was idle for {trainer:.0%} of its time, and rollout actors for "
                 f"{rollout:.0%}: generation, or what judges it, is the slow side. It needs more "
-                "of the machine: rollout.actors, engine.slots, reward.actors."
+                "of the machine: rollout.actors, rollout.lent_actors (on the trainer's cores), "
+                "engine.slots, reward.actors."
             )
         if rollout >= IDLE > trainer:
             yield (

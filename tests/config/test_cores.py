@@ -58,6 +58,18 @@ def test_shares_of_small_machines(available, trainers, rollouts, trainer_cores, 
     assert (shares.trainers, shares.rollouts) == expected
 
 
+@given(some_cores, st.integers(1, 6), st.integers(1, 6), st.integers(0, 40), st.integers(1, 6))
+def test_lent_actors_have_cores_of_trainers_and_nobody_has_others(
+    available, trainers, rollouts, trainer_cores, lent
+):
+    own = divide_cores(available, trainers, rollouts, trainer_cores)
+    shares = divide_cores(available, trainers, rollouts + lent, trainer_cores, lent)
+    assert (shares.trainers, shares.others) == (own.trainers, own.others)
+    assert shares.rollouts[:rollouts] == own.rollouts
+    assert len(shares.rollouts) == rollouts + lent
+    assert all(share in own.trainers for share in shares.rollouts[rollouts:])
+
+
 def test_no_cores():
     with pytest.raises(ValueError, match="no cores"):
         divide_cores([], 1, 1, 0)

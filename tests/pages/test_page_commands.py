@@ -153,7 +153,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     program(folder / ".venv/bin", "asyncrl", f'exec {shlex.join(shim)} "$@"')
     program(folder / ".venv/bin", "make", f'exec /usr/bin/make --dry-run -C {ROOT} "$@"')
     program(folder / ".venv/bin", "scp", 'shift $(($# - 2)); exec cp "$@"')
-    done = desk.run("asyncrl train --set run.dir=runs/a --set train.steps=6")
+    done = desk.run("asyncrl train --set run.dir=runs/a")
     assert done.returncode == 0, done.stderr
     return desk
 
@@ -186,6 +186,7 @@ def here(script: str, desk: Desk) -> str:
         "--seed N": "--seed 1",
         "page_port=8080": f"page_port={free_port()}",
         "http://mlflow:5000": f"sqlite:///{desk.folder}/mlflow.db",
+        "model.path=path/to/model": f"model.path={desk.model}",
         "10.0.0.1:": "",
         "10.0.0.1": "127.0.0.1",
     }.items():

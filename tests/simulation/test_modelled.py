@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
+from asyncrl.config import ConfigError, load
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.simulation.capacity.cluster_models import (
     ClusterModel,
@@ -22,6 +23,7 @@ from asyncrl.simulation.capacity.cluster_models import (
     TrainerModel,
     VerdictModel,
 )
+from asyncrl.simulation.capacity.forecast import refuse_unmodelled
 from asyncrl.simulation.capacity.lockstep import LockstepEngine
 from asyncrl.simulation.capacity.meter import Measured
 from asyncrl.simulation.capacity.modelled import GROUPS, MEMBERS, configured, measure
@@ -336,3 +338,16 @@ def test_as_many_episodes_are_live_as_keep_engines_at_work(
     )
     assert found.generated / found.seconds / slots >= least
     assert found.lag <= lag
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["agent.run=http"], "episodes of agents are not modelled"),
+        (["rollout.actors=2", "rollout.lent_actors=1"], "the trainer's cores are not modelled"),
+        (["staleness.finish_on=own"], "one version each"),
+    ],
+)
+def test_what_no_model_has_is_refused(sets: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        refuse_unmodelled(load(None, sets, {}))

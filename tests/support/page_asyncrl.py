@@ -1,6 +1,7 @@
-"""`asyncrl` as the tests of the pages run it: the command as it is written, but a run is of two
-steps of a tiny model, a search for faults of two seeds, and a cluster of four engines. Where
-servers of their own would start, it is checked and not run (tests/sglang and tests/vllm run it).
+"""`asyncrl` as the tests of the pages run it: the command as it is written, but a run is of six
+steps of a tiny model, a search for faults of two seeds, and a cluster of four engines for
+a minute. Where servers of their own would start, it is checked and not run (tests/sglang and
+tests/vllm run it).
 
     python page_asyncrl.py MODEL WORDS …
 """
@@ -11,7 +12,7 @@ import os
 import sys
 
 BRIEF = {
-    "train.steps": 2,
+    "train.steps": 6,
     "train.batch_groups": 2,
     "train.eval_every": 0,
     "rollout.group_size": 4,
@@ -37,7 +38,8 @@ def brief(words: list[str], model: str) -> list[str]:
         sets = [f"--set={name}={value}" for name, value in [*own, *BRIEF.items()]]
         return ["check" if served else "train", *words[1:], *sets]
     if words[0] == "simulate":
-        return [SMALL.get(word, word) for word in words]
+        hours = ["--hours", "0.02"] if "--engines" in words else []
+        return [*(SMALL.get(word, word) for word in words), *hours]
     return words
 
 

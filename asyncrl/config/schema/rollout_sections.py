@@ -118,6 +118,16 @@ class RolloutConfig(Section, frozen=True):
     """Generation of rollouts."""
 
     actors: Annotated[int, Meta(ge=1, description="rollout processes")] = 1
+    lent_actors: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "of these, the last so many run on the trainer's cores at a low priority: they "
+                "decode while it waits"
+            ),
+        ),
+    ] = 0
     group_size: Annotated[int, Meta(ge=1, description="rollouts of one prompt")] = 8
     k_min: Annotated[int, Meta(ge=1, description="verdicts a group needs to be trained")] = 2
     max_new_tokens: Annotated[int, Meta(ge=1, description="tokens of a response, at most")] = 32

@@ -92,6 +92,10 @@ def refuse_unmodelled(config: Config) -> None:
             "agent.run: episodes of agents are not modelled; forecast the run with agent.run = "
             '"", and the tokens of an episode as the length of a response.'
         )
+    if config.rollout.lent_actors:
+        raise ConfigError(
+            "rollout.lent_actors: engines on the trainer's cores are not modelled; set it to 0."
+        )
     if config.staleness.finish_on == "own":
         raise ConfigError(
             'staleness.finish_on: engines are modelled with one version each; set it to "mixed".'

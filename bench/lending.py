@@ -1,0 +1,94 @@
+"""Lending on this machine: the run with a second rollout actor on the trainer's core
+(`rollout.lent_actors`), over the run without it, in turn.
+
+    as run.toml     the main job: what generation and training take is near to each other
+    fewer slots     16 for 64: a decode step has less to share, so the trainer waits for most of
+                    its time
+
+The trainer's busy seconds of a step are printed, too: no run is faster than they are. Seconds a
+step and idle shares leave the first fifth of a run out, as `asyncrl calibrate` does. The learning
+rate is next to nothing, so that lengths stay what they are.
+
+    python bench/lending.py [--rounds 3] [--steps 40] [--only NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+from asyncrl.simulation.capacity.calibrate import RunPace, pace
+
+ROOT = Path(__file__).parents[1]
+SETTINGS: dict[str, dict[str, object]] = {
+    "as run.toml": {},
+    "fewer slots": {"engine.slots": 16},
+}
+LENT = {"rollout.actors": 2, "rollout.lent_actors": 1}
+
+
+def run(folder: Path, settings: dict[str, object], steps: int) -> RunPace:
+    """One `asyncrl train`, and its pace."""
+    chosen = {
+        "run.dir": folder,
+        "train.steps": steps,
+        "train.lr": 1e-9,
+        "train.eval_every": 0,
+        "task.eval_size": 0,
+        "train.checkpoint_every": 0,
+        "machine.cores": 2,
+    } | settings
+    argv = [sys.executable, "-P", "-m", "asyncrl.cli", "train", str(ROOT / "run.toml")]
+    argv += [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
+    with folder.with_suffix(".log").open("wb") as log:
+        subprocess.run(argv, check=True, stdout=log, stderr=subprocess.STDOUT)
+    return pace(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--only", default="", help="run the settings whose names contain this")
+    args = parser.parse_args()
+    print(
+        f"{'':<24}{'s/step':>8}{'trainer idle':>14}{'busy s/step':>13}{'engines idle':>14}"
+        f"{'mean lag':>10}"
+    )
+    for name, settings in SETTINGS.items():
+        if args.only not in name:
+            continue
+        found = defaultdict[str, list[RunPace]](list)
+        with tempfile.TemporaryDirectory(prefix="lending-") as place:
+            for number in range(args.rounds):
+                for way, more in (("without", {}), ("lent", LENT)):
+                    came = run(Path(place) / f"{way}-{number}", settings | more, args.steps)
+                    found[way].append(came)
+                    print(
+                        f"{name + ', ' + way:<24}{came.step_s:>8.2f}{came.idle_trainer:>14.1%}"
+                        f"{came.step_s * (1 - came.idle_trainer):>13.2f}"
+                        f"{came.idle_engines:>14.1%}{came.lag_mean:>10.2f}"
+                        f"   load {os.getloadavg()[0]:.1f}",
+                        flush=True,
+                    )
+        ratios = [
+            lent.step_s / without.step_s
+            for lent, without in zip(found["lent"], found["without"], strict=True)
+        ]
+        print(
+            f"{name}: {statistics.median(ratios):.2f} of the seconds a step (median; worst "
+            f"{max(ratios):.2f})",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
