@@ -153,7 +153,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     program(folder / ".venv/bin", "asyncrl", f'exec {shlex.join(shim)} "$@"')
     program(folder / ".venv/bin", "make", f'exec /usr/bin/make --dry-run -C {ROOT} "$@"')
     program(folder / ".venv/bin", "scp", 'shift $(($# - 2)); exec cp "$@"')
-    done = desk.run("asyncrl train --set run.dir=runs/a")
+    done = desk.run("asyncrl train --set run.dir=runs/a --set train.steps=30")
     assert done.returncode == 0, done.stderr
     return desk
 

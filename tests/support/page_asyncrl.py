@@ -1,7 +1,7 @@
-"""`asyncrl` as the tests of the pages run it: the command as it is written, but a run is of six
-steps of a tiny model, a search for faults of two seeds, and a cluster of four engines for
-a minute. Where servers of their own would start, it is checked and not run (tests/sglang and
-tests/vllm run it).
+"""`asyncrl` as the tests of the pages run it: the command as it is written, but a run is of a tiny
+model, and of six steps unless it says how many; faults are looked for in two seeds, and a cluster
+has four engines for 18 s. Where servers of their own would start, it is checked and not run
+(tests/sglang and tests/vllm run it).
 
     python page_asyncrl.py MODEL WORDS …
 """
@@ -12,7 +12,6 @@ import os
 import sys
 
 BRIEF = {
-    "train.steps": 6,
     "train.batch_groups": 2,
     "train.eval_every": 0,
     "rollout.group_size": 4,
@@ -32,14 +31,14 @@ def brief(words: list[str], model: str) -> list[str]:
     """The words of a shorter command."""
     if words[0] == "train" and "--resume" not in words:
         served = any(word in ("engine.kind=sglang", "engine.kind=vllm") for word in words)
-        own = (
-            [] if any(word.startswith("model.path=") for word in words) else [("model.path", model)]
+        first = {"model.path": model, "train.steps": 6}  # the command's own come behind them
+        before, after = (
+            [f"--set={name}={value}" for name, value in each.items()] for each in (first, BRIEF)
         )
-        sets = [f"--set={name}={value}" for name, value in [*own, *BRIEF.items()]]
-        return ["check" if served else "train", *words[1:], *sets]
+        return ["check" if served else "train", *before, *words[1:], *after]
     if words[0] == "simulate":
-        hours = ["--hours", "0.02"] if "--engines" in words else []
-        return [*(SMALL.get(word, word) for word in words), *hours]
+        little = ["--hours=0.005", "--set=train.batch_groups=4"] if "--engines" in words else []
+        return [*(SMALL.get(word, word) for word in words), *little]
     return words
 
 
