@@ -262,7 +262,7 @@ class Machines:
         cluster = self._config.cluster
         by_ray = cluster.kind == "ray"
         wanted = 1 if self._completed else cluster.agents
-        with trio.move_on_after(cluster.join_s + RAY_S * by_ray):
+        with trio.move_on_after(cluster.join_s + (RAY_S if by_ray else 0.0)):
             while self.count < wanted:
                 if self._failed is not None:
                     raise self._failed
@@ -271,7 +271,10 @@ class Machines:
             self._completed = True
             return
         if by_ray:
-            advice = f"look at what Ray's driver says in {log_path(self._run, 'ray', 0)}."
+            advice = (
+                f"Ray had {RAY_S:g} s more for its start; look at what its driver says in "
+                f"{log_path(self._run, 'ray', 0)}."
+            )
         else:
             advice = (
                 f"copy {self._run / JOIN_TOKEN} to each, and run `asyncrl agent --join join.token` "

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 NICE = 10
-"""Of a core that another process wants too, such a process has about a tenth. It is not less, since
-a new version has to come into its engine meanwhile."""
+"""Of a core that another process wants too, such a process has about a tenth: enough for a
+new version to come into its engine meanwhile."""
 
 
 def lower_priority() -> None:

@@ -123,7 +123,7 @@ class RolloutConfig(Section, frozen=True):
         Meta(
             ge=0,
             description=(
-                "of these, the last so many run on the trainer's cores at a low priority: they "
+                "of actors, the last so many run on the trainer's cores at a low priority: they "
                 "decode while it waits"
             ),
         ),
