@@ -17,38 +17,20 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
 
+from sizing import run
+
 from asyncrl.simulation.capacity.calibrate import RunPace, pace
 
-ROOT = Path(__file__).parents[1]
 SETTINGS: dict[str, dict[str, object]] = {
     "as run.toml": {},
     "fewer slots": {"engine.slots": 16},
 }
+TWO_CORES: dict[str, object] = {"machine.cores": 2}
 LENT = {"rollout.actors": 2, "rollout.lent_actors": 1}
-
-
-def run(folder: Path, settings: dict[str, object], steps: int) -> RunPace:
-    """One `asyncrl train`, and its pace."""
-    chosen = {
-        "run.dir": folder,
-        "train.steps": steps,
-        "train.lr": 1e-9,
-        "train.eval_every": 0,
-        "task.eval_size": 0,
-        "train.checkpoint_every": 0,
-        "machine.cores": 2,
-    } | settings
-    argv = [sys.executable, "-P", "-m", "asyncrl.cli", "train", str(ROOT / "run.toml")]
-    argv += [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
-    with folder.with_suffix(".log").open("wb") as log:
-        subprocess.run(argv, check=True, stdout=log, stderr=subprocess.STDOUT)
-    return pace(folder)
 
 
 def main() -> None:
@@ -70,7 +52,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="lending-") as place:
             for number in range(args.rounds):
                 for way, more in (("without", {}), ("lent", LENT)):
-                    came = run(Path(place) / f"{way}-{number}", settings | more, args.steps)
+                    directory = Path(place) / f"{way}-{number}"
+                    came = pace(run(directory, TWO_CORES | settings | more, args.steps))
                     found[way].append(came)
                     print(
                         f"{name + ', ' + way:<24}{came.step_s:>8.2f}{came.idle_trainer:>14.1%}"

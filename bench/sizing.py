@@ -38,20 +38,20 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
 VIRTUAL_STEPS = 40
 
 
-def run(folder: Path, name: str, steps: int) -> Path:
-    """One `asyncrl train`, and its directory."""
-    directory = folder / name.replace(" ", "-")
-    settings = {
+def run(directory: Path, settings: Mapping[str, object], steps: int) -> Path:
+    """One `asyncrl train` of the main job with `settings`, and its directory."""
+    chosen = {
         "run.dir": directory,
         "train.steps": steps,
         "train.lr": 1e-9,
         "train.eval_every": 0,
         "task.eval_size": 0,
         "train.checkpoint_every": 0,
-    } | SETTINGS[name]
+        **settings,
+    }
     argv = [sys.executable, "-P", "-m", "asyncrl.cli", "train", str(ROOT / "run.toml")]
-    argv += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    with (folder / "log").open("wb") as log:
+    argv += [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
+    with directory.with_suffix(".log").open("wb") as log:
         subprocess.run(argv, check=True, stdout=log, stderr=subprocess.STDOUT)
     return directory
 
@@ -67,7 +67,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         runs = dict[str, Path]()
         for which in wanted:
-            runs[which] = run(Path(name), which, args.steps)
+            directory = Path(name) / which.replace(" ", "-")
+            runs[which] = run(directory, SETTINGS[which], args.steps)
             print(f"{which:<20} load {os.getloadavg()[0]:.1f}", flush=True)
         found = calibrate([runs[FIRST], runs[FEWER]])
         print(render_models(found.models, found.notes), flush=True)
