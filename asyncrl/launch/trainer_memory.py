@@ -1,5 +1,6 @@
 """The memory of the trainer, before anything starts: predicted in a process of its own, as the
-launcher has no torch, and compared with what the machine has."""
+launcher has no torch, and compared with what the machine has. That process imports for seconds, and
+is spared a model of which a rough bound is far less than the machine has."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import Row, size
 from asyncrl.config.ranks import ranks_of
 from asyncrl.escape import escaped
+from asyncrl.launch.model_bound import model_bound
 from asyncrl.processes.machine import memory_bytes
 from asyncrl.training.memory_parts import MemoryParts, PredictedMemory
 
@@ -24,6 +26,8 @@ DEADLINE_S = 180.0
 """Longest time of a prediction: several times what models of some billions of parameters take."""
 DRIVER_BYTES = 2**30
 """Bytes of a GPU that are for its driver and its kernels."""
+NO_QUESTION = 16
+"""A trainer fits without a closer look where this many times its bound would."""
 
 
 def memory_rows(config: Config) -> list[Row]:
@@ -36,10 +40,15 @@ def memory_rows(config: Config) -> list[Row]:
     ranks, on_gpu = ranks_of(config.train), config.train.device == "cuda"
     limit = max(0, gpu_bytes() - DRIVER_BYTES) if on_gpu else memory_bytes() // ranks
     who = "the trainer" if ranks == 1 else f"each of the trainer's {ranks} ranks"
+    where = "its GPU" if on_gpu else "this machine"
+    bound = model_bound(config)
+    if bound is not None and NO_QUESTION * bound < limit:
+        said = f"a rough bound, by the sizes in config.json; {where} has {size(limit)}"
+        return [Row("trainer memory", f"< {size(bound)}", said)]
     found = predicted(config, limit)
     if isinstance(found, str):
         return [Row("trainer memory", "not predicted", found)]
-    parts, where = found.parts, "its GPU" if on_gpu else "this machine"
+    parts = found.parts
     if limit and (parts.total if on_gpu else parts.state) > limit:
         raise ConfigError(
             f"{who} needs {size(parts.total)} ({_said(parts)}), and {where} has "

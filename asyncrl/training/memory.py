@@ -36,7 +36,7 @@ from asyncrl.training.forward import (
     measured,
 )
 from asyncrl.training.master_weights import MasterWeights
-from asyncrl.training.memory_parts import MemoryParts
+from asyncrl.training.memory_parts import MemoryParts, longest_samples
 from asyncrl.training.models import empty_model
 from asyncrl.training.optimizer import adamw
 from asyncrl.training.output_layer import float32_output
@@ -131,12 +131,8 @@ def predict(config: Config) -> MemoryParts:
 def worst_batches(config: Config, vocabulary: int, *, shared: bool) -> list[PackedBatch]:
     """The largest packed batches of a micro-batch of the longest samples: of prompts that have
     nothing in common, and of one prompt."""
-    longest = config.engine.context_tokens
+    samples, longest = longest_samples(config)
     response = longest - 1 if config.agent.run else min(config.rollout.max_new_tokens, longest - 1)
-    samples = min(
-        max(1, config.train.micro_tokens // longest),
-        config.train.batch_groups * config.rollout.group_size,
-    )
     ids = np.random.default_rng(0).integers(0, vocabulary, (samples, longest)).astype(np.int32)
     found = []
     for one_prompt in (False, True)[:samples]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import msgspec
 
+from asyncrl.config import Config
+
 
 class MemoryParts(msgspec.Struct, frozen=True):
     """Bytes that a trainer has: `weights` as the model computes with them, `masters` in float32,
@@ -31,6 +33,18 @@ class MemoryParts(msgspec.Struct, frozen=True):
     def total(self) -> int:
         """The most of it, in a pass or in a step."""
         return self.state + max(self.activations + self.logits, self.step)
+
+
+def longest_samples(config: Config) -> tuple[int, int]:
+    """The number of samples of a micro-batch of the longest ones, and the tokens of each.
+
+    >>> from asyncrl.config import load
+    >>> longest_samples(load(None, ["train.micro_tokens=1024", "engine.context_tokens=256"], {}))
+    (4, 256)
+    """
+    longest = config.engine.context_tokens
+    samples = max(1, config.train.micro_tokens // longest)
+    return min(samples, config.train.batch_groups * config.rollout.group_size), longest
 
 
 class PredictedMemory(msgspec.Struct, frozen=True):

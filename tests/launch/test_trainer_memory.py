@@ -112,6 +112,19 @@ def test_nothing_is_refused_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -
     assert memory_rows(load(None, [], {})) == []
 
 
+def test_a_model_far_below_what_there_is_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_memory, "model_bound", lambda _: 4 * GIB)
+    row, *_ = rows(monkeypatch, 65, PredictedMemory(PARTS))
+    assert row[1] == "49.0 GiB"
+    assert rows(monkeypatch, 66, PredictedMemory(PARTS)) == [
+        (
+            "trainer memory",
+            "< 4.0 GiB",
+            "a rough bound, by the sizes in config.json; its GPU has 65.0 GiB",
+        )
+    ]
+
+
 def test_weights_that_learn_are_a_row_where_not_all_do(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = MemoryParts(2 * (10**9 + 10**7), 4 * 10**7, 4 * 10**7, 8 * 10**7, 0, GIB, GIB, 0)
     monkeypatch.setattr(trainer_memory, "predicted", lambda *_: PredictedMemory(parts))
