@@ -32,11 +32,11 @@ test test-all soak: export OMP_NUM_THREADS = 1
 
 # What a person runs before a commit: minutes on two cores.
 test: lint
-	$(PYTEST) -m "not explore"
+	$(PYTEST) -m "not explore and not soak"
 
-# All there is: the tests of `make test`, and those that try more seeds, kills and servers.
+# What CI runs: the tests of `make test`, and those that try more runs, kills and servers.
 test-all: lint
-	$(PYTEST)
+	$(PYTEST) -m "not soak"
 
 lint: $(READY)
 	@$(MAKE) --no-print-directory --jobs 2 ruff types imports
@@ -163,7 +163,7 @@ fuzz: $(READY)
 # What `make test` leaves out; then ten thousand runs in virtual time, each with other faults. A seed
 # that fails is printed with the command that shows it again.
 soak: $(READY)
-	$(PYTEST) -m explore
+	$(PYTEST) -m "explore or soak"
 	$(BIN)/asyncrl simulate --seeds 0:10000 --jobs $$(nproc)
 
 clean:

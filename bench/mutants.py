@@ -49,7 +49,7 @@ CACHE = ROOT / ".cache" / "mutants"
 WORKER = Path(__file__).with_name("mutation") / "worker.py"
 FIRST_S, GROWTH = 4.0, 4.0
 """Recorded seconds of the tests that are run first, and how much more each time."""
-MARKED = "not explore"
+MARKED = "not explore and not soak"
 """Tests that count: those of `make test`."""
 SHARE = 25
 """Seeds that are recorded at a time."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from mutants import Worker, growing, judged
+from mutants import MARKED, Worker, growing, judged
 from mutation.blocks import MODULE, Blocks, marked
 from mutation.operators import Mutant, alters, mutants
 from mutation.records import Records, imported, mirrored
@@ -221,7 +221,7 @@ def test_a_mutant_is_found_by_a_test_that_reaches_it_and_a_hang_ends(tmp_path: P
     recorder, worker = Worker(tmp_path / "marked"), Worker(tmp_path / "plain")
     try:
         names, marks = recorder.tree.mark()
-        said = recorder.ask(tests={tests: 0.0}, marked="not explore", marks=str(marks))
+        said = recorder.ask(tests={tests: 0.0}, marked=MARKED, marks=str(marks))
         records.keep(tests, names, said["records"])
         records.load([tests])
         assert records.tests(changed)

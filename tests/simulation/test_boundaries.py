@@ -15,8 +15,13 @@ from asyncrl.simulation.run import SeedReport, simulate
 
 KILLS = 200
 SHARES = 8
-NEAR = 2, 7
-"""Shares that are run before each commit: one on policy, one ahead of it."""
+WHEN = {
+    0: [pytest.mark.explore],
+    2: [],
+    5: [pytest.mark.explore],
+    7: [pytest.mark.explore],
+}
+"""Shares that `make test` and CI run; the others are `make soak`'s."""
 
 
 def config(share: int) -> Config:
@@ -51,7 +56,7 @@ def killed_at(number: int, config: Config, monkeypatch: pytest.MonkeyPatch) -> S
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "share",
-    [pytest.param(n, marks=[pytest.mark.explore] * (n not in NEAR)) for n in range(SHARES)],
+    [pytest.param(n, marks=WHEN.get(n, [pytest.mark.soak])) for n in range(SHARES)],
 )
 def test_a_run_killed_at_any_event_goes_on_and_finishes(
     share: int, monkeypatch: pytest.MonkeyPatch

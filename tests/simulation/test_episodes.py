@@ -36,7 +36,7 @@ def test_every_invariant_of_episodes_holds_after_every_message() -> None:
     assert {"orphaned", "unused", "late", "raised", "agent_timeout"} <= discarded.keys()
 
 
-@pytest.mark.explore
+@pytest.mark.soak
 def test_more_seeds_hold_too() -> None:
     for seed in range(SEEDS, 10 * SEEDS):
         assert (found := play(seed).violation) is None, f"seed {seed} violates {found}"
