@@ -25,7 +25,7 @@ REAL_RUNS = {"three steps", "SGLang"}
 SPAWN = {"publication", "FSDP2 on two ranks", "gloo into the device", "shared memory of the device"}
 """Checks with a second process, which imports torch and transformers itself."""
 SMALL = [
-    pytest.param(check, marks=[pytest.mark.slow] if check.name in SPAWN else [], id=check.name)
+    pytest.param(check, marks=[pytest.mark.explore] * (check.name in SPAWN), id=check.name)
     for check in CHECKS
     if check.name not in REAL_RUNS
 ]
@@ -52,6 +52,7 @@ def test_a_small_check_finds_numbers_within_their_bounds(check: Check, tmp_path:
     assert bounded or check.name == "speed"  # whose bound is a share of a GPU's peak
 
 
+@pytest.mark.explore
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_run_is_killed_and_resumed(tmp_path: Path) -> None:

@@ -126,7 +126,10 @@ async def test_pain_14_at_lag_0_tokens_losses_and_weights_are_those_of_a_plain_l
     )
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize(
+    "size",
+    [pytest.param(1, marks=pytest.mark.explore), 2, pytest.param(4, marks=pytest.mark.explore)],
+)
 async def test_at_lag_0_several_ranks_are_the_plain_loop_too(
     size: int, plain: Outcome, tmp_path: Path
 ) -> None:
@@ -314,7 +317,7 @@ async def test_at_lag_0_a_run_is_its_own_engine_and_learner_in_turns_to_the_last
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.explore)])
 def test_at_lag_0_real_processes_do_what_a_plain_loop_does(ranks: int, tmp_path: Path) -> None:
     model, file, path = tiny_model(tmp_path / "model"), tmp_path / "prompts.jsonl", tmp_path / "run"
     lines = [{"prompt": f"say {n} of it", "answer": ""} for n in range(20)]

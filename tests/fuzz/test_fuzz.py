@@ -151,6 +151,7 @@ def test_a_few_thousand_inputs_of_atheris(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.explore
 @needs_atheris
 @pytest.mark.processes
 def test_atheris_finds_a_planted_fault(tmp_path: Path) -> None:

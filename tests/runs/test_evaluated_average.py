@@ -95,7 +95,8 @@ def points(run: Path) -> list[EvaluationPoint]:
     return [point for point in read(run / METRICS) if isinstance(point, EvaluationPoint)]
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.explore)])
+@pytest.mark.explore
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_the_figures_are_those_of_model_ema(ranks: int, model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = train(argv(model, run, ranks=ranks), PYTHONPATH=str(tmp_path))

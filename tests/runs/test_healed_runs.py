@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from train_support import (
     command,
     end,
@@ -66,6 +67,7 @@ def test_a_run_goes_on_by_itself_when_its_trainer_and_its_coordinator_are_killed
     assert shown.count(AGAIN) == 3
 
 
+@pytest.mark.explore
 def test_a_run_that_is_ended_while_it_heals_leaves_nothing(model: Path, tmp_path: Path) -> None:
     """It ends by the failure that it was about to heal from, or as asked."""
     run = tmp_path / "run"
@@ -80,6 +82,7 @@ def test_a_run_that_is_ended_while_it_heals_leaves_nothing(model: Path, tmp_path
     assert not processes(run)
 
 
+@pytest.mark.explore
 def test_a_trainer_that_stands_still_is_replaced(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     patience = {"supervision__stall_s": 8.0, "task__verdict_s": 4.0}

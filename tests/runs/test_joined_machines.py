@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from train_support import command, end, kill, processes, started, steps_done, train, wait_for
 
 from asyncrl.observe import summary
@@ -45,6 +46,7 @@ def goes_on_with_another(
     assert not processes(run) and not processes(folder) and not (run / JOIN_TOKEN).exists()
 
 
+@pytest.mark.explore
 def test_a_machine_that_is_killed_costs_its_leases_and_its_actors_start_on_another(
     model: Path, tmp_path: Path
 ) -> None:
@@ -62,6 +64,7 @@ def test_a_machine_that_is_killed_costs_its_leases_and_its_actors_start_on_anoth
         goes_on_with_another(run, launcher, joins(token, "two", two), two)
 
 
+@pytest.mark.explore
 def test_an_agent_and_its_actors_end_with_their_launcher(model: Path, tmp_path: Path) -> None:
     run, one = tmp_path / "run", tmp_path / "one"
     with started(command(model, run, **JOINED)) as launcher:

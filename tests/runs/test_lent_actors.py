@@ -16,6 +16,7 @@ from asyncrl.processes.priority import NICE
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
+@pytest.mark.explore
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each side needs a core")
 def test_it_has_the_trainers_core_and_a_low_priority_also_when_started_again(
     model: Path, tmp_path: Path

@@ -85,6 +85,7 @@ def weights_bytes(model: Path) -> int:
     return sum(parameter.nbytes for parameter in load_model(model).parameters())
 
 
+@pytest.mark.explore
 def test_it_learns_goes_on_after_a_kill_and_refuses_another_base(tmp_path: Path) -> None:
     model, unharmed, run = model_of(tmp_path / "m"), tmp_path / "unharmed", tmp_path / "run"
     before = (model / WEIGHTS).read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 from train_support import command, everything, resume, started, steps_done, train, wait_for
 
 from asyncrl.observe import summary
@@ -12,6 +13,7 @@ from asyncrl.observe.run_dir import SUMMARY
 from asyncrl.training.checkpoint_index import complete
 
 
+@pytest.mark.explore
 def test_a_run_whose_disk_is_lost_goes_on_from_its_copy(model: Path, tmp_path: Path) -> None:
     """Without `run.copy` set anew it is refused: it would be its own copy."""
     run, copy = tmp_path / "run", tmp_path / "copy"

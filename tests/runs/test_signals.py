@@ -112,9 +112,8 @@ def test_a_launcher_that_is_stopped_and_continued_ends_nothing(model: Path, tmp_
     assert summary.read(run / "summary.json").ok
 
 
-@pytest.mark.parametrize(
-    "output", ["closed pipe", pytest.param("full disk", marks=pytest.mark.explore)]
-)
+@pytest.mark.explore
+@pytest.mark.parametrize("output", ["closed pipe", "full disk"])
 def test_a_run_whose_output_is_lost_goes_on_to_its_end(
     output: str, model: Path, tmp_path: Path
 ) -> None:

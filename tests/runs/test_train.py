@@ -151,6 +151,7 @@ def test_a_model_that_looks_ahead_is_refused_in_a_sentence(tmp_path: Path) -> No
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.explore
 def test_a_killed_trainer_ends_the_run_within_10_s_and_is_named(
     model: Path, tmp_path: Path
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_killed_trainer_ends_the_run_within_10_s_and_is_named(
     assert processes(run) == {} and not (run / "weights.store").exists()
 
 
+@pytest.mark.explore
 def test_a_killed_coordinator_ends_the_run_and_the_journal_still_gives_a_summary(
     model: Path, tmp_path: Path
 ) -> None:
@@ -231,7 +233,10 @@ TASKS = {
 
 
 @pytest.mark.explore
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    "name",
+    ["chain_sum", *(pytest.param(name, marks=pytest.mark.soak) for name in [*TASKS][1:])],
+)
 def test_other_reasoning_gym_tasks(name: str, model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = train(
@@ -334,6 +339,7 @@ def test_bad_input_starts_nothing(model: Path, tmp_path: Path) -> None:
         assert not run.exists()
 
 
+@pytest.mark.explore
 def test_a_run_whose_engines_are_sent_bfloat16_says_what_rounding_changes(
     model: Path, tmp_path: Path
 ) -> None:
@@ -353,6 +359,7 @@ def test_a_run_whose_engines_are_sent_bfloat16_says_what_rounding_changes(
     assert 0.5 <= sent["bfloat16"] / sent["model"] < 0.55  # tensors are laid out by 64 bytes
 
 
+@pytest.mark.explore
 def test_a_run_that_publishes_straight_into_engines_outlives_a_killed_one(
     model: Path, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def finished(run: Path) -> None:
     assert told.steps == STEPS
 
 
+@pytest.mark.explore
 def test_an_engine_that_dies_in_a_transfer_and_a_rank_that_dies_in_a_step_change_nothing(
     model: Path, tmp_path: Path
 ) -> None:
@@ -149,6 +150,7 @@ def looked(run: Path) -> RunStatus | None:
         return None
 
 
+@pytest.mark.explore
 def test_a_rank_that_stands_still_ends_the_run_and_one_rank_goes_on(
     model: Path, tmp_path: Path
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_rank_that_stands_still_ends_the_run_and_one_rank_goes_on(
     finished(run)
 
 
+@pytest.mark.explore
 def test_shards_that_are_gathered_as_they_are_sent_make_the_same_run(
     model: Path, tmp_path: Path
 ) -> None:
