@@ -373,6 +373,7 @@ def _held(root: object) -> dict[str, int]:
     return found
 
 
+@pytest.mark.explore
 async def test_a_long_run_holds_no_more_than_a_short_one(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -223,6 +223,7 @@ async def test_without_the_sandbox_what_left_its_session_ends_with_the_worker(
         await until_none(name)
 
 
+@pytest.mark.explore
 @needs_strict
 async def test_memory_processes_and_time_are_an_answers_own(opened: Open) -> None:
     """A bomb of each kind, and beside them answers that do not notice."""

@@ -67,6 +67,7 @@ WHOLE = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.explore
 @WHOLE
 async def test_a_step_of_more_micro_batches_than_an_outbox_holds(
     train: dict[str, object], staleness: dict[str, object], autojump_clock: trio.testing.MockClock

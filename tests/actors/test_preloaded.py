@@ -56,6 +56,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.explore
 @pytest.mark.processes
 async def test_a_forked_actor_computes_with_its_threads_and_imports_nothing(tmp_path: Path) -> None:
     model = str(tiny_model(tmp_path / "model"))

@@ -244,6 +244,7 @@ async def test_pain_06_a_verifier_that_does_not_return_is_killed_and_gives_no_ve
         assert await verdict(verifiers, "give 1") == Scored(1.0)
 
 
+@pytest.mark.explore
 async def test_a_timeout_kills_what_the_verifier_started(
     opened: Open, pipe: Callable[[str], Path]
 ) -> None:
@@ -268,6 +269,7 @@ async def test_a_worker_killed_from_outside_costs_its_answer_nothing(
         assert await verdict(verifiers, "give 1") == Scored(1.0)
 
 
+@pytest.mark.explore
 @both
 async def test_the_innocent_do_not_notice(opened: Open, sandbox: str) -> None:
     """Four that hang, two that crash and two hundred good ones, all at a time."""
@@ -482,6 +484,7 @@ async def test_the_actor_reports_what_it_waits_for(opened: Open, waits: Waits) -
         assert await next_of(link, Drained) == Drained()
 
 
+@pytest.mark.explore
 async def test_a_drain_parks_what_would_take_long(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -298,7 +298,14 @@ async def trained(
     await learner.step()
 
 
-@pytest.mark.parametrize("micro_tokens", [1, 64, 10_000])
+@pytest.mark.parametrize(
+    "micro_tokens",
+    [
+        pytest.param(1, marks=pytest.mark.explore),
+        64,
+        pytest.param(10_000, marks=pytest.mark.explore),
+    ],
+)
 async def test_at_lag_0_a_run_is_its_own_engine_and_learner_in_turns_to_the_last_bit(
     micro_tokens: int,
 ) -> None:

@@ -178,7 +178,13 @@ PLANTED: dict[str, Config] = {
 }
 
 
-@pytest.mark.parametrize("error", PLANTED)
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(error, marks=[pytest.mark.explore] * (number % 3 > 0))
+        for number, error in enumerate(PLANTED)
+    ],
+)
 async def test_a_planted_error_is_seen(error: str, expected: Outcome) -> None:
     world = await run(PLANTED[error])
     assert apart(world.learner.weights(), expected.weights) > SEEN

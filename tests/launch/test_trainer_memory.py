@@ -134,6 +134,7 @@ def test_weights_that_learn_are_a_row_where_not_all_do(monkeypatch: pytest.Monke
     assert row == ("weights that learn", "10,000,000", said)
 
 
+@pytest.mark.explore
 def test_another_process_predicts(tmp_path: Path) -> None:
     Qwen3Config(
         vocab_size=300,

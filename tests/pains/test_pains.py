@@ -584,6 +584,7 @@ async def test_pain_20_engines_decode_while_weights_travel(
 # --------------------------------------------------------------------------- 21: the control plane
 
 
+@pytest.mark.explore
 def test_pain_21_what_a_message_costs_does_not_grow_with_the_number_of_engines() -> None:
     """Calls of functions of the coordinator and of experience for each event, counted, with 8
     engines and with six times as many. It falls, because what is done once a second is shared by

@@ -51,14 +51,17 @@ def test_a_life_that_lost_its_head_ends_and_the_next_goes_on(role: str) -> None:
     assert all(len(report.lives) == 2 for report in met([f"kill_{role}"]))
 
 
+@pytest.mark.explore
 def test_links_that_are_late_cut_half_open_or_repeat_themselves() -> None:
     met(["link_delayed", "link_cut", "link_half_open", "link_repeats"])
 
 
+@pytest.mark.explore
 def test_frames_that_are_lost_or_said_twice() -> None:
     met(["lost_prepared", "lost_committed", "verdict_twice"])
 
 
+@pytest.mark.explore
 def test_engines_that_are_slow_dead_crash_or_abort() -> None:
     met(
         [
@@ -75,6 +78,7 @@ def test_verifiers_that_hang_raise_or_die() -> None:
     met(["verifier_hangs", "verifier_raises", "verifier_dies"])
 
 
+@pytest.mark.explore
 def test_publications_that_fail_are_slow_or_bring_other_weights() -> None:
     met(["transfer_fails", "transfer_slow", "reception_fails", "wrong_weights"])
 

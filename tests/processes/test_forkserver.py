@@ -269,6 +269,7 @@ async def test_no_more_processes(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------- deaths, in every order
 
 
+@pytest.mark.explore
 async def test_wherever_the_server_is_killed_each_actor_runs_once(tmp_path: Path) -> None:
     """The kill comes at some moment of a start: the actor is forked or spawned, and its code has
     run once. No zombie is left, and nobody of the server's session."""

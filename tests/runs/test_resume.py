@@ -203,6 +203,7 @@ def cut(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Cut:
 # lost or a rollout is trained twice.
 
 
+@pytest.mark.explore
 def test_after_sigkill_of_everything_the_run_goes_on_and_finishes(killed: Lived) -> None:
     unborn, early, saving = killed.kills
     assert unborn == 0 < early < saving < len(killed.events)
@@ -218,6 +219,7 @@ def test_after_sigkill_of_everything_the_run_goes_on_and_finishes(killed: Lived)
     )
 
 
+@pytest.mark.explore
 def test_at_lag_0_the_curve_of_a_killed_run_is_that_of_an_uninterrupted_one(
     whole: Lived, killed: Lived
 ) -> None:
@@ -301,10 +303,12 @@ def first_difference(mine: bytes, theirs: bytes) -> int:
     return next((int(there) - int(here) for here, there in pairs if here != there), 0)
 
 
+@pytest.mark.explore
 def test_no_prompt_is_skipped_and_none_comes_twice(whole: Lived, killed: Lived) -> None:
     assert killed.items() == whole.items() and len(set(killed.items())) == 2 * STEPS
 
 
+@pytest.mark.explore
 def test_at_lag_0_a_killed_and_resumed_run_equals_an_uninterrupted_one_weight_for_weight(
     whole: Lived, killed: Lived
 ) -> None:
@@ -372,6 +376,7 @@ def test_resuming_a_finished_run_changes_nothing(whole: Lived) -> None:
     assert summary.read(whole.run / SUMMARY).ok
 
 
+@pytest.mark.explore
 def test_a_damaged_or_missing_journal_is_refused_before_anything_starts(killed: Lived) -> None:
     run = moved(killed, "refused")
     path = run / JOURNAL
@@ -397,6 +402,7 @@ def refused(run: Path, said: str) -> None:
     assert files() == before and processes(run) == {}
 
 
+@pytest.mark.explore
 def test_a_journal_with_a_byte_changed_or_a_row_gone_is_refused(killed: Lived) -> None:
     import sqlite3
 

@@ -32,6 +32,7 @@ def test_a_good_seed_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert "every invariant held" in capsys.readouterr().out
 
 
+@pytest.mark.explore
 def test_tallies_add_up() -> None:
     whole, parts = tally(range(4)), Tally()
     for seed in range(4):
@@ -41,6 +42,7 @@ def test_tallies_add_up() -> None:
     assert whole == parts and whole.seeds == 4 and whole.played == 1
 
 
+@pytest.mark.explore
 def test_agents_may_have_all_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert tally([3], agents=True).played == 1
     assert cli.main(["simulate", "--agents", "--seed", "3"]) == 0

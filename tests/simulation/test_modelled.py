@@ -285,6 +285,7 @@ def test_without_running_ahead_generation_and_training_take_turns() -> None:
     assert came.heads == {0: 4 * STEP} and not came.discarded
 
 
+@pytest.mark.explore
 def test_engines_that_limit_leave_the_trainer_idle() -> None:
     came = run(20, 5.0, depth=1, max_lag=4, slots=STEP)
     assert came.step_s == pytest.approx(20.0, abs=1.0) and came.idle == pytest.approx(
@@ -314,6 +315,7 @@ def test_a_run_that_ends_before_is_no_measurement() -> None:
         measure(config, models_of(LengthModel(quantiles=[5, 5]), 0.1), first=1, last=3)
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize(("tool", "least", "lag"), [(10.0, 0.9, 3.0), (0.0, 0.9, 0.5)])
 def test_as_many_episodes_are_live_as_keep_engines_at_work(
     tool: float, least: float, lag: float

@@ -14,6 +14,7 @@ def test_a_small_cluster_keeps_its_slots_busy() -> None:
     assert came.in_flight > 0.9 * 16 * SLOTS and came.tokens > 0.8 * 16 * SLOTS * 600
 
 
+@pytest.mark.explore
 def test_a_small_cluster_of_agents_keeps_its_slots_busy_while_they_think() -> None:
     came = scale(16, 600.0, agents=True)
     assert came.violation is None and came.checks > 1000
