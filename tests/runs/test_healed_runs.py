@@ -99,6 +99,7 @@ def test_a_trainer_that_stands_still_is_replaced(model: Path, tmp_path: Path) ->
     assert shown.count(AGAIN) == 1 and not processes(run)
 
 
+@pytest.mark.explore
 def test_what_the_trainer_cannot_begin_with_is_told_once(model: Path, tmp_path: Path) -> None:
     """An error of its own before the first step is no accident."""
     run = tmp_path / "run"

@@ -23,6 +23,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.explore
 def test_every_invariant_of_episodes_holds_after_every_message() -> None:
     faults, checks, discarded = Counter[str](), Counter[str](), Counter[str]()
     for seed in range(SEEDS):

@@ -277,6 +277,7 @@ def test_a_trainer_that_limits_is_never_idle_and_lag_is_the_depth() -> None:
     assert came.largest_lag == came.head_lag == came.lag == 2
 
 
+@pytest.mark.explore
 def test_without_running_ahead_generation_and_training_take_turns() -> None:
     came = run(20, 30.0, depth=0, max_lag=0)
     assert came.step_s == pytest.approx(20 + 0.5 + 30, abs=0.2) and came.idle == pytest.approx(
@@ -293,6 +294,7 @@ def test_engines_that_limit_leave_the_trainer_idle() -> None:
     )
 
 
+@pytest.mark.explore
 def test_where_lengths_have_a_tail_what_is_too_old_is_not_trained() -> None:
     config = configured(2, STEP, 200, staleness={"depth": 1, "max_lag": 1})
     came = measure(config, models_of(LengthModel(mean=20.0), 20.0), first=3, last=8)

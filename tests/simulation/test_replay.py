@@ -50,6 +50,7 @@ def test_other_seeds_are_other_runs() -> None:
     assert len({simulate(seed).digest for seed in range(10)}) == 10
 
 
+@pytest.mark.explore
 def test_a_seed_is_the_same_in_any_process() -> None:
     program = (
         f"from asyncrl.simulation.run import simulate\nfor seed in {SEEDS}: "

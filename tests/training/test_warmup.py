@@ -63,6 +63,7 @@ def test_the_loss_is_of_the_answers_tokens_alone(tmp_path: Path) -> None:
     assert loss.item() == pytest.approx(total / count, rel=1e-5)
 
 
+@pytest.mark.explore
 def test_it_learns_stops_where_told_and_says_what_greedy_decoding_does(tmp_path: Path) -> None:
     bundled.write_tokenizer(tmp_path)
     tokenizer, task, model = (

@@ -221,11 +221,12 @@ def one_rank(run: Path) -> dict[str, NDArray[np.float32]]:
     return {name: tensor.numpy() for name, tensor in parameters_for_publication(model)}
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize(
     "how",
     [
         signal.SIGKILL,
-        pytest.param(signal.SIGSTOP, marks=pytest.mark.explore),
+        signal.SIGSTOP,
     ],
     ids=["killed", "stopped"],
 )

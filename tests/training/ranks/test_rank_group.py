@@ -86,7 +86,10 @@ def steps(mesh: DeviceMesh) -> list[Found]:
     return [step(case, mesh) for case in CASES]
 
 
-@pytest.fixture(scope="module", params=[1, 2, pytest.param(3, marks=pytest.mark.explore), 4])
+SIZES = [2, *(pytest.param(size, marks=pytest.mark.explore) for size in (1, 3, 4))]
+
+
+@pytest.fixture(scope="module", params=SIZES)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list:
     return on_ranks(tmp_path_factory.mktemp("ranks") / "store", request.param, steps)
 

@@ -51,6 +51,7 @@ def two_steps(
     return found | {f"average of {name}": p.detach().float().numpy() for name, p in named}
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_four_ranks_then_two_then_one_are_one(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
