@@ -29,6 +29,7 @@ WIDE = Shape(512, 1536, 3, 8, 4, vocabulary=20_000, head=64)
 DEEP = Shape(1024, 4096, 3, 8, 4, vocabulary=2_000, head=128, tied=True)
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize(
     ("shape", "ranks", "recompute"), [(WIDE, 2, False), (DEEP, 8, True)], ids=["wide", "deep"]
 )

@@ -324,7 +324,8 @@ async def test_at_lag_0_a_run_is_its_own_engine_and_learner_in_turns_to_the_last
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.explore)])
+@pytest.mark.explore
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_at_lag_0_real_processes_do_what_a_plain_loop_does(ranks: int, tmp_path: Path) -> None:
     model, file, path = tiny_model(tmp_path / "model"), tmp_path / "prompts.jsonl", tmp_path / "run"
     lines = [{"prompt": f"say {n} of it", "answer": ""} for n in range(20)]

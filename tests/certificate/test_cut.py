@@ -20,6 +20,7 @@ import torch
 import trio
 from certificate_world import VOCABULARY, random_model
 from plain_loop import uniform
+from some_values import some
 from transformers import DynamicCache, PreTrainedModel
 
 from asyncrl.engines.embedded import EmbeddedEngine
@@ -379,7 +380,7 @@ def check(
         assert rollout.spans == spans
 
 
-@pytest.mark.parametrize("kv", ["keep", "recompute"])
+@pytest.mark.parametrize("kv", some(["keep", "recompute"]))
 def test_an_uncut_rollout_is_that_of_plain_passes(kv: KV) -> None:
     assert len({tuple(ids) for ids, _ in uncut(kv).values()}) == 3
     for number, (ids, behaviour) in uncut(kv).items():
@@ -389,7 +390,7 @@ def test_an_uncut_rollout_is_that_of_plain_passes(kv: KV) -> None:
         assert max(ids) < VOCABULARY
 
 
-@pytest.mark.parametrize("kv", ["keep", "recompute"])
+@pytest.mark.parametrize("kv", some(["keep", "recompute"]))
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.__name__)
 async def test_pain_17_cut_after_any_token_and_continued_it_is_the_uncut_rollout(
     cut: Cut, kv: KV
@@ -408,7 +409,7 @@ async def test_pain_17_cut_after_any_token_and_continued_it_is_the_uncut_rollout
         assert story.late == (3 * (TOKENS - after) if cut is by_the_end_of_its_lease else 0)
 
 
-@pytest.mark.parametrize("kv", ["keep", "recompute"])
+@pytest.mark.parametrize("kv", some(["keep", "recompute"]))
 @pytest.mark.parametrize(
     "cut",
     [not_at_all, by_an_interrupt, by_the_loss_of_its_engine, by_the_end_of_its_lease],

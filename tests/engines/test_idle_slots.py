@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from reference import ARCHITECTURES, CONTEXT, VOCABULARY, behaviour_of, greedy, random_model
+from some_values import some
 from test_embedded import TOLERANCE, Answers, answers, batcher_of, load, request
 
 from asyncrl.engines.embedded.batcher import Batcher
@@ -57,7 +58,7 @@ class Counted:
         pytest.param(True, marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")),
     ],
 )
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", some(ARCHITECTURES))
 def test_each_turn_has_only_what_is_new_computed(name: str, compile: bool) -> None:
     model = random_model(name)
     batcher = batcher_of(model, compile=compile)
@@ -129,7 +130,7 @@ def test_another_context_takes_nothing_of_what_it_shares() -> None:
     assert counted.taken() == len(context) - 1, "one goes on in the slot, and one is computed"
 
 
-@pytest.mark.parametrize("slots", [2, 5, 11])
+@pytest.mark.parametrize("slots", some([5, 2, 11]))
 def test_episodes_among_each_other(slots: int) -> None:
     """Many episodes that go on at any time, are cut, and see weights change: each answer is that of
     full forwards under the weights of the moment, and a good part is not computed again."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from some_values import some
 from targets import TARGETS, Target
 
 HARNESS = Path(__file__).with_name("harness.py")
@@ -90,7 +91,7 @@ def test_seeds_are_what_they_are_meant_to_be(target: Target) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-@pytest.mark.parametrize("inputs", [100, pytest.param(400, marks=pytest.mark.explore)])
+@pytest.mark.parametrize("inputs", some([50, 400], 2))
 def test_whatever_a_decoder_is_given_it_raises_what_it_says(target: Target, inputs: int) -> None:
     @settings(max_examples=inputs, deadline=None, suppress_health_check=list(HealthCheck))
     @given(data=st.data())

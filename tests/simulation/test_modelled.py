@@ -269,6 +269,7 @@ def run(
     return measure(config, models_of(even, trainer_s), first=first, last=last)
 
 
+@pytest.mark.explore
 def test_a_trainer_that_limits_is_never_idle_and_lag_is_the_depth() -> None:
     came = run(5, 30.0, depth=2, max_lag=2)
     assert came.step_s == pytest.approx(30.0, abs=0.1) and came.idle < 0.01

@@ -8,6 +8,7 @@ from asyncrl import cli
 from asyncrl.simulation.capacity.scale import SLOTS, scale
 
 
+@pytest.mark.explore
 def test_a_small_cluster_keeps_its_slots_busy() -> None:
     came = scale(16, 600.0)
     assert came.violation is None and came.checks > 1000

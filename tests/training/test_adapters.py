@@ -13,6 +13,7 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from some_values import some
 from training_world import CONFIGS, alone, build, micro_batch, reference, rollouts
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -211,7 +212,7 @@ def loaded(path: Path, dtype: torch.dtype = torch.float32, **staleness: Any) -> 
     return learner(model, **staleness)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", some([torch.float32, torch.bfloat16]))
 @pytest.mark.parametrize("proximal", ["behaviour", "snapshot"])
 def test_a_resumed_learner_has_the_state_of_one_that_was_not_stopped(
     dtype: torch.dtype, proximal: str, initial: Path, tmp_path: Path

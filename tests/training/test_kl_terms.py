@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from some_values import some
 from training_world import (
     VOCABULARY,
     Rollout,
@@ -129,7 +130,7 @@ def looped(
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("kl_in", ["loss", "reward", "advantage"])
-@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("name", some(["qwen3", "gpt2"]))
 def test_gradient_is_that_of_a_loop_over_tokens(kl_in: Any, estimator: Any, name: str) -> None:
     """The reference is of the model's architecture, or of another with the same vocabulary."""
     every, policy = groups(5), other(name)
@@ -331,7 +332,7 @@ def test_a_reset_begins_the_optimizer_anew(estimator: Estimator) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("before", [1, 2, 3])
+@pytest.mark.parametrize("before", some([1, 2, 3]))
 def test_a_resumed_run_has_the_reference_that_it_had(
     before: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from some_values import some
 from training_world import CONFIGS, build, micro_batch, rollouts
 
 from asyncrl.config.schema import LoraConfig, StalenessConfig, TrainConfig
@@ -63,7 +64,7 @@ def content(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["whole", "adapters"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some(CONFIGS))
 def test_what_is_written_is_the_state_at_the_copy_whatever_is_trained_meanwhile(
     name: str, dtype: torch.dtype, lora: LoraConfig | None, tmp_path: Path, tokenizer: Path
 ) -> None:

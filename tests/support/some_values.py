@@ -1,0 +1,20 @@
+"""Parameters of which `make test` tries some, and CI all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def some(values: Iterable[Any], one_in: int = 3) -> list[Any]:
+    """The values, of which the first of each `one_in` is for `make test`, too.
+
+    >>> [value if isinstance(value, str) else value.values for value in some("abcd")]
+    ['a', ('b',), ('c',), 'd']
+    """
+    return [
+        pytest.param(value, marks=pytest.mark.explore) if number % one_in else value
+        for number, value in enumerate(values)
+    ]
