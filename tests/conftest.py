@@ -16,20 +16,20 @@ from xdist.scheduler import LoadScopeScheduling
 settings.register_profile("asyncrl", deadline=None, max_examples=30)
 settings.load_profile("asyncrl")
 
-REAL = {"runs", "sglang", "vllm"}
-"""Folders whose tests start whole runs and real servers."""
+REAL = {"runs": "runs", "sglang": "servers", "vllm": "servers"}
+"""The units of folders whose tests start whole runs and real servers."""
 
 
 class ByFile(LoadScopeScheduling):
     """Gives a worker one file at a time, so that its tests share what its fixtures started.
 
-    A folder of `REAL` counts as one file. Its tests start many processes each, several say how long
-    a run may take to end, and all share one server or one finished run.
+    A unit of `REAL` counts as one file. Its tests start many processes each, several say how long
+    a run or the start of a server may take, and those of a folder share one server or one run.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         path = PurePath(nodeid.partition("::")[0])
-        return path.parent.name if path.parent.name in REAL else str(path)
+        return REAL.get(path.parent.name, str(path))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

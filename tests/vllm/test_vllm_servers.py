@@ -69,6 +69,7 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--enforce-eager" in cpu and dict(pairwise(cpu))["--num-gpu-blocks-override"] == "21"
 
 
+GUARD = "asyncrl.engines.servers.guarded_command"
 ASKED = """
 import os, socket, sys
 path = sys.argv[sys.argv.index('--uds') + 1]
@@ -114,13 +115,13 @@ def session(pid: int) -> list[int]:
     return sorted(int(one) for one, state in lines if not state.startswith("Z"))
 
 
-def processes_with(word: str) -> list[int]:
-    """Those in whose command line it is, the guard of the command first."""
+def processes_with(*words: str) -> list[int]:
+    """Those in whose command line the words are, the oldest first."""
     listed = subprocess.run(
         ["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True
     )
     lines = [line.split() for line in listed.stdout.splitlines()]
-    return sorted(int(pid) for pid, *args in lines if word in args and "ps" not in args)
+    return sorted(int(pid) for pid, *args in lines if {*words} <= {*args} and "ps" not in args)
 
 
 @pytest.mark.processes
@@ -164,16 +165,17 @@ def test_a_run_goes_on_when_one_of_two_servers_is_killed(vllm_python: Path, tmp_
     )
     with started(argv) as launcher:
         wait_for("steps", lambda: steps_done(run) >= 2)
-        servers = partial(processes_with, str(run / "initial"))
-        before = servers()
-        os.kill(before[-1], signal.SIGKILL)
-        wait_for("the actor's end", lambda: before[-1] not in servers())
+        guards = partial(processes_with, str(run / "initial"), GUARD)  # of a server each
+        before = wait_for("both servers", lambda: (found := guards())[1:] and found)
+        _, killed = before
+        os.kill(session(killed)[1], signal.SIGKILL)  # the server: the first is its guard
+        wait_for("the end of what guards it", lambda: killed not in guards())
         seen = steps_done(run)
         wait_for("steps by the other one", lambda: steps_done(run) >= seen + 2)
-        wait_for("another server", lambda: len(servers()) == len(before))
+        wait_for("another server", lambda: len(guards()) == 2)
         launcher.send_signal(signal.SIGTERM)
         code, shown, said = end(launcher)
     assert code == 0, shown + said
     told = summary.read(run / SUMMARY)
     assert told.balances() and told.restarts["rollout"] >= 1
-    wait_for("nothing that is left", lambda: not servers())
+    wait_for("nothing that is left", lambda: not processes_with(str(run / "initial")))
