@@ -145,7 +145,7 @@ def harness(keep: Path, *more: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.processes
 def test_a_few_thousand_inputs_of_atheris(tmp_path: Path) -> None:
     """The same ones each time: what a fuzzer finds by luck is for `make fuzz`."""
-    done = harness(tmp_path, "--seconds", "60", "--runs", "2000")
+    done = harness(tmp_path, "--seconds", "300", "--runs", "2000")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split() for line in done.stdout.splitlines()] == [
         [target.name, "2000", "inputs", "ok"] for target in TARGETS
