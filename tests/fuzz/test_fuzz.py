@@ -147,9 +147,12 @@ def test_a_few_thousand_inputs_of_atheris(tmp_path: Path) -> None:
     """The same ones each time: what a fuzzer finds by luck is for `make fuzz`."""
     done = harness(tmp_path, "--seconds", "300", "--runs", "2000")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split() for line in done.stdout.splitlines()] == [
-        [target.name, "2000", "inputs", "ok"] for target in TARGETS
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [(name, *rest) for name, _, *rest in lines] == [
+        (target.name, "inputs", "ok") for target in TARGETS
     ]
+    # libFuzzer takes one again at times, and counts it
+    assert all(2000 <= int(inputs) <= 2010 for _, inputs, *_ in lines)
 
 
 @pytest.mark.explore
