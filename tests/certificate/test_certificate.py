@@ -34,6 +34,7 @@ from certificate_world import (
 from plain_loop import Outcome, Rules, train
 from rank_world import ranks
 from scripted_parts import STOP, ScriptedTask
+from some_values import some
 from train_support import command, tiny_model
 from train_support import train as train_for_real
 from verdicts import score
@@ -126,10 +127,7 @@ async def test_pain_14_at_lag_0_tokens_losses_and_weights_are_those_of_a_plain_l
     )
 
 
-@pytest.mark.parametrize(
-    "size",
-    [pytest.param(1, marks=pytest.mark.explore), 2, pytest.param(4, marks=pytest.mark.explore)],
-)
+@pytest.mark.parametrize("size", some([2, 1, 4]))
 async def test_at_lag_0_several_ranks_are_the_plain_loop_too(
     size: int, plain: Outcome, tmp_path: Path
 ) -> None:
@@ -298,14 +296,7 @@ async def trained(
     await learner.step()
 
 
-@pytest.mark.parametrize(
-    "micro_tokens",
-    [
-        pytest.param(1, marks=pytest.mark.explore),
-        64,
-        pytest.param(10_000, marks=pytest.mark.explore),
-    ],
-)
+@pytest.mark.parametrize("micro_tokens", some([64, 1, 10_000]))
 async def test_at_lag_0_a_run_is_its_own_engine_and_learner_in_turns_to_the_last_bit(
     micro_tokens: int,
 ) -> None:

@@ -18,6 +18,7 @@ from certificate_world import RealLearner, RealWorld, Staged, random_model, shor
 from lagged_loop import Behind, Lagged, Seen
 from plain_loop import Outcome
 from scripted_parts import ScriptedTask
+from some_values import some
 from test_certificate import rules
 from torch import nn
 
@@ -178,13 +179,7 @@ PLANTED: dict[str, Config] = {
 }
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        pytest.param(error, marks=[pytest.mark.explore] * (number % 3 > 0))
-        for number, error in enumerate(PLANTED)
-    ],
-)
+@pytest.mark.parametrize("error", some(PLANTED))
 async def test_a_planted_error_is_seen(error: str, expected: Outcome) -> None:
     world = await run(PLANTED[error])
     assert apart(world.learner.weights(), expected.weights) > SEEN

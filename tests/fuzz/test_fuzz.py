@@ -152,7 +152,7 @@ def test_a_few_thousand_inputs_of_atheris(tmp_path: Path) -> None:
         (target.name, "inputs", "ok") for target in TARGETS
     ]
     # libFuzzer takes one again at times, and counts it
-    assert all(2000 <= int(inputs) <= 2010 for _, inputs, *_ in lines)
+    assert {inputs for _, inputs, *_ in lines} <= {"2000", "2001"}
 
 
 @pytest.mark.explore

@@ -15,12 +15,7 @@ from asyncrl.simulation.run import SeedReport, simulate
 
 KILLS = 200
 SHARES = 8
-WHEN = {
-    0: [pytest.mark.explore],
-    2: [pytest.mark.explore],
-    5: [pytest.mark.explore],
-    7: [pytest.mark.explore],
-}
+OF_CI = {0, 2, 5, 7}
 """Shares that CI runs; the others are `make soak`'s."""
 
 
@@ -56,7 +51,10 @@ def killed_at(number: int, config: Config, monkeypatch: pytest.MonkeyPatch) -> S
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "share",
-    [pytest.param(n, marks=WHEN.get(n, [pytest.mark.soak])) for n in range(SHARES)],
+    [
+        pytest.param(n, marks=pytest.mark.explore if n in OF_CI else pytest.mark.soak)
+        for n in range(SHARES)
+    ],
 )
 def test_a_run_killed_at_any_event_goes_on_and_finishes(
     share: int, monkeypatch: pytest.MonkeyPatch

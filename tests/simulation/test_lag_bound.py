@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 from simulation_support import plain
+from some_values import some
 
 from asyncrl.ipc.messages import MicroBatch
 from asyncrl.simulation.checker import checker
@@ -23,7 +24,6 @@ PLANS: dict[str, list[str]] = {
     "slow engines": ["engine_slow", "stop_rollout", "link_delayed"],
     "resumes": ["kill_everything", "kill_coordinator", "restart_everything"],
 }
-FIRST, *REST = PLANS
 
 
 @pytest.fixture
@@ -86,9 +86,7 @@ def run(on_stale: str, unit: str, name: str, found: Counter[int]) -> Counter[str
     return left_out
 
 
-@pytest.mark.parametrize(
-    "name", [FIRST, *(pytest.param(name, marks=pytest.mark.explore) for name in REST)]
-)
+@pytest.mark.parametrize("name", some(PLANS, len(PLANS)))
 @pytest.mark.parametrize(
     ("on_stale", "unit"),
     [

@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from rank_world import SMALL_PACKS, on_ranks
+from some_values import some
 from torch.distributed.device_mesh import DeviceMesh
 from training_world import CONFIGS, build, micro_batch, rollouts
 
@@ -86,10 +87,7 @@ def steps(mesh: DeviceMesh) -> list[Found]:
     return [step(case, mesh) for case in CASES]
 
 
-SIZES = [2, *(pytest.param(size, marks=pytest.mark.explore) for size in (1, 3, 4))]
-
-
-@pytest.fixture(scope="module", params=SIZES)
+@pytest.fixture(scope="module", params=some([2, 1, 3, 4], 4))
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list:
     return on_ranks(tmp_path_factory.mktemp("ranks") / "store", request.param, steps)
 
