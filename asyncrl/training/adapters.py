@@ -162,7 +162,7 @@ def _sum(weight: Tensor, layer: Any) -> Tensor:
 
 def _targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
     """Last parts of the names of the layers that have an adapter. Raises ModelError."""
-    output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    output = model.get_output_embeddings()
     names, linear = list[str](), list[str]()
     for name, module in model.named_modules():
         names.append(name)

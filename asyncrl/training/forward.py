@@ -144,7 +144,7 @@ def measured(
     over the temperature; with gradient. It is called for each chunk of them, and must not mix
     tokens."""
     targets = packed.targets.to(model.device)
-    layer: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    layer: nn.Module = model.get_output_embeddings()
     ids: Any = layer.weight
     chunk = max(1, LOGIT_BYTES // (4 * ids.shape[0]))
     if len(targets) <= chunk or not getattr(model, _CHUNKS, False):
@@ -251,7 +251,7 @@ def _at(model: PreTrainedModel, places: Tensor, *, inputs: bool, **given: Any) -
             return (flat[None, :1], *layer_inputs[1:])
         return (flat.index_select(0, padded).unsqueeze(0), *layer_inputs[1:])
 
-    layer: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    layer: nn.Module = model.get_output_embeddings()
     hook = layer.register_forward_pre_hook(select)
     try:
         with recomputed(model):

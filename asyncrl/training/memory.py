@@ -226,7 +226,8 @@ def _pass_of_rank(model: PreTrainedModel, alone: int, ranks: int) -> int:
         own = [parameter for parameter in piece.parameters() if id(parameter) not in seen]
         seen.update(map(id, own))
         sizes[piece] = sum(parameter.numel() for parameter in own)
-    rest, computed = sizes[model], model.dtype.itemsize
+    dtype: torch.dtype = model.dtype
+    rest, computed = sizes[model], dtype.itemsize
     layer = max((sizes[each] for each in sizes if each not in (model, embedding)), default=0)
     in_a_layer = alone + computed * (rest + 2 * layer) + 4 * layer
     added_up = max(sizes.values()) * (computed + 4 + 4 / ranks)
@@ -234,14 +235,14 @@ def _pass_of_rank(model: PreTrainedModel, alone: int, ranks: int) -> int:
 
 
 def _vocabulary(model: PreTrainedModel) -> int:
-    layer: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    layer: Any = model.get_output_embeddings()
     return int(layer.weight.shape[0])
 
 
 def _untouched(model: PreTrainedModel) -> bool:
     """True if the model's logits are the very tensor that its output layer gave: without numbers
     `makes_the_logits` cannot be asked. A model of which that is not known has its logits whole."""
-    layer: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    layer: nn.Module = model.get_output_embeddings()
     made: list[Tensor] = []
     hook = layer.register_forward_hook(lambda _, __, output: made.append(output))
     try:

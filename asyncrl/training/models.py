@@ -23,7 +23,7 @@ from transformers.utils import logging
 from asyncrl.escape import escaped
 
 _AUTO: Any = AutoModelForCausalLM  # its methods carry no types
-logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # of weights read and written: a log is not a terminal
+logging.disable_progress_bar()  # of weights read and written: a log is not a terminal
 
 
 class ModelError(Exception):

@@ -31,7 +31,7 @@ class Float32Linear(nn.Linear):
 def float32_output(model: PreTrainedModel) -> None:
     """Have the output layer of a model compute in float32. It changes its class in place. Raises
     ModelError for a model whose output layer is of another kind."""
-    layer = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    layer = model.get_output_embeddings()
     if not isinstance(layer, nn.Linear):
         raise ModelError(
             f"the output layer of the model ({type(model).__name__}) is a {type(layer).__name__} "
@@ -45,7 +45,7 @@ def makes_the_logits(model: PreTrainedModel) -> bool:
     """True if the model's logits are what its output layer gives, and nothing is done to them
     afterwards (a scale, a soft cap). It is tried with numbers that a trained model may have: those
     of a new one are so small that a soft cap would not show."""
-    layer: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    layer: nn.Module = model.get_output_embeddings()
     made: list[Tensor] = []
 
     def replace(_: Any, __: Any, output: Tensor) -> Tensor:

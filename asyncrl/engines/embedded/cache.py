@@ -22,12 +22,12 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 ATTENTION = "asyncrl_slots"
 
 
-class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     """The part of both layers below that transformers sees: a cache that was there before and has
     no say in masks or positions."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.keys, self.values, self.is_initialized = keys, values, True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -44,7 +44,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.values.shape[2]
 
 
-class DecodeLayer(_SlotLayer):  # type: ignore[no-untyped-call]
+class DecodeLayer(_SlotLayer):
     """Rows 0.. of the cache, one new position each; attention reads the first `columns`
     positions."""
 
@@ -64,7 +64,7 @@ class DecodeLayer(_SlotLayer):  # type: ignore[no-untyped-call]
         return self.keys[:rows, :, :, : self.columns], self.values[:rows, :, : self.columns]
 
 
-class PrefillLayer(_SlotLayer):  # type: ignore[no-untyped-call]
+class PrefillLayer(_SlotLayer):
     """Prompts from position 0: row `source[i]` of the batch goes to slot `slots[i]`, so equal
     prompts are computed once."""
 
@@ -82,7 +82,7 @@ class PrefillLayer(_SlotLayer):  # type: ignore[no-untyped-call]
         return key_states, value_states
 
 
-class OnwardLayer(_SlotLayer):  # type: ignore[no-untyped-call]
+class OnwardLayer(_SlotLayer):
     """Tokens behind those that slots have: row i of the batch goes to the positions `places[i]`
     (int64 [rows, tokens]) of slot `slots[i]`; attention reads the first `columns` positions."""
 

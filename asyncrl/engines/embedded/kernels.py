@@ -110,7 +110,7 @@ def _compile(compiler: str, library: Path) -> None:
         linked.replace(library)
 
 
-class KernelDecodeLayer(DecodeLayer):  # type: ignore[no-untyped-call]
+class KernelDecodeLayer(DecodeLayer):
     """A `DecodeLayer` that reads the whole cache of its rows, whatever `columns` says."""
 
     def update(

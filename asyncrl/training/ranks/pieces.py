@@ -13,7 +13,7 @@ def pieces(model: PreTrainedModel) -> list[nn.Module]:
     layers = set(model._no_split_modules or ())
     found = [module for module in model.modules() if type(module).__name__ in layers]
     embedding: nn.Module = model.get_input_embeddings()
-    output: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    output: nn.Module | None = model.get_output_embeddings()
     if output is None or embedding.weight is not output.weight:
         found.append(embedding)
     return [*found, model]

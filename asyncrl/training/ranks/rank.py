@@ -111,7 +111,8 @@ class Alone:
 
     def computes(self, model: PreTrainedModel) -> torch.dtype:
         """Its own type."""
-        return model.dtype
+        own: torch.dtype = model.dtype
+        return own
 
     def gathering(
         self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None
