@@ -103,6 +103,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path, text: str, why: str) 
     assert why in line
 
 
+@pytest.mark.explore
 def test_each_end_of_an_episode_is_a_reward_or_a_failure_by_name(tmp_path: Path) -> None:
     entries = {line["prompt"]: line for line in lines(5, "ways_to_end")}
     right, raises, nan, dies, nothing = entries.values()

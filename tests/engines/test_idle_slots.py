@@ -130,6 +130,7 @@ def test_another_context_takes_nothing_of_what_it_shares() -> None:
     assert counted.taken() == len(context) - 1, "one goes on in the slot, and one is computed"
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("slots", some([5, 2, 11]))
 def test_episodes_among_each_other(slots: int) -> None:
     """Many episodes that go on at any time, are cut, and see weights change: each answer is that of

@@ -44,6 +44,7 @@ def gone(life: dict[str, int], run: Path) -> bool:
     return not {*life.values()} & {*processes(run).values()}
 
 
+@pytest.mark.explore
 def test_a_run_goes_on_by_itself_when_its_trainer_and_its_coordinator_are_killed(
     model: Path, tmp_path: Path
 ) -> None:

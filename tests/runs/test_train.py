@@ -185,6 +185,7 @@ def test_a_killed_coordinator_ends_the_run_and_the_journal_still_gives_a_summary
     assert processes(run) == {}
 
 
+@pytest.mark.explore
 def test_ctrl_c_drains_within_5_s_and_resume_goes_on(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     sink = {"run__sinks": "tensorboard"}
@@ -266,6 +267,7 @@ def test_several_updates_of_a_step_are_accounted_for(model: Path, tmp_path: Path
     assert check(run).steps == 4
 
 
+@pytest.mark.explore
 def test_pain_25_a_file_of_prompts_is_trained_without_a_gpu(model: Path, tmp_path: Path) -> None:
     run, file = tmp_path / "run", tmp_path / "prompts.jsonl"
     lines = [

@@ -43,6 +43,7 @@ def trained(run: Path) -> list[e.Event]:
     return [event for _, event in read(run / "journal.sqlite")]
 
 
+@pytest.mark.explore
 def test_an_environment_is_trained(model: Path, tmp_path: Path) -> None:
     run, game = tmp_path / "run", "asyncrl.agents.examples.guess_the_number:Game"
     ended = train(command(model, run, task__path=numbers(tmp_path), agent__run=game, **SETTINGS))

@@ -18,10 +18,12 @@ from asyncrl.training.bundled import new_model, write_tokenizer
 USERS = {"sglang_server", "sglang_start", "sglang_last"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever asks for a server waits for its start."""
+    """Whoever asks for a server waits for its start, and is for CI."""
     for item in items:
         if isinstance(item, pytest.Function) and USERS & set(item.fixturenames):
+            item.add_marker(pytest.mark.explore)
             item.add_marker(pytest.mark.processes)
             if not any(item.iter_markers("timeout")):
                 item.add_marker(pytest.mark.timeout(START_S + 120))

@@ -89,6 +89,7 @@ def test_what_sglangs_kernel_gave() -> None:
         assert of_gpu([text]) == expected == reference(text.numpy().tobytes())
 
 
+@pytest.mark.explore
 @pytest.mark.processes
 @pytest.mark.timeout(START_S)
 def test_sglangs_kernel_gives_that_still() -> None:

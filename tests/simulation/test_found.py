@@ -141,6 +141,7 @@ def test_what_keeps_a_group_out_of_the_window_is_chosen_with_it_where_a_step_is_
     assert report.checks["window"] and len(report.lives) == 1
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("lag", some([1, 0]))
 @pytest.mark.parametrize("tokens", some([1000, 0]))
 def test_a_step_of_which_rollouts_were_left_out_is_closed_with_what_there_is_and_made_again_so(

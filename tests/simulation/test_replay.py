@@ -46,6 +46,7 @@ def test_a_seed_replays_to_the_last_event(seed: int) -> None:
     assert first.events and first == second
 
 
+@pytest.mark.explore
 def test_other_seeds_are_other_runs() -> None:
     assert len({simulate(seed).digest for seed in range(10)}) == 10
 

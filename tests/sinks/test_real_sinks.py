@@ -76,7 +76,12 @@ def of_mlflow(run: Path) -> Found:
 
 
 @pytest.mark.parametrize(
-    ("name", "has"), [("tensorboard", of_tensorboard), ("wandb", of_wandb), ("mlflow", of_mlflow)]
+    ("name", "has"),
+    [
+        ("tensorboard", of_tensorboard),
+        ("wandb", of_wandb),
+        pytest.param("mlflow", of_mlflow, marks=pytest.mark.explore),
+    ],
 )
 def test_a_library_has_what_the_curve_says(
     name: Any, has: Callable[[Path], Found], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from training_world import build, micro_batch, rollouts
 
@@ -24,6 +25,7 @@ def test_of_a_float32_model_they_are_the_parameters() -> None:
     )
 
 
+@pytest.mark.explore
 def test_steps_too_small_for_bfloat16_are_not_lost() -> None:
     """Against AdamW over float32 copies, given the sum in float32 of what autograd finds for each
     micro-batch, by a loop of its own."""

@@ -98,6 +98,7 @@ def test_logits_that_something_is_done_to_are_whole(tmp_path: Path) -> None:
     assert chunked.logits <= 4 * 16 * 4 * VOCABULARY < 48 * 3 * VOCABULARY * 4 <= capped.logits
 
 
+@pytest.mark.explore
 def test_ranks_share_what_is_there_all_the_time(tmp_path: Path) -> None:
     alone, of_four = (
         predict(config_of(tmp_path, "model.dtype=bfloat16", f"train.ranks={ranks}"))
@@ -116,6 +117,7 @@ def test_ranks_share_what_is_there_all_the_time(tmp_path: Path) -> None:
     assert of_four.activations == alone.activations + 2 * (rest + 2 * layer) + 4 * layer
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("dtype", some(["float32", "bfloat16"]))
 def test_adapters_alone_have_gradients_and_moments(tmp_path: Path, dtype: str) -> None:
     """And what is kept beside them is theirs."""

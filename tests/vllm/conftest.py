@@ -18,10 +18,12 @@ from asyncrl.training.bundled import new_model, write_tokenizer
 SEED = 11
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever asks for a server waits for its start."""
+    """Whoever asks for a server waits for its start, and is for CI."""
     for item in items:
         if isinstance(item, pytest.Function) and "vllm_shared" in item.fixturenames:
+            item.add_marker(pytest.mark.explore)
             item.add_marker(pytest.mark.processes)
             item.add_marker(pytest.mark.slow)
             if not any(item.iter_markers("timeout")):

@@ -124,6 +124,7 @@ def processes_with(*words: str) -> list[int]:
     return sorted(int(pid) for pid, *args in lines if {*words} <= {*args} and "ps" not in args)
 
 
+@pytest.mark.explore
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(2 * START_S)
