@@ -87,8 +87,7 @@ def _keep_agents(config: Config, token: bytes) -> None:
 
     holders: dict[int, Any] = {}  # an actor of Ray lives as long as somebody refers to it
     began: dict[int, float] = {}
-    short = Counter[int]()  # lives of an agent in a row that were short
-    took_part = set[int]()
+    lives = AgentLives()
     why = ""
     ends = {started(bundle): bundle for bundle in range(cluster.agents)}
     while ends:
@@ -100,20 +99,40 @@ def _keep_agents(config: Config, token: bytes) -> None:
             status, words = LOST, str(error)
         if status == 0:
             continue
-        if time.monotonic() - began[bundle] < SHORT_S:
-            short[bundle] += 1
-        else:
-            short[bundle] = 0
-            took_part.add(bundle)
         logger.warning("agent %d ended with %d: %s", bundle, status, words)
-        if status != BAD_INPUT and short[bundle] < SHORT_LIVES:
+        if lives.another(bundle, status, time.monotonic() - began[bundle]):
             ends[started(bundle)] = bundle
             continue
         why = f"an agent of Ray's cannot be kept; it ended with {status}: {words}"
-        if bundle not in took_part:
+        if not lives.took_part(bundle):
             raise ConfigError(why)
     if why:  # each of them was given up, or ended with the run
         raise ConfigError(why)
+
+
+class AgentLives:
+    """The lives of each bundle's agent, and if it has another one."""
+
+    def __init__(self) -> None:
+        self._short = Counter[int]()  # lives in a row that were short
+        self._took_part = set[int]()
+
+    def another(self, bundle: int, status: int, seconds: float) -> bool:
+        """True if an agent that ended with `status`, which is not 0, after so many seconds is
+        started again; False if it is given up.
+
+        Example: one that lives for 60, 1, 2 and 3 s is started three times again, and given up.
+        """
+        if seconds < SHORT_S:
+            self._short[bundle] += 1
+        else:
+            self._short[bundle] = 0
+            self._took_part.add(bundle)
+        return status != BAD_INPUT and self._short[bundle] < SHORT_LIVES
+
+    def took_part(self, bundle: int) -> bool:
+        """True if any of its lives was long enough to take part."""
+        return bundle in self._took_part
 
 
 def _knock(address: str) -> None:

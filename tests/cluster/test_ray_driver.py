@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from asyncrl.cluster.ray_driver import refuse_loopback
+from asyncrl.cluster.ray_driver import SHORT_LIVES, SHORT_S, AgentLives, refuse_loopback
 from asyncrl.config import Config, ConfigError, load
 from asyncrl.config.cluster import agent_cores
 from asyncrl.config.derived import derived
+from asyncrl.config.errors import BAD_INPUT
 
 
 def config(*sets: str) -> Config:
@@ -34,3 +35,25 @@ def test_an_agent_has_a_core_for_each_actor_or_what_is_set() -> None:
     assert agent_cores(config("cluster.agent_cores=8")) == 8
     rows = {row.name: row for row in derived(config(), 4)}
     assert rows["machines"].value == "2 join, of Ray, 3 cores each"
+
+
+def test_an_agent_is_given_up_after_short_lives_in_a_row_and_others_are_not() -> None:
+    lives = AgentLives()
+    assert SHORT_LIVES == 3
+    assert lives.another(0, 1, SHORT_S) and lives.took_part(0)
+    assert lives.another(0, 1, 1.0) and lives.another(1, 1, 1.0) and lives.another(0, 1, 2.0)
+    assert not lives.another(0, 1, 3.0) and lives.took_part(0)
+    assert lives.another(1, 1, 1.0), "short lives are counted for each by itself"
+    assert not lives.another(1, 1, 1.0) and not lives.took_part(1)
+
+
+def test_a_long_life_is_forgiven_the_short_ones_before_it() -> None:
+    lives = AgentLives()
+    assert lives.another(0, 1, 1.0) and lives.another(0, 1, 1.0) and lives.another(0, 143, 60.0)
+    assert lives.another(0, 1, 1.0) and lives.another(0, 1, 1.0)
+
+
+def test_an_agent_whose_machine_is_refused_is_not_started_again() -> None:
+    lives = AgentLives()
+    assert not lives.another(0, BAD_INPUT, 1.0) and not lives.took_part(0)
+    assert not lives.another(1, BAD_INPUT, 60.0) and lives.took_part(1)
