@@ -194,13 +194,13 @@ def _alarms(seen: SeenRun) -> Html:
 
 
 PARTS = {
-    "standing": RunPart("", _standing, 1.0),
+    "standing": RunPart("", _standing, 2.0),
     "changes": RunPart("What to change next", _changes, 10.0),
-    "flow": RunPart("The flow", lambda seen: flow(seen.status), 1.0),
+    "flow": RunPart("The flow", lambda seen: flow(seen.status), 2.0),
     "happened": RunPart("What happened", _happened, 5.0),
     "curves": RunPart("Curves", _plots, 5.0),
-    "time": RunPart("Where time went", _idle, 2.0),
-    "tokens": RunPart("Where tokens went", _ledger, 2.0),
+    "time": RunPart("Where time went", _idle, 5.0),
+    "tokens": RunPart("Where tokens went", _ledger, 5.0),
     "publications": RunPart("Publications", _publications, 5.0),
     "alarms": RunPart("Alarms", _alarms, 5.0),
     "rollouts": RunPart(

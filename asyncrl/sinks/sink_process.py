@@ -20,7 +20,7 @@ from asyncrl.sinks.sink_feed import SinkFeed
 
 NICE = 10
 """Its priority: a tenth of an actor's on the same core, and what nobody else wants."""
-EVERY_S = 5.0
+EVERY_S = 10.0
 """Seconds from one sending to the next: people look at minutes, and services count requests."""
 
 
