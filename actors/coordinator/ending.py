@@ -14,13 +14,14 @@ _EASIER = "choose an easier or harder task, a larger rollout.group_size, or roll
 def ending(parts: Components) -> Outcome | None:
     """The outcome of a run that is over; None if it goes on.
 
-    It is over when a part has ended it, when no more can be learned, when the last checkpoint
-    cannot be written, or when every step is taken, saved, published and evaluated.
+    It is over when a part has ended it, when no more can be learned and what a crash undid is made
+    again, when the last checkpoint cannot be written, or when every step is taken, saved, published
+    and evaluated.
     """
     stepping = parts.stepping
     if parts.outcome is not None or stepping is None:
         return parts.outcome
-    if reason := _nothing_to_learn(parts, stepping):
+    if not stepping.redoing and (reason := _nothing_to_learn(parts, stepping)):
         return Outcome(False, reason)
     last = stepping.finished or stepping.starved
     if last and stepping.unsaved:
