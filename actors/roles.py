@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.actor_context import ActorContext, refused_as_input
+from actors.notice import GONE, open_notice
 from actors.reporting import Reporter, report_s
 from asyncrl.config.cluster import joined
 from asyncrl.config.engines import capabilities
@@ -239,6 +240,7 @@ async def rollout(place: ActorContext) -> None:
         engine_kind(config.engine.kind).open(context) as engine,
         Receiver.open(full_every=config.publication.full_every) as receiver,
         await place.link() as link,
+        open_notice() as notice,
     ):
 
         async def receive(message: Prepare) -> Received:
@@ -251,7 +253,9 @@ async def rollout(place: ActorContext) -> None:
         direct: DirectReceive | None = None
         if config.publication.path == "direct":
             direct = _reception(place, engine, receiver, plan, model)
-        await rollout_actor(link, engine, receive, reporter, direct)
+        await rollout_actor(link, engine, receive, reporter, direct, told_to_end=notice.wait)
+    if notice.is_set():
+        raise SystemExit(GONE)
 
 
 def _reception(

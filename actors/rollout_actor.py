@@ -8,8 +8,10 @@ Invariant: it streams the tokens that its engine sampled, under the version that
                Commit → engine.load → Committed
                (or into the engine's own weights: `direct_reception`)
 
+    told to end → Leaving → Interrupt → the last chunks → Drain → Drained
+
 Nothing is kept here: a rollout's tokens are with the coordinator as soon as they are streamed. So
-this process may be killed at any time.
+this process may be killed at any time; one that is told to end loses not even those under way.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from asyncrl.ipc.messages import (
     EngineReady,
     Interrupt,
     Leases,
+    Leaving,
     Prepare,
     Prepared,
     Quiesce,
@@ -159,10 +162,13 @@ async def rollout_actor(
     receive: Receive,
     reporter: Reporter,
     receive_direct: DirectReceive | None = None,
+    *,
+    told_to_end: Callable[[], Awaitable[object]] = trio.sleep_forever,
 ) -> None:
-    """Serve the coordinator until it drains this actor; with `receive_direct` a publication may go
-    straight into the engine, which is a `DirectEngine` then. Raises the link's error if the link
-    breaks, and CoordinatorLost if it ends before."""
+    """Serve the coordinator until it drains this actor, which it does soon after this process was
+    `told_to_end`; with `receive_direct` a publication may go straight into the engine, which is a
+    `DirectEngine` then. Raises the link's error if the link breaks, and CoordinatorLost if it ends
+    before."""
     staging, direct = _Staging(receive), None
     if receive_direct is not None:
         assert isinstance(engine, DirectEngine), "others are refused before a run"
@@ -187,10 +193,15 @@ async def rollout_actor(
             pause = await _swap(engine, message, staged)
             await link.send(Committed(message.publication, message.version, pause))
 
+    async def leave() -> None:
+        await told_to_end()
+        await link.send(Leaving())
+
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run, emit)
         nursery.start_soon(reporter.run, link)
         await link.send(EngineReady(engine.slots))
+        nursery.start_soon(leave)
         async for message, buffers in link:
             match message:
                 case Leases():

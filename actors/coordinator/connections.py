@@ -34,6 +34,7 @@ from asyncrl.ipc.messages import (
     Healable,
     Hello,
     Joined,
+    Leaving,
     Message,
     Note,
     Played,
@@ -59,6 +60,7 @@ ACTORS: tuple[Role, ...] = ("rollout", "reward", "agents", "trainer")
 ACCEPTED: dict[Role, dict[type[Message], int]] = {
     "rollout": {
         EngineReady: 0,
+        Leaving: 0,
         Chunks: 2,
         Joined: 0,
         Quiesced: 0,
@@ -157,6 +159,14 @@ class Connections:
         for launcher in self._parts.roster.of("launcher"):
             launcher.send(Replace(peer.role, peer.index, peer.incarnation, reason))
 
+    def dismiss(self) -> None:
+        """Send home the engines that are draining and hold nothing any more, each as soon as no
+        publication waits for it."""
+        for engine in self._parts.engines.drained:
+            if not self._parts.publishing.involves(engine.peer.index):
+                self._take_back(engine.peer)
+                engine.peer.send(Drain())
+
     # ------------------------------------------------------------------------------------ messages
 
     def _accept(self, peer: Peer, message: Message, buffers: tuple[memoryview, ...]) -> None:
@@ -218,6 +228,8 @@ class Connections:
                 parts.engines.add(EngineHandle(peer, slots))
                 parts.publishing.join(peer.index)
                 parts.lifecycle.came(peer.name, trio.current_time())
+            case Leaving():
+                self._drain(peer)
             case TrainerReady(version, store):
                 parts.stepping = Stepping(
                     parts.store,
@@ -259,7 +271,20 @@ class Connections:
             case Saved():
                 stepping.on_saved(message)
 
-    # ------------------------------------------------------------------------------------ lost ones
+    # ------------------------------------------------------------------------- those that are gone
+
+    def _drain(self, peer: Peer) -> None:
+        """A rollout actor was told to end: take back what it holds, with every token, and give it
+        nothing more."""
+        parts = self._parts
+        engine = parts.engines.get(peer.name)
+        if engine is None or engine.peer is not peer:
+            peer.send(Drain())  # it was never ready, so it has nothing
+            return
+        logger.info("%s was told to end, and gives back what it holds", peer.name)
+        parts.engines.drain(engine)
+        parts.publishing.drain(peer.index)
+        parts.reclaiming.drain(engine)
 
     def _lost(self, peer: Peer) -> None:
         """A link ended."""

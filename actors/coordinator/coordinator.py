@@ -9,8 +9,8 @@ conduct    changes                  leases, score requests,         a change    
                                     micro-batches, publications
 tick       time                     deadlines, status, metrics      a second    the clock
 
-    _pump:  feed the trainer → answer agents → admit prompts → begin episodes → lease rollouts
-            → evaluate → ask verdicts → publish
+    _pump:  dismiss engines that leave → feed the trainer → answer agents → admit prompts → begin
+            episodes → lease rollouts → evaluate → ask verdicts → publish
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ class Coordinator:
     def _pump(self) -> None:
         """Do everything that is due."""
         parts, stepping = self.parts, self.parts.stepping
+        self._connections.dismiss()
         if stepping is None or parts.lifecycle.phase is Phase.INIT:
             return
         stepping.feed(parts.publishing.committed, parts.publishing.served)

@@ -36,6 +36,8 @@ class EngineHandle:
     """The version that it decodes with; None before it has weights."""
     committing: bool = False
     """True from when it was told to serve another version until it says that it does."""
+    draining: bool = False
+    """True from when its process was told to end: it is given nothing more."""
     kept: set[int] = field(default_factory=set)
     """Versions that it serves until it is told to forget them."""
     held: dict[Split, set[int]] = field(
@@ -49,12 +51,12 @@ class EngineHandle:
 
     @property
     def services(self) -> list[Service]:
-        """The services that it gives; none before it has weights.
+        """The services that it gives; none before it has weights, nor while it is draining.
 
         While it is committing, it may still sample under the version before, so it gives no service
         with current weights.
         """
-        if self.version is None:
+        if self.version is None or self.draining:
             return []
         current: list[Service] = [] if self.committing else [(split, None) for split in SPLITS]
         return current + [(split, version) for version in self.kept for split in SPLITS]
@@ -74,10 +76,11 @@ class EnginePool:
         # by service, by room, by name; no inner dictionary is empty
         self._serving: dict[Service, dict[int, dict[str, EngineHandle]]] = {}
         self._versions: Counter[int | None] = Counter()  # no count is zero
+        self._draining: dict[str, EngineHandle] = {}
         self.held: Counter[Split] = Counter()
         """Rollouts that are with engines."""
         self.slots = 0
-        """Rollouts that engines decode at a time."""
+        """Rollouts that engines decode at a time; those that are draining begin none."""
 
     def add(self, engine: EngineHandle) -> None:
         """Take in a new engine without weights. It replaces one of its name."""
@@ -91,9 +94,23 @@ class EnginePool:
         if (engine := self._engines.pop(name, None)) is not None:
             self._leave(engine)
             self._count(engine, -1)
-            self.slots -= engine.slots
+            if self._draining.pop(name, None) is None:
+                self.slots -= engine.slots
             self.held.subtract({split: len(held) for split, held in engine.held.items()})
         return engine
+
+    def drain(self, engine: EngineHandle) -> None:
+        """The engine is given nothing more. Nothing happens if it is draining already."""
+        if not engine.draining:
+            self._leave(engine)
+            engine.draining = True
+            self._draining[engine.name] = engine
+            self.slots -= engine.slots
+
+    @property
+    def drained(self) -> list[EngineHandle]:
+        """The draining engines that hold nothing any more."""
+        return [e for e in self._draining.values() if not any(e.held.values())]
 
     def get(self, name: str) -> EngineHandle | None:
         return self._engines.get(name)

@@ -94,6 +94,7 @@ class Roster:
         if (previous := self._peers.get(peer.name)) is not None:
             self._roles[peer.role].remove(previous)
         self._peers[peer.name] = peer
+        self.drained.discard(peer.name)  # it was another start of this actor
         peer.freed = self._changed
         insort(self._roles[peer.role], peer, key=lambda p: p.index)
         self._changed()

@@ -146,6 +146,14 @@ class Publishing:
         """An engine without weights is ready."""
         self._membership = self._membership.left(member).joined(member)
 
+    def drain(self, member: int) -> None:
+        """An engine takes part in the publication under way, and in no other."""
+        self._membership = self._membership.left(member)
+
+    def involves(self, member: int) -> bool:
+        """True if an engine takes part in the publication under way."""
+        return self._current is not None and member in self._current.live
+
     def lose(self, member: int, reason: str) -> None:
         """An engine is gone, so there is nothing left to fence."""
         self._membership = self._membership.left(member)

@@ -5,6 +5,7 @@ is buried under a name.
 
     park     every engine is asked to give back its rollouts of a split; they come as chunks that
              end with `interrupted` (chunks.py)
+    drain    one engine is asked to give back all of its rollouts
     expire   a lease ran out: the rollout waits for another engine
     lose     an engine is gone: its rollouts go on elsewhere, from their last streamed token
 
@@ -19,7 +20,7 @@ import logging
 import math
 from collections.abc import Collection, Mapping
 
-from actors.coordinator.engine_pool import EngineHandle, EnginePool
+from actors.coordinator.engine_pool import SPLITS, EngineHandle, EnginePool
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.leases import LeaseTable
 from asyncrl.config import Config
@@ -54,9 +55,19 @@ class Reclaiming:
         if len(parking) == self._engines.held[split]:
             return
         for engine in self._engines:
-            if asked := sorted(engine.held[split] - parking):
-                parking.update(asked)
-                engine.peer.send(Interrupt(asked))
+            self._ask(engine, split)
+
+    def drain(self, engine: EngineHandle) -> None:
+        """Ask one engine, once, to give back every rollout that it holds."""
+        for split in SPLITS:
+            self._ask(engine, split)
+
+    def _ask(self, engine: EngineHandle, split: Split) -> None:
+        """Ask an engine for its rollouts of `split`, but for those that it was asked for before."""
+        parking = self._parking[split]
+        if asked := sorted(engine.held[split] - parking):
+            parking.update(asked)
+            engine.peer.send(Interrupt(asked))
 
     def expire(self, now: float, streamed: Mapping[str, float]) -> list[str]:
         """End the leases that have run out by `now`. Their engines are told; tokens that they still

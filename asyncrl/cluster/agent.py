@@ -41,6 +41,7 @@ from asyncrl.ipc.messages import (
     JoinRefused,
     KillActor,
     MachineAdmitted,
+    MachineLeaving,
     Message,
     ModelFile,
     RunOver,
@@ -59,6 +60,11 @@ from asyncrl.processes.standstill import Patience
 
 logger = logging.getLogger(__name__)
 
+NOTICE_S = 25.0
+"""Seconds that actors have to give back what they hold, once this machine is told to leave: fewer
+than the 30 s that Kubernetes, Slurm and the shortest notice of a spot instance leave."""
+LEAVES = "its machine leaves"
+"""Last words of an actor that was to start on a machine that leaves."""
 LOST = 1
 """Exit status where the launcher was lost, or an actor could not be started."""
 
@@ -129,6 +135,8 @@ class _Agent:
         self._silence = Patience()  # with the launcher
         self._send, self._outgoing = trio.open_memory_channel[Message](ORDERS)
         self._missing = 0  # files that are still to come
+        self._leaving = False
+        self._left = trio.Event()  # set when it leaves and has no actor any more
         self._status = LOST
 
     async def run(self) -> int:
@@ -187,6 +195,8 @@ class _Agent:
                     self._missing -= 1
                     if not self._missing:
                         nursery.start_soon(self._equipped, fork_server)
+                case StartActor(role, index, incarnation) if self._leaving:  # it was under way
+                    self._send.send_nowait(ActorExited(role, index, incarnation, LOST, LEAVES))
                 case StartActor() if fork_server is not None and not self._missing:
                     process = self._started(fork_server, message)
                     nursery.start_soon(self._until_it_ends, message, process)
@@ -246,6 +256,8 @@ class _Agent:
         finally:
             await process.kill_group()
             del self._actors[actor], self._taken[actor]
+            if self._leaving and not self._actors:
+                self._left.set()
         self._send.send_nowait(ActorExited(*actor, code, process.tail()[-(2**16) :]))
 
     # ------------------------------------------------------------------------------------ the link
@@ -273,10 +285,31 @@ class _Agent:
     async def _obey_signals(
         self, scope: trio.CancelScope, task_status: trio.TaskStatus[None]
     ) -> None:
-        """End this machine's part at SIGINT, SIGTERM or SIGHUP; its actors' work goes to others."""
+        """End this machine's part at SIGINT, SIGTERM or SIGHUP, within NOTICE_S; its actors' work
+        goes to others. A second signal ends it at once."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-            task_status.started()
-            async for number in signals:
-                self._status = 128 + number
-                scope.cancel()
-                return
+            async with trio.open_nursery() as nursery:
+                task_status.started()
+                async for number in signals:
+                    if self._leaving:
+                        scope.cancel()
+                        return
+                    self._status = 128 + number
+                    nursery.start_soon(self._leave, scope)
+
+    async def _leave(self, scope: trio.CancelScope) -> None:
+        """Have this machine's actors give back what they hold, and end its part."""
+        self._leaving = True
+        self._send.send_nowait(MachineLeaving())
+        if self._actors:
+            print(
+                f"This machine leaves: its {len(self._actors)} actors give back what they hold, "
+                f"within {NOTICE_S:g} s. Once more ends them at once.",
+                flush=True,
+            )
+        for process in self._actors.values():
+            process.terminate()
+        with trio.move_on_after(NOTICE_S):
+            if self._actors:
+                await self._left.wait()
+        scope.cancel()

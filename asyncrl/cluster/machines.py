@@ -2,6 +2,7 @@
 one.
 
     machine: Join → (the model is prepared) → MachineAdmitted, ModelFile … → Equipped → actors
+             → MachineLeaving (it is given no actor more) → its actors' ends → its link's end
     actor:   waits for a machine → StartActor → … → ActorExited, or its machine is lost
 
 Invariant: an actor ends once, by what its agent says or by the loss of its machine; one that is
@@ -39,6 +40,7 @@ from asyncrl.ipc.messages import (
     JoinRefused,
     KillActor,
     MachineAdmitted,
+    MachineLeaving,
     Message,
     ModelFile,
     Role,
@@ -135,6 +137,8 @@ class Machine:
     def __init__(self, name: str, cores: int, link: Link) -> None:
         self.name, self.cores = name, cores
         self.actors: dict[Actor, RemoteActor] = {}
+        self.leaving = False
+        """It was told to leave, and its actors end with it."""
         self._link = link
         self._scope = trio.CancelScope()
         self._send, self._orders = trio.open_memory_channel[tuple[Message, bytes]](ORDERS)
@@ -158,7 +162,7 @@ class Machine:
         self._why = self._why or why
         self._scope.cancel()
 
-    async def converse(self, equipped: Callable[[], None]) -> str:
+    async def converse(self, equipped: Callable[[], None], leaving: Callable[[], None]) -> str:
         """Exchange messages until the machine is lost; returns why it is. Raises LinkError where it
         says what no agent says."""
         with self._scope:
@@ -166,10 +170,10 @@ class Machine:
                 nursery.start_soon(self._write)
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._listen)
-                self.give_up(await self._read(equipped))
+                self.give_up(await self._read(equipped, leaving))
         return self._why
 
-    async def _read(self, equipped: Callable[[], None]) -> str:
+    async def _read(self, equipped: Callable[[], None], leaving: Callable[[], None]) -> str:
         while True:
             try:
                 message, _ = await self._link.receive()
@@ -183,9 +187,12 @@ class Machine:
                     pass
                 case Equipped():
                     equipped()
+                case MachineLeaving() if not self.leaving:
+                    self.leaving = True
+                    leaving()
                 case ActorExited(role, index, incarnation, code, words):
                     if actor := self.actors.pop((role, index, incarnation), None):
-                        actor.end(code, words)
+                        actor.end(code, words, displaced=self.leaving)
                 case _:
                     raise LinkError("malformed", f"an agent does not say {type(message).__name__}")
 
@@ -332,7 +339,9 @@ class Machines:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._equip, machine)
-                why = await machine.converse(partial(self._enter, machine))
+                why = await machine.converse(
+                    partial(self._enter, machine), partial(self._part, machine)
+                )
                 nursery.cancel_scope.cancel()
         finally:
             self._leave(machine, why)
@@ -368,15 +377,23 @@ class Machines:
 
     def _enter(self, machine: Machine) -> None:
         """The machine can have actors."""
-        if machine.name in self._members or self.over:
+        if machine.name in self._members or self.over or machine.leaving:
             return
         self._members[machine.name] = machine
         self._note(f"Machine {machine.name} takes part, with {machine.cores} cores.")
         self._assign()
         self._changed.set()
 
+    def _part(self, machine: Machine) -> None:
+        """The machine was told to leave: it gets no actor more."""
+        if self._members.pop(machine.name, None) is not None:
+            self._note(
+                f"Machine {machine.name} leaves: what its {len(machine.actors)} actors hold goes "
+                "on elsewhere."
+            )
+
     def _leave(self, machine: Machine, why: str) -> None:
-        """The machine is lost, and its actors with it."""
+        """The machine is lost, or has left, and its actors with it."""
         self._names.discard(machine.name)
         if self._members.pop(machine.name, None) is not None and not self.over:
             self._note(f"Machine {machine.name} is lost, with {len(machine.actors)} actors: {why}.")

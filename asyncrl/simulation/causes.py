@@ -12,7 +12,10 @@ from asyncrl.config import Config
 from asyncrl.simulation.injector import Injector
 
 _FROZEN = r"stop_.*|link_.*"
-_ENGINES = r"engine_.*|garbage_.*|lost_.*|wrong_weights|reception_fails|transfer_slow|kill_rollout"
+_ENGINES = (
+    r"engine_.*|garbage_.*|lost_.*|wrong_weights|reception_fails|transfer_slow|kill_rollout"
+    r"|told_to_end"
+)
 _VERIFIERS = r"verifier_(hangs|dies|slow)|kill_reward"
 _STILL = rf"disk_.*|engine_.*|transfer_slow|{_VERIFIERS}|{_FROZEN}"
 _NAMES = r"(?:trainer|rollout|reward|agents)-\d+"

@@ -82,6 +82,13 @@ async def restart_beside(
         injector.world.double(process)
 
 
+async def told_to_end(injector: Injector, draw: random.Random) -> None:
+    """SIGTERM of a rollout actor, by whoever has its machine."""
+    if (process := await injector.one(draw, ["rollout"])) is not None:
+        injector.happened("told_to_end", process)
+        process.noticed.set()
+
+
 KINDS["restart_beside"] = partial(restart_beside, "restart_beside", ["rollout", "reward"])
 
 

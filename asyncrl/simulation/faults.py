@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import trio
 
 from asyncrl.simulation.agent_faults import AGENT_KINDS
-from asyncrl.simulation.fault_kinds import KINDS
+from asyncrl.simulation.fault_kinds import KINDS, told_to_end
 from asyncrl.simulation.injector import Injector
 
 FROM_S, UNTIL_S = 0.05, 4.0
 """Range of the times at which faults begin, in virtual seconds of a run."""
-ALL_KINDS = KINDS | AGENT_KINDS
+ALL_KINDS = KINDS | AGENT_KINDS | {"told_to_end": told_to_end}
 LIE_IN_WAIT = {
     "agent_crashes",
     "kill_agents_amid",
@@ -43,8 +43,10 @@ class Fault:
 
 def plan(seed: int, more: Sequence[str] = ()) -> list[Fault]:
     """The faults of a seed: up to ten different kinds, and those that its theme has `more`; none
-    for each 25th seed."""
-    return _drawn(seed, f"plan/{seed}", sorted(KINDS), more)
+    for each 25th seed. In every fifth of the others a rollout actor is told to end besides, by
+    draws of its own."""
+    told = [Fault(random.Random(f"told/{seed}").uniform(FROM_S, UNTIL_S), "told_to_end", seed)]
+    return _drawn(seed, f"plan/{seed}", sorted(KINDS), more) + told * (seed % 5 == 2)
 
 
 def agents_plan(seed: int, more: Sequence[str] = ()) -> list[Fault]:

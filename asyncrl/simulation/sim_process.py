@@ -44,6 +44,8 @@ class SimProcess:
         self.player: FakePlayer | None = None
         self.on_death: Callable[[], None] = lambda: None
         self.frozen = False
+        self.noticed = trio.Event()
+        """Set when it is told to end, as by SIGTERM; what it does then is its own."""
         self._failed = failed
         self._scope = trio.CancelScope()
         self._over = trio.Event()
@@ -79,6 +81,10 @@ class SimProcess:
         if self.alive:
             self._die()
             self._scope.cancel()
+
+    def exit(self, code: int) -> None:
+        """Say with which code it ends."""
+        self._code = code
 
     def freeze(self, frozen: bool) -> None:
         """Stop it, or let it go on."""

@@ -26,6 +26,7 @@ from actors.coordinator.peers import Peer
 from actors.coordinator.prompts import PromptSource
 from actors.coordinator.statistics import RunStatistics
 from actors.errors import CoordinatorLost
+from actors.notice import GONE
 from actors.reporting import Reporter, report_s
 from actors.reward_actor import reward_actor
 from actors.rollout_actor import Receive, rollout_actor
@@ -313,7 +314,10 @@ class World(ABC):
         reporter = Reporter(process.waits, report_s(self.config))
         async with link:
             direct: Any = receiver if self.config.publication.path == "direct" else None
-            await rollout_actor(link, engine, receiver, reporter, direct)
+            told_to_end = process.noticed.wait
+            await rollout_actor(link, engine, receiver, reporter, direct, told_to_end=told_to_end)
+        if process.noticed.is_set():
+            process.exit(GONE)
 
     async def _reward(self, process: SimProcess) -> None:
         link = await self._dial(process)

@@ -135,6 +135,35 @@ async def test_machines_of_one_name_are_told_apart_and_share_the_actors(head: He
         ]
 
 
+async def test_a_machine_that_leaves_gets_no_actor_and_its_actors_are_displaced(
+    head: Head,
+) -> None:
+    [actor] = actors_of(head, 1)
+    async with head.agent("one") as one:
+        assert isinstance(await said(one), m.StartActor)
+        await one.send(m.MachineLeaving())
+        await head.until(0)
+        assert head.notes[-1] == ("Machine one leaves: what its 1 actors hold goes on elsewhere.")
+        later = head.machines.start("rollout", 1, 0, resume=False)
+        async with head.agent("two") as two:
+            assert (await said(two)) == m.StartActor("rollout", 1, 0, False, ADDRESS)
+            await one.send(m.ActorExited("rollout", 0, 0, 143, "it was told to end"))
+            with trio.fail_after(PATIENCE_S):
+                assert await actor.wait() == 143
+            assert actor.displaced and not later.over
+    assert not any("Machine one is lost" in note for note in head.notes)
+
+
+async def test_who_says_twice_that_it_leaves_is_cut_off(head: Head) -> None:
+    [actor] = actors_of(head, 1)
+    async with head.agent("one") as one:
+        await one.send(m.MachineLeaving())
+        await one.send(m.MachineLeaving())
+        await ended(one)
+        with trio.fail_after(PATIENCE_S):
+            assert await actor.wait() == KILLED and actor.displaced
+
+
 # ----------------------------------------------------------------------------- who does not fit in
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from train_support import command, end, kill, processes, started, steps_done, train, wait_for
 
+from asyncrl.cluster.agent import NOTICE_S
+from asyncrl.journal import fold
 from asyncrl.observe import summary
-from asyncrl.observe.run_dir import JOIN_TOKEN, SUMMARY
+from asyncrl.observe.run_dir import JOIN_TOKEN, JOURNAL, SUMMARY
 
 JOINED = {
     "cluster__kind": "agents",
@@ -27,10 +30,15 @@ def joins(token: Path, name: str, folder: Path) -> list[str]:
     return [*argv, "--dir", str(folder)]
 
 
+LOST = "Machine one is lost, with 2 actors"
+LEAVES = "Machine one leaves: what its 2 actors hold goes on elsewhere."
+
+
 def goes_on_with_another(
-    run: Path, launcher: subprocess.Popen[str], argv: list[str], folder: Path
+    run: Path, launcher: subprocess.Popen[str], argv: list[str], folder: Path, gone: str = LOST
 ) -> None:
-    """A run that lost machine `one` goes on with the one that `argv` has join, and ends well."""
+    """A run that lost machine `one`, or had it leave, goes on with the one that `argv` has join,
+    and ends well; it said that the first was `gone`."""
     before = steps_done(run)
     with started(argv) as other:
         wait_for("actors on the other", lambda: len(processes(folder)) == 2)
@@ -40,7 +48,7 @@ def goes_on_with_another(
         ended, words, _ = end(other)
     assert code == 0, shown + said
     assert ended == 0 and "The run is over." in words
-    assert "Machine one is lost, with 2 actors" in shown
+    assert gone in shown
     told = summary.read(run / SUMMARY)
     assert told.balances() and told.restarts == {"rollout": 2}
     assert not processes(run) and not processes(folder) and not (run / JOIN_TOKEN).exists()
@@ -62,6 +70,26 @@ def test_a_machine_that_is_killed_costs_its_leases_and_its_actors_start_on_anoth
             kill(first.pid)
             wait_for("the end of what it started", lambda: not processes(one))
         goes_on_with_another(run, launcher, joins(token, "two", two), two)
+
+
+@pytest.mark.explore
+def test_a_machine_that_is_told_to_leave_gives_back_what_its_actors_hold(
+    model: Path, tmp_path: Path
+) -> None:
+    run, one, two = tmp_path / "run", tmp_path / "one", tmp_path / "two"
+    token = run / JOIN_TOKEN
+    with started(command(model, run, **JOINED)) as launcher:
+        wait_for("join token", token.exists)
+        with started(joins(token, "one", one)) as first:
+            wait_for("steps", lambda: steps_done(run) >= 2)
+            began = time.monotonic()
+            first.send_signal(signal.SIGTERM)
+            code, shown, said = end(first)
+        assert code == 128 + signal.SIGTERM and "its 2 actors give back what they hold" in shown
+        assert time.monotonic() - began < NOTICE_S, "it waited for its actors, and no longer"
+        assert not processes(one) and not said
+        goes_on_with_another(run, launcher, joins(token, "two", two), two, LEAVES)
+    assert "late" not in fold(run / JOURNAL).ledger.tokens.discarded
 
 
 @pytest.mark.explore

@@ -33,7 +33,11 @@ def test_at_lag_0_the_curve_of_a_killed_and_resumed_run_is_that_of_an_uninterrup
             worlds.append(self)
 
     monkeypatch.setattr(run, "FakeWorld", Kept)
-    settings: dict[str, Any] = {"train": {"eval_every": 2}, "staleness": {"max_lag": 0, "depth": 0}}
+    settings: dict[str, Any] = {
+        "task": {"eval_size": 1},  # so that each is done before the next is due
+        "train": {"eval_every": 2},
+        "staleness": {"max_lag": 0, "depth": 0},
+    }
     config = plain(seed, **settings)
     fault = Fault(0.5 + 0.6 * seed, kind, seed)
     faults = [[], [fault, Fault(fault.at + 0.1, "kill_everything", seed)]]

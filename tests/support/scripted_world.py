@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -40,6 +40,8 @@ from asyncrl.observe.summary import Summary
 from asyncrl.simulation.observer import WorldObserver
 from asyncrl.simulation.sim_process import SimProcess, leaves
 from asyncrl.simulation.world import World
+
+Kind = TypeVar("Kind", bound=e.Event)
 
 
 def configured(**sections: dict[str, object]) -> Config:
@@ -169,7 +171,7 @@ class ScriptedWorld(World):
 
     # -------------------------------------------------------------------------------------- results
 
-    def of(self, kind: type[e.Event]) -> list[e.Event]:
+    def of(self, kind: type[Kind]) -> list[Kind]:
         return [event for event in self.log.events if isinstance(event, kind)]
 
     def coordinator_summary(self, outcome: Outcome) -> Summary:

@@ -2,7 +2,7 @@
 
 agent → launcher    Join
 launcher → agent    JoinRefused, and nothing more; or MachineAdmitted, ModelFile …, and then
-agent → launcher    Equipped, ActorExited …, Alive …
+agent → launcher    Equipped, ActorExited …, Alive …, MachineLeaving
 launcher → agent    StartActor …, KillActor …, Alive …, RunOver
 """
 
@@ -82,6 +82,11 @@ class ActorExited(Message, frozen=True):
     incarnation: int
     code: int
     words: Annotated[str, Meta(max_length=2**17)]
+
+
+class MachineLeaving(Message, frozen=True):
+    """Agent to launcher, once: this machine was told to leave. It takes no actor any more, and its
+    actors end when they have given back what they hold."""
 
 
 class Alive(Message, frozen=True):

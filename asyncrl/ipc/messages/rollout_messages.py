@@ -12,6 +12,11 @@ class EngineReady(Message, frozen=True):
     slots: int
 
 
+class Leaving(Message, frozen=True):
+    """Rollout actor to coordinator, once: its process was told to end. It is to be given nothing
+    more, asked for what it holds, and drained."""
+
+
 class Lease(Part, frozen=True):
     """One rollout to generate. `prefix_tokens` of its response are known already (it is resumed);
     at most `max_new_tokens` more may be sampled. `key` and a token's index decide that token's

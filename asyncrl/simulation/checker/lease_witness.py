@@ -1,5 +1,6 @@
 """Leases as their messages tell of them. Invariant: an engine that has lost a rollout, or is to go
-home, is told to stop it, and a lease ends by its deadline only when that has come.
+home, is told to stop it; one that leaves is given nothing; and a lease ends by its deadline only
+when that has come.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import math
 from collections import Counter
 
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Chunks, Drain, Hello, Interrupt, Leases, Message
+from asyncrl.ipc.messages import Chunks, Drain, Hello, Interrupt, Leases, Leaving, Message
 from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.reference_rollouts import ReferenceCall
 
@@ -25,6 +26,7 @@ class LeaseWitness:
     def __init__(self, run: CheckedRun) -> None:
         self._run = run
         self._starts: dict[str, str] = {}  # by name, of connected actors
+        self._leaving = set[str]()  # starts that said so
         self._asked: dict[str, set[int]] = {}  # by start: rollouts that it was told to stop
         self._owed: dict[tuple[str, int], tuple[float, int]] = {}  # since when, and the moments
         self._took: list[float] = []
@@ -56,6 +58,8 @@ class LeaseWitness:
         """The coordinator has received this from an actor."""
         if isinstance(message, Hello):
             self._starts[start.partition("/")[0]] = start
+        elif isinstance(message, Leaving):
+            self._leaving.add(start)
         elif isinstance(message, Chunks):
             if self._garbage[start] < self._run.garbled[start]:
                 self._garbage[start] += 1  # which may be what has come, and is nothing streamed
@@ -79,6 +83,11 @@ class LeaseWitness:
 
     def leased(self, event: e.Leased) -> None:
         """A rollout is leased."""
+        start = self._starts.get(event.holder, "")
+        self._run.hold(
+            "leases", start not in self._leaving, "{} leaves, and is given rollout {}", start,
+            event.rollout,
+        )  # fmt: skip
         config, now = self._run.config.rollout, self._run.clock()
         took = sorted(self._took[-1000:])
         due = config.lease_s
