@@ -13,7 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 # A property has no deadline of its own, because shared machines are slow at times. `make test`
 # draws a few examples, others each time, and CI a hundred, always the same ones (`.ci/run`).
-settings.register_profile("asyncrl", deadline=None, max_examples=30)
+settings.register_profile("asyncrl", deadline=None, max_examples=15)
 settings.load_profile("asyncrl")
 
 REAL = {"runs": "runs", "sglang": "servers", "vllm": "servers"}

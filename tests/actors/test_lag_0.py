@@ -9,6 +9,7 @@ import pytest
 import trio
 from scripted_parts import STOP, VOCABULARY
 from scripted_world import ScriptedWorld, configured
+from some_values import some
 
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, hashed
@@ -50,7 +51,7 @@ async def batches(
 
 
 @pytest.mark.parametrize("how", ["none", "zero_variance"])
-@pytest.mark.parametrize("pace", range(1, 6))
+@pytest.mark.parametrize("pace", some(range(1, 6)))
 async def test_what_is_trained_together_does_not_depend_on_who_is_complete_first(
     how: str, pace: int, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -76,6 +76,7 @@ def end_of(gateway: FakeGateway, entry: dict[str, Any]) -> float | str:
     return end
 
 
+@pytest.mark.explore
 def test_a_taskset_that_is_not_there_is_refused_in_one_sentence(tmp_path: Path) -> None:
     said = done("play", tmp_path, "no-such-taskset")
     assert said.returncode == 2 and not said.stdout

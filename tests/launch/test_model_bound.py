@@ -35,8 +35,16 @@ def saved(path: Path, config: LlamaConfig | Qwen3Config, dtype: str = "float32")
     ("config", "dtype"),
     [
         (Qwen3Config(**SIZES, head_dim=64), "float32"),
-        (Qwen3Config(**SIZES | {"intermediate_size": 1024, "num_hidden_layers": 1}), "bfloat16"),
-        (LlamaConfig(**SIZES | {"vocab_size": 5000, "hidden_size": 32}), "bfloat16"),
+        pytest.param(
+            Qwen3Config(**SIZES | {"intermediate_size": 1024, "num_hidden_layers": 1}),
+            "bfloat16",
+            marks=pytest.mark.explore,
+        ),
+        pytest.param(
+            LlamaConfig(**SIZES | {"vocab_size": 5000, "hidden_size": 32}),
+            "bfloat16",
+            marks=pytest.mark.explore,
+        ),
     ],
     ids=["wide heads", "wide layer", "many ids"],
 )

@@ -92,9 +92,9 @@ def run(on_stale: str, unit: str, name: str, found: Counter[int]) -> Counter[str
     [
         ("mask", "group"),
         ("restart", "group"),
-        ("drop", "group"),
+        pytest.param("drop", "group", marks=pytest.mark.explore),
         ("mask", "rollout"),
-        ("drop", "rollout"),
+        pytest.param("drop", "rollout", marks=pytest.mark.explore),
     ],
 )
 def test_no_token_over_max_lag_is_in_any_loss(

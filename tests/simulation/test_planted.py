@@ -30,7 +30,7 @@ SEEDS = range(200)
 LIMIT_S = 240
 """Seconds that the seeds of a bug may take: less than a test may."""
 ONE_IN = 12
-"""`make test` tries one patch of so many, CI each."""
+"""`make test` tries one patch of so many, from the sixth on, CI each."""
 
 SERVER = """
 import importlib, json, os, signal, sys
@@ -115,7 +115,9 @@ def test_each_planted_bug_is_one_of_the_product_as_it_is(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "patch",
     [
-        pytest.param(patch, id=patch.stem, marks=[pytest.mark.explore] if number % ONE_IN else [])
+        pytest.param(
+            patch, id=patch.stem, marks=[pytest.mark.explore] if number % ONE_IN != 5 else []
+        )
         for number, patch in enumerate(PATCHES)
     ],
 )
