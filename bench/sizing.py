@@ -35,7 +35,7 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
     "on policy": {"staleness.depth": 0, "staleness.max_lag": 0},
 }
 """The settings of each run besides run.toml's."""
-VIRTUAL_STEPS = 40
+VIRTUAL_STEPS = 100
 
 
 def run(directory: Path, settings: Mapping[str, object], steps: int) -> Path:

@@ -2,7 +2,7 @@
 what cannot be fitted from these files is said, and nothing is made up in silence.
 
     lengths    quantiles of the complete training responses in the journal, and the mean prompt
-    verdicts   the share of groups that the filter let pass
+    verdicts   the share of groups that the filter let pass, and what it were of smaller groups
     trainer    its seconds without those in which it waited, less those of the ends of its steps,
                for each response token that steps took
     engine     a point for each run: the slots that are busy where engines are not idle, and the
@@ -14,8 +14,10 @@ The first fifth of a run is left out: compilers and caches are cold in it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import comb
 from pathlib import Path
 
 import msgspec
@@ -26,6 +28,7 @@ from asyncrl.config import read as read_config
 from asyncrl.config.flow import admission_policy
 from asyncrl.experience import events as e
 from asyncrl.experience.events import AnyEvent
+from asyncrl.ipc.messages import Scored
 from asyncrl.journal import JournalError
 from asyncrl.looking.run_figures import read_points, read_summary
 from asyncrl.observe.curve import StepPoint
@@ -44,6 +47,8 @@ BEGINNING = 0.2
 """Share of the steps that is left out."""
 LEAST_STEPS = 6
 """Of a run that is fitted."""
+LEAST_ACCEPTED = 1e-3
+"""Share of groups that pass, at least, where none of those that were measured does."""
 QUANTILES = 20
 """Pieces that the measured lengths are kept in."""
 
@@ -78,13 +83,15 @@ class RunPace(msgspec.Struct, frozen=True):
 class WorkSeen(msgspec.Struct, frozen=True):
     """Counts from a journal: the `lengths` of complete training responses and those of prompts, in
     tokens; `taken` response tokens by the steps from one version to another; groups that were
-    trained, and that the filter left out."""
+    trained, and that the filter left out; and of each group that was judged whole meanwhile how
+    many of its rollouts have each reward."""
 
     lengths: list[int]
     prompt: float
     taken: int
     passed: int
     filtered: int
+    alike: list[list[int]]
 
 
 def calibrate(runs: Sequence[Path]) -> Calibration:
@@ -131,7 +138,11 @@ def calibrate(runs: Sequence[Path]) -> Calibration:
         length=LengthModel(quantiles=quantiles(seen.lengths), prompt=round(seen.prompt)),
         trainer=TrainerModel(token_us=token_us * ranks, step_s=pace.optimizer_s),
         network=network,
-        verdict=VerdictModel(seconds=0.01, accepted=max(seen.passed, 1) / max(groups, 1)),
+        verdict=VerdictModel(
+            seconds=0.01,
+            accepted=max(seen.passed, 1) / max(groups, 1),
+            accepted_of=accepted_of(seen.alike),
+        ),
     )
     return Calibration(models, notes)
 
@@ -199,6 +210,8 @@ def work_seen(events: Iterator[tuple[int, AnyEvent]], begin: int, end: int) -> W
     """Count the work in a journal; what steps took and the filter left out is that between the
     publications of two versions."""
     tokens: dict[int, int] = {}
+    groups: dict[int, list[float]] = {}  # by rollout, its group's rewards
+    alike: list[list[int]] = []
     lengths: list[int] = []
     prompts: list[int] = []
     taken = taken_rollouts = filtered = version = 0
@@ -209,10 +222,17 @@ def work_seen(events: Iterator[tuple[int, AnyEvent]], begin: int, end: int) -> W
                 tokens.update(dict.fromkeys(range(event.first, event.first + event.size), 0))
                 prompts.append(len(event.prompt) // 4)
                 size = event.size
+                rewards = list[float]()
+                groups.update((id, rewards) for id in range(event.first, event.first + event.size))
             case e.Extended() if event.rollout in tokens:
                 tokens[event.rollout] += len(event.ids) // 4
             case e.Sealed() if tokens.get(event.rollout):
                 lengths.append(tokens[event.rollout])
+            case e.Judged(verdict=Scored(reward=reward)) if event.rollout in groups:
+                rewards = groups.pop(event.rollout)
+                rewards.append(reward)
+                if len(rewards) == size and begin <= version < end:
+                    alike.append([*Counter(rewards).values()])
             case e.Taken() if begin <= event.step < end:
                 taken += sum(tokens.get(rollout, 0) for rollout in event.rollouts)
                 taken_rollouts += len(event.rollouts)
@@ -221,7 +241,30 @@ def work_seen(events: Iterator[tuple[int, AnyEvent]], begin: int, end: int) -> W
             case e.Published():
                 version = event.version
     mean = sum(prompts) / len(prompts) if prompts else 0.0
-    return WorkSeen(lengths, mean, taken, taken_rollouts // size, filtered)
+    return WorkSeen(lengths, mean, taken, taken_rollouts // size, filtered, alike)
+
+
+def accepted_of(alike: Sequence[Sequence[int]]) -> list[tuple[int, float]] | None:
+    """The share of groups whose rewards differ, by the size of groups, from 2 to that of the
+    measured: of a group with `alike` rollouts of each reward, so many drawn without replacement
+    are all alike with the hypergeometric chance, so the share is unbiased. None where no group was
+    measured, or sizes differ.
+
+    Example: of a group of 3 with the rewards 1, 0, 0 two differ in 2 of 3 draws.
+
+    >>> [(size, round(share, 3)) for size, share in accepted_of([[1, 2], [3]])]
+    [(2, 0.333), (3, 0.5)]
+    """
+    sizes = {sum(counts) for counts in alike}
+    if len(sizes) != 1 or min(sizes) < 2:
+        return None
+    (whole,) = sizes
+    found = []
+    for size in range(2, whole + 1):
+        same = sum(sum(comb(count, size) for count in counts) for counts in alike)
+        share = 1 - same / (comb(whole, size) * len(alike))
+        found.append((size, max(share, LEAST_ACCEPTED)))
+    return found
 
 
 def quantiles(lengths: Sequence[int]) -> list[float]:

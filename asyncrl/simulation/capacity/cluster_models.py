@@ -33,6 +33,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0, lt=1e15)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 Devices = Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
+GroupSize = Annotated[int, msgspec.Meta(ge=2, lt=2**20)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Quantiles = Annotated[list[Positive], msgspec.Meta(min_length=2)]
 
@@ -161,10 +162,33 @@ class NetworkModel(ModelStruct, frozen=True):
 
 class VerdictModel(ModelStruct, frozen=True):
     """A verdict takes so many `seconds`. Of the groups the share `accepted` has rewards that
-    differ, so that the filter lets them pass."""
+    differ, so that the filter lets them pass; or, where there are points `accepted_of` (rollouts of
+    a group, share), the share on the line through them, and behind the last that of the last."""
 
     seconds: NotNegative = 1.0
     accepted: Share = 1.0
+    accepted_of: Annotated[list[tuple[GroupSize, Share]], msgspec.Meta(min_length=1)] | None = None
+
+    def __post_init__(self) -> None:
+        sizes = [size for size, _ in self.accepted_of or []]
+        if sizes != sorted(set(sizes)):
+            raise ValueError("accepted_of must have rising sizes of groups")
+
+    def share(self, group_size: int) -> float:
+        """The share of groups of so many rollouts that the filter lets pass.
+
+        >>> verdict = VerdictModel(accepted_of=[(2, 0.2), (6, 0.6)])
+        >>> verdict.share(4), verdict.share(8), VerdictModel(accepted=0.3).share(4)
+        (0.4, 0.6, 0.3)
+        """
+        points = self.accepted_of
+        if points is None:
+            return self.accepted
+        at = bisect_left(points, (group_size, 0.0))
+        if at == len(points) or at == 0:
+            return points[min(at, len(points) - 1)][1]
+        (left, low), (right, high) = points[at - 1], points[at]
+        return low + (group_size - left) / (right - left) * (high - low)
 
 
 class ClusterModel(ModelStruct, frozen=True):
@@ -216,7 +240,8 @@ UNITS = {
     "length": "tokens of responses (lognormal, or measured quantiles) and of prompts",
     "trainer": "token_us: microseconds of one device for a response token; step_s: seconds",
     "network": "seconds and gigabytes of a publication; swap_s: decoding stops in engines",
-    "verdict": "seconds of a verdict; accepted: the share of groups whose rewards differ",
+    "verdict": "seconds of a verdict; accepted: the share of groups whose rewards differ;"
+    " accepted_of: by their size",
 }
 
 

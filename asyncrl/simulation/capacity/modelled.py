@@ -159,7 +159,8 @@ class ModelledWorld(FakeWorld):
         """The verdict on an answer: those of a prompt have 0 and 1 by turns, where the filter is to
         let it pass, and 0 elsewhere."""
         if prompt_index not in self._passes:
-            self._passes[prompt_index] = self._drawn.random() < self._models.verdict.accepted
+            share = self._models.verdict.share(self.config.rollout.group_size)
+            self._passes[prompt_index] = self._drawn.random() < share
             self._right = False
         self._right = not self._right
         return Scored(float(self._right and self._passes[prompt_index]))
