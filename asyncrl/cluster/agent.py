@@ -2,6 +2,7 @@
 children, and tells it how they end.
 
     join → a directory with what actors need → fork server → StartActor … → the run is over
+    ↑________________________________ its link is cut ______________________|
 
 Invariant: no actor that it started outlives it, nor its link to the launcher by more than the
 seconds of silence that it bears (`machines.SILENCE_S`) and of a kill.
@@ -12,16 +13,17 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import signal
 import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from asyncrl.cluster.join_token import JoinToken
+from asyncrl.cluster.joining import AGAIN_S, LEAVE, ToldToLeave, join, join_again
 from asyncrl.cluster.local_placement import PRELOADED, SMALL, start_actor
 from asyncrl.cluster.machines import BEAT_S, ORDERS, SILENCE_S, Actor
 from asyncrl.cluster.model_files import keep_file
@@ -30,7 +32,6 @@ from asyncrl.config.cores import divide_cores
 from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.escape import escaped
 from asyncrl.ipc.address import tcp_address
-from asyncrl.ipc.endpoints import connect
 from asyncrl.ipc.errors import EndOfStream, LinkBroken, LinkError
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
@@ -47,12 +48,11 @@ from asyncrl.ipc.messages import (
     RunOver,
     StartActor,
 )
-from asyncrl.ipc.tls import Tls
 from asyncrl.observe import logs
 from asyncrl.observe.logs import FOLDER
 from asyncrl.observe.logs import path as log_path
 from asyncrl.observe.output import complain
-from asyncrl.observe.run_dir import INITIAL, LOCK, RUN_TOML, TLS
+from asyncrl.observe.run_dir import INITIAL, LOCK, RUN_TOML
 from asyncrl.processes.forkserver import ForkServer, open_fork_server
 from asyncrl.processes.machine import available_cores
 from asyncrl.processes.process import Process
@@ -72,9 +72,10 @@ LOST = 1
 def agent(token: JoinToken, folder: Path | None, name: str, cores: int) -> int:
     """Take part in the run of a join token until it is over. `folder` is to be this machine's
     directory of the run (None: one that is removed at the end), `name` the machine's (empty: its
-    host name), `cores` how many it offers (0: all that this process may use). Returns the exit
-    status: 0 if the run ended, 1 if the launcher was lost, 2 if the machine is refused. Raises
-    ConfigError for a `folder` that is not this user's, or that another process has."""
+    host name), `cores` how many it offers (0: all that this process may use). A link that was cut
+    is made again. Returns the exit status: 0 if the run ended, 1 if the launcher was lost, 2 if the
+    machine is refused. Raises ConfigError for a `folder` that is not this user's, or that another
+    process has."""
     with ExitStack() as stack:
         if folder is None:
             run = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncrl-agent-")))
@@ -86,8 +87,30 @@ def agent(token: JoinToken, folder: Path | None, name: str, cores: int) -> int:
         (run / FOLDER).mkdir(exist_ok=True)
         stack.enter_context(logs.kept(run, "launcher", 0))
         mine = sorted(os.sched_getaffinity(0))[: cores or available_cores()]
-        serving = _Agent(token, run, name or socket.gethostname(), mine)
-        return trio.run(serving.run, strict_exception_groups=True)
+        taking_part = partial(_take_part, token, run, name or socket.gethostname(), mine)
+        return trio.run(taking_part, strict_exception_groups=True)
+
+
+async def _take_part(token: JoinToken, run: Path, name: str, cores: list[int]) -> int:
+    """Take part, and again where the link was cut; returns the exit status."""
+    try:
+        link = await join(token, run)
+    except (LinkError, ValueError) as error:
+        complain(escaped(f"the launcher of {token.address} cannot be joined: {error}."))
+        return BAD_INPUT
+    while True:
+        agent = _Agent(run, name, cores)
+        status = await agent.serve(link)
+        if not agent.cut:
+            return status
+        print(f"This machine tries to join again, for {AGAIN_S:g} s.", flush=True)
+        try:
+            link = await join_again(token, run)
+        except LinkError as error:
+            complain(escaped(f"the launcher is lost: {error}."))
+            return LOST
+        except ToldToLeave as told:
+            return 128 + told.number
 
 
 def _own(run: Path) -> None:
@@ -125,10 +148,12 @@ def _claimed(run: Path) -> Iterator[None]:
 
 
 class _Agent:
-    """One machine's part in one run."""
+    """One machine's part in one run, over one link. `cut` is True once that was lost, with a
+    launcher that may live on."""
 
-    def __init__(self, token: JoinToken, run: Path, name: str, cores: list[int]) -> None:
-        self._token, self._run, self._name, self._cores = token, run, name, cores
+    def __init__(self, run: Path, name: str, cores: list[int]) -> None:
+        self.cut = False
+        self._run, self._name, self._cores = run, name, cores
         self._actors: dict[Actor, Process] = {}
         self._shares: list[tuple[int, ...]] = []
         self._taken: dict[Actor, tuple[int, ...]] = {}
@@ -139,14 +164,8 @@ class _Agent:
         self._left = trio.Event()  # set when it leaves and has no actor any more
         self._status = LOST
 
-    async def run(self) -> int:
+    async def serve(self, link: Link) -> int:
         """Take part until the end; returns the exit status."""
-        try:
-            address = self._token.launcher
-            link = await connect(address, self._token.key, tls=Tls.of(self._run / TLS))
-        except (LinkError, ValueError) as error:
-            complain(escaped(f"the launcher of {self._token.address} cannot be joined: {error}."))
-            return BAD_INPUT
         async with link, trio.open_nursery() as nursery:
             await nursery.start(self._obey_signals, nursery.cancel_scope)
             nursery.start_soon(self._write, link)
@@ -172,6 +191,7 @@ class _Agent:
                 complain(
                     escaped(f"the launcher is lost: {error}; this machine's actors are ended.")
                 )
+                self._cut_off()
                 return
             self._silence.deadline = trio.current_time() + SILENCE_S
             match message:
@@ -280,14 +300,19 @@ class _Agent:
         complain(
             f"the launcher has said nothing for {SILENCE_S:g} s; this machine's actors are ended."
         )
+        self._cut_off()
         scope.cancel()
+
+    def _cut_off(self) -> None:
+        """The link is lost. It is made again if this machine took part, and is to stay."""
+        self.cut = bool(self._shares) and not self._leaving
 
     async def _obey_signals(
         self, scope: trio.CancelScope, task_status: trio.TaskStatus[None]
     ) -> None:
         """End this machine's part at SIGINT, SIGTERM or SIGHUP, within NOTICE_S; its actors' work
         goes to others. A second signal ends it at once."""
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        with trio.open_signal_receiver(*LEAVE) as signals:
             async with trio.open_nursery() as nursery:
                 task_status.started()
                 async for number in signals:

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 from apart import NEAR, apart, reason_against
-from test_joined_machines import JOINED, goes_on_with_another, joins
+from test_joined_machines import JOINED, LOST, joins
 from train_support import command, end, processes, started, steps_done, wait_for
 
-from asyncrl.observe.run_dir import JOIN_TOKEN
+from asyncrl.observe import summary
+from asyncrl.observe.run_dir import JOIN_TOKEN, SUMMARY
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
 HERE = {"cluster__host": NEAR, "publication__host": NEAR}
@@ -22,8 +24,10 @@ def _namespaces() -> None:
         pytest.skip(why)
 
 
-def test_a_run_learns_over_a_bad_network_and_outlives_its_cut(model: Path, tmp_path: Path) -> None:
-    run, one, two = tmp_path / "run", tmp_path / "one", tmp_path / "two"
+def test_a_run_learns_over_a_bad_network_and_who_was_cut_off_joins_again(
+    model: Path, tmp_path: Path
+) -> None:
+    run, one = tmp_path / "run", tmp_path / "one"
     token = run / JOIN_TOKEN
     with (
         apart() as network,
@@ -35,8 +39,16 @@ def test_a_run_learns_over_a_bad_network_and_outlives_its_cut(model: Path, tmp_p
             assert set(processes(one)) == {"rollout-0", "rollout-1"}
             assert network.wire.lost > 10 and network.wire.carried > 20 * network.wire.lost
             network.wire.cut = True
-            code, _, said = end(first)
-            assert code == 1 and "this machine's actors are ended" in said
-            assert not processes(one)
-        network.wire.cut = False
-        goes_on_with_another(run, launcher, network.far(joins(token, "two", two)), two)
+            wait_for("the end of its actors", lambda: not processes(one))
+            network.wire.cut = False
+            before = steps_done(run)
+            wait_for("its actors again", lambda: len(processes(one)) == 2)
+            wait_for("more steps", lambda: steps_done(run) >= before + 4)
+            launcher.send_signal(signal.SIGTERM)
+            code, shown, said = end(launcher)
+            ended, words, _ = end(first)
+    assert code == 0, shown + said
+    assert ended == 0 and "tries to join again" in words and "The run is over." in words
+    assert LOST in shown and shown.count("Machine one takes part") == 2
+    told = summary.read(run / SUMMARY)
+    assert told.balances() and told.restarts == {"rollout": 2}

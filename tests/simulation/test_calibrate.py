@@ -1,4 +1,4 @@
-"""What a journal says of a run's work: which groups would have passed the filter, had they been
+"""Work that a journal tells of: the groups that would have passed the filter, had they been
 smaller."""
 
 from __future__ import annotations
