@@ -33,9 +33,6 @@ from asyncrl.looking.style import STYLE
 SCRIPT = "/page.js"
 PART = "/part/"
 OWNER = "the page"
-REST = 400
-"""For as many times as the processor time that a part took to make, it is not made again: so each
-takes at most a four-hundredth of a core."""
 AGAIN_S = 0.9
 """Seconds for which a part is not made again at least."""
 MADE_S = 300.0
@@ -205,7 +202,9 @@ class RunPage:
             if name not in self._made or begun >= self._due[name]:
                 body, took_s = await trio.to_thread.run_sync(self._make, name)
                 self._made[name] = body
-                self._due[name] = max(begun + AGAIN_S, trio.current_time() + REST * took_s)
+                self._due[name] = max(
+                    begun + AGAIN_S, trio.current_time() + PARTS[name].rest * took_s
+                )
             return self._made[name]
 
     def _make(self, name: str) -> tuple[bytes, float]:

@@ -60,11 +60,13 @@ class SeenRun:
 
 class RunPart(msgspec.Struct, frozen=True):
     """A part: its `title`, empty for the first, what makes it of a run, and the seconds after which
-    a page asks for it again. What `make` raises as ConfigError is said in its place."""
+    a page asks for it again. It is not made again for `rest` times the processor time that it took.
+    What `make` raises as ConfigError is said in its place."""
 
     title: str
     make: Callable[[SeenRun], Html]
     every_s: float
+    rest: float = 1000.0
 
     def of(self, seen: SeenRun, name: str) -> Html:
         """The part under its name."""
@@ -204,7 +206,10 @@ PARTS = {
     "publications": RunPart("Publications", _publications, 5.0),
     "alarms": RunPart("Alarms", _alarms, 5.0),
     "rollouts": RunPart(
-        "Newest rollouts", lambda seen: tag("div", rollouts(seen.run), class_="said"), 10.0
+        "Newest rollouts",
+        lambda seen: tag("div", rollouts(seen.run), class_="said"),
+        10.0,
+        rest=400.0,  # the dear one: else it would be renewed every ten minutes
     ),
 }
 """The parts, in their order, by the names that they have in a page."""

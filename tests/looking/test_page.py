@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import trio
@@ -151,7 +152,10 @@ async def test_it_is_only_read(tmp_path: Path) -> None:
         assert (await ask(app, path)).status == 404
 
 
-async def test_what_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:
+async def test_what_has_not_changed_is_not_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PARTS, "flow", msgspec.structs.replace(PARTS["flow"], rest=0.0))
     run = make_run(tmp_path / "r", [step(1)], status=status())
     app = app_of(run)
     first = await ask(app, "/part/flow")
