@@ -6,6 +6,7 @@ those that are no pages are copied.
 
 project = "asyncrl"
 html_title = "asyncrl"
+html_show_copyright = False  # there is none to show but the licence
 html_theme = "furo"
 html_show_sphinx = False
 extensions = ["myst_parser"]
