@@ -1,0 +1,67 @@
+"""The way of a person who runs it, on a real run: its page, an engine that stops, what is said of
+that in a sentence, and the report."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from train_support import command, end, processes, started, steps_done, wait_for
+
+from asyncrl.processes.machine import free_port
+
+SILENT = "rollout-0, rollout-1 have said nothing for"
+
+pytestmark = [pytest.mark.processes, pytest.mark.explore]
+
+
+def asyncrl(*argv: str | Path) -> str:
+    """What a command says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "asyncrl.cli", *map(str, argv)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def part(port: int, name: str) -> str:
+    """A part of the page, without its tags."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/part/{name}", timeout=120) as found:
+        return " ".join(re.sub(r"<[^>]+>", " ", found.read().decode()).split())
+
+
+def test_a_page_is_opened_an_engine_stops_and_it_is_said_why(model: Path, tmp_path: Path) -> None:
+    run, port = tmp_path / "run", free_port()
+    settings = {"train__steps": 10_000, "rollout__actors": 2, "run__page_port": port}
+    with started(command(model, run, **settings)) as launcher:
+        wait_for("steps", lambda: steps_done(run) >= 3)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=120) as page:
+            assert 'id="curves"' in page.read().decode()
+        wait_for("a curve", lambda: "reward" in part(port, "curves"))
+        assert SILENT not in asyncrl("why", run)
+        for name in ("rollout-0", "rollout-1"):
+            os.kill(processes(run)[name], signal.SIGSTOP)
+        before = steps_done(run)
+        wait_for("the sentence", lambda: SILENT in asyncrl("why", run))
+        assert steps_done(run) <= before + 3, "it stands still, and says so"
+        wait_for("the same on the page", lambda: SILENT in part(port, "standing"))
+        for name in ("rollout-0", "rollout-1"):
+            os.kill(processes(run)[name], signal.SIGCONT)
+        wait_for("more steps", lambda: steps_done(run) >= before + 5)
+        launcher.send_signal(signal.SIGTERM)
+        code, shown, said = end(launcher)
+    assert code == 0, shown + said
+    report = tmp_path / "report.html"
+    asyncrl("report", run, "-o", report)
+    written = report.read_text()
+    assert "What happened" in written and "Where time went" in written
