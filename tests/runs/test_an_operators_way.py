@@ -1,5 +1,5 @@
-"""The way of a person who runs it, on a real run: its page, an engine that stops, what is said of
-that in a sentence, and the report."""
+"""The way of a person who runs it, on a real run: its page, an engine that stops, the sentence that
+says so, and the report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.explore]
 
 
 def asyncrl(*argv: str | Path) -> str:
-    """What a command says."""
+    """Words of a command."""
     done = subprocess.run(
         [sys.executable, "-m", "asyncrl.cli", *map(str, argv)],
         capture_output=True,
