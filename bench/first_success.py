@@ -1,12 +1,13 @@
-"""Three people's starts, by the documentation's own commands: how many commands, and how many
-minutes, from nothing to a run that ended well.
+"""Three people's starts, by the pages' commands: how many they are, and how many minutes they take,
+from nothing to a run that ended well.
 
     bundled task   README: `make run`
     own JSONL      docs/start.md, step 3: prompts of one's own
     own agent      docs/examples: an agent that plays the episodes of one's own prompts
 
-Each has a clone and an environment of its own. Packages come from the index, or from pip's cache,
-where that has them; warmed-up models are found nowhere. A command that fails ends the bench.
+Each has a clone and an environment of its own; where a page has had `make run` before, the packages
+alone are installed. They come from the index, or from pip's cache, where that has them; warmed-up
+models are found nowhere. A command that fails ends the bench.
 
     python bench/first_success.py [--only NAME]
 """
@@ -26,8 +27,8 @@ STARTS: Mapping[str, Sequence[str]] = {
     "bundled task": ("make run",),
     "own JSONL": (
         "make .venv/.ready",
-        "mkdir mine && cd mine && cp ../docs/examples/own_data/prompts.jsonl .",
-        "../.venv/bin/asyncrl init prompts.jsonl",
+        "mkdir mine && cd mine",
+        "../.venv/bin/asyncrl init ../docs/examples/own_data/prompts.jsonl",
         "../.venv/bin/asyncrl check run.toml",
         "../.venv/bin/asyncrl train run.toml --set train.steps=40",
     ),
@@ -48,26 +49,20 @@ def start(commands: Sequence[str], place: Path) -> float:
     env = os.environ | {"HOME": str(place), "XDG_CACHE_HOME": str(place / "cache")}
     if (cache := Path("~/.cache/pip").expanduser()).exists():
         env["PIP_CACHE_DIR"] = str(cache)
-    clone = place / "asyncrl"
-    # only `cd` outlives a command, so each begins with those before it
-    moves = f"cd {clone}"
-    took = 0.0
-    for command in (f"git clone --quiet {ROOT} {clone}", *commands):
-        first = command.startswith("git clone")
+    log, left = place / "said.log", place / "left"  # what it said, and where it ended
+    folder, took = place, 0.0
+    for command in (f"git clone --quiet {ROOT} asyncrl && cd asyncrl", *commands):
         began = time.monotonic()
-        log = place / "said.log"
         with log.open("w") as said:
-            argv = ["bash", "-ec", command if first else f"{moves} && {command}"]
-            done = subprocess.run(argv, env=env, stdout=said, stderr=said)
+            argv = ["bash", "-ec", f"{command}\npwd > {left}"]
+            done = subprocess.run(argv, env=env, cwd=folder, stdout=said, stderr=said)
         seconds = time.monotonic() - began
         took += seconds
         print(f"  {seconds:>7.1f} s  {command}", flush=True)
         if done.returncode:
             print(log.read_text()[-4000:])
             raise subprocess.CalledProcessError(done.returncode, command)
-        for part in command.split(" && "):
-            if part.startswith("cd ") and not first:
-                moves += f" && {part}"
+        folder = Path(left.read_text().strip())
     return took
 
 

@@ -1,4 +1,5 @@
-"""The way of a machine to its launcher, and back to one that was cut off."""
+"""The way of a machine to its launcher, and back to one that was cut off. Invariant: a machine does
+not wait for longer than AGAIN_S, and comes back by what it joined with."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ PARTS = {
         "Newest rollouts",
         lambda seen: tag("div", rollouts(seen.run), class_="said"),
         10.0,
-        rest=400.0,  # the dear one: else it would be renewed every ten minutes
+        rest=400.0,  # the dear one, which may take seconds
     ),
 }
 """The parts, in their order, by the names that they have in a page."""

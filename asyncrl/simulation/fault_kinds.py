@@ -82,6 +82,7 @@ async def restart_beside(
         injector.world.double(process)
 
 
+# None of KINDS: of those each seed's faults are drawn, and one more would change all of them.
 async def told_to_end(injector: Injector, draw: random.Random) -> None:
     """SIGTERM of a rollout actor, by whoever has its machine."""
     if (process := await injector.one(draw, ["rollout"])) is not None:

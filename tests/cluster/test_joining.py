@@ -81,7 +81,7 @@ async def test_it_joins_a_launcher_that_can_be_reached_again(
         silent.close()
         await sides.serve(port, nursery)
 
-    # while nothing listens it would give up, so the launcher is there before the first end is gone
+    # for a moment between the two nothing listens, which would be the end of it
     monkeypatch.setattr(joining, "_nobody_listens", lambda error: False)
     nursery.start_soon(mend)
     with trio.fail_after(PATIENCE_S):

@@ -41,6 +41,12 @@ def test_groups_are_counted_by_their_rewards_where_all_have_one() -> None:
     assert alike(journal([[1.0, 0.0]], "evaluation")) == []
 
 
+def test_each_group_is_whole_by_its_own_size() -> None:
+    first, second = journal([[1.0, 0.0, 0.0]]), journal([[], [1.0, 1.0]])[1:]
+    events = [first[0], second[0], *first[1:], *second[1:]]
+    assert alike(events) == [[1, 2], [2]]
+
+
 def test_groups_of_before_and_after_are_left_out() -> None:
     events = journal([[1.0, 0.0]])
     assert alike([*events, e.Published(1)], 1, 2) == []

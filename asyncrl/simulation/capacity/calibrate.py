@@ -2,7 +2,7 @@
 what cannot be fitted from these files is said, and nothing is made up in silence.
 
     lengths    quantiles of the complete training responses in the journal, and the mean prompt
-    verdicts   the share of groups that the filter let pass, and what it were of smaller groups
+    verdicts   the share of groups that the filter let pass, and what it would be of smaller ones
     trainer    its seconds without those in which it waited, less those of the ends of its steps,
                for each response token that steps took
     engine     a point for each run: the slots that are busy where engines are not idle, and the
@@ -210,7 +210,7 @@ def work_seen(events: Iterator[tuple[int, AnyEvent]], begin: int, end: int) -> W
     """Count the work in a journal; what steps took and the filter left out is that between the
     publications of two versions."""
     tokens: dict[int, int] = {}
-    groups: dict[int, list[float]] = {}  # by rollout, its group's rewards
+    groups: dict[int, tuple[int, list[float]]] = {}  # by rollout, its group's size and rewards
     alike: list[list[int]] = []
     lengths: list[int] = []
     prompts: list[int] = []
@@ -222,16 +222,16 @@ def work_seen(events: Iterator[tuple[int, AnyEvent]], begin: int, end: int) -> W
                 tokens.update(dict.fromkeys(range(event.first, event.first + event.size), 0))
                 prompts.append(len(event.prompt) // 4)
                 size = event.size
-                rewards = list[float]()
-                groups.update((id, rewards) for id in range(event.first, event.first + event.size))
+                group = size, list[float]()
+                groups.update((id, group) for id in range(event.first, event.first + size))
             case e.Extended() if event.rollout in tokens:
                 tokens[event.rollout] += len(event.ids) // 4
             case e.Sealed() if tokens.get(event.rollout):
                 lengths.append(tokens[event.rollout])
             case e.Judged(verdict=Scored(reward=reward)) if event.rollout in groups:
-                rewards = groups.pop(event.rollout)
+                members, rewards = groups.pop(event.rollout)
                 rewards.append(reward)
-                if len(rewards) == size and begin <= version < end:
+                if len(rewards) == members and begin <= version < end:
                     alike.append([*Counter(rewards).values()])
             case e.Taken() if begin <= event.step < end:
                 taken += sum(tokens.get(rollout, 0) for rollout in event.rollouts)
