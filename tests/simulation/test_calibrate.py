@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import NoVerdict, Scored
-from asyncrl.simulation.capacity.calibrate import accepted_of, work_seen
+from asyncrl.simulation.capacity.calibrate import accepted_of, verdict_model, work_seen
 from asyncrl.simulation.capacity.cluster_models import VerdictModel
 
 ONE = np.ones(1, np.int32).tobytes()
@@ -66,17 +66,32 @@ def test_the_share_of_smaller_groups_is_that_over_all_their_parts(
     groups: list[list[float]],
 ) -> None:
     found = accepted_of(alike(journal([[*group] for group in groups])))
+    if not any(len(set(group)) > 1 for group in groups):
+        assert found is None
+        return
     assert found is not None and [size for size, _ in found] == [*range(2, len(groups[0]) + 1)]
     for size, share in found:
         parts = [part for group in groups for part in itertools.combinations(group, size)]
         due = sum(len(set(part)) > 1 for part in parts) / len(parts)
-        assert share == pytest.approx(max(due, 1e-3))
+        assert share == pytest.approx(due)
 
 
 def test_where_nothing_was_measured_nothing_is_said() -> None:
     assert accepted_of([]) is None
     assert accepted_of([[2], [1, 2]]) is None, "their sizes differ"
     assert accepted_of([[1]]) is None
+
+
+def test_a_run_without_a_filter_and_without_signal_is_forecast_as_it_was() -> None:
+    taken = e.Taken(0, [0, 1, 10, 11])
+    without = work_seen(iter(enumerate([*journal([[0.0, 0.0], [1.0, 1.0]]), taken], 1)), 0, 1)
+    model, notes = verdict_model(without)
+    assert (model.share(2), model.share(8)) == (1.0, 1.0)
+    assert "differ in none of the 2 groups" in notes[-1]
+
+    signal = work_seen(iter(enumerate([*journal([[0.0, 1.0], [1.0, 1.0]]), taken], 1)), 0, 1)
+    model, notes = verdict_model(signal)
+    assert model.share(2) == 0.5 and len(notes) == 1
 
 
 def test_a_share_lies_on_the_line_and_behind_it_is_the_last() -> None:

@@ -47,8 +47,6 @@ BEGINNING = 0.2
 """Share of the steps that is left out."""
 LEAST_STEPS = 6
 """Of a run that is fitted."""
-LEAST_ACCEPTED = 1e-3
-"""Share of groups that pass, at least, where none of those that were measured does."""
 QUANTILES = 20
 """Pieces that the measured lengths are kept in."""
 
@@ -131,20 +129,15 @@ def calibrate(runs: Sequence[Path]) -> Calibration:
         )
     else:
         notes.append("network: the run has no summary; a publication is taken to last 0.02 s.")
-    notes.append("verdict: its seconds are in none of these files; they are taken to be 0.01.")
-    groups = seen.passed + seen.filtered
+    verdict, unknown = verdict_model(seen)
     models = ClusterModel(
         engine=EngineModel(decode_ms=rising),
         length=LengthModel(quantiles=quantiles(seen.lengths), prompt=round(seen.prompt)),
         trainer=TrainerModel(token_us=token_us * ranks, step_s=pace.optimizer_s),
         network=network,
-        verdict=VerdictModel(
-            seconds=0.01,
-            accepted=max(seen.passed, 1) / max(groups, 1),
-            accepted_of=accepted_of(seen.alike),
-        ),
+        verdict=verdict,
     )
-    return Calibration(models, notes)
+    return Calibration(models, notes + unknown)
 
 
 def _read(run: Path) -> tuple[Config, RunPace, WorkSeen, Summary | None]:
@@ -244,11 +237,25 @@ def work_seen(events: Iterator[tuple[int, AnyEvent]], begin: int, end: int) -> W
     return WorkSeen(lengths, mean, taken, taken_rollouts // size, filtered, alike)
 
 
+def verdict_model(seen: WorkSeen) -> tuple[VerdictModel, list[str]]:
+    """The model of verdicts, and the sentences that say what could not be fitted."""
+    notes = ["verdict: its seconds are in none of these files; they are taken to be 0.01."]
+    if seen.alike and all(len(counts) == 1 for counts in seen.alike):
+        notes.append(
+            f"verdict: rewards differ in none of the {len(seen.alike)} groups measured, so what a "
+            "filter would let pass is not known; it is taken to let pass what it did there."
+        )
+    groups = seen.passed + seen.filtered
+    accepted = max(seen.passed, 1) / max(groups, 1)
+    return VerdictModel(0.01, accepted, accepted_of(seen.alike)), notes
+
+
 def accepted_of(alike: Sequence[Sequence[int]]) -> list[tuple[int, float]] | None:
     """The share of groups whose rewards differ, by the size of groups, from 2 to that of the
     measured: of a group with `alike` rollouts of each reward, so many drawn without replacement
-    are all alike with the hypergeometric chance, so the share is unbiased. None where no group was
-    measured, or sizes differ.
+    are all alike with the hypergeometric chance, so the share is unbiased. None where rewards
+    differ in no measured group, and in a run without a filter that may be so, or where sizes
+    differ.
 
     Example: of a group of 3 with the rewards 1, 0, 0 two differ in 2 of 3 draws.
 
@@ -256,14 +263,14 @@ def accepted_of(alike: Sequence[Sequence[int]]) -> list[tuple[int, float]] | Non
     [(2, 0.333), (3, 0.5)]
     """
     sizes = {sum(counts) for counts in alike}
-    if len(sizes) != 1 or min(sizes) < 2:
+    if len(sizes) != 1 or all(len(counts) == 1 for counts in alike):
         return None
     (whole,) = sizes
     found = []
     for size in range(2, whole + 1):
         same = sum(sum(comb(count, size) for count in counts) for counts in alike)
         share = 1 - same / (comb(whole, size) * len(alike))
-        found.append((size, max(share, LEAST_ACCEPTED)))
+        found.append((size, share))
     return found
 
 
