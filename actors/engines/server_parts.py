@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from asyncrl.config import ConfigError
-from asyncrl.config.gpus import gpus_of
+from asyncrl.config.cluster import joined
+from asyncrl.config.gpus import actor_gpus
 from asyncrl.config.published import engine_dtype
 from asyncrl.config.servers import Servers
 from asyncrl.engines.spec import EngineContext
@@ -74,7 +75,6 @@ async def launched(
     from asyncrl.engines.servers.server_process import ServerLaunch
 
     config, index, settings = context.config, context.index, servers.settings
-    gpus = gpus_of(config).servers
     launch = ServerLaunch(
         python=settings.launch,
         model=str(context.initial),
@@ -85,8 +85,9 @@ async def launched(
         tensor_parallel=settings.tensor_parallel,
         seed=config.run.seed,
         arguments=settings.arguments,
-        gpus=gpus[index] if gpus else (),
+        gpus=actor_gpus(config, index).server,
         chunk_tokens=config.engine.chunk_tokens,
+        weights="dummy" if joined(config) else "auto",  # a machine that joins is sent no files
     )
     name = f"server-{index}"
     log = context.run / FOLDER / f"{name}.log"
@@ -105,12 +106,13 @@ async def broadcast(context: EngineContext, servers: Servers) -> AsyncIterator[B
     from asyncrl.engines.servers.weight_transfer import BroadcastTransfer
     from weightsync.server_group import ServerGroup
 
-    publication, senders = context.config.publication, gpus_of(context.config).senders
+    publication = context.config.publication
+    sender = actor_gpus(context.config, context.index).sender
     async with ServerGroup.open(
         servers.settings.host,
         servers.settings.tensor_parallel,
         bucket_bytes=publication.bucket_bytes,
-        device=f"cuda:{senders[context.index]}" if senders else "cpu",
+        device=f"cuda:{sender[0]}" if sender else "cpu",
     ) as group:
         yield BroadcastTransfer(group, publication.deadline_s)
 

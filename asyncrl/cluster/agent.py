@@ -5,7 +5,7 @@ children, and tells it how they end.
     ↑________________________________ its link is cut ______________________|
 
 Invariant: no actor that it started outlives it, nor its link to the launcher by more than the
-seconds of silence that it bears (`machines.SILENCE_S`) and of a kill.
+seconds of silence that it bears (`machine.SILENCE_S`) and of a kill.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ import trio
 from asyncrl.cluster.join_token import JoinToken
 from asyncrl.cluster.joining import AGAIN_S, LEAVE, ToldToLeave, join, join_again
 from asyncrl.cluster.local_placement import PRELOADED, SMALL, start_actor
-from asyncrl.cluster.machines import BEAT_S, ORDERS, SILENCE_S, Actor
+from asyncrl.cluster.machine import BEAT_S, ORDERS, SILENCE_S, Actor
 from asyncrl.cluster.model_files import keep_file
+from asyncrl.cluster.places import Place, Places
 from asyncrl.cluster.versions import own_versions
-from asyncrl.config.cores import divide_cores
+from asyncrl.config import read
 from asyncrl.config.errors import BAD_INPUT, ConfigError
+from asyncrl.config.gpus import gpus_each
+from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
 from asyncrl.ipc.address import tcp_address
 from asyncrl.ipc.errors import EndOfStream, LinkBroken, LinkError
@@ -47,6 +50,7 @@ from asyncrl.ipc.messages import (
     ModelFile,
     RunOver,
     StartActor,
+    Unequipped,
 )
 from asyncrl.observe import logs
 from asyncrl.observe.logs import FOLDER
@@ -54,7 +58,7 @@ from asyncrl.observe.logs import path as log_path
 from asyncrl.observe.output import complain
 from asyncrl.observe.run_dir import INITIAL, LOCK, RUN_TOML
 from asyncrl.processes.forkserver import ForkServer, open_fork_server
-from asyncrl.processes.machine import available_cores
+from asyncrl.processes.machine import available_cores, gpus_here
 from asyncrl.processes.process import Process
 from asyncrl.processes.standstill import Patience
 
@@ -63,6 +67,8 @@ logger = logging.getLogger(__name__)
 NOTICE_S = 25.0
 """Seconds that actors have to give back what they hold, once this machine is told to leave: fewer
 than the 30 s that Kubernetes, Slurm and the shortest notice of a spot instance leave."""
+MOST_WORDS = 1000
+"""Characters of what this machine says that it lacks."""
 LEAVES = "its machine leaves"
 """Last words of an actor that was to start on a machine that leaves."""
 LOST = 1
@@ -155,8 +161,8 @@ class _Agent:
         self.cut = False
         self._run, self._name, self._cores = run, name, cores
         self._actors: dict[Actor, Process] = {}
-        self._shares: list[tuple[int, ...]] = []
-        self._taken: dict[Actor, tuple[int, ...]] = {}
+        self._room = 0  # as many actors are to be expected; 0 until it takes part
+        self._places: Places | None = None  # once it has what they need
         self._silence = Patience()  # with the launcher
         self._send, self._outgoing = trio.open_memory_channel[Message](ORDERS)
         self._missing = 0  # files that are still to come
@@ -205,7 +211,7 @@ class _Agent:
                     self._admitted(message)
                     fork_server = await nursery.start(self._keep_fork_server)
                     if not self._missing:
-                        nursery.start_soon(self._equipped, fork_server)
+                        nursery.start_soon(self._equip, fork_server)
                 case ModelFile(name) if self._missing and fork_server and len(buffers) == 1:
                     try:
                         keep_file(self._run / INITIAL, name, buffers[0])
@@ -214,12 +220,16 @@ class _Agent:
                         return
                     self._missing -= 1
                     if not self._missing:
-                        nursery.start_soon(self._equipped, fork_server)
+                        nursery.start_soon(self._equip, fork_server)
                 case StartActor(role, index, incarnation) if self._leaving:  # it was under way
                     self._send.send_nowait(ActorExited(role, index, incarnation, LOST, LEAVES))
-                case StartActor() if fork_server is not None and not self._missing:
-                    process = self._started(fork_server, message)
-                    nursery.start_soon(self._until_it_ends, message, process)
+                case StartActor() if fork_server is not None and self._places is not None:
+                    actor = (message.role, message.index, message.incarnation)
+                    if (place := self._places.take(actor)) is None:
+                        complain("the launcher wants more actors here than there are GPUs for.")
+                        return
+                    process = self._started(fork_server, message, place)
+                    nursery.start_soon(self._until_it_ends, actor, process, self._places)
                 case KillActor(role, index, incarnation):
                     if killed := self._actors.get((role, index, incarnation)):
                         killed.kill()
@@ -232,17 +242,30 @@ class _Agent:
                     return
 
     def _admitted(self, message: MachineAdmitted) -> None:
-        """Keep the run's settings, and divide this machine's cores."""
+        """Keep the run's settings."""
         (self._run / RUN_TOML).write_text(message.run_toml)
         (self._run / INITIAL).mkdir(exist_ok=True)
-        self._missing = message.files
-        self._shares = divide_cores(self._cores, 0, max(1, message.room), 0).rollouts
+        self._missing, self._room = message.files, max(1, message.room)
         print(f"This machine takes part as {escaped(message.machine)}.", flush=True)
 
-    async def _equipped(self, fork_server: ForkServer) -> None:
-        """Say that actors can be started, when they can be forked."""
+    async def _equip(self, fork_server: ForkServer) -> None:
+        """Say that actors can be started, when they can be forked; or what they need and this
+        machine lacks."""
+        try:
+            places = await trio.to_thread.run_sync(self._divided)
+        except ConfigError as error:
+            self._send.send_nowait(Unequipped(str(error)[:MOST_WORDS]))
+            return
         await fork_server.settled()
-        self._send.send_nowait(Equipped())
+        self._places = places
+        self._send.send_nowait(Equipped(places.count))
+
+    def _divided(self) -> Places:
+        """This machine's places for actors. Raises ConfigError where it lacks what they need."""
+        config = read(self._run / RUN_TOML)
+        engine_kind(config.engine.kind).check(config)
+        each = gpus_each(config)
+        return Places(self._cores, self._room, gpus_here() if each else 0, each)
 
     async def _keep_fork_server(self, task_status: trio.TaskStatus[ForkServer]) -> None:
         """Have a fork server until the end."""
@@ -258,24 +281,24 @@ class _Agent:
 
     # -------------------------------------------------------------------------------------- actors
 
-    def _started(self, fork_server: ForkServer, order: StartActor) -> Process:
-        """Start an actor, on the share of cores that the fewest others have."""
+    def _started(self, fork_server: ForkServer, order: StartActor, place: Place) -> Process:
+        """Start an actor in its place."""
         actor = (order.role, order.index, order.incarnation)
-        taken = list(self._taken.values())
-        share = self._taken[actor] = min(self._shares, key=taken.count)
         arguments = ["--coordinator", str(tcp_address(order.coordinator))]
         arguments += ["--resume"] if order.resume else []
-        process = self._actors[actor] = start_actor(fork_server, self._run, actor, share, arguments)
+        process = self._actors[actor] = start_actor(
+            fork_server, self._run, actor, place.cores, arguments, place.environment
+        )
         return process
 
-    async def _until_it_ends(self, order: StartActor, process: Process) -> None:
+    async def _until_it_ends(self, actor: Actor, process: Process, places: Places) -> None:
         """Wait for an actor's end, and say it."""
-        actor = (order.role, order.index, order.incarnation)
         try:
             code = await process.wait()
         finally:
             await process.kill_group()
-            del self._actors[actor], self._taken[actor]
+            del self._actors[actor]
+            places.leave(actor)
             if self._leaving and not self._actors:
                 self._left.set()
         self._send.send_nowait(ActorExited(*actor, code, process.tail()[-(2**16) :]))
@@ -305,7 +328,7 @@ class _Agent:
 
     def _cut_off(self) -> None:
         """The link is lost. It is made again if this machine took part, and is to stay."""
-        self.cut = bool(self._shares) and not self._leaving
+        self.cut = self._room > 0 and not self._leaving
 
     async def _obey_signals(
         self, scope: trio.CancelScope, task_status: trio.TaskStatus[None]

@@ -2,12 +2,9 @@
 one.
 
     machine: Join → (the model is prepared) → MachineAdmitted, ModelFile … → Equipped → actors
+                                                    → Unequipped (it is refused)
              → MachineLeaving (it is given no actor more) → its actors' ends → its link's end
     actor:   waits for a machine → StartActor → … → ActorExited, or its machine is lost
-
-Invariant: an actor ends once, by what its agent says or by the loss of its machine; one that is
-lost so is, for the run, an actor that was killed. An agent that has heard nothing for SILENCE_S
-ends its actors and itself, and so nothing outlives its launcher for longer.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from pathlib import Path
 import trio
 
 from asyncrl.cluster.join_token import JoinToken, certify
+from asyncrl.cluster.machine import KILLED, Machine, OfItself, RemoteActor
 from asyncrl.cluster.model_files import model_files
 from asyncrl.cluster.versions import differing, own_versions
 from asyncrl.config import Config
@@ -29,16 +27,14 @@ from asyncrl.config.errors import BAD_INPUT
 from asyncrl.escape import escaped
 from asyncrl.ipc.address import TcpAddress
 from asyncrl.ipc.endpoints import serve
-from asyncrl.ipc.errors import EndOfStream, LinkBroken, LinkError
+from asyncrl.ipc.errors import EndOfStream, LinkError
 from asyncrl.ipc.keys import read_key
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
     ActorExited,
-    Alive,
     Equipped,
     Join,
     JoinRefused,
-    KillActor,
     MachineAdmitted,
     MachineLeaving,
     Message,
@@ -46,6 +42,7 @@ from asyncrl.ipc.messages import (
     Role,
     RunOver,
     StartActor,
+    Unequipped,
 )
 from asyncrl.ipc.tls import Tls
 from asyncrl.observe.logs import path as log_path
@@ -58,160 +55,16 @@ from asyncrl.observe.run_dir import (
     TLS,
 )
 from asyncrl.processes.process import last_words
-from asyncrl.processes.standstill import Patience
 from asyncrl.processes.supervisor import ActorFailed
 
 logger = logging.getLogger(__name__)
 
-BEAT_S = 2.0
-"""Seconds between two `Alive`."""
-SILENCE_S = 15.0
-"""Seconds of silence after which either end takes the other for lost."""
 JOIN_S = 10.0
 """Seconds that who connects has to say who it is."""
-KILL_S = 20.0
-"""Seconds that an agent has to say that an actor is dead, more than it takes itself."""
 GOODBYE_S = 10.0
 """Seconds that agents have to end when the run is over."""
 RAY_S = 60.0
 """Seconds that Ray's driver has for its start, and to say why there are no machines."""
-ORDERS = 4096
-"""Messages that may wait for a machine to read them."""
-KILLED = -9
-"""The exit code of an actor whose end nobody saw: as if by SIGKILL."""
-
-Actor = tuple[Role, int, int]
-"""A start of an actor: role, index, incarnation."""
-
-
-class RemoteActor:
-    """A start of an actor on another machine: a `Child` of the launcher's supervision."""
-
-    def __init__(self, actor: Actor, resume: bool) -> None:
-        self.actor, self.resume = actor, resume
-        self.machine: Machine | None = None
-        self.displaced = False
-        self._ended = trio.Event()
-        self._code, self._words = KILLED, ""
-
-    @property
-    def over(self) -> bool:
-        """True if it has ended."""
-        return self._ended.is_set()
-
-    def end(self, code: int, words: str, *, displaced: bool = False) -> None:
-        """It has ended, with these last words, or `displaced`, with its machine; what comes after
-        its end is left out."""
-        if not self.over:
-            self._code, self._words, self.displaced = code, words, displaced
-            self._ended.set()
-
-    async def wait(self) -> int:
-        await self._ended.wait()
-        return self._code
-
-    def kill(self) -> None:
-        if self.over:
-            return
-        if self.machine is None:
-            self.end(KILLED, "it waited for a machine, and was ended")
-        else:
-            self.machine.tell(KillActor(*self.actor))
-
-    async def kill_group(self) -> int:
-        self.kill()
-        with trio.CancelScope(deadline=trio.current_time() + KILL_S, shield=True):
-            await self._ended.wait()
-        if not self.over and self.machine is not None:
-            self.machine.give_up(f"it did not end an actor within {KILL_S:g} s")
-            self.end(KILLED, "its machine did not say that it is dead")
-        return self._code
-
-    def tail(self) -> str:
-        return self._words
-
-
-class Machine:
-    """A machine that takes part, and its actors."""
-
-    def __init__(self, name: str, cores: int, link: Link) -> None:
-        self.name, self.cores = name, cores
-        self.actors: dict[Actor, RemoteActor] = {}
-        self.leaving = False
-        """It was told to leave, and its actors end with it."""
-        self._link = link
-        self._scope = trio.CancelScope()
-        self._send, self._orders = trio.open_memory_channel[tuple[Message, bytes]](ORDERS)
-        self._silence = Patience()
-        self._why = ""
-
-    @property
-    def load(self) -> tuple[float, str]:
-        """Actors for each core, and the name: the least of all gets the next actor."""
-        return (len(self.actors) + 1) / self.cores, self.name
-
-    def tell(self, message: Message, contents: bytes = b"") -> None:
-        """Queue a message. A machine that does not read is given up."""
-        try:
-            self._send.send_nowait((message, contents))
-        except trio.WouldBlock:
-            self.give_up(f"it left {ORDERS} messages unread")
-
-    def give_up(self, why: str) -> None:
-        """Take it for lost."""
-        self._why = self._why or why
-        self._scope.cancel()
-
-    async def converse(self, equipped: Callable[[], None], leaving: Callable[[], None]) -> str:
-        """Exchange messages until the machine is lost; returns why it is. Raises LinkError where it
-        says what no agent says."""
-        with self._scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write)
-                nursery.start_soon(self._beat)
-                nursery.start_soon(self._listen)
-                self.give_up(await self._read(equipped, leaving))
-        return self._why
-
-    async def _read(self, equipped: Callable[[], None], leaving: Callable[[], None]) -> str:
-        while True:
-            try:
-                message, _ = await self._link.receive()
-            except EndOfStream:
-                return "its agent ended"
-            except LinkBroken as error:
-                return str(error)
-            self._silence.deadline = trio.current_time() + SILENCE_S
-            match message:
-                case Alive():
-                    pass
-                case Equipped():
-                    equipped()
-                case MachineLeaving() if not self.leaving:
-                    self.leaving = True
-                    leaving()
-                case ActorExited(role, index, incarnation, code, words):
-                    if actor := self.actors.pop((role, index, incarnation), None):
-                        actor.end(code, words, displaced=self.leaving)
-                case _:
-                    raise LinkError("malformed", f"an agent does not say {type(message).__name__}")
-
-    async def _write(self) -> None:
-        async for message, contents in self._orders:
-            try:
-                await self._link.send(message, *([contents] if contents else []))
-            except LinkBroken:
-                return  # who reads hears of it, too
-
-    async def _listen(self) -> None:
-        self._silence.deadline = trio.current_time() + SILENCE_S
-        await self._silence.over()
-        self.give_up(f"it said nothing for {SILENCE_S:g} s")
-
-    async def _beat(self) -> None:
-        while True:
-            self.tell(Alive())
-            await trio.sleep(BEAT_S)
 
 
 class Machines:
@@ -275,6 +128,8 @@ class Machines:
                     raise self._failed
                 self._changed = trio.Event()
                 await self._changed.wait()
+            if not self._completed:
+                self._refuse_too_few_places()
             self._completed = True
             return
         if by_ray:
@@ -293,6 +148,19 @@ class Machines:
             f"{self.count} of {wanted} machines (cluster.agents) joined within {cluster.join_s:g} "
             f"s (cluster.join_s): {advice}",
         )
+
+    def _refuse_too_few_places(self) -> None:
+        """Raise ActorFailed, as bad input, where the machines have GPUs for fewer rollout actors
+        than there are."""
+        wanted, members = self._config.rollout.actors, self._members.values()
+        if sum(wanted if one.places is None else one.places for one in members) < wanted:
+            each = ", ".join(f"{one.name}: {one.places}" for one in members)
+            raise ActorFailed(
+                "the cluster",
+                BAD_INPUT,
+                f"the machines that joined have GPUs for fewer than the {wanted} rollout actors "
+                f"({each}): lower rollout.actors, or have more machines join (cluster.agents).",
+            )
 
     def fail(self, why: ActorFailed) -> None:
         """Say why no machine comes any more: whoever waits for one waits no longer. Those that are
@@ -339,9 +207,7 @@ class Machines:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._equip, machine)
-                why = await machine.converse(
-                    partial(self._enter, machine), partial(self._part, machine)
-                )
+                why = await machine.converse(partial(self._hear, machine))
                 nursery.cancel_scope.cancel()
         finally:
             self._leave(machine, why)
@@ -375,10 +241,26 @@ class Machines:
         for name, contents in files:
             machine.tell(ModelFile(name), contents)
 
-    def _enter(self, machine: Machine) -> None:
-        """The machine can have actors."""
+    def _hear(self, machine: Machine, message: OfItself) -> None:
+        match message:
+            case Equipped(places):
+                self._enter(machine, places)
+            case Unequipped(why):
+                said = f"machine {machine.name} takes no part: {escaped(why, 500).rstrip('.')}"
+                self._note(f"{said}.")
+                machine.tell(JoinRefused(said))
+            case MachineLeaving():
+                self._part(machine)
+            case ActorExited(role, index, incarnation, code, words):
+                if actor := machine.actors.pop((role, index, incarnation), None):
+                    actor.end(code, words, displaced=machine.leaving)
+                    self._assign()
+
+    def _enter(self, machine: Machine, places: int | None) -> None:
+        """The machine can have so many actors."""
         if machine.name in self._members or self.over or machine.leaving:
             return
+        machine.places = places
         self._members[machine.name] = machine
         self._note(f"Machine {machine.name} takes part, with {machine.cores} cores.")
         self._assign()
@@ -386,6 +268,7 @@ class Machines:
 
     def _part(self, machine: Machine) -> None:
         """The machine was told to leave: it gets no actor more."""
+        machine.leaving = True
         if self._members.pop(machine.name, None) is not None:
             self._note(
                 f"Machine {machine.name} leaves: what its {len(machine.actors)} actors hold goes "
@@ -405,12 +288,14 @@ class Machines:
     # ------------------------------------------------------------------------------------- actors
 
     def _assign(self) -> None:
-        """Give actors that wait to machines."""
-        while self._waiting and self._members:
+        """Give actors that wait to machines with a place."""
+        self._waiting = [actor for actor in self._waiting if not actor.over]
+        while self._waiting:
+            open_ones = [machine for machine in self._members.values() if not machine.full]
+            if not open_ones:
+                return
             actor = self._waiting.pop(0)
-            if actor.over:
-                continue
-            machine = min(self._members.values(), key=lambda machine: machine.load)
+            machine = min(open_ones, key=lambda machine: machine.load)
             actor.machine, machine.actors[actor.actor] = machine, actor
             address = (self._run / COORDINATOR_ADDRESS).read_text()
             machine.tell(StartActor(*actor.actor, actor.resume, address))

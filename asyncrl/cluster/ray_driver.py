@@ -23,6 +23,7 @@ from asyncrl.cluster.ray_agent import AgentEnd, RayAgent
 from asyncrl.config import Config
 from asyncrl.config.cluster import agent_cores
 from asyncrl.config.errors import BAD_INPUT, ConfigError
+from asyncrl.config.gpus import agent_gpus, gpus_of, visible
 from asyncrl.ipc.address import TcpAddress
 from asyncrl.observe import logs
 from asyncrl.observe.run_dir import JOIN_TOKEN, RUN_TOML
@@ -61,7 +62,7 @@ def _keep_agents(config: Config, token: bytes) -> None:
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Scheduling
 
-    cluster, cores = config.cluster, agent_cores(config)
+    cluster, cores, gpus = config.cluster, agent_cores(config), agent_gpus(config)
     address = cluster.ray_address
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or address
@@ -75,8 +76,9 @@ def _keep_agents(config: Config, token: bytes) -> None:
             "--head`, or say where it is."
         ) from None
     refuse_loopback(config, ray.nodes(), ray.util.get_node_ip_address())
-    group = _placed(config, cores)
-    actor: Any = ray.remote(num_cpus=cores, max_restarts=0)(RayAgent)
+    _held = hold_gpus(len(gpus_of(config).trainer), ray.util.get_node_ip_address())
+    group = _placed(config, cores, gpus)
+    actor: Any = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0)(RayAgent)
 
     def started(bundle: int) -> Any:
         """Start the agent of a bundle; what comes of it is what is returned."""
@@ -142,23 +144,73 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
 
 
-def _placed(config: Config, cores: int) -> Any:
+def hold_gpus(count: int, here: str) -> Any:
+    """An actor of Ray that holds the trainer's `count` GPUs on the node `here` for as long as
+    somebody refers to it, so that no agent gets them; None where Ray has none to give there. Raises
+    ConfigError where those that it gives are not the trainer's, which are the first `count` that
+    this process may use."""
+    import ray
+
+    [node] = [one for one in ray.nodes() if one["Alive"] and one["NodeManagerAddress"] == here][:1]
+    if not count or not node["Resources"].get("GPU"):
+        return None
+    holder: Any = ray.remote(num_cpus=0, num_gpus=count, resources={f"node:{here}": 0.001})(
+        GpuHolder
+    )
+    held = holder.remote()
+    try:
+        given = ray.get(held.gpus.remote(), timeout=KNOCK_S)
+    except ray.exceptions.GetTimeoutError:
+        raise ConfigError(
+            f"Ray has no {count} free GPUs on this node, {here}, and the trainer needs them: lower "
+            "train.ranks, or end what has them."
+        ) from None
+    mine = visible(range(count), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if ",".join(given) != mine:
+        raise ConfigError(
+            f"Ray gives the trainer the GPUs {','.join(given)} of this node, and it would use "
+            f"{mine}: start `asyncrl train` with CUDA_VISIBLE_DEVICES={','.join(given)}."
+        )
+    return held
+
+
+class GpuHolder:
+    """Ray's actor that has GPUs, and does nothing with them."""
+
+    def gpus(self) -> list[str]:
+        """Names of its GPUs, as in CUDA_VISIBLE_DEVICES, in order."""
+        import ray
+
+        return sorted(map(str, ray.get_gpu_ids()), key=lambda name: (len(name), name))
+
+
+def _placed(config: Config, cores: int, gpus: int) -> Any:
     """A placement group with a node of its own for each agent. Raises ConfigError where Ray does
     not come to have them in time."""
     import ray
     from ray.util.placement_group import placement_group
 
     cluster = config.cluster
-    group = placement_group([{"CPU": cores}] * cluster.agents, strategy="STRICT_SPREAD")
+    bundle = {"CPU": cores} | ({"GPU": gpus} if gpus else {})
+    group = placement_group([bundle] * cluster.agents, strategy="STRICT_SPREAD")
     if not group.wait(cluster.join_s):
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        has = ", ".join(map(str, sorted(int(node["Resources"].get("CPU", 0)) for node in nodes)))
+        wanted, has = f"{cores} free cores", _amounts(nodes, "CPU") + " cores"
+        if gpus:
+            wanted, has = (
+                f"{wanted} and {gpus} free GPUs",
+                f"{has} and {_amounts(nodes, 'GPU')} GPUs",
+            )
         raise ConfigError(
-            f"Ray has no {cluster.agents} nodes with {cores} free cores each (cluster.agents, "
-            f"cluster.agent_cores) within {cluster.join_s:g} s: it has {len(nodes)}, with {has} "
-            "cores."
+            f"Ray has no {cluster.agents} nodes with {wanted} each (cluster.agents, "
+            f"cluster.agent_cores) within {cluster.join_s:g} s: it has {len(nodes)}, with {has}."
         )
     return group
+
+
+def _amounts(nodes: list[dict[str, Any]], resource: str) -> str:
+    """Amounts of a resource of these nodes, from the least to the most."""
+    return ", ".join(map(str, sorted(int(node["Resources"].get(resource, 0)) for node in nodes)))
 
 
 def refuse_loopback(config: Config, nodes: list[dict[str, Any]], here: str) -> None:

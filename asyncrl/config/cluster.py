@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from asyncrl.config.engines import capabilities
 from asyncrl.config.schema import Config
+from asyncrl.config.servers import servers_of
 from asyncrl.ipc.address import TcpAddress
 
 
@@ -40,11 +40,12 @@ def cluster_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], st
             ("cluster.agents", "rollout.actors"),
             "a machine without an actor would do nothing: raise actors, or lower agents",
         )
-    if capabilities(config.engine.kind).serves_apart:
+    servers = servers_of(config)
+    if servers is not None and servers.settings.urls:
         yield (
-            ("cluster.kind", "engine.kind"),
-            "machines that join decode by themselves: choose the embedded engine, or run servers "
-            "there and name them in urls, with cluster.kind local",
+            ("cluster.kind", f"{servers.table}.urls"),
+            "an actor starts its server on its own machine: set launch in place of urls, or kind "
+            "to local",
         )
     if config.model.lora.rank:
         yield (

@@ -12,7 +12,7 @@ from asyncrl.config.advice import advice
 from asyncrl.config.cluster import agent_cores, joined, local_rollouts
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.flow import admission_policy, max_group_size, penalty_band
-from asyncrl.config.gpus import gpus_of
+from asyncrl.config.gpus import agent_gpus, gpus_of
 from asyncrl.config.losses import (
     clip_bounds,
     clips_nothing,
@@ -242,11 +242,13 @@ def _cluster(config: Config) -> list[Row]:
         return []
     cluster, actors = config.cluster, config.rollout.actors
     where = f"{cluster.host}, port {cluster.port or 'any'}"
+    gpus = agent_gpus(config)
+    has = f" with {gpus} GPUs each" if gpus else ""
     by = f", of Ray, {agent_cores(config)} cores each" if cluster.kind == "ray" else ""
     return [
         Row(
             "machines",
-            f"{cluster.agents} join{by}",
+            f"{cluster.agents} join{has}{by}",
             f"at {where}: {actors} rollout actors there, all others here",
         )
     ]

@@ -1,9 +1,9 @@
-"""The GPUs of this machine, by who has them. Invariant: nobody shares one.
+"""The GPUs of a run's processes, by who has them. Invariant: nobody shares one.
 
 Each rank of the trainer has one, from the first on. Then each server that a rollout actor starts
 has as many as it has ranks. With the backend `nccl` a rollout actor has one of its own, from which
 it sends weights to its server: NCCL refuses two ranks on one GPU. Numbers count those that this
-process may use.
+process may use; a rollout actor on a machine that joins may use its own alone.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from asyncrl.config.schema import Config, ServersConfig
+from asyncrl.config.cluster import joined, local_rollouts, room_of
+from asyncrl.config.schema import Config
 from asyncrl.config.servers import servers_of
 
 
 class Gpus(NamedTuple):
-    """Numbers of GPUs: that of each of the trainer's ranks; those of each rollout actor's server;
-    those that rollout actors send from. Empty where they use none.
+    """Numbers of GPUs of this machine: that of each of the trainer's ranks; those of each rollout
+    actor's server; those that rollout actors send from. Empty where they use none.
 
     Example: a trainer on CUDA and two servers of two ranks have 0, (1, 2) and (3, 4).
     """
@@ -40,25 +41,65 @@ class Gpus(NamedTuple):
         return "; ".join(parts)
 
 
+class ActorGpus(NamedTuple):
+    """Numbers of GPUs of one rollout actor: its server's, and the one that it sends from, in a
+    tuple. Empty where there are none."""
+
+    server: tuple[int, ...] = ()
+    sender: tuple[int, ...] = ()
+
+
 def gpus_of(config: Config) -> Gpus:
-    """The GPUs of a run's processes. Those of servers that somebody else runs are not here."""
-    chosen, actors = servers_of(config), config.rollout.actors
-    settings = ServersConfig() if chosen is None else chosen.settings
-    on_gpus = bool(settings.launch) and settings.device == "cuda"
-    sends = (
-        chosen is not None
-        and chosen.by_broadcast
-        and settings.backend == "nccl"
-        and config.publication.path == "staged"
-    )
+    """The GPUs of a run's processes on the launcher's machine. Those of servers that somebody else
+    runs are not here."""
     trainer = tuple(range(config.train.ranks or 1)) if config.train.device == "cuda" else ()
-    start, ranks = len(trainer), settings.tensor_parallel if on_gpus else 0
+    ranks, sends = _each(config)
+    start, actors = len(trainer), local_rollouts(config)
     servers = tuple(
         tuple(range(start + index * ranks, start + (index + 1) * ranks)) for index in range(actors)
     )
     start += actors * ranks
     senders = tuple(range(start, start + actors)) if sends else ()
     return Gpus(trainer, servers if ranks else (), senders)
+
+
+def gpus_each(config: Config) -> int:
+    """GPUs that each rollout actor needs: its server's, and the one that it sends from."""
+    ranks, sends = _each(config)
+    return ranks + sends
+
+
+def agent_gpus(config: Config) -> int:
+    """GPUs that Ray gives each agent: its actors'."""
+    return room_of(config) * gpus_each(config)
+
+
+def actor_gpus(config: Config, index: int) -> ActorGpus:
+    """The GPUs of the rollout actor `index`, by the numbers that it knows them by.
+
+    Example: of two actors whose servers have two ranks, beside a trainer on CUDA, the second has 3
+    and 4, and on a machine that joins each has 0 and 1.
+    """
+    if not joined(config):
+        here = gpus_of(config)
+        return ActorGpus(
+            here.servers[index] if here.servers else (), here.senders[index : index + 1]
+        )
+    ranks, sends = _each(config)
+    return ActorGpus(tuple(range(ranks)), (ranks,) if sends else ())
+
+
+def _each(config: Config) -> tuple[int, bool]:
+    """The number of GPUs of a rollout actor's server, and True if it sends from another one."""
+    chosen = servers_of(config)
+    if chosen is None:
+        return 0, False
+    settings = chosen.settings
+    ranks = settings.tensor_parallel if settings.launch and settings.device == "cuda" else 0
+    sends = (
+        chosen.by_broadcast and settings.backend == "nccl" and config.publication.path == "staged"
+    )
+    return ranks, sends
 
 
 def visible(numbers: Sequence[int], allowed: str | None) -> str:

@@ -4,7 +4,6 @@ GPUs. Each raises ConfigError with what to change, and holds nothing.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import socket
 from importlib.metadata import version
@@ -15,6 +14,7 @@ from asyncrl.config.cluster import joined
 from asyncrl.config.gpus import Gpus
 from asyncrl.config.ranks import ranks_of
 from asyncrl.config.schema import AgentConfig
+from asyncrl.processes.machine import gpus_here
 
 
 def check_cores(config: Config, available: int) -> None:
@@ -114,17 +114,6 @@ def _why(error: OSError) -> str:
         if error.errno == errno.EADDRINUSE
         else f"cannot be used ({error.strerror})"
     )
-
-
-def gpus_here() -> int:
-    """GPUs that this process may use, by their driver, without importing torch."""
-    count = ctypes.c_int()
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        known = not driver.cuInit(0) and not driver.cuDeviceGetCount(ctypes.byref(count))
-    except OSError:
-        return 0
-    return count.value if known else 0
 
 
 def check_gpus(gpus: Gpus, *, torch_computes: bool) -> None:

@@ -19,6 +19,7 @@ import msgspec
 
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
+from asyncrl.config.cluster import joined
 from asyncrl.config.fields import FIELDS, lookup, quoted
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.mix import each, members, named
@@ -31,13 +32,7 @@ from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
 from asyncrl.journal import JournalError, SqliteHistory
-from asyncrl.launch.machine_checks import (
-    check_certificates,
-    check_cores,
-    check_gpus,
-    check_ports,
-    gpus_here,
-)
+from asyncrl.launch.machine_checks import check_certificates, check_cores, check_gpus, check_ports
 from asyncrl.launch.model_directories import (
     check_adapters,
     check_directory,
@@ -48,6 +43,7 @@ from asyncrl.launch.private import private_files, refuse_foreign
 from asyncrl.launch.run_copy import refuse_unfit
 from asyncrl.observe import curve
 from asyncrl.observe.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
+from asyncrl.processes.machine import gpus_here
 from asyncrl.programs.bubblewrap import Bubblewrap
 from asyncrl.programs.languages import trial
 from asyncrl.sandbox.support import support
@@ -186,7 +182,8 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     refuse_unfit_sinks(config.run.sinks)
     if (gpus := gpus_of(config)).needed:
         check_gpus(gpus, torch_computes=bool(gpus.trainer or gpus.senders))
-    engine_kind(config.engine.kind).check(config)
+    if not joined(config):  # else each machine looks for itself
+        engine_kind(config.engine.kind).check(config)
     if config.model.path:
         check_directory("model.path", Path(config.model.path))
     if config.model.lora.rank:

@@ -3,6 +3,7 @@ two roles count cores or memory differently or choose ports in another way."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import random
@@ -40,6 +41,17 @@ def memory_bytes(memory: Path = MEMORY, limit: Path = MEMORY_LIMIT) -> int:
     except (OSError, ValueError):  # no container, or "max"
         return total
     return min(total, allowed) if total else allowed
+
+
+def gpus_here() -> int:
+    """GPUs that this process may use, by their driver, without importing torch."""
+    count = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        known = not driver.cuInit(0) and not driver.cuDeviceGetCount(ctypes.byref(count))
+    except OSError:
+        return 0
+    return count.value if known else 0
 
 
 def free_port(host: str = "127.0.0.1", ephemeral: Path = EPHEMERAL) -> int:

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from asyncrl.cluster.join_token import JoinToken, certify
-from asyncrl.config import Config, render
+from asyncrl.config import Config, load, render
 from asyncrl.ipc import messages as m
 from asyncrl.ipc.address import TcpAddress
 from asyncrl.ipc.endpoints import serve
@@ -21,6 +21,7 @@ from asyncrl.ipc.keys import new_key
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.tls import Tls
 from asyncrl.observe.run_dir import LOCK, TLS
+from asyncrl.processes.machine import gpus_here
 
 pytestmark = pytest.mark.processes
 
@@ -104,6 +105,44 @@ async def test_what_is_out_of_turn_ends_this_machines_part(
     done = await told(nursery, tmp_path, saying(*frames))
     assert done.returncode == 1 and "which is out of turn" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["engine.kind=sglang", 'engine.sglang.launch=["/nowhere/python"]'], "no such program"),
+        (["engine.kind=vllm", 'engine.vllm.launch=["/nowhere/python"]'], "no such program"),
+        (
+            [
+                "engine.kind=sglang",
+                f'engine.sglang.launch=["{sys.executable}"]',
+                "engine.sglang.device=cuda",
+            ],
+            "it has no GPU that it may use, and a rollout actor needs 1",
+        ),
+    ],
+)
+async def test_what_a_machine_lacks_is_told_to_the_launcher_and_it_takes_no_part(
+    nursery: trio.Nursery, tmp_path: Path, sets: list[str], said: str
+) -> None:
+    settings = render(load(None, ["cluster.kind=agents", *sets], {}))
+    if "GPU" in said and gpus_here():
+        pytest.skip("this machine has GPUs")
+    lacks = list[str]()
+
+    async def launcher(link: Link) -> None:
+        assert isinstance((await link.receive())[0], m.Join)
+        await link.send(m.MachineAdmitted("one", settings, 0, 1))
+        while not isinstance(message := (await link.receive())[0], m.Unequipped):
+            assert isinstance(message, m.Alive)
+        lacks.append(message.why)
+        await link.send(m.JoinRefused("machine one takes no part"))
+        while True:
+            await link.receive()
+
+    done = await told(nursery, tmp_path, launcher)
+    assert done.returncode == 2 and "machine one takes no part" in done.stderr, done.stderr
+    assert said in lacks[0] and "Traceback" not in done.stderr
 
 
 async def test_who_is_refused_is_told_why_and_ends_with_2(

@@ -14,11 +14,13 @@ import pytest
 import trio
 from train_support import wait_for
 
-from asyncrl.cluster import machines as module
+from asyncrl.cluster import machine, machines
 from asyncrl.cluster.join_token import JoinToken, certify
-from asyncrl.cluster.machines import KILLED, Machines, RemoteActor
+from asyncrl.cluster.machine import KILLED, ORDERS, RemoteActor
+from asyncrl.cluster.machines import Machines
 from asyncrl.cluster.versions import own_versions
 from asyncrl.config import load
+from asyncrl.config.errors import BAD_INPUT
 from asyncrl.ipc import messages as m
 from asyncrl.ipc.endpoints import connect
 from asyncrl.ipc.errors import EndOfStream, LinkError
@@ -50,7 +52,9 @@ class Head:
         return await connect(self.token.launcher, self.token.key, tls=Tls.of(self.theirs / TLS))
 
     @contextlib.asynccontextmanager
-    async def agent(self, name: str = "one", cores: int = 2) -> AsyncIterator[Link]:
+    async def agent(
+        self, name: str = "one", cores: int = 2, places: int | None = None
+    ) -> AsyncIterator[Link]:
         """The link of an agent that has all it needs, and takes part."""
         async with await self.connected() as link:
             await link.send(m.Join(name, cores, own_versions()))
@@ -60,7 +64,7 @@ class Head:
                 message, (buffer,) = await after_beats(link)
                 assert message == m.ModelFile(name) and bytes(buffer) == contents
             before = self.machines.count
-            await link.send(m.Equipped())
+            await link.send(m.Equipped(places))
             await self.until(before + 1)
             yield link
 
@@ -133,6 +137,49 @@ async def test_machines_of_one_name_are_told_apart_and_share_the_actors(head: He
             "Machine one",
             "Machine one-2",
         ]
+
+
+async def test_a_machine_has_no_more_actors_than_gpus_for_them(head: Head) -> None:
+    async with head.agent("small", cores=64, places=1) as small:
+        actors_of(head)
+        first = await said(small)
+        assert isinstance(first, m.StartActor)
+        async with head.agent("other", places=8) as other:
+            second = await said(other)
+            assert isinstance(second, m.StartActor) and second.index != first.index
+            third = head.machines.start("rollout", 2, 0, resume=False)
+            assert (await said(other)).index == 2  # type: ignore[attr-defined]
+            fourth = head.machines.start("rollout", 3, 0, resume=False)
+            await other.send(m.MachineLeaving())
+            await head.until(1)
+            assert third.machine is not None and fourth.machine is not None
+        await head.until(1)
+        waiting = head.machines.start("rollout", 4, 0, resume=False)
+        await small.send(m.ActorExited("rollout", first.index, 0, 0, ""))
+        assert await said(small) == m.StartActor("rollout", 4, 0, False, ADDRESS)
+        assert waiting.machine is not None
+
+
+async def test_machines_with_too_few_gpus_are_named_before_the_start(head: Head) -> None:
+    async with head.agent("small", places=1):
+        with trio.fail_after(PATIENCE_S), pytest.raises(ActorFailed) as refused:
+            await head.machines.complete()
+        assert refused.value.code == BAD_INPUT
+        assert "GPUs for fewer than the 2 rollout actors (small: 1)" in refused.value.traceback
+        async with head.agent("other", places=1):
+            await head.machines.complete()
+
+
+async def test_a_machine_that_lacks_what_actors_need_is_refused_by_name(head: Head) -> None:
+    async with await head.connected() as link:
+        await link.send(m.Join("bare", 2, own_versions()))
+        await link.send(m.Unequipped("it has no GPU that it may use\x1b[2J."))
+        with trio.fail_after(PATIENCE_S):
+            while not isinstance(refused := await said(link), m.JoinRefused):
+                pass
+    assert refused.reason.startswith("machine bare takes no part: it has no GPU that it may use")
+    assert head.notes == [f"{refused.reason}."] and "\x1b" not in refused.reason
+    assert head.machines.count == 0
 
 
 async def test_a_machine_that_leaves_gets_no_actor_and_its_actors_are_displaced(
@@ -267,7 +314,7 @@ async def test_where_no_machine_can_come_one_that_is_there_is_enough(head: Head)
 async def test_a_machine_that_says_nothing_is_lost_with_its_actors(
     head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SILENCE_S", 0.3)
+    monkeypatch.setattr(machine, "SILENCE_S", 0.3)
     async with head.agent():
         actors = actors_of(head)
         with trio.fail_after(PATIENCE_S):
@@ -279,7 +326,7 @@ async def test_a_machine_that_says_nothing_is_lost_with_its_actors(
 async def test_a_connection_that_does_not_say_who_it_is_is_closed(
     head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "JOIN_S", 0.2)
+    monkeypatch.setattr(machines, "JOIN_S", 0.2)
     async with await head.connected() as link:
         await ended(link)
     async with head.agent():
@@ -289,7 +336,7 @@ async def test_a_connection_that_does_not_say_who_it_is_is_closed(
 async def test_an_agent_that_does_not_kill_is_given_up(
     head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "KILL_S", 0.2)
+    monkeypatch.setattr(machine, "KILL_S", 0.2)
     async with head.agent() as link:
         [actor] = actors_of(head, 1)
         assert isinstance(await said(link), m.StartActor)
@@ -303,7 +350,7 @@ async def test_an_agent_that_does_not_kill_is_given_up(
 
 async def test_an_agent_that_reads_nothing_is_given_up(head: Head) -> None:
     async with head.agent():
-        actors = actors_of(head, module.ORDERS + 4096)
+        actors = actors_of(head, ORDERS + 4096)
         with trio.fail_after(PATIENCE_S):
             assert {await actor.wait() for actor in actors} == {KILLED}
         await head.until(0)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from train_support import command, end, kill, processes, started, steps_done, train, wait_for
+from train_support import command, end, joins, kill, processes, started, steps_done, train, wait_for
 
 from asyncrl.cluster.agent import NOTICE_S
 from asyncrl.journal import fold
@@ -22,12 +21,6 @@ JOINED = {
     "train__steps": 10_000,
     "train__checkpoint_every": 2,
 }
-
-
-def joins(token: Path, name: str, folder: Path) -> list[str]:
-    """`asyncrl agent`."""
-    argv = [sys.executable, "-m", "asyncrl.cli", "agent", "--join", str(token), "--name", name]
-    return [*argv, "--dir", str(folder)]
 
 
 LOST = "Machine one is lost, with 2 actors"

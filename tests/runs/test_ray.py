@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from train_support import command, end, processes, started, steps_done, train, w
 
 from asyncrl.observe import summary
 from asyncrl.observe.run_dir import LOCK, SUMMARY
+from asyncrl.processes.machine import gpus_here
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -43,8 +45,21 @@ def ray() -> Iterator[Any]:
     cluster.shutdown()
 
 
-def node(ray: Any) -> Any:
-    return ray.add_node(num_cpus=1, object_store_memory=STORE)
+def node(ray: Any, gpus: int = 0) -> Any:
+    """A node that says that it has a core, and so many GPUs."""
+    return ray.add_node(num_cpus=1, num_gpus=gpus, object_store_memory=STORE)
+
+
+@pytest.fixture
+def ray_on_gpus() -> Iterator[str]:
+    """The address of a head that says it has three GPUs."""
+    cluster = cluster_utils.Cluster()
+    try:
+        cluster.add_node(num_cpus=1, num_gpus=3, include_dashboard=False, object_store_memory=STORE)
+    except (OSError, RuntimeError, AssertionError) as error:
+        pytest.skip(f"Ray does not start on this machine: {error}")
+    yield cluster.address
+    cluster.shutdown()
 
 
 def folders() -> set[Path]:
@@ -103,6 +118,62 @@ def test_where_ray_has_too_few_nodes_nothing_begins(ray: Any, model: Path, tmp_p
     assert "Ray has no 2 nodes with 1 free cores each" in done.stderr
     assert "it has 2, with 0, 1 cores" in done.stderr and "Traceback" not in done.stderr
     assert not (run / "journal.sqlite").exists() and (run / LOCK).exists()
+
+
+ON_GPUS = {
+    "engine__kind": "sglang",
+    "engine__sglang__launch": [sys.executable],
+    "engine__sglang__device": "cuda",
+    "engine__sglang__tensor_parallel": 2,
+}
+
+
+@pytest.mark.explore
+def test_gpus_are_asked_of_ray_and_looked_for_where_it_says_they_are(
+    ray: Any, model: Path, tmp_path: Path
+) -> None:
+    run, _ = tmp_path / "run", [node(ray, gpus=2), node(ray, gpus=1)]
+    where = {"cluster__ray_address": ray.address, "cluster__join_s": 6.0}
+    done = train(command(model, run, **where, **BY_RAY, **ON_GPUS))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Ray has no 2 nodes with 1 free cores and 2 free GPUs each" in done.stderr
+    assert "it has 3, with 0, 1, 1 cores and 0, 1, 2 GPUs" in done.stderr
+    if gpus_here():
+        pytest.skip("this machine has GPUs, which Ray would be right about")
+    node(ray, gpus=2)
+    settings = where | {"cluster__join_s": 120.0} | BY_RAY | ON_GPUS
+    done = train(command(model, tmp_path / "other", **settings))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "takes no part: it has no GPU that it may use, and a rollout actor" in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "other/journal.sqlite").exists()
+    wait_for("nothing that is left", lambda: not folders() and not processes(tmp_path / "other"))
+
+
+HOLD = """
+import sys, ray
+from asyncrl.cluster.ray_driver import hold_gpus
+ray.init(address=sys.argv[1], log_to_driver=False)
+here = ray.util.get_node_ip_address()
+held = hold_gpus(int(sys.argv[2]), here)
+class Named:
+    def names(self): return ray.get_gpu_ids()
+others = [ray.remote(num_cpus=0, num_gpus=1)(Named).remote() for _ in range(int(sys.argv[3]))]
+print(sorted(name for other in others for name in ray.get(other.names.remote())))
+"""
+
+
+@pytest.mark.explore
+def test_the_trainers_gpus_are_nobody_elses(ray_on_gpus: str) -> None:
+    def held(mine: int, others: int, **environment: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-c", HOLD, ray_on_gpus, str(mine), str(others)]
+        return train(argv, **environment)
+
+    assert held(1, 2).stdout.strip() == "[1, 2]"
+    assert held(2, 1, CUDA_VISIBLE_DEVICES="0,1,2").stdout.strip() == "[2]"
+    assert held(0, 3).stdout.strip() == "[0, 1, 2]"
+    moved = held(1, 0, CUDA_VISIBLE_DEVICES="2").stderr
+    assert "start `asyncrl train` with CUDA_VISIBLE_DEVICES=0." in moved
+    assert "Ray has no 4 free GPUs on this node" in held(4, 0).stderr
 
 
 def test_where_no_ray_answers_nothing_begins(model: Path, tmp_path: Path) -> None:

@@ -48,6 +48,12 @@ def command(model: Path, run: Path, **settings: object) -> list[str]:
     ]
 
 
+def joins(token: Path, name: str, folder: Path) -> list[str]:
+    """`asyncrl agent`."""
+    argv = [sys.executable, "-m", "asyncrl.cli", "agent", "--join", str(token), "--name", name]
+    return [*argv, "--dir", str(folder)]
+
+
 def _toml(value: object) -> str:
     return json.dumps(value) if not isinstance(value, str) else value
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import trio
@@ -47,7 +48,8 @@ class ServerLaunch(msgspec.Struct, frozen=True):
     """The start of a server. `python` is the command of a Python that has it: a path, or
     `docker run … python3`. It decodes `slots` rollouts of at most `context_tokens` tokens at a
     time, and the canary, and sends news about every `chunk_tokens` tokens, where it is told that at
-    its start. `gpus` are those of this machine that it may use; all where empty."""
+    its start. `gpus` are those of this machine that it may use; all where empty. Its first
+    `weights` are those of the model's files, or, where these hold none, any."""
 
     python: tuple[str, ...]
     model: str
@@ -60,6 +62,7 @@ class ServerLaunch(msgspec.Struct, frozen=True):
     arguments: tuple[str, ...] = ()
     gpus: tuple[int, ...] = ()
     chunk_tokens: int = 8
+    weights: Literal["auto", "dummy"] = "auto"
 
 
 def start_guarded(

@@ -37,6 +37,7 @@ def command(launch: ServerLaunch, port: int, key_file: Path) -> list[str]:
     options = {
         "config": key_file,
         "model-path": launch.model,
+        "load-format": launch.weights,
         "host": HOST,
         "port": port,
         "device": launch.device,

@@ -40,6 +40,7 @@ def command(launch: ServerLaunch, socket: Path) -> list[str]:
     context = max(launch.context_tokens, canary.TOKENS + 1)  # which is asked for one token more
     options = {
         "model": launch.model,
+        "load-format": launch.weights,
         "uds": socket,
         "dtype": launch.dtype,
         "tensor-parallel-size": launch.tensor_parallel,

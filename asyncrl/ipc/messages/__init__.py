@@ -52,6 +52,7 @@ from asyncrl.ipc.messages.machine_messages import (
     ModelFile,
     RunOver,
     StartActor,
+    Unequipped,
 )
 from asyncrl.ipc.messages.parts import (
     RIGHT,
@@ -198,6 +199,7 @@ __all__ = [
     "TrainerReady",
     "Transfer",
     "Transferred",
+    "Unequipped",
     "Unpin",
     "Verdict",
     "Wait",

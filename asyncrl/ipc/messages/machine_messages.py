@@ -2,7 +2,8 @@
 
 agent → launcher    Join
 launcher → agent    JoinRefused, and nothing more; or MachineAdmitted, ModelFile …, and then
-agent → launcher    Equipped, ActorExited …, Alive …, MachineLeaving
+agent → launcher    Unequipped, and JoinRefused comes; or Equipped, ActorExited …, Alive …,
+                    MachineLeaving
 launcher → agent    StartActor …, KillActor …, Alive …, RunOver
 """
 
@@ -52,7 +53,16 @@ class ModelFile(Message, frozen=True):
 
 
 class Equipped(Message, frozen=True):
-    """Agent to launcher: actors can be started."""
+    """Agent to launcher: actors can be started, and `places` of them at a time have the GPUs that
+    they need; None: any number, which need none."""
+
+    places: Annotated[int, Meta(ge=1, le=2**16)] | None = None
+
+
+class Unequipped(Message, frozen=True):
+    """Agent to launcher: actors cannot be started, for this reason."""
+
+    why: Annotated[str, Meta(max_length=1000)]
 
 
 class StartActor(Message, frozen=True):

@@ -1,0 +1,81 @@
+"""Real servers on machines that join, which are this one: they start without the model's files,
+and end with their machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from real_sglang import PYTHON
+from train_support import (
+    command,
+    end,
+    joins,
+    kill,
+    processes,
+    started,
+    steps_done,
+    tiny_model,
+    wait_for,
+)
+
+from asyncrl.observe import summary
+from asyncrl.observe.run_dir import INITIAL, JOIN_TOKEN, SUMMARY
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
+
+BEGUN_S = 240.0
+
+
+def servers(folder: Path) -> list[int]:
+    """Processes that have to do with this machine's model."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:  # it ended meanwhile
+                continue
+            if str(folder / INITIAL).encode() in words:
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="`make sglang-cpu` builds .venv-sglang")
+@pytest.mark.parametrize("path", ["staged", "direct"])
+def test_a_machine_brings_its_server_and_takes_it_along(tmp_path: Path, path: str) -> None:
+    run, one, two = (tmp_path / name for name in ("run", "one", "two"))
+    argv = command(
+        tiny_model(tmp_path / "m"),
+        run,
+        cluster__kind="agents",
+        cluster__agents=2,
+        engine__kind="sglang",
+        engine__sglang__launch=[str(PYTHON)],
+        engine__context_tokens=128,
+        publication__path=path,
+        rollout__actors=2,
+        train__steps=6,
+    )
+    token = run / JOIN_TOKEN
+    with started(argv) as launcher:
+        wait_for("join token", token.exists)
+        with (
+            started(joins(token, "one", one)) as first,
+            started(joins(token, "two", two)) as second,
+        ):
+            wait_for("a step", lambda: steps_done(run) >= 1, BEGUN_S)
+            assert set(processes(run)) == {"coordinator-0", "trainer-0", "reward-0"}
+            assert servers(one) and servers(two) and not servers(run)
+            assert not list((one / INITIAL).glob("*.safetensors"))
+            kill(first.pid)
+            wait_for("the end of its server", lambda: not servers(one))
+            code, shown, said = end(launcher)
+            assert code == 0, shown + said
+            ended, _, _ = end(second)
+    assert ended == 0
+    wait_for("the end of the other one", lambda: not servers(two))
+    told = summary.read(run / SUMMARY)
+    assert told.balances() and told.restarts in ({}, {"rollout": 1})
+    assert "Machine one is lost, with 1 actors" in shown
