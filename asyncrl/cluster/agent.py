@@ -5,7 +5,7 @@ children, and tells it how they end.
     ↑________________________________ its link is cut ______________________|
 
 Invariant: no actor that it started outlives it, nor its link to the launcher by more than the
-seconds of silence that it bears (`machine.SILENCE_S`) and of a kill.
+seconds of silence that it bears (`joined_machine.SILENCE_S`) and of a kill.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pathlib import Path
 import trio
 
 from asyncrl.cluster.join_token import JoinToken
+from asyncrl.cluster.joined_machine import BEAT_S, ORDERS, SILENCE_S, Actor
 from asyncrl.cluster.joining import AGAIN_S, LEAVE, ToldToLeave, join, join_again
 from asyncrl.cluster.local_placement import PRELOADED, SMALL, start_actor
-from asyncrl.cluster.machine import BEAT_S, ORDERS, SILENCE_S, Actor
 from asyncrl.cluster.model_files import keep_file
 from asyncrl.cluster.places import Place, Places
 from asyncrl.cluster.versions import own_versions

@@ -18,7 +18,7 @@ from pathlib import Path
 import trio
 
 from asyncrl.cluster.join_token import JoinToken, certify
-from asyncrl.cluster.machine import KILLED, Machine, OfItself, RemoteActor
+from asyncrl.cluster.joined_machine import KILLED, Machine, OfItself, RemoteActor
 from asyncrl.cluster.model_files import model_files
 from asyncrl.cluster.versions import differing, own_versions
 from asyncrl.config import Config

@@ -155,7 +155,7 @@ def hold_gpus(count: int, here: str) -> Any:
     if not count or not node["Resources"].get("GPU"):
         return None
     holder: Any = ray.remote(num_cpus=0, num_gpus=count, resources={f"node:{here}": 0.001})(
-        GpuHolder
+        HeldGpus
     )
     held = holder.remote()
     try:
@@ -174,7 +174,7 @@ def hold_gpus(count: int, here: str) -> Any:
     return held
 
 
-class GpuHolder:
+class HeldGpus:
     """Ray's actor that has GPUs, and does nothing with them."""
 
     def gpus(self) -> list[str]:

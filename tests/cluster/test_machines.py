@@ -14,9 +14,9 @@ import pytest
 import trio
 from train_support import wait_for
 
-from asyncrl.cluster import machine, machines
+from asyncrl.cluster import joined_machine, machines
 from asyncrl.cluster.join_token import JoinToken, certify
-from asyncrl.cluster.machine import KILLED, ORDERS, RemoteActor
+from asyncrl.cluster.joined_machine import KILLED, ORDERS, RemoteActor
 from asyncrl.cluster.machines import Machines
 from asyncrl.cluster.versions import own_versions
 from asyncrl.config import load
@@ -314,7 +314,7 @@ async def test_where_no_machine_can_come_one_that_is_there_is_enough(head: Head)
 async def test_a_machine_that_says_nothing_is_lost_with_its_actors(
     head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "SILENCE_S", 0.3)
+    monkeypatch.setattr(joined_machine, "SILENCE_S", 0.3)
     async with head.agent():
         actors = actors_of(head)
         with trio.fail_after(PATIENCE_S):
@@ -336,7 +336,7 @@ async def test_a_connection_that_does_not_say_who_it_is_is_closed(
 async def test_an_agent_that_does_not_kill_is_given_up(
     head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "KILL_S", 0.2)
+    monkeypatch.setattr(joined_machine, "KILL_S", 0.2)
     async with head.agent() as link:
         [actor] = actors_of(head, 1)
         assert isinstance(await said(link), m.StartActor)
