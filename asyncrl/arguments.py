@@ -137,6 +137,13 @@ def parser() -> argparse.ArgumentParser:
     part.add_argument(
         "--cores", type=_positive, default=0, metavar="N", help="to offer (default: all)"
     )
+    part.add_argument(
+        "--patience",
+        type=_more_than_0,
+        metavar="S",
+        help="seconds to wait for a launcher that is gone, and may be started again by `asyncrl "
+        "train --resume` (default: two minutes)",
+    )
     listing = verbs.add_parser("tasks", help=TASKS, description=TASKS)
     listing.add_argument("task", nargs="?", metavar="TASK", help="one of them (default: all)")
     first = verbs.add_parser("init", help=INIT, description=INIT)

@@ -207,8 +207,11 @@ def _rollouts(args: argparse.Namespace) -> int:
 def _agent(args: argparse.Namespace) -> int:
     from asyncrl.cluster.agent import agent
     from asyncrl.cluster.join_token import JoinToken
+    from asyncrl.cluster.joining import PATIENCE_S
 
-    return agent(JoinToken.read(args.join), args.dir, args.name, args.cores)
+    return agent(
+        JoinToken.read(args.join), args.dir, args.name, args.cores, args.patience or PATIENCE_S
+    )
 
 
 def _top(args: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ import trio
 
 from asyncrl.cluster.join_token import JoinToken
 from asyncrl.cluster.joined_machine import BEAT_S, ORDERS, SILENCE_S, Actor
-from asyncrl.cluster.joining import AGAIN_S, LEAVE, ToldToLeave, join, join_again
+from asyncrl.cluster.joining import LEAVE, ToldToLeave, join, join_again
 from asyncrl.cluster.local_placement import PRELOADED, SMALL, start_actor
 from asyncrl.cluster.model_files import keep_file
 from asyncrl.cluster.places import Place, Places
@@ -36,6 +36,7 @@ from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
 from asyncrl.ipc.address import tcp_address
 from asyncrl.ipc.errors import EndOfStream, LinkBroken, LinkError
+from asyncrl.ipc.keys import write_key
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
     ActorExited,
@@ -56,7 +57,7 @@ from asyncrl.observe import logs
 from asyncrl.observe.logs import FOLDER
 from asyncrl.observe.logs import path as log_path
 from asyncrl.observe.output import complain
-from asyncrl.observe.run_dir import INITIAL, LOCK, RUN_TOML
+from asyncrl.observe.run_dir import INITIAL, KEY, LOCK, RUN_TOML
 from asyncrl.processes.forkserver import ForkServer, open_fork_server
 from asyncrl.processes.machine import available_cores, gpus_here
 from asyncrl.processes.process import Process
@@ -75,11 +76,12 @@ LOST = 1
 """Exit status where the launcher was lost, or an actor could not be started."""
 
 
-def agent(token: JoinToken, folder: Path | None, name: str, cores: int) -> int:
+def agent(token: JoinToken, folder: Path | None, name: str, cores: int, patience_s: float) -> int:
     """Take part in the run of a join token until it is over. `folder` is to be this machine's
     directory of the run (None: one that is removed at the end), `name` the machine's (empty: its
     host name), `cores` how many it offers (0: all that this process may use). A link that was cut
-    is made again. Returns the exit status: 0 if the run ended, 1 if the launcher was lost, 2 if the
+    is made again, also to a launcher that was killed and started again, within `patience_s`.
+    Returns the exit status: 0 if the run ended, 1 if the launcher was lost, 2 if the
     machine is refused. Raises ConfigError for a `folder` that is not this user's, or that another
     process has."""
     with ExitStack() as stack:
@@ -89,15 +91,19 @@ def agent(token: JoinToken, folder: Path | None, name: str, cores: int) -> int:
             run = folder.absolute()
             _own(run)
             stack.enter_context(_claimed(run))
-        token.equip(run)
+        token.tls.write(run)
         (run / FOLDER).mkdir(exist_ok=True)
         stack.enter_context(logs.kept(run, "launcher", 0))
         mine = sorted(os.sched_getaffinity(0))[: cores or available_cores()]
-        taking_part = partial(_take_part, token, run, name or socket.gethostname(), mine)
+        taking_part = partial(
+            _take_part, token, run, name or socket.gethostname(), mine, patience_s
+        )
         return trio.run(taking_part, strict_exception_groups=True)
 
 
-async def _take_part(token: JoinToken, run: Path, name: str, cores: list[int]) -> int:
+async def _take_part(
+    token: JoinToken, run: Path, name: str, cores: list[int], patience_s: float
+) -> int:
     """Take part, and again where the link was cut; returns the exit status."""
     try:
         link = await join(token, run)
@@ -109,9 +115,9 @@ async def _take_part(token: JoinToken, run: Path, name: str, cores: list[int]) -
         status = await agent.serve(link)
         if not agent.cut:
             return status
-        print(f"This machine tries to join again, for {AGAIN_S:g} s.", flush=True)
+        print(f"This machine tries to join again, for {patience_s:g} s.", flush=True)
         try:
-            link = await join_again(token, run)
+            link = await join_again(token, run, patience_s)
         except LinkError as error:
             complain(escaped(f"the launcher is lost: {error}."))
             return LOST
@@ -192,6 +198,7 @@ class _Agent:
                 message, buffers = await link.receive()
             except EndOfStream:
                 complain("the launcher is gone; this machine's actors are ended.")
+                self._cut_off()
                 return
             except LinkError as error:
                 complain(
@@ -242,7 +249,8 @@ class _Agent:
                     return
 
     def _admitted(self, message: MachineAdmitted) -> None:
-        """Keep the run's settings."""
+        """Keep the run's settings, and this launch's key."""
+        write_key(self._run / KEY, message.key)
         (self._run / RUN_TOML).write_text(message.run_toml)
         (self._run / INITIAL).mkdir(exist_ok=True)
         self._missing, self._room = message.files, max(1, message.room)

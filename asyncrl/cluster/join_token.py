@@ -2,17 +2,19 @@
 
 A launch makes an authority for itself, has it certify two keys, the head's and the agents', and
 forgets the authority's own key: nobody can certify a third. The token holds the agents' side, and
-the run's key, which is proved inside TLS. It is as secret as the run is: who has it may be an
-actor.
+a key of its own, which is proved inside TLS; who has proved it is sent the launch's. It is as
+secret as the run is: who has it may be an actor.
 
-The certificates are valid at any time, because nothing may depend on clocks that agree; they end
-with the launch, whose successor makes others.
+The certificates are valid at any time, because nothing may depend on clocks that agree. They end
+with the run: one that ends removes its token, and what follows makes another. A launcher that was
+killed leaves it, and its successor takes it up, so that machines come back by what they have.
 """
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
+import socket
 from pathlib import Path
 
 import msgspec
@@ -21,7 +23,7 @@ from asyncrl.config import ConfigError
 from asyncrl.ipc.address import TcpAddress, tcp_address
 from asyncrl.ipc.keys import KEY_BYTES, read_private, write_key
 from asyncrl.ipc.tls import Tls
-from asyncrl.observe.run_dir import KEY, TLS
+from asyncrl.observe.run_dir import JOIN_TOKEN, TLS
 
 AGENT = "asyncrl-agent"
 """The name in the agents' certificate, which nobody dials."""
@@ -50,7 +52,7 @@ class Pem(msgspec.Struct, frozen=True):
 
 
 class JoinToken(msgspec.Struct, frozen=True):
-    """Address of the launcher, the run's key, and the agents' side of TLS."""
+    """Address of the launcher, the key of who may join, and the agents' side of TLS."""
 
     address: str
     key: bytes
@@ -81,10 +83,23 @@ class JoinToken(msgspec.Struct, frozen=True):
             ) from None
         return token
 
-    def equip(self, run: Path) -> None:
-        """Keep what actors of this machine need in its directory `run`."""
-        write_key(run / KEY, self.key)
-        self.tls.write(run)
+
+def left_token(run: Path, host: str, port: int) -> JoinToken | None:
+    """The token that a killed launcher left in `run`, if machines can still join by it: at this
+    `host`, and at `port` or, if that is 0, where they did, which is free."""
+    try:
+        token = JoinToken.read(run / JOIN_TOKEN)
+        mine = Tls.of(run / TLS)
+        for file in (mine.certificate, mine.key, mine.authority):
+            read_private(file, TOKEN_BYTES)
+        address = token.launcher
+        if address.host != host or port not in (0, address.port):
+            return None
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, address.port), family=family):
+            return token
+    except (ConfigError, ValueError, OSError):
+        return None
 
 
 def certify(host: str) -> tuple[Pem, Pem]:

@@ -1,5 +1,5 @@
-"""The way of a machine to its launcher, and back to one that was cut off. Invariant: a machine does
-not wait for longer than AGAIN_S, and comes back by what it joined with."""
+"""The way of a machine to its launcher, and back to one that was cut off, or was killed and started
+again. Invariant: a machine comes back by what it joined with, and its patience has an end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from asyncrl.observe.run_dir import TLS
 
 LEAVE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that tell this machine to leave."""
-AGAIN_S = 120.0
-"""Seconds for which a machine whose link was cut tries to join again."""
+PATIENCE_S = 120.0
+"""Seconds for which a machine whose link was cut tries to join again, unless told otherwise."""
 TRY_S, PAUSE_S = 10.0, 1.0
 """Seconds that one try has, and from its end to the next."""
 
@@ -37,10 +37,10 @@ async def join(token: JoinToken, run: Path) -> Link:
     return await connect(token.launcher, token.key, tls=Tls.of(run / TLS))
 
 
-async def join_again(token: JoinToken, run: Path) -> Link:
-    """Connect to a launcher that was cut off. Raises LinkError where it has ended, or cannot be
-    reached for AGAIN_S, and ToldToLeave."""
-    found: Link | LinkError = LinkBroken(f"it could not be reached for {AGAIN_S:g} s")
+async def join_again(token: JoinToken, run: Path, patience_s: float) -> Link:
+    """Connect to a launcher that was cut off, or to its successor. Raises LinkError where it cannot
+    be reached for `patience_s`, or does not know this token, and ToldToLeave."""
+    found: Link | LinkError = LinkBroken(f"it could not be reached for {patience_s:g} s")
     told = 0
 
     async def obey(scope: trio.CancelScope) -> None:
@@ -49,7 +49,7 @@ async def join_again(token: JoinToken, run: Path) -> Link:
             told = number
             scope.cancel()
 
-    with trio.open_signal_receiver(*LEAVE) as signals, trio.move_on_after(AGAIN_S) as scope:
+    with trio.open_signal_receiver(*LEAVE) as signals, trio.move_on_after(patience_s) as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(obey, scope)
             found = await _reached(token, run)
@@ -68,13 +68,6 @@ async def _reached(token: JoinToken, run: Path) -> Link | LinkError:
             try:
                 return await join(token, run)
             except LinkError as error:
-                if error.reason not in ("broken", "silent") or _nobody_listens(error):
+                if error.reason not in ("broken", "silent"):
                     return error
         await trio.sleep(PAUSE_S)
-
-
-def _nobody_listens(error: BaseException) -> bool:
-    """True if the launcher's machine answered that nothing listens there: `trio.open_tcp_stream`
-    says in a group what came of each address."""
-    tried = error.__cause__ and error.__cause__.__cause__
-    return isinstance(tried, ExceptionGroup) and tried.split(ConnectionRefusedError)[1] is None

@@ -16,8 +16,9 @@ from functools import partial
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
-from asyncrl.cluster.join_token import JoinToken, certify
+from asyncrl.cluster.join_token import JoinToken, certify, left_token
 from asyncrl.cluster.joined_machine import KILLED, Machine, OfItself, RemoteActor
 from asyncrl.cluster.model_files import model_files
 from asyncrl.cluster.versions import differing, own_versions
@@ -28,7 +29,7 @@ from asyncrl.escape import escaped
 from asyncrl.ipc.address import TcpAddress
 from asyncrl.ipc.endpoints import serve
 from asyncrl.ipc.errors import EndOfStream, LinkError
-from asyncrl.ipc.keys import read_key
+from asyncrl.ipc.keys import new_key, read_key
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
     ActorExited,
@@ -83,28 +84,33 @@ class Machines:
     async def serve(
         self, *, task_status: trio.TaskStatus[TcpAddress] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Let machines join until cancelled. Raises OSError where the port is taken."""
-        cluster, token = self._config.cluster, self._run / JOIN_TOKEN
-        head, agents = certify(cluster.host)
-        head.write(self._run)
-        key = read_key(self._run / KEY)
+        """Let machines join until cancelled, also those of a launcher that was killed, by the token
+        that it left. Raises OSError where the port is taken."""
+        cluster, path = self._config.cluster, self._run / JOIN_TOKEN
+        left = left_token(self._run, cluster.host, cluster.port)
+        if left is None:
+            head, agents = certify(cluster.host)
+            head.write(self._run)
+            token = JoinToken(str(TcpAddress(cluster.host, cluster.port)), new_key(), agents)
+        else:
+            token, self._completed = left, True
         try:
             async with trio.open_nursery() as nursery:
                 bound = await nursery.start(
                     partial(
                         serve,
-                        TcpAddress(cluster.host, cluster.port),
-                        key,
+                        token.launcher,
+                        token.key,
                         self._attend,
                         refused=lambda reason: logger.warning("an agent was refused: %s", reason),
                         tls=Tls.of(self._run / TLS),
                     )
                 )
-                JoinToken(str(bound), key, agents).write(token)
+                replace(token, address=str(bound)).write(path)
                 task_status.started(bound)
                 await trio.sleep_forever()
         finally:
-            token.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
     def prepared(self) -> None:
         """The model is there, and machines can be sent what they need of it."""
@@ -237,7 +243,8 @@ class Machines:
         files = await trio.to_thread.run_sync(model_files, self._run / INITIAL)
         settings = await trio.Path(self._run / RUN_TOML).read_text()
         room = room_of(self._config)
-        machine.tell(MachineAdmitted(machine.name, settings, len(files), room))
+        key = read_key(self._run / KEY)
+        machine.tell(MachineAdmitted(machine.name, settings, len(files), room, key))
         for name, contents in files:
             machine.tell(ModelFile(name), contents)
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from asyncrl.cluster.agent import agent
 from asyncrl.cluster.join_token import JoinToken
+from asyncrl.cluster.joining import PATIENCE_S
 from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.ipc.keys import write_key
 from asyncrl.observe.output import complain
@@ -69,7 +70,7 @@ def main() -> None:
     try:
         token = JoinToken.read(given.token)
         shutil.rmtree(given.token.parent)
-        raise SystemExit(agent(token, None, given.name, given.cores))
+        raise SystemExit(agent(token, None, given.name, given.cores, PATIENCE_S))
     except ConfigError as error:
         complain(str(error))
         raise SystemExit(BAD_INPUT) from None

@@ -50,6 +50,7 @@ async def told(
 async def ended(token: Path, run: Path) -> subprocess.CompletedProcess[str]:
     """The end of `asyncrl agent`."""
     argv = [sys.executable, "-m", "asyncrl.cli", "agent", "--join", str(token), "--dir", str(run)]
+    argv += ["--patience", "1"]
     with trio.fail_after(PATIENCE_S):
         return await trio.to_thread.run_sync(
             partial(subprocess.run, argv, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -73,7 +74,7 @@ def found(folder: Path, name: str) -> list[Path]:
     return [*folder.rglob(name)]
 
 
-ADMITTED = m.MachineAdmitted("one", render(Config()), 2, 1), list[bytes]()
+ADMITTED = m.MachineAdmitted("one", render(Config()), 2, 1, new_key()), list[bytes]()
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "..", "sub/evil"])
@@ -132,7 +133,7 @@ async def test_what_a_machine_lacks_is_told_to_the_launcher_and_it_takes_no_part
 
     async def launcher(link: Link) -> None:
         assert isinstance((await link.receive())[0], m.Join)
-        await link.send(m.MachineAdmitted("one", settings, 0, 1))
+        await link.send(m.MachineAdmitted("one", settings, 0, 1, new_key()))
         while not isinstance(message := (await link.receive())[0], m.Unequipped):
             assert isinstance(message, m.Alive)
         lacks.append(message.why)

@@ -4,8 +4,10 @@ gone: what they cost is themselves."""
 from __future__ import annotations
 
 import contextlib
+import shutil
+import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import trio
 from train_support import wait_for
 
 from asyncrl.cluster import joined_machine, machines
-from asyncrl.cluster.join_token import JoinToken, certify
+from asyncrl.cluster.join_token import JoinToken, certify, left_token
 from asyncrl.cluster.joined_machine import KILLED, ORDERS, RemoteActor
 from asyncrl.cluster.machines import Machines
 from asyncrl.cluster.versions import own_versions
@@ -24,7 +26,7 @@ from asyncrl.config.errors import BAD_INPUT
 from asyncrl.ipc import messages as m
 from asyncrl.ipc.endpoints import connect
 from asyncrl.ipc.errors import EndOfStream, LinkError
-from asyncrl.ipc.keys import new_key, write_key
+from asyncrl.ipc.keys import new_key, read_key, write_key
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.tls import Tls
 from asyncrl.observe.run_dir import COORDINATOR_ADDRESS, INITIAL, JOIN_TOKEN, KEY, RUN_TOML, TLS
@@ -40,12 +42,14 @@ ADDRESS = "tcp:127.0.0.1:9"
 class Head:
     """A launcher's side, and what it noted."""
 
-    def __init__(self, run: Path, machines: Machines, notes: list[str]) -> None:
-        self.run, self.machines, self.notes = run, machines, notes
+    def __init__(
+        self, run: Path, machines: Machines, notes: list[str], stop: Callable[[], None]
+    ) -> None:
+        self.run, self.machines, self.notes, self.stop = run, machines, notes, stop
         self.token = JoinToken.read(run / JOIN_TOKEN)
         self.theirs = run.parent / "theirs"
         self.theirs.mkdir(mode=0o700)
-        self.token.equip(self.theirs)
+        self.token.tls.write(self.theirs)
 
     async def connected(self) -> Link:
         """The link of an agent that has said nothing."""
@@ -104,9 +108,15 @@ async def head(nursery: trio.Nursery, tmp_path: Path) -> Head:
     write_key(run / KEY, new_key())
     config = load(None, ["cluster.kind=agents", "rollout.actors=2"], {})
     machines = Machines(config, run, notes.append)
-    await nursery.start(machines.serve)
+    serving = trio.CancelScope()
+
+    async def serve(task_status: trio.TaskStatus[object]) -> None:
+        with serving:
+            await machines.serve(task_status=task_status)
+
+    await nursery.start(serve)
     machines.prepared()
-    return Head(run, machines, notes)
+    return Head(run, machines, notes, serving.cancel)
 
 
 def actors_of(head: Head, count: int = 2) -> list[RemoteActor]:
@@ -209,6 +219,56 @@ async def test_who_says_twice_that_it_leaves_is_cut_off(head: Head) -> None:
         await ended(one)
         with trio.fail_after(PATIENCE_S):
             assert await actor.wait() == KILLED and actor.displaced
+
+
+async def test_machines_of_a_killed_launcher_come_back_by_the_token_that_they_have(
+    head: Head, tmp_path: Path
+) -> None:
+    """This one removes its token when it ends; the killed one had not."""
+    token, config = head.token, load(None, ["cluster.kind=agents", "rollout.actors=2"], {})
+    dead = tmp_path / "dead"
+    shutil.copytree(head.run, dead)
+    assert left_token(dead, "127.0.0.1", 0) is None, "its port is in use"
+    head.stop()
+    await trio.to_thread.run_sync(
+        wait_for, "the token's end", lambda: not (head.run / JOIN_TOKEN).exists()
+    )
+    write_key(dead / KEY, new_key())
+    async with trio.open_nursery() as nursery:
+        machines = Machines(config, dead, head.notes.append)
+        await nursery.start(machines.serve)
+        machines.prepared()
+        assert JoinToken.read(dead / JOIN_TOKEN) == token
+        async with await head.connected() as link:
+            await link.send(m.Join("one", 2, own_versions()))
+            admitted = await said(link)
+            assert isinstance(admitted, m.MachineAdmitted)
+            assert admitted.key == read_key(dead / KEY) != token.key, "each launch has a new one"
+            for _ in FILES:
+                await said(link)
+            await link.send(m.Equipped())
+            with trio.fail_after(PATIENCE_S):
+                await machines.complete()  # one machine of several is enough to go on
+        nursery.cancel_scope.cancel()
+
+
+def test_a_token_is_taken_up_only_where_machines_can_join_by_it(tmp_path: Path) -> None:
+    mine, theirs = certify("127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    assert left_token(tmp_path, "127.0.0.1", 0) is None, "there is none"
+    token = JoinToken(f"tcp:127.0.0.1:{port}", new_key(), theirs)
+    token.write(tmp_path / JOIN_TOKEN)
+    assert left_token(tmp_path, "127.0.0.1", 0) is None, "the head has no certificate"
+    mine.write(tmp_path)
+    assert left_token(tmp_path, "127.0.0.1", 0) == token
+    assert left_token(tmp_path, "127.0.0.1", port) == token
+    assert left_token(tmp_path, "127.0.0.1", port + 1) is None, "another port is set"
+    assert left_token(tmp_path, "127.0.0.2", 0) is None, "another address is set"
+    (tmp_path / JOIN_TOKEN).chmod(0o644)
+    assert left_token(tmp_path, "127.0.0.1", 0) is None, "others may have read it"
+    (tmp_path / JOIN_TOKEN).write_text("{}")
+    assert left_token(tmp_path, "127.0.0.1", 0) is None, "it is none"
 
 
 # ----------------------------------------------------------------------------- who does not fit in

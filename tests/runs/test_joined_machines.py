@@ -86,11 +86,35 @@ def test_a_machine_that_is_told_to_leave_gives_back_what_its_actors_hold(
 
 
 @pytest.mark.explore
+def test_a_launcher_that_is_started_again_has_its_machine_back(model: Path, tmp_path: Path) -> None:
+    run, one = tmp_path / "run", tmp_path / "one"
+    token = run / JOIN_TOKEN
+    argv = command(model, run, **JOINED)
+    with started(argv) as launcher:
+        wait_for("join token", token.exists)
+        with started(joins(token, "one", one)) as agent:
+            wait_for("steps", lambda: steps_done(run) >= 4)
+            kill(launcher.pid)
+            wait_for("the end of all actors", lambda: not processes(one) and not processes(run))
+            before = steps_done(run)
+            with started([*argv, "--resume", str(run)]) as again:
+                wait_for("more steps", lambda: steps_done(run) >= before + 4)
+                assert set(processes(one)) == {"rollout-0", "rollout-1"}
+                again.send_signal(signal.SIGTERM)
+                code, shown, said = end(again)
+            ended, words, _ = end(agent)
+    assert code == 0, shown + said
+    assert ended == 0 and "This machine tries to join again" in words
+    assert summary.read(run / SUMMARY).balances()
+    assert not processes(run) and not processes(one) and not token.exists()
+
+
+@pytest.mark.explore
 def test_an_agent_and_its_actors_end_with_their_launcher(model: Path, tmp_path: Path) -> None:
     run, one = tmp_path / "run", tmp_path / "one"
     with started(command(model, run, **JOINED)) as launcher:
         wait_for("join token", (run / JOIN_TOKEN).exists)
-        with started(joins(run / JOIN_TOKEN, "one", one)) as agent:
+        with started([*joins(run / JOIN_TOKEN, "one", one), "--patience", "3"]) as agent:
             wait_for("actors there", lambda: len(processes(one)) == 2)
             kill(launcher.pid)
             code, _, said = end(agent)

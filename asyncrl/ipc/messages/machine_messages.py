@@ -36,13 +36,15 @@ class JoinRefused(Message, frozen=True):
 
 class MachineAdmitted(Message, frozen=True):
     """Launcher to agent: the machine takes part, under this name; `run_toml` are the run's
-    settings. So many `ModelFile` follow. Of the run's rollout actors it has at most `room` at a
-    time, while no other machine is lost."""
+    settings, and `key` is what its actors prove to the coordinator of this launch. So many
+    `ModelFile` follow. Of the run's rollout actors it has at most `room` at a time, while no other
+    machine is lost."""
 
     machine: str
     run_toml: str
     files: int
     room: int
+    key: Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 class ModelFile(Message, frozen=True):
