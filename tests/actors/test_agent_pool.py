@@ -168,6 +168,7 @@ async def test_each_attempt_begins_in_the_same_state(opened: Open) -> None:
         assert other == AgentEnded(random.Random(18).random())
 
 
+@pytest.mark.explore
 async def test_the_clock_stands_while_a_call_is_answered(
     opened: Open, gateway: FakeGateway
 ) -> None:
@@ -228,6 +229,7 @@ async def test_what_an_agent_leaves_behind_keeps_no_attempt_open(opened: Open) -
             assert await play(pool, "thread") == 1.0
 
 
+@pytest.mark.explore
 async def test_no_attempt_takes_longer_than_the_most(opened: Open) -> None:
     async with opened(most_s=2.0) as pool:
         clock = AgentClock(PATIENCE_S)

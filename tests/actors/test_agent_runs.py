@@ -133,6 +133,7 @@ async def test_a_slow_tool_is_no_stall(autojump_clock: Any) -> None:
     await run_well(world)
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("at_s", [150.2, 240.9])
 async def test_the_loss_of_agents_that_thought_for_long_is_no_stall(
     at_s: float, autojump_clock: Any

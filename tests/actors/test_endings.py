@@ -484,6 +484,7 @@ def slowly(world: ScriptedWorld, command: str, seconds: float = LONG_S) -> None:
     setattr(world.learner, command, slow)
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("command", ["accumulate", "step", "copy"])
 async def test_a_trainer_that_is_at_work_for_longer_than_a_stall_is_no_stall(
     command: str, autojump_clock: trio.testing.MockClock

@@ -317,6 +317,7 @@ class _Filling:
         pass
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("at", [0.5, 1.5])
 async def test_a_disk_that_is_full_for_longer_than_every_deadline_blames_nobody(
     at: float, autojump_clock: trio.testing.MockClock

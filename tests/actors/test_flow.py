@@ -347,6 +347,7 @@ def stale(made: ScriptedWorld) -> bool:
     )
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize(
     ("variable", "text", "changed"),
     [

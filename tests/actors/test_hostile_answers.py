@@ -208,6 +208,7 @@ async def test_an_answer_leaves_no_process_behind(opened: Open, then: str) -> No
         assert await verdict(verifiers, "right", 4) == Scored(1.0)
 
 
+@pytest.mark.explore
 async def test_without_the_sandbox_what_left_its_session_ends_with_the_worker(
     opened: Open, tmp_path: Path
 ) -> None:
@@ -342,6 +343,7 @@ async def test_an_executing_task_is_not_opened_without_the_sandbox(opened: Open)
             pass
 
 
+@pytest.mark.explore
 @needs_strict
 async def test_of_several_tasks_only_the_answers_that_are_executed_get_fresh_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,7 @@ def lengths(request: Request) -> Script:
     return Script(full(left, 5, int32), full(left, -1.0, float32), 2.0, "stop")
 
 
+@pytest.mark.explore
 async def test_responses_ten_times_as_long_as_the_others_are_not_buried(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

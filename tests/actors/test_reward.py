@@ -208,6 +208,7 @@ async def test_a_verifier_is_told_how_the_response_ended_and_how_long_it_is(
     assert (by_stop.verdict, by_length.verdict) == (Scored(5.0), Scored(5.5))
 
 
+@pytest.mark.explore
 @both
 async def test_several_rewards_are_one_verdict_with_its_parts_or_none(
     opened: Open, task: TaskConfig, sandbox: str
@@ -261,6 +262,7 @@ async def test_a_timeout_kills_what_the_verifier_started(
     assert found == [NoVerdict("timeout")]
 
 
+@pytest.mark.explore
 async def test_a_worker_killed_from_outside_costs_its_answer_nothing(
     opened: Open, tmp_path: Path
 ) -> None:
@@ -334,6 +336,7 @@ async def test_a_cancelled_answer_leaves_no_process(
         assert await verdict(verifiers, "give 1") == Scored(1.0)
 
 
+@pytest.mark.explore
 @needs_strict
 async def test_the_sandbox_ends_with_the_reward_actors_side(opened: Open) -> None:
     """Whatever is killed: the process that waits for the zygote, or the zygote."""

@@ -65,6 +65,7 @@ def written(tokens: int, seconds: float) -> Script:
     return Script(full(tokens, 5, int32), full(tokens, -1.0, float32), seconds, "stop")
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("unit", ["group", "rollout"])
 @pytest.mark.parametrize(("depth", "batch_groups", "window", "overprovision", "most"), SETTINGS)
 async def test_the_bound_of_a_window_is_met_and_reached(

@@ -43,6 +43,7 @@ def _loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # which checks set in their own processes
 
 
+@pytest.mark.explore
 @pytest.mark.processes
 @pytest.mark.parametrize("check", SMALL)
 def test_a_small_check_finds_numbers_within_their_bounds(check: Check, tmp_path: Path) -> None:

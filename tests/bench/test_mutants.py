@@ -108,6 +108,7 @@ def test_mutants_of_the_product_are_programs_and_have_a_block() -> None:
                 assert hunks == 1 or (hunks == 2 and one.operator == "arguments swapped")
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("path", product())
 def test_every_file_of_the_product_can_be_marked(path: str) -> None:
     source = (ROOT / path).read_text()

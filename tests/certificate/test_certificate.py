@@ -127,6 +127,7 @@ async def test_pain_14_at_lag_0_tokens_losses_and_weights_are_those_of_a_plain_l
     )
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("size", some([2, 1, 4]))
 async def test_at_lag_0_several_ranks_are_the_plain_loop_too(
     size: int, plain: Outcome, tmp_path: Path

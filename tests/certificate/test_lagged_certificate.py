@@ -179,12 +179,14 @@ PLANTED: dict[str, Config] = {
 }
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("error", some(PLANTED))
 async def test_a_planted_error_is_seen(error: str, expected: Outcome) -> None:
     world = await run(PLANTED[error])
     assert apart(world.learner.weights(), expected.weights) > SEEN
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("behind", [Behind(0, 0), Behind(2, 1), Behind(1, 2)])
 def test_a_version_more_or_less_is_seen(behind: Behind, expected: Outcome) -> None:
     """Of the version that samples, and of the one that is proximal."""

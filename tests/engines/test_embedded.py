@@ -145,6 +145,7 @@ def test_greedy_tokens_and_log_probabilities(name: str, compile: bool) -> None:
         )
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("slots", some([2, 1, 8, 40], 2))
 def test_any_number_of_slots(slots: int) -> None:
     model = random_model("qwen3")
@@ -275,6 +276,7 @@ def by_full_forwards(
     return ids[len(prompt) :], behaviour
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_load_with_the_cache_recomputed(name: str) -> None:
     models = [random_model(name, seed) for seed in range(3)]
@@ -361,6 +363,7 @@ def test_pins() -> None:
     assert seen.ids[21] == greedy(models[2], [1], 12)[:4]
 
 
+@pytest.mark.explore
 def test_an_average_answers_what_is_pinned_to_its_version_and_nothing_else() -> None:
     """Beside it, what is not pinned is sampled by the version's own weights, before and after."""
     before, own, average = (random_model("qwen3", seed) for seed in range(3))

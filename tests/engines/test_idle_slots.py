@@ -51,6 +51,7 @@ class Counted:
         return counting
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize(
     "compile",
     [
@@ -75,6 +76,7 @@ def test_each_turn_has_only_what_is_new_computed(name: str, compile: bool) -> No
         context = [*context, *seen.ids[turn], *[turn + 2] * (turn % 4)]
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
 def test_nothing_is_used_across_a_change_of_weights(kv: str) -> None:
     models = [random_model("qwen3", seed) for seed in range(2)]

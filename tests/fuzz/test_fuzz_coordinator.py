@@ -76,6 +76,7 @@ def conversation(
     )
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("role", ["rollout", "reward", "trainer", "launcher", "coordinator"])
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())

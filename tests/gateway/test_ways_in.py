@@ -149,6 +149,7 @@ EVIL = {
 }
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("size", ["as large as may be", "8 MiB"])
 async def test_no_request_holds_up_the_event_loop(tokenizer: Tokenizer, size: str) -> None:
     """Five at a time of each, of who has the key. 8 MiB of `[]` held it up for 7.6 s."""

@@ -648,6 +648,7 @@ async def test_a_full_disk_is_tried_again_as_long_as_it_may(
     )
 
 
+@pytest.mark.explore
 async def test_an_error_of_the_file_itself_is_waited_for_too(path: Path) -> None:
     """A quota that is used up, or a file that may not grow, is an input/output error to SQLite, and
     no full disk."""

@@ -50,6 +50,7 @@ async def test_a_sink_is_fed_until_the_run_is_over(tmp_path: Path) -> None:
     assert all("Sending the last figures" in line for line in said)
 
 
+@pytest.mark.explore
 @pytest.mark.processes
 async def test_a_sink_that_fails_is_said_and_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -87,6 +87,7 @@ async def silence(*_: object, **__: object) -> AsyncIterator[_Silence]:
     yield _Silence()
 
 
+@pytest.mark.explore
 async def test_a_coordinator_has_as_long_to_begin_as_run_start_s_says(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -31,6 +31,7 @@ def saved(path: Path, config: LlamaConfig | Qwen3Config, dtype: str = "float32")
     return path
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize(
     ("config", "dtype"),
     [

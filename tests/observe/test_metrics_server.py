@@ -65,6 +65,7 @@ def test_silent_clients_take_no_threads_and_few_descriptors() -> None:
         )
 
 
+@pytest.mark.explore
 def test_a_silent_client_is_closed_in_time() -> None:
     metrics, port = Metrics(), free_port()
     with metrics.serve(port):

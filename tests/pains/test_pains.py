@@ -149,6 +149,7 @@ async def test_pain_02_a_trainer_that_hangs_in_a_publication_ends_the_run_by_nam
 # ----------------------------------------------------------------------------- 3: the end of a run
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("depth", some([0, 2]))
 @pytest.mark.parametrize("batch_groups", [1, 3])
 async def test_pain_03_short_runs_of_every_shape_exit(

@@ -36,6 +36,7 @@ def met(kinds: Sequence[str], seeds: int = 2) -> list[SeedReport]:
     return found
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("role", ["rollout", "reward", "trainer", "coordinator"])
 def test_a_stopped_process_is_replaced_or_ends_its_life_by_name(role: str) -> None:
     met([f"stop_{role}"], seeds=4)

@@ -40,6 +40,7 @@ def test_the_page_has_each_folder_and_no_other() -> None:
     assert sorted(shown) == FOLDERS and len(FOLDERS) == 5
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_each_can_be_run(folder: str) -> None:
     done = asyncrl(folder, "check", "run.toml")

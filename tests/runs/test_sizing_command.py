@@ -69,6 +69,7 @@ def test_models_are_fitted_from_runs_alone(tmp_path: Path) -> None:
     assert done.returncode == 2 and "run.toml" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize(
     "text", ["[engine]\ndecode_ms = [[128.0, -1.0]]\n", "[engine]\nspeed = 3\n", "[engine", "\0"]
 )

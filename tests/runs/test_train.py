@@ -214,6 +214,7 @@ def test_ctrl_c_drains_within_5_s_and_resume_goes_on(model: Path, tmp_path: Path
     assert second.tokens.trained > first.tokens.trained > 0
 
 
+@pytest.mark.explore
 def test_pain_23_a_killed_launcher_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with started(command(model, run, train__steps=10_000)) as process:

@@ -15,6 +15,7 @@ from asyncrl.simulation.run import simulate
 from asyncrl.simulation.world import World
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("what", [kind for kind in KINDS if kind.startswith("garbage_")])
 def test_garbage_from_an_engine_costs_the_engine_and_never_enters(what: str) -> None:
     report = simulate(1, config=plain(1), faults=[Fault(1.0, what, 1)])
@@ -45,6 +46,7 @@ def test_a_starved_runs_checkpoint_that_cannot_be_written_ends_the_run_by_that_n
     assert "used up" in report.lives[-1].reason
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("seed", range(6))
 def test_a_damaged_first_checkpoint_of_a_resumed_run_costs_its_steps_and_not_the_run(
     seed: int,
@@ -54,6 +56,7 @@ def test_a_damaged_first_checkpoint_of_a_resumed_run_costs_its_steps_and_not_the
     assert report.ok, report.violation
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize(
     "kind",
     ["kill_everything", "kill_coordinator", "kill_trainer", "checkpoint_cut", "restart_everything"],

@@ -105,6 +105,7 @@ def test_no_token_over_max_lag_is_in_any_loss(
     assert left_out["stale"] > 0, "nothing was ever too old: these runs show nothing"
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("unit", ["group", "rollout"])
 def test_where_stale_tokens_are_to_be_trained_the_same_runs_do_go_over_max_lag(
     unit: str, lags: Counter[int]

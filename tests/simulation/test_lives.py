@@ -18,6 +18,7 @@ OF_THE_STEP = ("version", "reward", "trained", "discarded", "lag_mean", "lag_max
 """Fields that do not say when, or what else was under way."""
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize(
     "kind", ["kill_everything", "kill_coordinator", "kill_trainer", "checkpoint_damaged"]
 )

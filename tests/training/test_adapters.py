@@ -212,6 +212,7 @@ def loaded(path: Path, dtype: torch.dtype = torch.float32, **staleness: Any) -> 
     return learner(model, **staleness)
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("dtype", some([torch.float32, torch.bfloat16]))
 @pytest.mark.parametrize("proximal", ["behaviour", "snapshot"])
 def test_a_resumed_learner_has_the_state_of_one_that_was_not_stopped(

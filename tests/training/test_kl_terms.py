@@ -307,6 +307,7 @@ def test_it_becomes_the_current_policy_every_so_many_steps() -> None:
     assert same(reference.weights(), second) and not same(second, weights(it.model))
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_a_reset_begins_the_optimizer_anew(estimator: Estimator) -> None:
     """ProRL (arXiv 2505.24864) reinitializes the optimizer's state with each reset:

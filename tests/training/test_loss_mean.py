@@ -92,6 +92,7 @@ def test_each_mean_is_its_formula_whatever_the_split(mean: str, divisor: str) ->
         assert_close(gradients, expected, 1e-4)
 
 
+@pytest.mark.explore
 @settings(max_examples=12)
 @given(
     mean=st.sampled_from(["rollout", "constant"]),

@@ -57,6 +57,7 @@ def measured(config: Config) -> MemoryParts:
     return peak_of(model, worst_batches(config, VOCABULARY, shared=may_share(model)), config)
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("dtype", some(["float32", "bfloat16"]))
 @pytest.mark.parametrize("again", some(["false", "true"]))
 def test_a_model_without_numbers_takes_what_one_with_numbers_does(
@@ -77,18 +78,21 @@ def test_a_model_without_numbers_takes_what_one_with_numbers_does(
         assert found.logits >= 48 * 3 * VOCABULARY * 4
 
 
+@pytest.mark.explore
 def test_padded_rows_are_predicted_too(tmp_path: Path) -> None:
     model = Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=32, max_window_layers=0)
     config = config_of(tmp_path, model=model)
     assert predict(config) == measured(config)
 
 
+@pytest.mark.explore
 def test_layers_that_are_computed_again_keep_less(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     less = config_of(tmp_path, "train.recompute_activations=true")
     assert predict(less).activations < 0.7 * predict(config).activations
 
 
+@pytest.mark.explore
 def test_logits_that_something_is_done_to_are_whole(tmp_path: Path) -> None:
     """Of two models of the same sizes, in chunks of few tokens."""
     with pytest.MonkeyPatch.context() as patch:
@@ -142,6 +146,7 @@ def test_adapters_alone_have_gradients_and_moments(tmp_path: Path, dtype: str) -
     assert predict(config).policies == (3 * size + master) * learn
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize(
     ("setting", "more"),
     [

@@ -311,6 +311,7 @@ def test_scores_of_rollouts_that_do_not_live_are_forgotten() -> None:
         ]
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("kind", ["boundary", "snapshot"])
 @pytest.mark.parametrize("cut", range(1, STEPS))
 def test_a_learner_goes_on_from_a_checkpoint_as_if_nothing_had_happened(

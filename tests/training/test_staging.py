@@ -179,6 +179,7 @@ def killed_at(
     return False
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_killed_at_any_moment_of_a_save_a_run_goes_on_from_a_whole_checkpoint(
     after: bool, tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch

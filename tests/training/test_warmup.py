@@ -89,6 +89,7 @@ def test_it_learns_stops_where_told_and_says_what_greedy_decoding_does(tmp_path:
         )
 
 
+@pytest.mark.explore
 def test_it_goes_on_until_samples_are_right_and_not_greedy_answers_alone(tmp_path: Path) -> None:
     """Letters to sort: after 25 steps one greedy answer in four is right, and no sample."""
     letters = [*permutations("abcdefgh", 5)]

@@ -145,6 +145,7 @@ async def test_two_ranks_get_the_same_bytes_version_after_version_in_one_group()
         assert group.name == name
 
 
+@pytest.mark.explore
 @pytest.mark.processes
 async def test_a_rank_that_dies_ends_the_group_and_the_next_one_has_another_name() -> None:
     async with server(1) as [rank], ServerGroup.open(HOST, 1, bucket_bytes=1 << 20) as group:
@@ -191,6 +192,7 @@ async def test_nobody_comes() -> None:
             await group.transfer(model()).send(1)
 
 
+@pytest.mark.explore
 @pytest.mark.processes
 async def test_a_rank_that_does_not_take_part_is_out_of_time_by_name() -> None:
     async with server(1) as [rank], ServerGroup.open(HOST, 1, bucket_bytes=1 << 22) as group:

@@ -99,6 +99,7 @@ def alone() -> list[Found]:
         return [step(case, None) for case in CASES]
 
 
+@pytest.mark.explore
 def test_every_rank_is_told_the_same(found: list[list[Found]]) -> None:
     first, *others = found
     for other in others:
