@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ import yaml
 from prometheus_client import Metric
 
 from asyncrl.config import Config, load
+from asyncrl.config.cluster import agent_cores
+from asyncrl.config.gpus import agent_gpus, gpus_of
 from asyncrl.experience.ledger import Account
 from asyncrl.ipc.messages import NoVerdict, Report, Wait
 from asyncrl.observe.metrics import Metrics, Observation
@@ -272,6 +275,38 @@ def container(objects: dict[str, Document], name: str) -> Document:
 def test_kubernetes_knows_every_field(objects: dict[str, Document]) -> None:
     for each in objects.values():
         kubernetes_validate.validate(each, KUBERNETES, strict=True)
+
+
+def test_a_job_of_kuberay_has_the_nodes_and_the_gpus_that_its_run_asks_for(tmp_path: Path) -> None:
+    """Its entrypoint is run by a shell, with a program in place of `start-or-resume`. Fields were
+    compared once with the definition of KubeRay of August 2026, which is not here."""
+    job = yaml.safe_load((DOCKER / "kubernetes/rayjob.yaml").read_text())["spec"]
+    stand_in = tmp_path / "start-or-resume"
+    stand_in.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    stand_in.chmod(0o755)
+    said = subprocess.run(
+        shlex.split(job["entrypoint"]),
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert said[:2] == ["/runs/ray", "/etc/asyncrl/run.toml"] and set(said[2::2]) == {"--set"}
+    config = load(DOCKER / "run.toml", said[3::2], {})
+    head, (workers,) = (
+        job["rayClusterSpec"]["headGroupSpec"],
+        job["rayClusterSpec"]["workerGroupSpecs"],
+    )
+    assert config.cluster.kind == "ray" and config.cluster.agents == workers["replicas"]
+    assert int(head["rayStartParams"]["num-cpus"]) < agent_cores(config), "no agent is there"
+    for group, gpus in ((head, len(gpus_of(config).trainer)), (workers, agent_gpus(config))):
+        spec = group["template"]["spec"]
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}, "spec": spec}
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+        (container,) = spec["containers"]
+        limits = container["resources"]["limits"]
+        assert int(limits["nvidia.com/gpu"]) == gpus
+        assert int(limits["cpu"]) >= agent_cores(config)
 
 
 def test_what_pods_refer_to_is_there(objects: dict[str, Document]) -> None:

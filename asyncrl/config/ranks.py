@@ -29,6 +29,17 @@ def settled_ranks(config: Config, gpus: int) -> int:
     return max(1, gpus - gpus_of(config).needed + 1)
 
 
+def ranks_left(config: Config, cores: int, gpus: int) -> int:
+    """The number of ranks with which a run goes on where its machine has so many cores and GPUs
+    left: no more than there are for them, and at least one.
+
+    Example: of eight GPUs, four of which are servers', one is lost: three ranks of four.
+    """
+    ranks = ranks_of(config.train)
+    spare = gpus - gpus_of(config).needed if config.train.device == "cuda" else cores - ranks
+    return max(1, min(ranks, ranks + spare))
+
+
 def rank_contradictions(config: Config) -> Contradictions:
     """Those of settings with several ranks. A policy that is kept beside the model would have to be
     divided as the model is, and no rank has all tokens of a step."""

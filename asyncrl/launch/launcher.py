@@ -13,7 +13,6 @@ launcher, no process of the run outlives it: actors die with it by the kernel's 
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import signal
 from functools import partial
@@ -23,14 +22,10 @@ from pathlib import Path
 import trio
 from rich.console import Console
 
+from asyncrl import config as configuration
 from asyncrl.cluster.actor_placement import ActorPlacement
 from asyncrl.cluster.agents_placement import AgentsPlacement
-from asyncrl.cluster.local_placement import (
-    ENVIRONMENT,
-    PRELOADED,
-    SMALL,
-    LocalPlacement,
-)
+from asyncrl.cluster.local_placement import ENVIRONMENT, PRELOADED, SMALL, LocalPlacement
 from asyncrl.cluster.machines import Machines
 from asyncrl.cluster.ray_placement import keep_ray
 from asyncrl.config import Config
@@ -45,6 +40,7 @@ from asyncrl.ipc.endpoints import serve
 from asyncrl.ipc.keys import new_key, read_key, write_key
 from asyncrl.ipc.messages import Progress, Replace, Role, StatusUpdate
 from asyncrl.journal import JournalError, fold
+from asyncrl.launch.machine_left import cores_here, settings_left
 from asyncrl.launch.page import keep_page
 from asyncrl.launch.run_copy import keep_copy
 from asyncrl.launch.sinks import keep_sink
@@ -66,6 +62,7 @@ from asyncrl.observe.run_dir import (
     METRICS,
     PROGRESS,
     RANK_STORE,
+    RUN_TOML,
     STALL,
     STATUS,
     SUMMARY,
@@ -73,7 +70,6 @@ from asyncrl.observe.run_dir import (
 )
 from asyncrl.processes.forkserver import ForkServer, open_fork_server
 from asyncrl.processes.healing import Healing
-from asyncrl.processes.machine import available_cores
 from asyncrl.processes.process import last_words
 from asyncrl.processes.run_supervisor import RunSupervisor, SupervisedEnd
 from asyncrl.processes.standstill import TICK_S
@@ -100,19 +96,12 @@ class _Launch:
     supervisor."""
 
     def __init__(self, config: Config, resume: bool, console: Console) -> None:
-        self._config = config
+        self._given = self._config = config
         self._resume = resume
         self._console = console
         self._display = Display(console)
         self._run = Path(config.run.dir)
-        self._cores = sorted(os.sched_getaffinity(0))[: config.machine.cores or available_cores()]
-        self._shares = divide_cores(
-            self._cores,
-            ranks_of(config.train),
-            local_rollouts(config),
-            config.machine.trainer_cores,
-            config.rollout.lent_actors,
-        )
+        self._cores = cores_here(config)
         self._supervisor = RunSupervisor(config, self, self)
         self._healing = Healing(config.supervision.heals)
         self._machines: Machines | None = None
@@ -134,7 +123,8 @@ class _Launch:
                     if self._config.run.page_port:
                         nursery.start_soon(keep_page, self._config.run, self._display.note)
                     self._fork_server: ForkServer = await nursery.start(self._keep_fork_server)
-                    self._placement = await self._placed(nursery)
+                    if joined(self._config):
+                        await self._let_machines_join(nursery)
                     async with trio.open_nursery() as lasting:
                         over = trio.Event()
                         lasting.start_soon(self._keep_what_lasts, over)
@@ -173,9 +163,19 @@ class _Launch:
                 f"{lost.role}-{lost.index} was lost, and the run goes on from its last checkpoint."
             )
             self._clear()
+            await self._cut_to_what_is_left()
             self._resume = True
             self._starting = trio.CancelScope()
             self._supervisor = RunSupervisor(self._config, self, self, self._healing.lost)
+
+    async def _cut_to_what_is_left(self) -> None:
+        """Have no more ranks than this machine has cores or GPUs for by now."""
+        self._cores = cores_here(self._given)
+        config, said = await settings_left(self._given, len(self._cores))
+        if ranks_of(config.train) != ranks_of(self._config.train):
+            self._config = config
+            configuration.write(config, self._run / RUN_TOML)
+            self._display.note(said)
 
     def _clear(self) -> None:
         """Remove what a life leaves of itself; the next one makes it anew."""
@@ -187,6 +187,7 @@ class _Launch:
 
     async def open(self, nursery: trio.Nursery) -> None:
         """Prepare the model, and listen for the coordinator."""
+        self._placement = self._placed()
         await self._prepare()
         if self._machines is not None:
             await self._complete(self._machines)
@@ -197,21 +198,30 @@ class _Launch:
             partial(serve, address, key, self._supervisor.converse, refused=self._refused)
         )
 
-    async def _placed(self, nursery: trio.Nursery) -> ActorPlacement:
-        """The placement of the run's actors; machines that join are let in until it ends."""
-        local = LocalPlacement(self._config, self._run, self._fork_server, self._shares)
-        if not joined(self._config):
-            return local
+    def _placed(self) -> ActorPlacement:
+        """The placement of the actors of a life."""
+        config = self._config
+        shares = divide_cores(
+            self._cores,
+            ranks_of(config.train),
+            local_rollouts(config),
+            config.machine.trainer_cores,
+            config.rollout.lent_actors,
+        )
+        local = LocalPlacement(config, self._run, self._fork_server, shares)
+        return local if self._machines is None else AgentsPlacement(local, self._machines)
+
+    async def _let_machines_join(self, nursery: trio.Nursery) -> None:
+        """Let machines in until the run ends."""
         self._machines = Machines(self._config, self._run, self._display.note)
         address = await nursery.start(self._machines.serve)
         if self._config.cluster.kind == "ray":
             nursery.start_soon(keep_ray, self._run, self._machines)
-            return AgentsPlacement(local, self._machines)
+            return
         self._display.note(
             f"Machines join at {address}: copy {self._run / JOIN_TOKEN} to each, and run `asyncrl "
             "agent --join join.token` there."
         )
-        return AgentsPlacement(local, self._machines)
 
     async def _complete(self, machines: Machines) -> None:
         """Have as many machines as the run begins with, or goes on with. Raises ActorFailed."""

@@ -9,7 +9,8 @@ import pytest
 
 from asyncrl.config import Config
 from asyncrl.config.gpus import gpus_of
-from asyncrl.config.ranks import rank_contradictions, ranks_of, settled_ranks
+from asyncrl.config.ranks import rank_contradictions, ranks_left, ranks_of, settled_ranks
+from asyncrl.config.schema import SglangConfig
 from staleness.corrections import M2po
 
 
@@ -30,6 +31,16 @@ def test_ranks_on_gpus_are_those_that_nobody_else_needs() -> None:
     assert settled_ranks(config(train={"device": "cuda", "ranks": 3}), 8) == 3
     assert settled_ranks(config(), 8) == ranks_of(Config().train) == 1
     assert gpus_of(config(train={"device": "cuda", "ranks": 3})).trainer == (0, 1, 2)
+
+
+def test_a_run_goes_on_with_no_more_ranks_than_there_are_devices_for() -> None:
+    servers = {"kind": "sglang", "sglang": SglangConfig(launch=("python3",), device="cuda")}
+    cuda = config(train={"device": "cuda", "ranks": 4}, engine=servers, rollout={"actors": 2})
+    assert gpus_of(cuda).needed == 6
+    assert [ranks_left(cuda, 64, gpus) for gpus in (8, 6, 5, 4, 3, 2, 0)] == [4, 4, 3, 2, 1, 1, 1]
+    cpu = config(train={"ranks": 4})
+    assert [ranks_left(cpu, cores, 0) for cores in (8, 4, 3, 1)] == [4, 4, 3, 1]
+    assert ranks_left(config(), 1, 0) == 1
 
 
 @pytest.mark.parametrize(

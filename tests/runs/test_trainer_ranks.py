@@ -176,6 +176,24 @@ def test_a_rank_that_stands_still_ends_the_run_and_one_rank_goes_on(
 
 
 @pytest.mark.explore
+def test_a_run_whose_machine_has_a_core_less_goes_on_with_a_rank_less(
+    model: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with started(command(model, run, **SETTINGS)) as process:
+        wait_for("two steps", lambda: steps_done(run) >= 2 and complete(run))
+        os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[:1])
+        kill(processes(run)["trainer-1"])
+        wait_for("another life", lambda: set(processes(run)) >= {"trainer-0", "rollout-1"})
+        assert "trainer-1" not in processes(run)
+        code, shown, said = end(process)
+    assert code == 0, shown + said
+    assert "goes on with 1 of 2 ranks: this machine has 1 core." in " ".join(shown.split())
+    assert "ranks = 1" in (run / RUN_TOML).read_text()
+    finished(run)
+
+
+@pytest.mark.explore
 def test_shards_that_are_gathered_as_they_are_sent_make_the_same_run(
     model: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,37 @@
+"""The part of its machine that a run has left when it heals: cores and GPUs can become fewer while
+it goes on, and more again."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import trio
+from msgspec.structs import replace
+
+from asyncrl.config import Config
+from asyncrl.config.ranks import ranks_left, ranks_of
+from asyncrl.processes.machine import available_cores
+
+COUNT_GPUS = "from asyncrl.processes.machine import gpus_here; print(gpus_here())"
+"""A program that counts them anew: a process's driver counts them once."""
+
+
+def cores_here(config: Config) -> list[int]:
+    """The numbers of the cores that a run may use by now."""
+    return sorted(os.sched_getaffinity(0))[: config.machine.cores or available_cores()]
+
+
+async def settings_left(given: Config, cores: int) -> tuple[Config, str]:
+    """The settings with which a run that was `given` these goes on with so many cores, and with the
+    GPUs that there are: no more ranks than there is room for. And the sentence that says so."""
+    found = f"{cores} core{'s' if cores > 1 else ''}"
+    gpus = 0
+    if given.train.device == "cuda":
+        counted = await trio.run_process([sys.executable, "-c", COUNT_GPUS], capture_stdout=True)
+        gpus = int(counted.stdout)
+        found = f"{gpus} GPU{'s' if gpus != 1 else ''}"
+    ranks = ranks_left(given, cores, gpus)
+    left = replace(given, train=replace(given.train, ranks=ranks))
+    wished = ranks_of(given.train)
+    return left, f"The trainer goes on with {ranks} of {wished} ranks: this machine has {found}."
