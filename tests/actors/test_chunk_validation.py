@@ -177,6 +177,7 @@ async def test_a_group_of_which_all_is_garbage_leaves_by_name(
     ] == ["k_min"]
 
 
+@pytest.mark.explore
 async def test_who_has_no_engine_is_cut_off_for_the_first_bad_chunk(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

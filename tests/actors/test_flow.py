@@ -190,6 +190,7 @@ async def test_a_rollout_is_trained_before_its_group_is_complete_by_a_baseline_o
     assert any(sample.baseline not in (0.0, 0.5, 1.0) for sample in samples), "the others have one"
 
 
+@pytest.mark.explore
 async def test_of_single_rollouts_what_has_no_verdict_or_no_signal_leaves_by_name(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -154,6 +154,7 @@ for fd in range(100):
 """
 
 
+@pytest.mark.explore
 @needs_strict
 @pytest.mark.parametrize("then", ["0.0", "os._exit(0)\n0.0"])
 async def test_forged_frames_are_one_verdict_and_their_own(opened: Open, then: str) -> None:

@@ -413,6 +413,7 @@ def test_several_versions_are_decoded_side_by_side() -> None:
         ) == {r.version}
 
 
+@pytest.mark.explore
 def test_what_is_let_go_makes_room_for_the_next() -> None:
     """A lane is memory: there are no more of them than versions were kept at a time."""
     models = [random_model("qwen3", seed) for seed in range(4)]

@@ -219,6 +219,7 @@ def test_keys_reach_every_control_and_each_shows_that_it_is_reached(
         assert quiet.value("document.activeElement.parentElement.open")
 
 
+@pytest.mark.explore
 def test_parts_are_renewed_but_not_under_the_eyes_of_who_reads(
     tmp_path: Path, quiet: Browser
 ) -> None:

@@ -36,12 +36,15 @@ def of_type(kind: object) -> st.SearchStrategy:
 
 
 def _within(kind: object, limits: msgspec.Meta) -> st.SearchStrategy:
-    """Values of a field's type that keep its limits; none is longer than 20."""
+    """Values of a field's type that keep its limits; none is longer than 20, unless it must be."""
     if kind is float:
         return st.floats(limits.ge, limits.le)
     if kind is int:
         return st.integers(limits.ge, limits.le)
-    least, most = limits.min_length or 0, min(limits.max_length or 20, 20)
+    least = limits.min_length or 0
+    most = max(least, min(limits.max_length or 20, 20))
+    if kind is bytes:
+        return st.binary(min_size=least, max_size=most)
     if kind is str:
         return st.text(st.characters(codec="utf-8"), min_size=least, max_size=most)
     keys, values = map(of_type, get_args(kind))

@@ -135,6 +135,7 @@ async def test_nobody_comes_and_an_epoch_does_not_come_back(tmp_path: Path) -> N
             await sender.join(2, 1, 1, PLAN, list, 2.0)
 
 
+@pytest.mark.explore
 @pytest.mark.processes
 async def test_a_server_that_dies_amid_it_is_an_error_in_time_and_the_next_epoch_goes_without_it(
     tmp_path: Path,
