@@ -97,7 +97,7 @@ class Machine:
         self.places: int | None = None
         """Actors that it can have at a time; None: any number."""
         self.leaving = False
-        """It was told to leave, and its actors end with it."""
+        """It was told to leave, and its actors end with it; or it was refused, and has none."""
         self._link = link
         self._scope = trio.CancelScope()
         self._send, self._orders = trio.open_memory_channel[tuple[Message, bytes]](ORDERS)
@@ -149,8 +149,8 @@ class Machine:
             match message:
                 case Alive():
                     pass
-                case MachineLeaving() if self.leaving:
-                    raise LinkError("malformed", "an agent says once that it leaves")
+                case MachineLeaving() | Unequipped() if self.leaving:
+                    raise LinkError("malformed", "an agent says once that it takes no part")
                 case Equipped() | Unequipped() | MachineLeaving() | ActorExited():
                     heard(message)
                 case _:

@@ -253,6 +253,8 @@ class Machines:
             case Equipped(places):
                 self._enter(machine, places)
             case Unequipped(why):
+                machine.leaving = True
+                self._members.pop(machine.name, None)
                 said = f"machine {machine.name} takes no part: {escaped(why, 500).rstrip('.')}"
                 self._note(f"{said}.")
                 machine.tell(JoinRefused(said))

@@ -187,6 +187,8 @@ async def test_a_machine_that_lacks_what_actors_need_is_refused_by_name(head: He
         with trio.fail_after(PATIENCE_S):
             while not isinstance(refused := await said(link), m.JoinRefused):
                 pass
+        await link.send(m.Unequipped("once more"))
+        await ended(link)
     assert refused.reason.startswith("machine bare takes no part: it has no GPU that it may use")
     assert head.notes == [f"{refused.reason}."] and "\x1b" not in refused.reason
     assert head.machines.count == 0
