@@ -171,10 +171,10 @@ class _Launch:
     async def _cut_to_what_is_left(self) -> None:
         """Have no more ranks than this machine has cores or GPUs for by now."""
         self._cores = cores_here(self._given)
-        config, said = await settings_left(self._given, len(self._cores))
-        if ranks_of(config.train) != ranks_of(self._config.train):
-            self._config = config
-            configuration.write(config, self._run / RUN_TOML)
+        left = await settings_left(self._given, len(self._cores))
+        if left is not None and ranks_of(left[0].train) != ranks_of(self._config.train):
+            self._config, said = left
+            configuration.write(self._config, self._run / RUN_TOML)
             self._display.note(said)
 
     def _clear(self) -> None:

@@ -1,5 +1,6 @@
 """The part of its machine that a run has left when it heals: cores and GPUs can become fewer while
-it goes on, and more again."""
+it goes on, and more again. Invariant: looking takes at most COUNT_S, and where it tells nothing,
+nothing is changed."""
 
 from __future__ import annotations
 
@@ -12,9 +13,12 @@ from msgspec.structs import replace
 from asyncrl.config import Config
 from asyncrl.config.ranks import ranks_left, ranks_of
 from asyncrl.processes.machine import available_cores
+from asyncrl.processes.process import isolated
 
 COUNT_GPUS = "from asyncrl.processes.machine import gpus_here; print(gpus_here())"
 """A program that counts them anew: a process's driver counts them once."""
+COUNT_S = 60.0
+"""Seconds that it has: a driver may wait for a GPU that is broken."""
 
 
 def cores_here(config: Config) -> list[int]:
@@ -22,16 +26,31 @@ def cores_here(config: Config) -> list[int]:
     return sorted(os.sched_getaffinity(0))[: config.machine.cores or available_cores()]
 
 
-async def settings_left(given: Config, cores: int) -> tuple[Config, str]:
+async def settings_left(given: Config, cores: int) -> tuple[Config, str] | None:
     """The settings with which a run that was `given` these goes on with so many cores, and with the
-    GPUs that there are: no more ranks than there is room for. And the sentence that says so."""
-    found = f"{cores} core{'s' if cores > 1 else ''}"
-    gpus = 0
+    GPUs that there are: no more ranks than there is room for. And the sentence that says so.
+    None where nobody says what there is."""
+    found, gpus = f"{cores} core{'s' if cores > 1 else ''}", 0
     if given.train.device == "cuda":
-        counted = await trio.run_process([sys.executable, "-c", COUNT_GPUS], capture_stdout=True)
-        gpus = int(counted.stdout)
-        found = f"{gpus} GPU{'s' if gpus != 1 else ''}"
+        if not (gpus := await _gpus_now()):
+            return None
+        found = f"{gpus} GPU{'s' if gpus > 1 else ''}"
     ranks = ranks_left(given, cores, gpus)
     left = replace(given, train=replace(given.train, ranks=ranks))
     wished = ranks_of(given.train)
     return left, f"The trainer goes on with {ranks} of {wished} ranks: this machine has {found}."
+
+
+async def _gpus_now() -> int:
+    """The number of GPUs; 0 where nobody says."""
+    with trio.move_on_after(COUNT_S):
+        counted = await trio.run_process(
+            [sys.executable, "-c", COUNT_GPUS],
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+            env=isolated(os.environ),
+        )
+        if counted.returncode == 0:
+            return int(counted.stdout)
+    return 0

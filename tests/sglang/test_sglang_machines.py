@@ -3,13 +3,13 @@ and end with their machine."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from real_sglang import PYTHON
 from train_support import (
     command,
+    command_lines,
     end,
     joins,
     kill,
@@ -29,17 +29,9 @@ BEGUN_S = 240.0
 
 
 def servers(folder: Path) -> list[int]:
-    """Processes that have to do with this machine's model."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:  # it ended meanwhile
-                continue
-            if str(folder / INITIAL).encode() in words:
-                found.append(int(entry.name))
-    return found
+    """Processes that were given this machine's model."""
+    model = str(folder / INITIAL)
+    return [pid for pid, argv in command_lines() if model in argv]
 
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="`make sglang-cpu` builds .venv-sglang")

@@ -97,7 +97,7 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 def processes(run: Path) -> dict[str, int]:
     """The living actors of a run: role-index → process id."""
     found = {}
-    for pid, argv in _command_lines():
+    for pid, argv in command_lines():
         if str(run) in argv and "actors" in argv:
             role, index = argv[argv.index("actors") + 1 :][:2]
             found[f"{role}-{index}"] = pid
@@ -108,7 +108,7 @@ def fork_server(run: Path) -> int:
     """The process that a run's actors are forked from. A child of it has its command line for the
     moment until the child has named itself."""
     named = {
-        pid for pid, argv in _command_lines() if str(run) in argv and "actors.preloaded" in argv
+        pid for pid, argv in command_lines() if str(run) in argv and "actors.preloaded" in argv
     }
     (found,) = (pid for pid in named if _parent(pid) not in named)
     return found
@@ -122,7 +122,7 @@ def _parent(pid: int) -> int | None:
         return None
 
 
-def _command_lines() -> Iterator[tuple[int, list[str]]]:
+def command_lines() -> Iterator[tuple[int, list[str]]]:
     """Process id and arguments of everybody who lives."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
