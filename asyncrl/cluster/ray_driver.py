@@ -75,8 +75,9 @@ def _keep_agents(config: Config, token: bytes) -> None:
             f"no Ray answers at {address!r} (cluster.ray_address; {why}): start one by `ray start "
             "--head`, or say where it is."
         ) from None
-    refuse_loopback(config, ray.nodes(), ray.util.get_node_ip_address())
-    _held = hold_gpus(len(gpus_of(config).trainer), ray.util.get_node_ip_address())
+    here = ray.util.get_node_ip_address()
+    refuse_loopback(config, ray.nodes(), here)
+    _held = hold_gpus(len(gpus_of(config).trainer), here, cluster.join_s)
     group = _placed(config, cores, gpus)
     actor: Any = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0)(RayAgent)
 
@@ -144,11 +145,12 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
 
 
-def hold_gpus(count: int, here: str) -> Any:
+def hold_gpus(count: int, here: str, within_s: float) -> Any:
     """An actor of Ray that holds the trainer's `count` GPUs on the node `here` for as long as
     somebody refers to it, so that no agent gets them; None where Ray has none to give there. Raises
-    ConfigError where those that it gives are not the trainer's, which are the first `count` that
-    this process may use."""
+    ConfigError where Ray has not given them `within_s` seconds later, which a start of its process
+    takes some of, and where they are not the trainer's: the first `count` that this process may
+    use."""
     import ray
 
     [node] = [one for one in ray.nodes() if one["Alive"] and one["NodeManagerAddress"] == here][:1]
@@ -159,11 +161,11 @@ def hold_gpus(count: int, here: str) -> Any:
     )
     held = holder.remote()
     try:
-        given = ray.get(held.gpus.remote(), timeout=KNOCK_S)
+        given = ray.get(held.gpus.remote(), timeout=within_s)
     except ray.exceptions.GetTimeoutError:
         raise ConfigError(
-            f"Ray has no {count} free GPUs on this node, {here}, and the trainer needs them: lower "
-            "train.ranks, or end what has them."
+            f"Ray has not given the {count} GPUs that the trainer needs on this node, {here}, "
+            f"within {within_s:g} s (cluster.join_s): lower train.ranks, or end what has them."
         ) from None
     mine = visible(range(count), os.environ.get("CUDA_VISIBLE_DEVICES"))
     if ",".join(given) != mine:

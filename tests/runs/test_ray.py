@@ -154,7 +154,7 @@ import sys, ray
 from asyncrl.cluster.ray_driver import hold_gpus
 ray.init(address=sys.argv[1], log_to_driver=False)
 here = ray.util.get_node_ip_address()
-held = hold_gpus(int(sys.argv[2]), here)
+held = hold_gpus(int(sys.argv[2]), here, float(sys.argv[4]))
 class Named:
     def names(self): return ray.get_gpu_ids()
 others = [ray.remote(num_cpus=0, num_gpus=1)(Named).remote() for _ in range(int(sys.argv[3]))]
@@ -164,16 +164,19 @@ print(sorted(name for other in others for name in ray.get(other.names.remote()))
 
 @pytest.mark.explore
 def test_the_trainers_gpus_are_nobody_elses(ray_on_gpus: str) -> None:
-    def held(mine: int, others: int, **environment: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-c", HOLD, ray_on_gpus, str(mine), str(others)]
+    def held(
+        mine: int, others: int, within_s: float = BEGUN_S, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-c", HOLD, ray_on_gpus, str(mine), str(others), str(within_s)]
         return train(argv, **environment)
 
-    assert held(1, 2).stdout.strip() == "[1, 2]"
+    first = held(1, 2)
+    assert first.stdout.strip() == "[1, 2]", first.stderr
     assert held(2, 1, CUDA_VISIBLE_DEVICES="0,1,2").stdout.strip() == "[2]"
     assert held(0, 3).stdout.strip() == "[0, 1, 2]"
     moved = held(1, 0, CUDA_VISIBLE_DEVICES="2").stderr
     assert "start `asyncrl train` with CUDA_VISIBLE_DEVICES=0." in moved
-    assert "Ray has no 4 free GPUs on this node" in held(4, 0).stderr
+    assert "Ray has not given the 4 GPUs that the trainer needs" in held(4, 0, within_s=6.0).stderr
 
 
 def test_where_no_ray_answers_nothing_begins(model: Path, tmp_path: Path) -> None:
