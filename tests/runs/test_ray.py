@@ -72,7 +72,6 @@ def folders() -> set[Path]:
     return {Path(each[each.index("asyncrl.cluster.ray_agent") + 1]) for each in mine}
 
 
-@pytest.mark.explore
 def test_a_node_is_removed_and_another_added(ray: Any, model: Path, tmp_path: Path) -> None:
     run, nodes = tmp_path / "run", [node(ray), node(ray)]
     argv = command(model, run, train__steps=10_000, cluster__ray_address=ray.address, **BY_RAY)
