@@ -92,11 +92,12 @@ def _forecast(args: argparse.Namespace) -> int:
     from asyncrl import config as configuration
     from asyncrl.observe.display import show_rows
     from asyncrl.observe.output import Output
-    from asyncrl.simulation.capacity.sizing_command import MODELS, size
+    from asyncrl.observe.run_dir import CLUSTER_MODELS
+    from asyncrl.simulation.capacity.sizing_command import size
 
     json, rows = size(
         configuration.load(args.config, args.sets, os.environ),
-        args.models or args.config.parent / MODELS,
+        args.models or args.config.parent / CLUSTER_MODELS,
         args.engines,
         args.trainers,
         args.hours,
@@ -243,6 +244,7 @@ def _checked(args: argparse.Namespace, resume: Path | None, console: Console) ->
     from asyncrl.config.derived import derived
     from asyncrl.launch import preflight
     from asyncrl.launch.private import refuse_foreign
+    from asyncrl.launch.publication_row import publication_row
     from asyncrl.launch.trainer_memory import memory_rows
     from asyncrl.observe.display import show_derived
     from asyncrl.observe.run_dir import RUN_TOML
@@ -257,13 +259,31 @@ def _checked(args: argparse.Namespace, resume: Path | None, console: Console) ->
         configuration.load(path, args.sets, os.environ), resume, datetime.now()
     )
     preflight.check(config, resume, cores)
-    show_derived([*derived(config, cores), *memory_rows(config)], console)
+    publication = publication_row(config, _measured_pause(path))
+    show_derived([*derived(config, cores), publication, *memory_rows(config)], console)
     if config.task.sandbox == "process" and (missing := support().missing):
         console.print(
             f"This machine does not have the sandbox strict ({missing}): what judges answers can "
             "be killed, and is kept from nothing."
         )
     return config
+
+
+def _measured_pause(run_toml: Path | None) -> str:
+    """The pause that the models beside a run.toml have, in words; empty where there are none."""
+    from asyncrl.config import ConfigError
+    from asyncrl.observe.run_dir import CLUSTER_MODELS
+
+    models = run_toml.parent / CLUSTER_MODELS if run_toml else None
+    if models is None or not models.exists():
+        return ""
+    from asyncrl.simulation.capacity.cluster_models import read_models
+
+    try:
+        swap_s = read_models(models).network.swap_s
+    except ConfigError as error:  # a forecast needs the file, and a run does not
+        return str(error)
+    return f"{swap_s:.3g} s in {CLUSTER_MODELS}" if swap_s else ""
 
 
 VERBS = {

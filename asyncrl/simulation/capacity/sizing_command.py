@@ -10,13 +10,12 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.config import Config, ConfigError
+from asyncrl.observe.run_dir import CLUSTER_MODELS
 from asyncrl.simulation.capacity.calibrate import calibrate
 from asyncrl.simulation.capacity.cluster_models import read_models, write_models
 from asyncrl.simulation.capacity.forecast import ASSUMED, Cluster, Forecast, forecast
 from asyncrl.simulation.capacity.recommendation import Recommendation, Tried, recommend
 
-MODELS = "models.toml"
-"""The file of models in a folder."""
 QUIET_S = 2.0
 """Seconds of work before its progress is shown."""
 
@@ -70,7 +69,7 @@ def _progress() -> Callable[[str], None]:
 def fit(runs: Sequence[Path], output: Path | None) -> Path:
     """Fit models from runs and write them. Returns the path of the file. Raises ConfigError."""
     found = calibrate(runs)
-    path = output or runs[0] / MODELS
+    path = output or runs[0] / CLUSTER_MODELS
     if path.exists():
         raise ConfigError(f"{path}: it is there already; give another file with --output.")
     write_models(found.models, path, found.notes)
