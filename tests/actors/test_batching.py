@@ -10,6 +10,7 @@ import pytest
 import trio
 from scripted_parts import STOP, VOCABULARY, ScriptedLearner
 from scripted_world import ScriptedWorld, heavy_tailed, run_well
+from some_values import some
 
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, hashed
@@ -137,7 +138,7 @@ async def test_a_window_does_not_wait_for_a_member_without_a_verdict(
     assert made.store.experience.ledger.rollouts.discarded["no_verdict"]
 
 
-@pytest.mark.parametrize("pace", range(1, 6))
+@pytest.mark.parametrize("pace", some(range(1, 6)))
 async def test_the_last_step_at_lag_0_is_packed_alike_whoever_is_complete_first(
     pace: int, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import trio
 from sandbox_support import needs_strict
+from some_values import some
 
 from actors.reward_actor import REASON, VerifierPool, _ask, open_verifiers
 from actors.verifier_process import TimedVerdict, VerifyRequest
@@ -199,7 +200,7 @@ if not os.fork():
 
 
 @needs_strict
-@pytest.mark.parametrize("then", ["1.0", "signal.pause()\n1.0"])
+@pytest.mark.parametrize("then", some(["signal.pause()\n1.0", "1.0"]))
 async def test_an_answer_leaves_no_process_behind(opened: Open, then: str) -> None:
     name = f"daemon-{os.getpid()}-{time.monotonic_ns()}"
     async with opened(verdict_s=5.0) as verifiers:

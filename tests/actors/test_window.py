@@ -11,6 +11,7 @@ import pytest
 import trio
 from numpy import float32, full, int32
 from scripted_world import ScriptedWorld, configured
+from some_values import some
 
 from asyncrl.config import Config
 from asyncrl.config.flow import admission_policy
@@ -97,7 +98,7 @@ async def test_the_bound_of_a_window_is_met_and_reached(
 
 
 @pytest.mark.parametrize("unit", ["group", "rollout"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", some(range(6)))
 async def test_nothing_is_ever_over_the_bound_of_a_window_however_long_responses_are(
     seed: int, unit: str, autojump_clock: trio.testing.MockClock
 ) -> None:

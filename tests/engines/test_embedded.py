@@ -121,7 +121,13 @@ def answers(batcher: Batcher, requests: Sequence[Request], steps: int = 4) -> An
     "compile",
     [
         False,
-        pytest.param(True, marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")),
+        pytest.param(
+            True,
+            marks=[
+                pytest.mark.explore,
+                pytest.mark.skipif(shutil.which("g++") is None, reason="no g++"),
+            ],
+        ),
     ],
 )
 @pytest.mark.parametrize("name", some(ARCHITECTURES))
@@ -312,7 +318,7 @@ def by_kept_cache(
     return ids, behaviour
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", some(ARCHITECTURES))
 def test_a_load_with_the_cache_kept(name: str) -> None:
     models = [random_model(name, seed) for seed in range(2)]
     batcher = batcher_of(models[0])

@@ -189,7 +189,7 @@ async def test_pain_03_short_runs_of_every_shape_exit(
 # ------------------------------------------------------------------------------- 4: start-up races
 
 
-@pytest.mark.parametrize("late_s", [0.0, 0.06, 0.5, 3.0])
+@pytest.mark.parametrize("late_s", some([0.0, 0.06, 0.5, 3.0]))
 async def test_pain_04_no_rollout_before_the_first_weights(
     late_s: float, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -275,7 +275,7 @@ async def test_pain_05_engines_that_die_again_and_again_cost_neither_the_run_nor
 # ------------------------------------------------------------------ 7: crashes, and what they lose
 
 
-@pytest.mark.parametrize("at", [0.5, 0.9, 1.3, 1.7, 2.1, 2.9])
+@pytest.mark.parametrize("at", some([0.5, 0.9, 1.3, 1.7, 2.1, 2.9]))
 def test_pain_07_a_crash_loses_nothing_and_neither_skips_nor_repeats_a_prompt(at: float) -> None:
     """Everything is killed, twice. The checker of the simulation compares the resumed state with
     its own account of what was on disk, each prompt admitted with the next of the data set, and

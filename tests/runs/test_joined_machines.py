@@ -47,6 +47,7 @@ def goes_on_with_another(
     assert not processes(run) and not processes(folder) and not (run / JOIN_TOKEN).exists()
 
 
+@pytest.mark.explore
 def test_a_machine_that_is_killed_costs_its_leases_and_its_actors_start_on_another(
     model: Path, tmp_path: Path
 ) -> None:

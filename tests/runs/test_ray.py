@@ -72,6 +72,19 @@ def folders() -> set[Path]:
     return {Path(each[each.index("asyncrl.cluster.ray_agent") + 1]) for each in mine}
 
 
+def test_a_run_on_two_nodes_ends_well(ray: Any, model: Path, tmp_path: Path) -> None:
+    """Their agents join over TLS, as any machine does."""
+    run, _ = tmp_path / "run", [node(ray), node(ray)]
+    argv = command(model, run, train__steps=4, cluster__ray_address=ray.address, **BY_RAY)
+    done = train(argv)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" takes part, with 1 cores.") == 2
+    told = summary.read(run / SUMMARY)
+    assert told.ok and told.balances() and not told.restarts
+    wait_for("nothing that is left", lambda: not folders() and not processes(run))
+
+
+@pytest.mark.explore
 def test_a_node_is_removed_and_another_added(ray: Any, model: Path, tmp_path: Path) -> None:
     run, nodes = tmp_path / "run", [node(ray), node(ray)]
     argv = command(model, run, train__steps=10_000, cluster__ray_address=ray.address, **BY_RAY)

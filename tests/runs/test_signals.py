@@ -18,6 +18,7 @@ from asyncrl.observe.why import why
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
+@pytest.mark.explore
 def test_sigterm_drains_and_ends_with_0(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with started(command(model, run, train__steps=100_000, supervision__grace_s=60.0)) as process:

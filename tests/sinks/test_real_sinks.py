@@ -79,7 +79,7 @@ def of_mlflow(run: Path) -> Found:
     ("name", "has"),
     [
         ("tensorboard", of_tensorboard),
-        ("wandb", of_wandb),
+        pytest.param("wandb", of_wandb, marks=pytest.mark.explore),
         pytest.param("mlflow", of_mlflow, marks=pytest.mark.explore),
     ],
 )

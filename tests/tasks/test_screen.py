@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from some_values import some
 
 from asyncrl.config.schema import TaskConfig
 from asyncrl.tasks import open_task
@@ -115,7 +116,7 @@ def test_programs_are_no_formulas(text: str) -> None:
     assert not is_arithmetic(text)
 
 
-@pytest.mark.parametrize("name", sorted(EXECUTING))
+@pytest.mark.parametrize("name", some(sorted(EXECUTING)))
 def test_right_answers_are_worth_what_the_scorer_says(name: str) -> None:
     """Screened or not, in each form that the scorer reads. An integral that is not done is an
     answer to no question, but to one whose own answer has it."""
