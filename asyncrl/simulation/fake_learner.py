@@ -149,6 +149,8 @@ class FakeLearner:
         self.seconds_per_token, self.send_s = 0.0005, 0.02
         self.step_s: Callable[[int], float] = lambda version: 0.05
         """Seconds of the step that makes a version."""
+        self.computing: Callable[[float], object] = lambda seconds: None
+        """Hears, as it begins, of each computation and of its seconds."""
         self.copy_s = 0.01
         """Seconds of a copy for a checkpoint, in which nothing else may be computed: its version is
         taken before them, and its weights after."""
@@ -165,7 +167,7 @@ class FakeLearner:
     ) -> list[TokenCount]:
         self._observer.on_batch(batch, *buffers)
         ids, mask = np.frombuffer(buffers[0], np.int32), np.frombuffer(buffers[2], np.uint8)
-        await trio.sleep(len(mask) * self.seconds_per_token)
+        await self._compute(len(mask) * self.seconds_per_token)
         counts, at, place = [], 0, 0
         for sample in batch.samples:
             start, end = (
@@ -191,15 +193,19 @@ class FakeLearner:
         self._held += counts
         return []
 
+    async def _compute(self, seconds: float) -> None:
+        self.computing(seconds)
+        await trio.sleep(seconds)
+
     async def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
-        await trio.sleep(
+        await self._compute(
             sum(sample.response_tokens for sample in message.samples) * self.seconds_per_token
         )
         if self.proximal is not None:
             self.proximal.score(message, buffers[0], self.version, self.weights)
 
     async def step(self) -> dict[str, float]:
-        await trio.sleep(self.step_s(self.version + 1))
+        await self._compute(self.step_s(self.version + 1))
         if self.proximal is not None:
             self.proximal.close(self.version, self.weights)
         self.weights = policy.stepped(self.weights, self._added & policy.MASK)

@@ -23,10 +23,11 @@ from asyncrl.simulation.capacity.cluster_models import (
     TrainerModel,
     VerdictModel,
 )
-from asyncrl.simulation.capacity.forecast import refuse_unmodelled
+from asyncrl.simulation.capacity.forecast import Cluster, forecast, refuse_unmodelled
 from asyncrl.simulation.capacity.lockstep import LockstepEngine
 from asyncrl.simulation.capacity.meter import Measured
 from asyncrl.simulation.capacity.modelled import GROUPS, MEMBERS, configured, measure
+from asyncrl.simulation.capacity.recommendation import with_settings
 from asyncrl.simulation.scripted_agents import ScriptedAgents
 
 STEP = GROUPS * MEMBERS
@@ -78,6 +79,30 @@ class Seen:
 
 
 # ------------------------------------------------------------------------------------------ engine
+
+
+async def test_an_engine_that_stands_still_decodes_nothing_meanwhile(
+    autojump_clock: MockClock,
+) -> None:
+    """Of 5 tokens the first two come in the first 2.5 s, and the others 10 s later; a request that
+    comes in the meantime begins after it."""
+    engine, seen = engine_of(lambda key: 5 if key == 1 else 2, chunk=1), Seen()
+    await engine.load(1, None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.run, seen)
+        engine.submit([request(1)])
+        await trio.sleep(2.5)
+        engine.stand_still(10.0)
+        await trio.sleep(12.5)
+        engine.stand_still(4.0)
+        await trio.sleep(1.0)
+        engine.submit([request(2)])
+        await trio.sleep(10.0)
+        nursery.cancel_scope.cancel()
+    ends = [(at, c.rollout) for at, c in seen.chunks if c.finish]
+    tokens = [at for at, c in seen.chunks if c.rollout == 1]
+    assert tokens == [1.0, 2.0, 13.0, 14.0, 15.0] and ends == [(15.0, 1), (21.0, 2)]
+    assert engine.decoding_s == pytest.approx(7.0)
 
 
 async def test_a_decode_step_lasts_as_long_as_its_busy_slots_make_it(
@@ -307,6 +332,31 @@ def test_where_lengths_have_a_tail_what_is_too_old_is_not_trained() -> None:
     assert came.largest_lag == max(came.arrived) > 1
 
 
+def lending(last: int) -> tuple[Measured, Measured]:
+    """A run whose trainer computes for 20 s a step, where one engine decodes for 50, each slot two
+    responses; and that run with a second engine, which has the trainer's cores while it waits."""
+    models = models_of(LengthModel(quantiles=[25, 25]), 20.0)
+
+    def measured(engines: int, lent: int) -> Measured:
+        small = {"batch_groups": 8, "micro_tokens": 400}
+        flow = {"depth": 2, "max_lag": 8}  # at 1 what the lent one has holds each step
+        config = configured(engines, 8 * MEMBERS // 2, 25, train=small, staleness=flow)
+        settings = {"rollout.lent_actors": lent, "engine.kind": "embedded"}
+        return measure(with_settings(config, settings), models, first=5, last=last)
+
+    return measured(1, 0), measured(2, 1)
+
+
+@pytest.mark.explore
+def test_an_engine_on_the_trainers_cores_decodes_while_it_waits() -> None:
+    """Both decode a step's 50 s in d + (d - 20) = 50, so that d = 35."""
+    alone, lent = lending(20)
+    assert alone.step_s == pytest.approx(50.0, rel=0.02) and alone.idle_cores == alone.idle
+    assert alone.idle == pytest.approx(0.6, abs=0.02)
+    assert lent.step_s == pytest.approx(35.0, rel=0.03)
+    assert lent.idle == pytest.approx(15 / 35, abs=0.03) and lent.idle_cores < 0.1
+
+
 def test_a_run_that_ends_before_is_no_measurement() -> None:
     config = configured(
         1,
@@ -349,10 +399,16 @@ def test_as_many_episodes_are_live_as_keep_engines_at_work(
     ("sets", "said"),
     [
         (["agent.run=http"], "episodes of agents are not modelled"),
-        (["rollout.actors=2", "rollout.lent_actors=1"], "the trainer's cores are not modelled"),
         (["staleness.finish_on=own"], "one version each"),
     ],
 )
 def test_what_no_model_has_is_refused(sets: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         refuse_unmodelled(load(None, sets, {}))
+
+
+def test_where_all_engines_were_lent_nothing_is_forecast() -> None:
+    config = load(None, ["rollout.actors=2", "rollout.lent_actors=1"], {})
+    models = models_of(LengthModel(mean=10), 1.0)
+    with pytest.raises(ConfigError, match=r"--engines: 1.* one at least needs devices of its own"):
+        forecast(config, models, Cluster(1, 1), 1.0)

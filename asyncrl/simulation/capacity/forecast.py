@@ -38,6 +38,7 @@ ASSUMED = (
     "trainers share the tokens of a micro-batch evenly, and a step ends alike with any number",
     "lengths do not change as the policy learns, and responses of a group are independent",
     "the waiting of engines for each other in a publication is left out",
+    "engines on the trainer's cores stand still while it computes, and take nothing from it",
 )
 
 
@@ -52,8 +53,9 @@ class Cluster(msgspec.Struct, frozen=True):
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """A forecast. `hours` are those that were measured, of the virtual time after the beginning.
 
-    Idle shares are from 0 to 1: of the trainer's time, and of that of engines with nothing to
-    decode; `busy_slots` is the share of all slots that decode, in the mean. `lag` are shares of the
+    Idle shares are from 0 to 1: of the trainer's time, of its cores', which other engines may have
+    meanwhile, and of that of engines with nothing to decode; `busy_slots` is the share of all slots
+    that decode, in the mean. `lag` are shares of the
     tokens that steps took, by lag; `waste` shares of the tokens that something became of, by the
     reason for which they were not trained. `device_hours` are of a thousand steps, and `cost` is
     theirs.
@@ -67,6 +69,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float
     idle_engines: float
     idle_trainer: float
+    idle_trainer_cores: float
     busy_slots: float
     lag_mean: float
     lag_max: int
@@ -91,10 +94,6 @@ def refuse_unmodelled(config: Config) -> None:
         raise ConfigError(
             "agent.run: episodes of agents are not modelled; forecast the run with agent.run = "
             '"", and the tokens of an episode as the length of a response.'
-        )
-    if config.rollout.lent_actors:
-        raise ConfigError(
-            "rollout.lent_actors: engines on the trainer's cores are not modelled; set it to 0."
         )
     if config.staleness.finish_on == "own":
         raise ConfigError(
@@ -178,12 +177,18 @@ def forecast(
     Raises ConfigError where nothing can be measured: what is not modelled, a run that ends, or no
     two steps in that time."""
     refuse_unmodelled(config)
+    if config.rollout.lent_actors >= cluster.engines:
+        raise ConfigError(
+            f"rollout.lent_actors is {config.rollout.lent_actors}, and of the cluster's engines "
+            f"(--engines: {cluster.engines}) one at least needs devices of its own: lower it."
+        )
     grain = grain or grain_of(config)
     replace, train = msgspec.structs.replace, config.train
     engines = max(1, round(cluster.engines / part))
+    lent = round(config.rollout.lent_actors * engines / cluster.engines)
     own = replace(
         config,
-        rollout=replace(config.rollout, actors=engines),
+        rollout=replace(config.rollout, actors=engines, lent_actors=lent),
         train=replace(
             train,
             batch_groups=max(1, round(train.batch_groups * engines / cluster.engines)),
@@ -254,7 +259,8 @@ def summed(
     engines = config.rollout.actors
     engine_s, whole = engines * found.seconds, cluster.engines / engines
     became = found.trained + sum(found.discarded.values())
-    devices = cluster.engines * models.engine.devices + cluster.trainers
+    of_engines = cluster.engines - config.rollout.lent_actors * whole
+    devices = of_engines * models.engine.devices + cluster.trainers
     device_hours = 1000 * found.step_s * devices / 3600
     return Forecast(
         engines=cluster.engines,
@@ -265,6 +271,7 @@ def summed(
         step_s=found.step_s,
         idle_engines=min(1.0, found.engines_idle_s / engine_s),
         idle_trainer=min(1.0, found.idle),
+        idle_trainer_cores=min(1.0, found.idle_cores),
         busy_slots=found.busy_s / engine_s / config.engine.slots,
         lag_mean=found.lag,
         lag_max=found.largest_lag,

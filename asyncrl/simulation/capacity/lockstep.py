@@ -47,7 +47,8 @@ class LockstepEngine:
     still while what it comes with is read. It begins where its slot is free and, with
     `model.kv_tokens`, the tokens that it will come to fit beside those of the others; one that fits
     nowhere begins alone. A new version stops all slots for `swap_s` seconds, and, where it has to
-    `recompute` caches, while they are read again.
+    `recompute` caches, while they are read again. Nothing is decoded, either, while it is made to
+    `stand_still`.
 
     It streams every `chunk_tokens` decode steps, and at every finish, swap and interruption. `idle`
     hears of waits named `weights` and `requests`.
@@ -86,6 +87,9 @@ class LockstepEngine:
         self._kept = 0  # tokens of cache that are kept for the slots that decode
         self.busy_s = 0.0
         """Sum over slots of the seconds in which each decoded."""
+        self.decoding_s = 0.0
+        """Seconds in which any slot did."""
+        self._stands_until = 0.0
         self._since = 0.0  # when the last of them was, or what came after it and before the next
         self._ready: list[Chunk] = []
         self._news = trio.Event()
@@ -132,6 +136,14 @@ class LockstepEngine:
         self._news.set()
         return self._swap_s
 
+    def stand_still(self, seconds: float) -> None:
+        """Decode nothing for so long from now on; what began before this ends so much later."""
+        self._catch_up()
+        self._stands_until = trio.current_time() + seconds
+        if self._decoding:
+            self._since += seconds
+        self._news.set()
+
     def unpin(self, version: int) -> None:
         """Do nothing: the newest version is the only one."""
 
@@ -152,13 +164,14 @@ class LockstepEngine:
         """Do the decode steps that are over by now, and fill each slot as soon as it is free."""
         now = trio.current_time()
         if not self._decoding:
-            self._since = now
+            self._since = max(now, self._stands_until)
         while self._refill():
             pace, due = self._decode_s(len(self._decoding)), self._due() - self._steps
             steps = min(due, max(0, math.floor((now - self._since) / pace + _ROUNDING)))
             self._steps += steps
             self._since += steps * pace
             self.busy_s += steps * pace * len(self._decoding)
+            self.decoding_s += steps * pace
             if steps < due:
                 return
             self._collect()

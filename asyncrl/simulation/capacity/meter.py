@@ -25,8 +25,9 @@ class Measured:
     `rollout_s` are the seconds in which a step had a published version to start from, and not yet
     all that it takes: the time of generation, where that stands still otherwise. `engines_idle_s`
     are those in which engines had nothing to decode, `busy_s` those of decode steps, by slot that
-    was busy; both are sums over all engines. `arrived` counts
-    the tokens that a step took by their lag, `heads` the rollouts by that of their oldest token.
+    was busy; both are sums over all engines. `lent_s` are those in which engines on the trainer's
+    cores decoded, in their mean. `arrived` counts the tokens that a step took by their lag, `heads`
+    the rollouts by that of their oldest token.
     `discarded` are tokens by reason, `discarded_before` those until the first version; `live` are
     those at the end that nothing has become of yet.
     """
@@ -36,6 +37,7 @@ class Measured:
     trainer_idle_s: float
     engines_idle_s: float
     busy_s: float
+    lent_s: float
     rollout_s: float
     generated: int
     trained: int
@@ -55,6 +57,11 @@ class Measured:
     def idle(self) -> float:
         """Share of the trainer's time."""
         return self.trainer_idle_s / self.seconds
+
+    @property
+    def idle_cores(self) -> float:
+        """Share of the trainer's time in which nothing runs on its cores."""
+        return max(0.0, self.trainer_idle_s - self.lent_s) / self.seconds
 
     @property
     def masked(self) -> float:
@@ -130,11 +137,13 @@ class LedgerChecker(WorldObserver):
 
 class ActorSeconds(NamedTuple):
     """Seconds of actors since the run began: in which the trainer waited for work, in which engines
-    did, and of decode steps by busy slot."""
+    did, of decode steps by busy slot, and in which engines on the trainer's cores decoded, in their
+    mean."""
 
     trainer_idle: float
     engines_idle: float
     busy: float
+    lent: float
 
 
 class PublicationMark(NamedTuple):
@@ -211,6 +220,7 @@ class Meter(LedgerChecker):
             trainer_idle_s=end.seconds.trainer_idle - begin.seconds.trainer_idle,
             engines_idle_s=end.seconds.engines_idle - begin.seconds.engines_idle,
             busy_s=end.seconds.busy - begin.seconds.busy,
+            lent_s=end.seconds.lent - begin.seconds.lent,
             rollout_s=end.rollout_s - begin.rollout_s,
             generated=end.generated - begin.generated,
             trained=end.trained - begin.trained,

@@ -19,6 +19,7 @@ import trio
 from trio.testing import MockClock
 
 from asyncrl.config import Config
+from asyncrl.config.lending import is_lent
 from asyncrl.config.rules import contradictions
 from asyncrl.engines.protocol import Engine
 from asyncrl.ipc.messages import Scored
@@ -27,6 +28,7 @@ from asyncrl.simulation import policy
 from asyncrl.simulation.capacity.cluster_models import ClusterModel
 from asyncrl.simulation.capacity.lockstep import LockstepEngine
 from asyncrl.simulation.capacity.meter import ActorSeconds, Measured, Meter
+from asyncrl.simulation.fake_learner import FakeLearner
 from asyncrl.simulation.fake_world import FakeWorld, Speeds
 from asyncrl.simulation.fakes import FakeTask, FakeVerifiers
 from asyncrl.simulation.observer import WorldObserver
@@ -113,7 +115,8 @@ def rare_collections() -> Iterator[None]:
 
 class ModelledWorld(FakeWorld):
     """A world whose engines, lengths, learner, verifiers and network are those of `models`, with so
-    many `trainers`. Its tokens are all alike."""
+    many `trainers`. Its tokens are all alike. Engines that are lent the trainer's cores
+    (`rollout.lent_actors`) stand still while it computes."""
 
     def __init__(
         self, config: Config, observer: WorldObserver, models: ClusterModel, trainers: float = 1.0
@@ -133,6 +136,7 @@ class ModelledWorld(FakeWorld):
         self.sim_disk, self.engine = NullDisk(), self._lockstep
         self._task = _LongPrompts(config, models.length.prompt)
         self._engines: dict[str, LockstepEngine] = {}
+        self._lent: dict[str, LockstepEngine] = {}
 
     def _lockstep(self, process: SimProcess) -> Engine:
         config = self.config
@@ -147,7 +151,18 @@ class ModelledWorld(FakeWorld):
             swap_s=self._models.network.swap_s,
             recompute=config.engine.kv == "recompute",
         )
+        if is_lent(config, process.index):
+            self._lent[self.start_of(process)] = found
         return found
+
+    def make_learner(self, process: SimProcess) -> FakeLearner:
+        learner = super().make_learner(process)
+        learner.computing = self._computing
+        return learner
+
+    def _computing(self, seconds: float) -> None:
+        for engine in self._lent.values():
+            engine.stand_still(seconds)
 
     def make_verifiers(self, process: SimProcess) -> FakeVerifiers:
         process.verifiers = FakeVerifiers(
@@ -177,6 +192,8 @@ class ModelledWorld(FakeWorld):
                 for cause in ("requests", "weights")
             ),
             sum(engine.busy_s for engine in self._engines.values()),
+            sum(engine.decoding_s for engine in self._lent.values())
+            / max(1, self.config.rollout.lent_actors),
         )
 
 

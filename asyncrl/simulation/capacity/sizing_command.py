@@ -84,6 +84,7 @@ def forecast_rows(found: Forecast) -> list[Row]:
         ("cluster", f"{found.engines:,} engines, {found.trainers:,} trainers"),
         ("steps", f"{found.steps_per_hour:,.1f} an hour, {found.step_s:,.1f} s each"),
         ("idle", f"engines {found.idle_engines:.1%}, trainers {found.idle_trainer:.1%}"),
+        *_lent(found),
         ("slots that decode", f"{found.busy_slots:.1%}"),
         ("tokens/s", f"{found.generated_per_s:,.0f} generated, {found.trained_per_s:,.0f} trained"),
         ("lag, of tokens", f"{found.lag_mean:.2f} in the mean, {found.lag_max} at most; {lag}"),
@@ -96,6 +97,13 @@ def forecast_rows(found: Forecast) -> list[Row]:
         ),
     ]
     return rows
+
+
+def _lent(found: Forecast) -> list[Row]:
+    """A row about the trainers' cores, where these are lent."""
+    if found.idle_trainer_cores == found.idle_trainer:
+        return []
+    return [("trainers' cores", f"idle {found.idle_trainer_cores:.1%}, as engines have them too")]
 
 
 def _cost(found: Forecast) -> str:
