@@ -21,10 +21,11 @@ def publication_row(config: Config, measured: str = "") -> Row:
 
 
 def stored_weights(folder: Path) -> int | None:
-    """Numbers in the *.safetensors of a model directory; None where a header cannot be read."""
+    """Numbers in the files of a model directory that transformers reads (Mistral's have all of them
+    twice); None where a header cannot be read."""
     count = 0
     try:
-        for path in folder.glob("*.safetensors"):
+        for path in folder.glob("model*.safetensors"):
             with safe_open(path, "numpy") as file:
                 names = file.keys()
                 count += sum(math.prod(file.get_slice(name).get_shape()) for name in names)

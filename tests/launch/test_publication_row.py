@@ -42,6 +42,7 @@ def model(folder: Path) -> list[str]:
     """Settings of a model of two files with 1,024 × 1,024 and 1,024 weights."""
     save_file({"a": np.zeros((1024, 1024), np.float16)}, folder / "model-1.safetensors")
     save_file({"b": np.zeros(1024, np.float16)}, folder / "model-2.safetensors")
+    save_file({"b": np.zeros(9, np.float16)}, folder / "consolidated.safetensors")
     return [f"model.path={folder}"]
 
 
