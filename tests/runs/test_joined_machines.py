@@ -22,6 +22,8 @@ JOINED = {
     "train__checkpoint_every": 2,
 }
 
+NOTHING_EVALUATED = {"task__eval_size": 0, "train__eval_every": 0}
+
 
 LOST = "Machine one is lost, with 2 actors"
 LEAVES = "Machine one leaves: what its 2 actors hold goes on elsewhere."
@@ -69,9 +71,11 @@ def test_a_machine_that_is_killed_costs_its_leases_and_its_actors_start_on_anoth
 def test_a_machine_that_is_told_to_leave_gives_back_what_its_actors_hold(
     model: Path, tmp_path: Path
 ) -> None:
+    """Nothing is evaluated: an evaluation whose version no engine has any more is given up, and its
+    tokens that come after are late."""
     run, one, two = tmp_path / "run", tmp_path / "one", tmp_path / "two"
     token = run / JOIN_TOKEN
-    with started(command(model, run, **JOINED)) as launcher:
+    with started(command(model, run, **JOINED, **NOTHING_EVALUATED)) as launcher:
         wait_for("join token", token.exists)
         with started(joins(token, "one", one)) as first:
             wait_for("steps", lambda: steps_done(run) >= 2)
