@@ -55,10 +55,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
     Idle shares are from 0 to 1: of the trainer's time, of its cores', which other engines may have
     meanwhile, and of that of engines with nothing to decode; `busy_slots` is the share of all slots
-    that decode, in the mean. `lag` are shares of the
-    tokens that steps took, by lag; `waste` shares of the tokens that something became of, by the
-    reason for which they were not trained. `device_hours` are of a thousand steps, and `cost` is
-    theirs.
+    that decode, in the mean. `lag` are shares of the tokens that steps took, by lag; `waste` shares
+    of the tokens that something became of, by the reason for which they were not trained.
+    `device_hours` are of a thousand steps, and `cost` is theirs.
     """
 
     engines: int
@@ -185,7 +184,7 @@ def forecast(
     grain = grain or grain_of(config)
     replace, train = msgspec.structs.replace, config.train
     engines = max(1, round(cluster.engines / part))
-    lent = round(config.rollout.lent_actors * engines / cluster.engines)
+    lent = min(engines - 1, round(config.rollout.lent_actors * engines / cluster.engines))
     own = replace(
         config,
         rollout=replace(config.rollout, actors=engines, lent_actors=lent),

@@ -136,7 +136,7 @@ class ModelledWorld(FakeWorld):
         self.sim_disk, self.engine = NullDisk(), self._lockstep
         self._task = _LongPrompts(config, models.length.prompt)
         self._engines: dict[str, LockstepEngine] = {}
-        self._lent: dict[str, LockstepEngine] = {}
+        self._lent: list[LockstepEngine] = []
 
     def _lockstep(self, process: SimProcess) -> Engine:
         config = self.config
@@ -152,7 +152,7 @@ class ModelledWorld(FakeWorld):
             recompute=config.engine.kv == "recompute",
         )
         if is_lent(config, process.index):
-            self._lent[self.start_of(process)] = found
+            self._lent.append(found)
         return found
 
     def make_learner(self, process: SimProcess) -> FakeLearner:
@@ -161,7 +161,7 @@ class ModelledWorld(FakeWorld):
         return learner
 
     def _computing(self, seconds: float) -> None:
-        for engine in self._lent.values():
+        for engine in self._lent:
             engine.stand_still(seconds)
 
     def make_verifiers(self, process: SimProcess) -> FakeVerifiers:
@@ -192,7 +192,7 @@ class ModelledWorld(FakeWorld):
                 for cause in ("requests", "weights")
             ),
             sum(engine.busy_s for engine in self._engines.values()),
-            sum(engine.decoding_s for engine in self._lent.values())
+            sum(engine.decoding_s for engine in self._lent)
             / max(1, self.config.rollout.lent_actors),
         )
 
