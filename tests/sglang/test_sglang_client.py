@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -388,3 +389,34 @@ async def test_requests_say_what_was_asked() -> None:
 
 def test_the_errors_are_of_one_family() -> None:
     assert all(issubclass(kind, ServerError) for kind in (ServerGone, RequestRefused, Misread))
+
+
+async def test_a_connection_that_the_server_may_be_closing_is_not_used_again() -> None:
+    """uvicorn closes what was idle for 5 s: an order that crosses this is lost without an answer,
+    and one of weights can't be given twice."""
+    connections = 0
+
+    async def serve(stream: trio.SocketStream) -> None:
+        nonlocal connections
+        connections += 1
+        idle_since = math.inf
+        async for data in stream:
+            if data.endswith(b"{}"):
+                if trio.current_time() - idle_since > 1.0:
+                    break  # as if it had been closing when this came
+                await stream.send_all(
+                    b'HTTP/1.1 200 OK\r\ncontent-length: 16\r\n\r\n{"success":true}'
+                )
+                idle_since = trio.current_time()
+        await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        [listener] = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        port = listener.socket.getsockname()[1]
+        async with SglangClient.open(f"http://127.0.0.1:{port}") as client:
+            await client.begin_update()
+            await client.end_update()
+            await trio.sleep(1.1)
+            await client.begin_update()
+        nursery.cancel_scope.cancel()
+    assert connections == 2

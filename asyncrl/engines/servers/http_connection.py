@@ -20,6 +20,9 @@ from asyncrl.escape import escaped
 
 ANSWER_BYTES = 1 << 20
 """Bytes of an answer that has no reason to be larger: what a server is, how it took an order."""
+IDLE_S = 1.0
+"""Seconds after which an idle connection is not used again. uvicorn, under SGLang and vLLM, closes
+one after 5 s, as httpx does: an order that crosses the close is lost without an answer."""
 READY_WITHIN_S = 5.0
 """Seconds: a server that is up says at once that it is ready, or that it is not."""
 CHECKSUM_BYTES = 1 << 26
@@ -57,7 +60,7 @@ class HttpConnection:
             headers={"content-type": "application/json", "accept-encoding": "identity"}
             | ({"authorization": f"Bearer {api_key}"} if api_key else {}),
             timeout=httpx2.Timeout(None, connect=deadline_s, read=silence_s),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+            limits=httpx2.Limits(keepalive_expiry=IDLE_S),
             transport=transport,
             trust_env=False,
         ) as http:
