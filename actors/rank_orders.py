@@ -18,7 +18,7 @@ from typing import TypeVar
 import trio
 
 from actors.errors import RankLost
-from asyncrl.ipc.address import UnixAddress
+from asyncrl.ipc.address import Address
 from asyncrl.ipc.endpoints import connect, serve
 from asyncrl.ipc.errors import EndOfStream, LinkError, Refusal
 from asyncrl.ipc.link import Link
@@ -27,11 +27,13 @@ from asyncrl.ipc.messages import (
     Drain,
     Gather,
     Hello,
+    Meet,
     Message,
     MicroBatch,
     Obeyed,
     Save,
 )
+from asyncrl.ipc.tls import Tls
 from asyncrl.ipc.waits import Waits
 
 T = TypeVar("T")
@@ -39,6 +41,8 @@ Carried = Callable[[Message, Sequence[memoryview]], None]
 """One rank's part of an order, computed in a thread."""
 CAUSE_S = 5.0
 """Seconds in which a rank that was lost is seen to be, where a collective says that one was."""
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 1.0
+"""Seconds between two attempts to reach rank 0, which are doubled from one to the next."""
 FOR_EVER_S = 1e9
 """Seconds for which an order may be long in coming: its link ends with rank 0."""
 NAMES: dict[type[Message], str] = {
@@ -69,6 +73,10 @@ class RankOrders:
             with trio.CancelScope(shield=True):
                 return await self._given_to_all(order, buffers, own)
         raise AssertionError("a shield is never cancelled")
+
+    async def end(self) -> None:
+        """Have the other ranks end."""
+        await self.give(Drain(), (), lambda: None)
 
     async def _given_to_all(
         self, order: Message, buffers: Sequence[memoryview], own: Callable[[], T]
@@ -107,17 +115,19 @@ class RankOrders:
 
 @asynccontextmanager
 async def open_orders(
-    address: UnixAddress,
+    addresses: Sequence[Address],
     key: bytes,
     size: int,
-    barrier: Callable[[], None],
+    store: str,
     waits: Waits,
     *,
+    tls: Tls | None = None,
     start_s: float,
     patience_s: float,
 ) -> AsyncIterator[RankOrders]:
-    """Rank 0's side of a trainer with `size` ranks, and their end with the block. `barrier` is that
-    of all ranks: none connects before it. Raises LinkError and WaitExpired."""
+    """Rank 0's side of a trainer with `size` ranks: the others come to any of these addresses, and
+    are told the `store` in which all of them meet. `tls` is for those of other machines. Raises
+    LinkError and WaitExpired, and OSError where an address is taken."""
     links = dict[int, Link]()
     complete, over = trio.Event(), trio.Event()
 
@@ -128,41 +138,75 @@ async def open_orders(
             raise LinkError("malformed", "only the other ranks talk to rank 0, each once")
         link.peer = f"rank {hello.index}"
         links[hello.index] = link
+        await link.send(Meet(store))
         if len(links) == size - 1:
             complete.set()
         await over.wait()
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(partial(serve, address, key, keep, refused=_refused))
-        await trio.to_thread.run_sync(barrier, abandon_on_cancel=True)
+        for address in addresses:
+            await nursery.start(partial(serve, address, key, keep, refused=_refused, tls=tls))
         with waits.on("the other ranks", owner="trainer", deadline_s=start_s):
             await complete.wait()
-        orders = RankOrders([links[rank] for rank in range(1, size)], waits, patience_s)
-        yield orders
-        await orders.give(Drain(), (), lambda: None)
+        yield RankOrders([links[rank] for rank in range(1, size)], waits, patience_s)
         over.set()
         nursery.cancel_scope.cancel()
 
 
-async def obey(
-    address: UnixAddress, key: bytes, hello: Hello, carry_out: Carried, waits: Waits
-) -> None:
+@asynccontextmanager
+async def open_rank(
+    address: Address,
+    key: bytes,
+    hello: Hello,
+    waits: Waits,
+    *,
+    tls: Tls | None = None,
+    start_s: float,
+) -> AsyncIterator[tuple[Link, str]]:
+    """Another rank's link to rank 0, which may not listen yet, and the store in which all ranks
+    meet. Raises LinkError, and WaitExpired where rank 0 is not there within `start_s`."""
+    with waits.on("rank 0", owner=f"rank {hello.index}", deadline_s=start_s):
+        link = await _reached(address, key, tls)
+    async with link:
+        await link.send(hello)
+        with waits.on("meeting", owner=f"rank {hello.index}", deadline_s=start_s):
+            try:
+                meet, _ = await link.receive()
+            except (LinkError, EndOfStream) as error:
+                raise RankLost(0, "meeting") from error
+        if not isinstance(meet, Meet):
+            raise LinkError("malformed", "rank 0 says first where all ranks meet")
+        yield link, meet.store
+
+
+async def _reached(address: Address, key: bytes, tls: Tls | None) -> Link:
+    """The link to rank 0, as soon as there can be one. Raises LinkError where it is refused."""
+    pause = FIRST_PAUSE_S
+    while True:
+        try:
+            return await connect(address, key, tls=tls)
+        except LinkError as error:
+            if error.reason not in ("broken", "silent"):
+                raise
+        await trio.sleep(pause)
+        pause = min(2 * pause, LAST_PAUSE_S)
+
+
+async def obey(link: Link, hello: Hello, carry_out: Carried, waits: Waits) -> None:
     """Another rank's life: carry out rank 0's orders until it says that this is the end. Raises
     RankLost where rank 0 ends before."""
-    async with await connect(address, key) as link:
-        await link.send(hello)
-        order: Message | None = None
-        given = 0
-        while not isinstance(order, Drain):
-            with waits.on("order", owner=f"rank {hello.index}", deadline_s=FOR_EVER_S):
-                try:
-                    order, buffers = await link.receive()
-                except (LinkError, EndOfStream) as error:
-                    raise RankLost(0, "order") from error
-            if not isinstance(order, Drain):
-                await trio.to_thread.run_sync(carry_out, order, buffers)
-            await link.send(Obeyed(given))
-            given += 1
+    order: Message | None = None
+    given = 0
+    while not isinstance(order, Drain):
+        with waits.on("order", owner=f"rank {hello.index}", deadline_s=FOR_EVER_S):
+            try:
+                order, buffers = await link.receive()
+            except (LinkError, EndOfStream) as error:
+                raise RankLost(0, "order") from error
+        if not isinstance(order, Drain):
+            await trio.to_thread.run_sync(carry_out, order, buffers)
+        await link.send(Obeyed(given))
+        given += 1
 
 
 def _refused(reason: Refusal) -> None:

@@ -13,17 +13,17 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 import trio
 from transformers import PreTrainedModel
 
 from actors.actor_context import ActorContext, refused_as_input
-from actors.rank_orders import RankOrders, obey, open_orders
+from actors.rank_orders import RankOrders, obey, open_orders, open_rank
 from actors.reporting import Reporter
 from actors.scoring_servers import ScoringServers
 from actors.server_transfer import ToPublish, TransferToServers
@@ -75,6 +75,7 @@ from weightsync.errors import TransferError
 from weightsync.handoff import Handoff
 from weightsync.narrowed import narrowed
 from weightsync.server_sender import ServerSender
+from weightsync.stores import LOOPBACK, open_store, served_store
 
 logger = logging.getLogger(__name__)
 
@@ -89,30 +90,27 @@ async def trainer_process(place: ActorContext) -> None:
         model = _model(place, checkpoint)
     sent = narrowed(published(model), place.published_dtype)
     plan = Plan.of(sent, config.publication.bucket_bytes)
-    with _rank(place, model) as rank:
-        with refused_as_input():
-            learner = _learner(place, model, rank)
-            if checkpoint is not None:
-                restore(checkpoint, learner)
-        if rank.size == 1:
-            await _lead(place, learner, plan, RankOrders((), waits, 0.0), waits)
-            return
-        address, key = UnixAddress(place.run / RANKS), read_key(place.run / KEY)
+    if (size := ranks_of(config.train)) == 1:
+        learner = _learner(place, model, ALONE, checkpoint)
+        await _lead(place, learner, plan, RankOrders((), waits, 0.0), waits)
+        return
+    address, key = UnixAddress(place.run / RANKS), read_key(place.run / KEY)
+    start_s, patience_s = config.supervision.start_s, config.supervision.stall_s
+    with _ending_at_once():
         if place.index:
-            await trio.to_thread.run_sync(dist.barrier, abandon_on_cancel=True)
-            await obey(address, key, place.hello, _Carried(learner, place), waits)
-        else:
-            supervision = config.supervision
+            async with open_rank(address, key, place.hello, waits, start_s=start_s) as (link, met):
+                with _rank(place, model, met) as rank:
+                    learner = _learner(place, model, rank, checkpoint)
+                    await obey(link, place.hello, _Carried(learner, place), waits)
+            return
+        with served_store(LOOPBACK, place.run / RANK_STORE) as store:
             async with open_orders(
-                address,
-                key,
-                rank.size,
-                dist.barrier,
-                waits,
-                start_s=supervision.start_s,
-                patience_s=supervision.stall_s,
+                [address], key, size, store, waits, start_s=start_s, patience_s=patience_s
             ) as orders:
-                await _lead(place, learner, plan, orders, waits)
+                with _rank(place, model, store) as rank:
+                    learner = _learner(place, model, rank, checkpoint)
+                    await _lead(place, learner, plan, orders, waits)
+                    await orders.end()
 
 
 async def _lead(
@@ -183,14 +181,12 @@ async def _to_publish(
 
 
 @contextmanager
-def _rank(place: ActorContext, model: PreTrainedModel) -> Iterator[Rank]:
-    """This process's rank; of several it waits for the others, and keeps its shard of the model."""
+def _rank(place: ActorContext, model: PreTrainedModel, store: str) -> Iterator[Rank]:
+    """This process's rank of several, which waits for the others in the `store` at this address,
+    and keeps its shard of the model."""
     train, start_s = place.config.train, place.config.supervision.start_s
-    if (size := ranks_of(train)) == 1:
-        yield ALONE
-        return
-    store = str(place.run / RANK_STORE)
-    with open_ranks(train.device, store, place.index, size, start_s) as mesh, _ending_at_once():
+    met = open_store(store, timedelta(seconds=start_s))
+    with open_ranks(train.device, met, place.index, ranks_of(train), start_s) as mesh:
         yield shard(model, mesh)
 
 
@@ -222,20 +218,26 @@ def _model(place: ActorContext, checkpoint: Path | None) -> PreTrainedModel:
     return model
 
 
-def _learner(place: ActorContext, model: PreTrainedModel, rank: Rank) -> Learner:
-    """The learner of a model; the run started from the initial one. Raises ModelError where other
-    policies cannot be had."""
+def _learner(
+    place: ActorContext, model: PreTrainedModel, rank: Rank, checkpoint: Path | None
+) -> Learner:
+    """The learner of a model, as it was at the checkpoint; the run started from the initial one.
+    What cannot be had ends this process as bad input does."""
     config = place.config
-    return Learner(
-        model,
-        config.train,
-        config.staleness,
-        config.rollout.temperature,
-        budget=config.rollout.max_new_tokens,
-        kl_terms=open_kl_terms(config, place.initial, place.dtype, model),
-        supervised=open_supervised(config, place.initial),
-        rank=rank,
-    )
+    with refused_as_input():
+        learner = Learner(
+            model,
+            config.train,
+            config.staleness,
+            config.rollout.temperature,
+            budget=config.rollout.max_new_tokens,
+            kl_terms=open_kl_terms(config, place.initial, place.dtype, model),
+            supervised=open_supervised(config, place.initial),
+            rank=rank,
+        )
+        if checkpoint is not None:
+            restore(checkpoint, learner)
+    return learner
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,6 @@ class _Launch:
         """Remove what a life leaves of itself; the next one makes it anew."""
         for old in (SUMMARY, STATUS, STALL, WEIGHT_STORE, RANK_STORE):
             (self._run / old).unlink(missing_ok=True)
-        (self._run / RANK_STORE).touch(0o600)
 
     # ----------------------------------------------------------------------------------- RunActors
 

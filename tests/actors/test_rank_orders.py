@@ -13,7 +13,7 @@ import trio
 from rank_support import only
 
 from actors.errors import RankLost
-from actors.rank_orders import RankOrders, obey, open_orders
+from actors.rank_orders import RankOrders, obey, open_orders, open_rank
 from asyncrl.ipc.address import UnixAddress
 from asyncrl.ipc.endpoints import connect
 from asyncrl.ipc.errors import EndOfStream, LinkBroken
@@ -23,6 +23,7 @@ from asyncrl.ipc.waits import WaitExpired, Waits
 KEY = b"k" * 32
 SIZE = 3
 PATIENCE_S = 0.5
+STORE = "file:/meeting"
 
 
 class Ranks:
@@ -44,24 +45,26 @@ class Ranks:
 @asynccontextmanager
 async def opened(tmp_path: Path, ranks: Ranks) -> AsyncIterator[tuple[RankOrders, trio.Nursery]]:
     """Rank 0's orders, and a nursery in which the others live, each in a scope of its own."""
-    address, met = UnixAddress(tmp_path / "ranks.sock"), threading.Barrier(SIZE)
+    address = UnixAddress(tmp_path / "ranks.sock")
 
     async def life(rank: int) -> None:
-        await trio.to_thread.run_sync(met.wait)
         hello = Hello("trainer", rank, 0, 1)
 
         def carry_out(order: Message, buffers: Sequence[memoryview]) -> None:
             ranks.carry_out(rank, order, buffers)
 
-        await obey(address, KEY, hello, carry_out, Waits())
+        async with open_rank(address, KEY, hello, Waits(), start_s=5.0) as (link, store):
+            assert store == STORE
+            await obey(link, hello, carry_out, Waits())
 
     async with trio.open_nursery() as nursery:
         for rank in range(1, SIZE):
             nursery.start_soon(life, rank)
         async with open_orders(
-            address, KEY, SIZE, met.wait, Waits(), start_s=5.0, patience_s=PATIENCE_S
+            [address], KEY, SIZE, STORE, Waits(), start_s=5.0, patience_s=PATIENCE_S
         ) as orders:
             yield orders, nursery
+            await orders.end()
 
 
 async def test_all_ranks_obey_all_orders_in_one_order(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 
 from actors.preloaded import MODULES
@@ -76,7 +77,7 @@ def _rank(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     packing.PACKED_TOKENS = SMALL_PACKS
-    with open_ranks("cpu", store, index, size, PATIENCE_S) as mesh:
+    with open_ranks("cpu", FileStore(store, size), index, size, PATIENCE_S) as mesh:
         made = make(mesh)
         with suppress(EOFError):  # the end
             while True:

@@ -81,7 +81,7 @@ from asyncrl.ipc.messages.publication_messages import (
     Transferred,
     Unpin,
 )
-from asyncrl.ipc.messages.rank_messages import Gather, Obeyed
+from asyncrl.ipc.messages.rank_messages import Gather, Meet, Obeyed
 from asyncrl.ipc.messages.rollout_messages import (
     ChunkHead,
     Chunks,
@@ -159,6 +159,7 @@ __all__ = [
     "Leaving",
     "MachineAdmitted",
     "MachineLeaving",
+    "Meet",
     "Message",
     "MicroBatch",
     "ModelFile",

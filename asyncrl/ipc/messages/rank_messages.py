@@ -1,9 +1,16 @@
 """Messages between the ranks of a trainer. Rank 0's orders are the coordinator's commands to a
-trainer (`MicroBatch`, `CloseStep`, `Save`, `Drain`) as they came, and `Gather`."""
+trainer (`MicroBatch`, `CloseStep`, `Save`, `Drain`) as they came, and `Gather`; before them comes
+`Meet`."""
 
 from __future__ import annotations
 
 from asyncrl.ipc.messages.parts import Message
+
+
+class Meet(Message, frozen=True):
+    """Rank 0 to another, first of all: the address of the `store` in which all ranks meet."""
+
+    store: str
 
 
 class Gather(Message, frozen=True):

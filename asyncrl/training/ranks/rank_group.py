@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -154,16 +155,16 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> RankGroup:
 
 @contextmanager
 def open_ranks(
-    device: str, store: str, index: int, size: int, patience_s: float
+    device: str, store: Store, index: int, size: int, patience_s: float
 ) -> Iterator[DeviceMesh]:
-    """Join the other ranks, by a file that all of them open; no collective of them may take longer
-    than `patience_s` seconds. Raises torch's DistError where one does not come."""
+    """Join the other ranks, which meet in `store`; no collective of them may take longer than
+    `patience_s` seconds. Raises torch's DistError where one does not come."""
     cuda = device == "cuda"
     if cuda:
         torch.cuda.set_device(0)  # the only one that this process sees
     dist.init_process_group(
         "nccl" if cuda else "gloo",
-        store=dist.FileStore(store, size),  # type: ignore[attr-defined]
+        store=store,
         rank=index,
         world_size=size,
         timeout=timedelta(seconds=math.ceil(patience_s)),
