@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--coordinator", type=tcp_address, help="tcp:host:port, of another machine")
+    parser.add_argument("--rank-0", type=tcp_address, help="where ranks elsewhere find rank 0")
     args = parser.parse_args()
     settings = config.read(args.run / "run.toml")
     logs.start(args.run, args.role, args.index, settings.run.log)
@@ -53,6 +54,7 @@ def main() -> None:
         settings,
         args.resume,
         args.coordinator,
+        args.rank_0,
     )
     trio.run(ROLES[args.role], place, strict_exception_groups=True)
 

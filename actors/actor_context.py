@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncrl.config import Config
+from asyncrl.config.cluster import joined
 from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.published import engine_dtype, published_dtype
 from asyncrl.ipc.address import TcpAddress, UnixAddress
@@ -38,6 +39,9 @@ class ActorContext:
     resume: bool
     head: TcpAddress | None = None
     """The coordinator's address, for an actor on another machine."""
+    rank_0: TcpAddress | None = None
+    """The address at which rank 0 of the trainer listens for ranks on other machines; None for an
+    actor that is none of these."""
 
     @property
     def initial(self) -> Path:
@@ -64,13 +68,15 @@ class ActorContext:
         """The type of the weights that engines hold."""
         return _dtype(engine_dtype(self.config))
 
+    @property
+    def tls(self) -> Tls | None:
+        """Files for links to other machines; None where no such link is."""
+        return Tls.of(self.run / TLS) if joined(self.config) else None
+
     async def link(self) -> Link:
         """A link to the coordinator, which knows who is at this end."""
-        key = read_key(self.run / KEY)
-        if self.head is None:
-            link = await connect(UnixAddress(self.run / COORDINATOR), key)
-        else:
-            link = await connect(self.head, key, tls=Tls.of(self.run / TLS))
+        address = self.head or UnixAddress(self.run / COORDINATOR)
+        link = await connect(address, read_key(self.run / KEY), tls=self.tls)
         await link.send(self.hello)
         return link
 

@@ -117,17 +117,17 @@ class RankOrders:
 async def open_orders(
     addresses: Sequence[Address],
     key: bytes,
-    size: int,
-    store: str,
+    meet: Meet,
     waits: Waits,
     *,
     tls: Tls | None = None,
     start_s: float,
     patience_s: float,
 ) -> AsyncIterator[RankOrders]:
-    """Rank 0's side of a trainer with `size` ranks: the others come to any of these addresses, and
-    are told the `store` in which all of them meet. `tls` is for those of other machines. Raises
-    LinkError and WaitExpired, and OSError where an address is taken."""
+    """Rank 0's side of a trainer of several ranks: the others come to any of these addresses, and
+    are told where all of them `meet`. `tls` is for those of other machines. Raises LinkError and
+    WaitExpired, and OSError where an address is taken."""
+    size = meet.size
     links = dict[int, Link]()
     complete, over = trio.Event(), trio.Event()
 
@@ -138,7 +138,7 @@ async def open_orders(
             raise LinkError("malformed", "only the other ranks talk to rank 0, each once")
         link.peer = f"rank {hello.index}"
         links[hello.index] = link
-        await link.send(Meet(store))
+        await link.send(meet)
         if len(links) == size - 1:
             complete.set()
         await over.wait()
@@ -162,9 +162,9 @@ async def open_rank(
     *,
     tls: Tls | None = None,
     start_s: float,
-) -> AsyncIterator[tuple[Link, str]]:
-    """Another rank's link to rank 0, which may not listen yet, and the store in which all ranks
-    meet. Raises LinkError, and WaitExpired where rank 0 is not there within `start_s`."""
+) -> AsyncIterator[tuple[Link, Meet]]:
+    """Another rank's link to rank 0, which may not listen yet, and where all ranks meet. Raises
+    LinkError, and WaitExpired where rank 0 is not there within `start_s`."""
     with waits.on("rank 0", owner=f"rank {hello.index}", deadline_s=start_s):
         link = await _reached(address, key, tls)
     async with link:
@@ -176,7 +176,7 @@ async def open_rank(
                 raise RankLost(0, "meeting") from error
         if not isinstance(meet, Meet):
             raise LinkError("malformed", "rank 0 says first where all ranks meet")
-        yield link, meet.store
+        yield link, meet
 
 
 async def _reached(address: Address, key: bytes, tls: Tls | None) -> Link:

@@ -33,11 +33,12 @@ from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.config.published import rounded
 from asyncrl.config.ranks import ranks_of
-from asyncrl.ipc.address import UnixAddress
+from asyncrl.ipc.address import Address, UnixAddress
 from asyncrl.ipc.keys import read_key
 from asyncrl.ipc.messages import (
     CloseStep,
     Gather,
+    Meet,
     Message,
     MicroBatch,
     Publish,
@@ -55,17 +56,20 @@ from asyncrl.training.checkpoint_io import (
     export,
     export_adapters,
     restore,
+    restore_state,
     take,
     write,
 )
 from asyncrl.training.kl_terms import open_kl_terms
 from asyncrl.training.learner import Learner
-from asyncrl.training.models import load_model
+from asyncrl.training.models import empty_model, load_model
 from asyncrl.training.output_layer import float32_output
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.ranks.rank_group import open_ranks, shard
+from asyncrl.training.ranks.shared import share_weights
 from asyncrl.training.rounding_gap import rounding_gap
 from asyncrl.training.staging import Staging
+from asyncrl.training.stored_state import read_state, share_state
 from asyncrl.training.supervised import open_supervised
 from asyncrl.training.trial import try_passes
 from weightsync.buckets import Plan
@@ -75,7 +79,7 @@ from weightsync.errors import TransferError
 from weightsync.handoff import Handoff
 from weightsync.narrowed import narrowed
 from weightsync.server_sender import ServerSender
-from weightsync.stores import LOOPBACK, open_store, served_store
+from weightsync.stores import LOOPBACK, interface_of, open_store, own_address, served_store
 
 logger = logging.getLogger(__name__)
 
@@ -85,32 +89,66 @@ async def trainer_process(place: ActorContext) -> None:
     coordinator, and drives the other ranks."""
     config, waits = place.config, Waits()
     torch.manual_seed(config.run.seed)
+    if place.index:
+        with _ending_at_once():
+            await _follow(place, waits)
+        return
     checkpoint = latest(place.run) if place.resume else None
     with refused_as_input():
         model = _model(place, checkpoint)
-    sent = narrowed(published(model), place.published_dtype)
-    plan = Plan.of(sent, config.publication.bucket_bytes)
+        _try(model, place)
+    plan = Plan.of(
+        narrowed(published(model), place.published_dtype), config.publication.bucket_bytes
+    )
     if (size := ranks_of(config.train)) == 1:
         learner = _learner(place, model, ALONE, checkpoint)
         await _lead(place, learner, plan, RankOrders((), waits, 0.0), waits)
         return
-    address, key = UnixAddress(place.run / RANKS), read_key(place.run / KEY)
-    start_s, patience_s = config.supervision.start_s, config.supervision.stall_s
-    with _ending_at_once():
-        if place.index:
-            async with open_rank(address, key, place.hello, waits, start_s=start_s) as (link, met):
-                with _rank(place, model, met) as rank:
-                    learner = _learner(place, model, rank, checkpoint)
-                    await obey(link, place.hello, _Carried(learner, place), waits)
-            return
-        with served_store(LOOPBACK, place.run / RANK_STORE) as store:
-            async with open_orders(
-                [address], key, size, store, waits, start_s=start_s, patience_s=patience_s
-            ) as orders:
-                with _rank(place, model, store) as rank:
-                    learner = _learner(place, model, rank, checkpoint)
-                    await _lead(place, learner, plan, orders, waits)
-                    await orders.end()
+    host = LOOPBACK if place.rank_0 is None else config.publication.host
+    addresses: list[Address] = [UnixAddress(place.run / RANKS)]
+    if place.rank_0 is not None:
+        addresses.append(place.rank_0)
+    with _ending_at_once(), served_store(host, place.run / RANK_STORE) as store:
+        meet = Meet(store, size)
+        async with open_orders(
+            addresses,
+            read_key(place.run / KEY),
+            meet,
+            waits,
+            tls=place.tls,
+            start_s=config.supervision.start_s,
+            patience_s=config.supervision.stall_s,
+        ) as orders:
+            with _rank(place, model, meet) as rank:
+                learner = _learner(place, model, rank, checkpoint)
+                await _lead(place, learner, plan, orders, waits)
+                await orders.end()
+
+
+async def _follow(place: ActorContext, waits: Waits) -> None:
+    """Another rank's life, here or on another machine."""
+    checkpoint = latest(place.run) if place.resume else None
+    with refused_as_input():
+        model = _model(place, checkpoint)
+        if not _spread(place):
+            _try(model, place)
+    address = place.rank_0 or UnixAddress(place.run / RANKS)
+    async with open_rank(
+        address,
+        read_key(place.run / KEY),
+        place.hello,
+        waits,
+        tls=place.tls,
+        start_s=place.config.supervision.start_s,
+    ) as (link, meet):
+        with _rank(place, model, meet) as rank:
+            learner = _learner(place, model, rank, checkpoint)
+            await obey(link, place.hello, _Carried(learner, place), waits)
+
+
+def _spread(place: ActorContext) -> bool:
+    """True if some ranks are on other machines, and so all are given rank 0's weights."""
+    return place.head is not None or place.config.cluster.trainer_agents > 0
 
 
 async def _lead(
@@ -181,13 +219,27 @@ async def _to_publish(
 
 
 @contextmanager
-def _rank(place: ActorContext, model: PreTrainedModel, store: str) -> Iterator[Rank]:
-    """This process's rank of several, which waits for the others in the `store` at this address,
-    and keeps its shard of the model."""
+def _rank(place: ActorContext, model: PreTrainedModel, meet: Meet) -> Iterator[Rank]:
+    """This process's rank of several, which meets the others, and keeps its shard of the model; of
+    rank 0's, where some are on other machines."""
     train, start_s = place.config.train, place.config.supervision.start_s
-    met = open_store(store, timedelta(seconds=start_s))
-    with open_ranks(train.device, met, place.index, ranks_of(train), start_s) as mesh:
+    _use_network_of(meet.store)
+    store = open_store(meet.store, timedelta(seconds=start_s))
+    with open_ranks(train.device, store, place.index, meet.size, start_s) as mesh:
+        if _spread(place):
+            share_weights(model)
+            if place.index:
+                with refused_as_input():
+                    _try(model, place)
         yield shard(model, mesh)
+
+
+def _use_network_of(store: str) -> None:
+    """Have collectives use the network by which the store at this address is reached."""
+    interface = interface_of(own_address(store))
+    if interface is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
 @contextmanager
@@ -203,19 +255,27 @@ def _ending_at_once() -> Iterator[None]:
 
 
 def _model(place: ActorContext, checkpoint: Path | None) -> PreTrainedModel:
-    """The model of the checkpoint, or the initial one, in passes that were tried; one with adapters
-    is the initial one, and the checkpoint's adapters come later. Raises ModelError for one that
-    cannot be trained."""
+    """The model of the checkpoint, or the initial one, on the trainer's device; one with adapters
+    is the initial one, and the checkpoint's adapters come later. One that rank 0 gives its weights
+    is empty. Raises ModelError for one that cannot be trained."""
     config, lora = place.config, place.config.model.lora
-    path = place.initial if checkpoint is None or lora.rank else checkpoint
-    model = load_model(path, place.dtype)
+    if place.index and _spread(place):
+        model = empty_model(place.initial, place.dtype)
+    else:
+        path = place.initial if checkpoint is None or lora.rank else checkpoint
+        model = load_model(path, place.dtype)
     if config.model.output_dtype == "float32":
         float32_output(model)
     if lora.rank:
         add_adapters(model, lora)
     torch.nn.Module.to(model, config.train.device)
-    logger.info("tried on a few texts: %s", try_passes(model, config.engine.context_tokens))
     return model
+
+
+def _try(model: PreTrainedModel, place: ActorContext) -> None:
+    """Settle on the passes of a model, by trying them. Raises ModelError where none will do."""
+    tried = try_passes(model, place.config.engine.context_tokens)
+    logger.info("tried on a few texts: %s", tried)
 
 
 def _learner(
@@ -235,7 +295,12 @@ def _learner(
             supervised=open_supervised(config, place.initial),
             rank=rank,
         )
-        if checkpoint is not None:
+        if _spread(place):
+            stored = read_state(checkpoint) if checkpoint is not None else None
+            stored = share_state(stored, torch.device(config.train.device))
+            if stored is not None:
+                restore_state(stored, learner)
+        elif checkpoint is not None:
             restore(checkpoint, learner)
     return learner
 

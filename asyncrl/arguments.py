@@ -135,6 +135,14 @@ def parser() -> argparse.ArgumentParser:
     )
     part.add_argument("--name", default="", help="of this machine (default: its host name)")
     part.add_argument(
+        "--for",
+        dest="role",
+        choices=("rollout", "trainer"),
+        default="rollout",
+        help="what runs here: rollout actors (default), or ranks of the trainer "
+        "(cluster.trainer_agents)",
+    )
+    part.add_argument(
         "--cores", type=_positive, default=0, metavar="N", help="to offer (default: all)"
     )
     part.add_argument(

@@ -210,9 +210,8 @@ def _agent(args: argparse.Namespace) -> int:
     from asyncrl.cluster.join_token import JoinToken
     from asyncrl.cluster.joining import PATIENCE_S
 
-    return agent(
-        JoinToken.read(args.join), args.dir, args.name, args.cores, args.patience or PATIENCE_S
-    )
+    token, patience_s = JoinToken.read(args.join), args.patience or PATIENCE_S
+    return agent(token, args.dir, args.name, args.cores, patience_s, args.role)
 
 
 def _top(args: argparse.Namespace) -> int:

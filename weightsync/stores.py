@@ -7,8 +7,10 @@ everybody's. So it is for groups of several machines, and for SGLang servers, wh
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,6 +24,8 @@ from weightsync.errors import TransferError
 FILE = "file:"
 """Beginning of the address of a store that is a file."""
 LOOPBACK = "127.0.0.1"
+SIOCGIFADDR = 0x8915
+"""The kernel's call for an interface's address (netdevice(7))."""
 
 
 @contextmanager
@@ -82,6 +86,19 @@ def serve_tcp_store(host: str) -> TCPStore:
         wait_for_workers=False,
         master_listen_fd=listening.detach(),
     )
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of this machine that has this IPv4 address; None where none has."""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                said = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has none
+                continue
+        if socket.inet_ntoa(said[20:24]) == address:
+            return name
+    return None
 
 
 def own_address(address: str) -> str:

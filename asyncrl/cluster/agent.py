@@ -43,6 +43,7 @@ from asyncrl.ipc.messages import (
     Alive,
     Equipped,
     Join,
+    JoinedRole,
     JoinRefused,
     KillActor,
     MachineAdmitted,
@@ -76,10 +77,18 @@ LOST = 1
 """Exit status where the launcher was lost, or an actor could not be started."""
 
 
-def agent(token: JoinToken, folder: Path | None, name: str, cores: int, patience_s: float) -> int:
+def agent(
+    token: JoinToken,
+    folder: Path | None,
+    name: str,
+    cores: int,
+    patience_s: float,
+    role: JoinedRole = "rollout",
+) -> int:
     """Take part in the run of a join token until it is over. `folder` is to be this machine's
     directory of the run (None: one that is removed at the end), `name` the machine's (empty: its
-    host name), `cores` how many it offers (0: all that this process may use). A link that was cut
+    host name), `cores` how many it offers (0: all that this process may use), and `role` that of
+    the actors that it can have. A link that was cut
     is made again, also to a launcher that was killed and started again, within `patience_s`.
     Returns the exit status: 0 if the run ended, 1 if the launcher was lost, 2 if the
     machine is refused. Raises ConfigError for a `folder` that is not this user's, or that another
@@ -96,13 +105,13 @@ def agent(token: JoinToken, folder: Path | None, name: str, cores: int, patience
         stack.enter_context(logs.kept(run, "launcher", 0))
         mine = sorted(os.sched_getaffinity(0))[: cores or available_cores()]
         taking_part = partial(
-            _take_part, token, run, name or socket.gethostname(), mine, patience_s
+            _take_part, token, run, name or socket.gethostname(), mine, patience_s, role
         )
         return trio.run(taking_part, strict_exception_groups=True)
 
 
 async def _take_part(
-    token: JoinToken, run: Path, name: str, cores: list[int], patience_s: float
+    token: JoinToken, run: Path, name: str, cores: list[int], patience_s: float, role: JoinedRole
 ) -> int:
     """Take part, and again where the link was cut; returns the exit status."""
     try:
@@ -111,7 +120,7 @@ async def _take_part(
         complain(escaped(f"the launcher of {token.address} cannot be joined: {error}."))
         return BAD_INPUT
     while True:
-        agent = _Agent(run, name, cores)
+        agent = _Agent(run, name, cores, role)
         status = await agent.serve(link)
         if not agent.cut:
             return status
@@ -163,9 +172,9 @@ class _Agent:
     """One machine's part in one run, over one link. `cut` is True once that was lost, with a
     launcher that may live on."""
 
-    def __init__(self, run: Path, name: str, cores: list[int]) -> None:
+    def __init__(self, run: Path, name: str, cores: list[int], role: JoinedRole) -> None:
         self.cut = False
-        self._run, self._name, self._cores = run, name, cores
+        self._run, self._name, self._cores, self._role = run, name, cores, role
         self._actors: dict[Actor, Process] = {}
         self._room = 0  # as many actors are to be expected; 0 until it takes part
         self._places: Places | None = None  # once it has what they need
@@ -183,7 +192,8 @@ class _Agent:
             nursery.start_soon(self._write, link)
             nursery.start_soon(self._beat)
             nursery.start_soon(self._listen, nursery.cancel_scope)
-            self._send.send_nowait(Join(self._name[:255], len(self._cores), own_versions()))
+            offer = Join(self._name[:255], len(self._cores), own_versions(), self._role)
+            self._send.send_nowait(offer)
             await self._follow(link, nursery)
             nursery.cancel_scope.cancel()
         return self._status
@@ -271,6 +281,15 @@ class _Agent:
     def _divided(self) -> Places:
         """This machine's places for actors. Raises ConfigError where it lacks what they need."""
         config = read(self._run / RUN_TOML)
+        if self._role == "trainer":
+            each = 1 if config.train.device == "cuda" else 0
+            if not each and self._room > len(self._cores):
+                raise ConfigError(
+                    f"it offers {len(self._cores)} cores, and {self._room} of the trainer's ranks "
+                    "need one each"
+                )
+            gpus = gpus_here() if each else 0
+            return Places(self._cores, self._room, gpus, each, least=self._room)
         engine_kind(config.engine.kind).check(config)
         each = gpus_each(config)
         return Places(self._cores, self._room, gpus_here() if each else 0, each)
@@ -293,6 +312,7 @@ class _Agent:
         """Start an actor in its place."""
         actor = (order.role, order.index, order.incarnation)
         arguments = ["--coordinator", str(tcp_address(order.coordinator))]
+        arguments += ["--rank-0", str(tcp_address(order.rank_0))] if order.rank_0 else []
         arguments += ["--resume"] if order.resume else []
         process = self._actors[actor] = start_actor(
             fork_server, self._run, actor, place.cores, arguments, place.environment

@@ -17,10 +17,12 @@ from asyncrl.ipc.messages import (
     ActorExited,
     Alive,
     Equipped,
+    JoinedRole,
     KillActor,
     MachineLeaving,
     Message,
     Role,
+    StartActor,
     Unequipped,
 )
 from asyncrl.processes.standstill import Patience
@@ -44,8 +46,9 @@ OfItself = Equipped | Unequipped | MachineLeaving | ActorExited
 class RemoteActor:
     """A start of an actor on another machine: a `Child` of the launcher's supervision."""
 
-    def __init__(self, actor: Actor, resume: bool) -> None:
-        self.actor, self.resume = actor, resume
+    def __init__(self, order: StartActor) -> None:
+        self.order = order
+        self.actor: Actor = (order.role, order.index, order.incarnation)
         self.machine: Machine | None = None
         self.displaced = False
         self._ended = trio.Event()
@@ -89,10 +92,10 @@ class RemoteActor:
 
 
 class Machine:
-    """A machine that takes part, and its actors."""
+    """A machine that takes part, and its actors, all of one role."""
 
-    def __init__(self, name: str, cores: int, link: Link) -> None:
-        self.name, self.cores = name, cores
+    def __init__(self, name: str, cores: int, role: JoinedRole, link: Link) -> None:
+        self.name, self.cores, self.role = name, cores, role
         self.actors: dict[Actor, RemoteActor] = {}
         self.places: int | None = None
         """Actors that it can have at a time; None: any number."""
@@ -104,10 +107,10 @@ class Machine:
         self._silence = Patience()
         self._why = ""
 
-    @property
-    def full(self) -> bool:
-        """True if it can have no actor more."""
-        return self.places is not None and len(self.actors) >= self.places
+    def takes(self, actor: RemoteActor) -> bool:
+        """True if it is for actors of that role, and has a place for one more."""
+        free = self.places is None or len(self.actors) < self.places
+        return free and actor.order.role == self.role
 
     @property
     def load(self) -> tuple[float, str]:

@@ -43,27 +43,33 @@ class LocalPlacement:
         if role in ("trainer", "rollout"):
             await self._fork_server.settled()
 
-    def start(self, role: Role, index: int, incarnation: int, *, resume: bool) -> Process:
-        """Start one actor as a process. An actor without cores of its own computes nothing, and
-        runs where there is room."""
+    def start(
+        self,
+        role: Role,
+        index: int,
+        incarnation: int,
+        *,
+        resume: bool,
+        arguments: Sequence[str] = (),
+    ) -> Process:
+        """Start one actor as a process, with `arguments` besides its own. An actor without cores of
+        its own computes nothing, and runs where there is room."""
         return start_actor(
             self._fork_server,
             self._run,
             (role, index, incarnation),
             self._cores_of(role, index),
-            ["--resume"] if resume else [],
+            [*arguments, *(["--resume"] if resume else [])],
             self._of_rank(role, index),
         )
 
     def _of_rank(self, role: Role, index: int) -> dict[str, str]:
-        """Environment of one rank of a trainer: its GPU, and the way to the others on a CPU."""
+        """Environment of one rank of several: its GPU, where it has one."""
         gpus = gpus_of(self._config).trainer
-        if role != "trainer" or ranks_of(self._config.train) == 1:
+        if role != "trainer" or ranks_of(self._config.train) == 1 or not gpus:
             return {}
-        if gpus:
-            allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-            return {"CUDA_VISIBLE_DEVICES": visible([gpus[index]], allowed)}
-        return {"GLOO_SOCKET_IFNAME": "lo"}
+        allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return {"CUDA_VISIBLE_DEVICES": visible([gpus[index]], allowed)}
 
     def _cores_of(self, role: Role, index: int) -> tuple[int, ...] | None:
         """The cores that an actor has of its own; None for an actor that has none."""

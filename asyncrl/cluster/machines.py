@@ -23,7 +23,7 @@ from asyncrl.cluster.joined_machine import KILLED, Machine, OfItself, RemoteActo
 from asyncrl.cluster.model_files import model_files
 from asyncrl.cluster.versions import differing, own_versions
 from asyncrl.config import Config
-from asyncrl.config.cluster import room_of
+from asyncrl.config.cluster import ranks_here, room_of
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.escape import escaped
 from asyncrl.ipc.address import TcpAddress
@@ -35,12 +35,12 @@ from asyncrl.ipc.messages import (
     ActorExited,
     Equipped,
     Join,
+    JoinedRole,
     JoinRefused,
     MachineAdmitted,
     MachineLeaving,
     Message,
     ModelFile,
-    Role,
     RunOver,
     StartActor,
     Unequipped,
@@ -66,6 +66,11 @@ GOODBYE_S = 10.0
 """Seconds that agents have to end when the run is over."""
 RAY_S = 60.0
 """Seconds that Ray's driver has for its start, and to say why there are no machines."""
+NOT_FOR_TRAINER = (
+    "it is for the trainer, whose ranks are all on the launcher's machine: set "
+    "cluster.trainer_agents there, or leave out --for trainer here"
+)
+"""Words for a machine that joins for ranks where none is elsewhere."""
 
 
 class Machines:
@@ -121,15 +126,19 @@ class Machines:
         """Number of machines that can have actors."""
         return len(self._members)
 
+    def count_for(self, role: JoinedRole) -> int:
+        """Number of machines that can have actors of a role."""
+        return sum(machine.role == role for machine in self._members.values())
+
     async def complete(self) -> None:
-        """Wait for `cluster.agents` machines, or for one where so many were there once. Raises
-        ActorFailed where `fail` said why none can come, and as bad input after `cluster.join_s`,
-        which where Ray places them is its driver's to say first."""
+        """Wait for `cluster.agents` machines and `cluster.trainer_agents`, or for one of the former
+        where so many were there once. Raises ActorFailed where `fail` said why none can come, and
+        as bad input after `cluster.join_s`, which where Ray places them is its driver's to say
+        first."""
         cluster = self._config.cluster
         by_ray = cluster.kind == "ray"
-        wanted = 1 if self._completed else cluster.agents
         with trio.move_on_after(cluster.join_s + (RAY_S if by_ray else 0.0)):
-            while self.count < wanted:
+            while self._missing:
                 if self._failed is not None:
                     raise self._failed
                 self._changed = trio.Event()
@@ -138,6 +147,12 @@ class Machines:
                 self._refuse_too_few_places()
             self._completed = True
             return
+        role, wanted = self._missing[0]
+        option, key = (
+            (" --for trainer", "cluster.trainer_agents")
+            if role == "trainer"
+            else ("", "cluster.agents")
+        )
         if by_ray:
             advice = (
                 f"Ray had {RAY_S:g} s more for its start; look at what its driver says in "
@@ -145,20 +160,32 @@ class Machines:
             )
         else:
             advice = (
-                f"copy {self._run / JOIN_TOKEN} to each, and run `asyncrl agent --join join.token` "
-                "there while the launcher waits."
+                f"copy {self._run / JOIN_TOKEN} to each, and run `asyncrl agent --join join.token"
+                f"{option}` there while the launcher waits."
             )
         raise ActorFailed(
             "the cluster",
             BAD_INPUT,
-            f"{self.count} of {wanted} machines (cluster.agents) joined within {cluster.join_s:g} "
-            f"s (cluster.join_s): {advice}",
+            f"{self.count_for(role)} of {wanted} machines ({key}) joined within "
+            f"{cluster.join_s:g} s (cluster.join_s): {advice}",
         )
+
+    @property
+    def _missing(self) -> list[tuple[JoinedRole, int]]:
+        """Roles with too few machines to begin, or to go on, and how many each needs."""
+        cluster = self._config.cluster
+        wanted: dict[JoinedRole, int] = (
+            {"rollout": 1}
+            if self._completed
+            else {"rollout": cluster.agents, "trainer": cluster.trainer_agents}
+        )
+        return [(role, least) for role, least in wanted.items() if self.count_for(role) < least]
 
     def _refuse_too_few_places(self) -> None:
         """Raise ActorFailed, as bad input, where the machines have GPUs for fewer rollout actors
         than there are."""
-        wanted, members = self._config.rollout.actors, self._members.values()
+        wanted = self._config.rollout.actors
+        members = [machine for machine in self._members.values() if machine.role == "rollout"]
         if sum(wanted if one.places is None else one.places for one in members) < wanted:
             each = ", ".join(f"{one.name}: {one.places}" for one in members)
             raise ActorFailed(
@@ -177,9 +204,12 @@ class Machines:
             self._note(f"No machine joins any more: {said}.")
         self._changed.set()
 
-    def start(self, role: Role, index: int, incarnation: int, *, resume: bool) -> RemoteActor:
-        """Start an actor on the machine with the fewest for each core, as soon as there is one."""
-        actor = RemoteActor((role, index, incarnation), resume)
+    def start(
+        self, role: JoinedRole, index: int, incarnation: int, *, resume: bool, rank_0: str = ""
+    ) -> RemoteActor:
+        """Start an actor on the machine of its role with the fewest for each core, as soon as there
+        is one. A rank of the trainer finds rank 0 at the address `rank_0`."""
+        actor = RemoteActor(StartActor(role, index, incarnation, resume, "", rank_0))
         self._waiting.append(actor)
         self._assign()
         return actor
@@ -206,9 +236,13 @@ class Machines:
         if not isinstance(join, Join):
             raise LinkError("malformed", "an agent says first which machine it is")
         if why := differing(join.versions, own_versions()):
-            await self._refuse(link, join, why)
+            said = f"it has {escaped(why, 200)}; install the same there"
+            await self._refuse(link, join, said)
             return
-        machine = Machine(self._named(join.machine), join.cores, link)
+        if join.role == "trainer" and not self._config.cluster.trainer_agents:
+            await self._refuse(link, join, NOT_FOR_TRAINER)
+            return
+        machine = Machine(self._named(join.machine), join.cores, join.role, link)
         why = "the launcher ended"
         try:
             async with trio.open_nursery() as nursery:
@@ -219,10 +253,8 @@ class Machines:
             self._leave(machine, why)
 
     async def _refuse(self, link: Link, join: Join, why: str) -> None:
-        said = (
-            f"machine {escaped(join.machine, 60)} takes no part: it has {escaped(why, 200)}; "
-            "install the same there"
-        )
+        """Say why a machine takes no part, to it and to the user."""
+        said = f"machine {escaped(join.machine, 60)} takes no part: {why}"
         self._note(f"{said}.")
         await link.send(JoinRefused(said))
         with trio.move_on_after(JOIN_S), contextlib.suppress(EndOfStream):
@@ -242,7 +274,7 @@ class Machines:
         await self._prepared.wait()
         files = await trio.to_thread.run_sync(model_files, self._run / INITIAL)
         settings = await trio.Path(self._run / RUN_TOML).read_text()
-        room = room_of(self._config)
+        room = (ranks_here if machine.role == "trainer" else room_of)(self._config)
         key = read_key(self._run / KEY)
         machine.tell(MachineAdmitted(machine.name, settings, len(files), room, key))
         for name, contents in files:
@@ -271,7 +303,8 @@ class Machines:
             return
         machine.places = places
         self._members[machine.name] = machine
-        self._note(f"Machine {machine.name} takes part, with {machine.cores} cores.")
+        trains = ", for the trainer" * (machine.role == "trainer")
+        self._note(f"Machine {machine.name} takes part, with {machine.cores} cores{trains}.")
         self._assign()
         self._changed.set()
 
@@ -298,13 +331,15 @@ class Machines:
 
     def _assign(self) -> None:
         """Give actors that wait to machines with a place."""
-        self._waiting = [actor for actor in self._waiting if not actor.over]
-        while self._waiting:
-            open_ones = [machine for machine in self._members.values() if not machine.full]
-            if not open_ones:
-                return
-            actor = self._waiting.pop(0)
-            machine = min(open_ones, key=lambda machine: machine.load)
+        waiting, self._waiting = self._waiting, []
+        for actor in waiting:
+            places = [machine for machine in self._members.values() if machine.takes(actor)]
+            if actor.over:
+                continue
+            if not places:
+                self._waiting.append(actor)
+                continue
+            machine = min(places, key=lambda machine: machine.load)
             actor.machine, machine.actors[actor.actor] = machine, actor
             address = (self._run / COORDINATOR_ADDRESS).read_text()
-            machine.tell(StartActor(*actor.actor, actor.resume, address))
+            machine.tell(replace(actor.order, coordinator=address))

@@ -30,11 +30,33 @@ def local_rollouts(config: Config) -> int:
     return 0 if joined(config) else config.rollout.actors
 
 
+def ranks_here(config: Config) -> int:
+    """Number of the trainer's ranks on this machine, and on each that joins for the trainer; at
+    least one.
+
+    Example: eight ranks, and one machine that joins for the trainer: four.
+    """
+    return max(1, config.train.ranks // (1 + config.cluster.trainer_agents))
+
+
 def cluster_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the keys that contradict each other, and the remedy as the end of a sentence."""
-    if not joined(config):
-        return
     cluster = config.cluster
+    if not joined(config):
+        if cluster.trainer_agents:
+            yield (
+                ("cluster.kind", "cluster.trainer_agents"),
+                "no machine joins a run of this one alone: set kind to agents or ray, or "
+                "trainer_agents to 0",
+            )
+        return
+    machines = 1 + cluster.trainer_agents
+    if config.train.ranks % machines:
+        yield (
+            ("train.ranks", "cluster.trainer_agents"),
+            f"this machine and those that join for the trainer have as many ranks each: make ranks "
+            f"a multiple of {machines}",
+        )
     if config.rollout.actors < cluster.agents:
         yield (
             ("cluster.agents", "rollout.actors"),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from asyncrl.config.advice import advice
-from asyncrl.config.cluster import agent_cores, joined, local_rollouts
+from asyncrl.config.cluster import agent_cores, joined, local_rollouts, ranks_here
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.flow import admission_policy, max_group_size, penalty_band
 from asyncrl.config.gpus import agent_gpus, gpus_of
@@ -160,7 +160,7 @@ def derived(config: Config, available: int) -> list[Row]:
     total = config.machine.cores or available
     share = divide_cores(
         range(total),
-        ranks_of(train),
+        ranks_here(config),
         local_rollouts(config),
         config.machine.trainer_cores,
         rollout.lent_actors,
@@ -245,13 +245,25 @@ def _cluster(config: Config) -> list[Row]:
     gpus = agent_gpus(config)
     has = f" with {gpus} GPUs each" if gpus else ""
     by = f", of Ray, {agent_cores(config)} cores each" if cluster.kind == "ray" else ""
-    return [
+    here = "all others here"
+    rows = [
         Row(
             "machines",
             f"{cluster.agents} join{has}{by}",
-            f"at {where}: {actors} rollout actors there, all others here",
+            f"at {where}: {actors} rollout actors there, {here}",
         )
     ]
+    if cluster.trainer_agents:
+        ranks = ranks_here(config)
+        on = f"{ranks} of the trainer's ranks" + (", a GPU each" * (config.train.device == "cuda"))
+        rows.append(
+            Row(
+                "trainer machines",
+                f"{cluster.trainer_agents} join",
+                f"by `asyncrl agent --for trainer`: {on}, on each, and {ranks} here with rank 0",
+            )
+        )
+    return rows
 
 
 def _truncated(config: Config) -> str:

@@ -1,9 +1,9 @@
 """The GPUs of a run's processes, by who has them. Invariant: nobody shares one.
 
-Each rank of the trainer has one, from the first on. Then each server that a rollout actor starts
-has as many as it has ranks. With the backend `nccl` a rollout actor has one of its own, from which
-it sends weights to its server: NCCL refuses two ranks on one GPU. Numbers count those that this
-process may use; a rollout actor on a machine that joins may use its own alone.
+Each rank of the trainer here has one, from the first on. Then each server that a rollout actor
+starts has as many as it has ranks. With the backend `nccl` a rollout actor has one of its own, from
+which it sends weights to its server: NCCL refuses two ranks on one GPU. Numbers count those that
+this process may use; an actor on a machine that joins may use its own alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from asyncrl.config.cluster import joined, local_rollouts, room_of
+from asyncrl.config.cluster import joined, local_rollouts, ranks_here, room_of
 from asyncrl.config.schema import Config
 from asyncrl.config.servers import servers_of
 
@@ -52,7 +52,7 @@ class ActorGpus(NamedTuple):
 def gpus_of(config: Config) -> Gpus:
     """The GPUs of a run's processes on the launcher's machine. Those of servers that somebody else
     runs are not here."""
-    trainer = tuple(range(config.train.ranks or 1)) if config.train.device == "cuda" else ()
+    trainer = tuple(range(ranks_here(config))) if config.train.device == "cuda" else ()
     ranks, sends = _each(config)
     start, actors = len(trainer), local_rollouts(config)
     servers = tuple(
@@ -70,8 +70,13 @@ def gpus_each(config: Config) -> int:
 
 
 def agent_gpus(config: Config) -> int:
-    """GPUs that Ray gives each agent: its actors'."""
+    """GPUs that Ray gives each agent of rollout actors: theirs."""
     return room_of(config) * gpus_each(config)
+
+
+def trainer_agent_gpus(config: Config) -> int:
+    """GPUs that Ray gives each agent of trainer ranks: one for each of them."""
+    return ranks_here(config) if config.train.device == "cuda" else 0
 
 
 def actor_gpus(config: Config, index: int) -> ActorGpus:

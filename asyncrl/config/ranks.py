@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from asyncrl.config.cluster import ranks_here
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.losses import advantage_of
 from asyncrl.config.published import rounded
@@ -19,32 +20,35 @@ def ranks_of(train: TrainConfig) -> int:
 
 
 def settled_ranks(config: Config, gpus: int) -> int:
-    """The number of ranks of a machine with so many GPUs, where `train.ranks` leaves it open: all
-    that nobody else needs; one on a CPU, and of a model with adapters (`model.lora`).
+    """The number of ranks where this machine has so many GPUs, and `train.ranks` leaves it open:
+    all that nobody else needs; one on a CPU, and of a model with adapters (`model.lora`). As many
+    on each machine that joins for the trainer.
 
-    Example: eight GPUs, and two servers of two each: four ranks.
+    Example: eight GPUs, and two servers of two each: four ranks; eight with another machine.
     """
-    if config.train.ranks or config.train.device == "cpu" or config.model.lora.rank:
-        return ranks_of(config.train)
-    return max(1, gpus - gpus_of(config).needed + 1)
+    if config.train.ranks:
+        return config.train.ranks
+    alone = config.train.device == "cpu" or config.model.lora.rank
+    here = 1 if alone else max(1, gpus - gpus_of(config).needed + 1)
+    return here * (1 + config.cluster.trainer_agents)
 
 
 def ranks_left(config: Config, cores: int, gpus: int) -> int:
-    """The number of ranks with which a run goes on where its machine has so many cores and GPUs
-    left: no more than there are for them, and at least one.
+    """The number of ranks on each machine with which a run goes on where its own has so many cores
+    and GPUs left: no more than there are for them, and at least one.
 
     Example: of eight GPUs, four of which are servers', one is lost: three ranks of four.
     """
-    ranks = ranks_of(config.train)
-    spare = gpus - gpus_of(config).needed if config.train.device == "cuda" else cores - ranks
-    return max(1, min(ranks, ranks + spare))
+    here = ranks_here(config)
+    spare = gpus - gpus_of(config).needed if config.train.device == "cuda" else cores - here
+    return max(1, min(here, here + spare))
 
 
 def rank_contradictions(config: Config) -> Contradictions:
     """Those of settings with several ranks. A policy that is kept beside the model would have to be
     divided as the model is, and no rank has all tokens of a step."""
     train, staleness = config.train, config.staleness
-    if ranks_of(train) == 1:
+    if ranks_of(train) == 1 and not config.cluster.trainer_agents:
         return
     if staleness.proximal in ("boundary", "snapshot", "ema"):
         yield (

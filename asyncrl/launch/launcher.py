@@ -28,8 +28,9 @@ from asyncrl.cluster.agents_placement import AgentsPlacement
 from asyncrl.cluster.local_placement import ENVIRONMENT, PRELOADED, SMALL, LocalPlacement
 from asyncrl.cluster.machines import Machines
 from asyncrl.cluster.ray_placement import keep_ray
+from asyncrl.cluster.reserved_port import keep_port
 from asyncrl.config import Config
-from asyncrl.config.cluster import joined, local_rollouts
+from asyncrl.config.cluster import joined, local_rollouts, ranks_here
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.config.ranks import ranks_of
@@ -169,9 +170,11 @@ class _Launch:
             self._supervisor = RunSupervisor(self._config, self, self, self._healing.lost)
 
     async def _cut_to_what_is_left(self) -> None:
-        """Have no more ranks than this machine has cores or GPUs for by now."""
+        """Have no more ranks than this machine has cores or GPUs for by now, and than there are
+        machines for the trainer."""
         self._cores = cores_here(self._given)
-        left = await settings_left(self._given, len(self._cores))
+        machines = 0 if self._machines is None else self._machines.count_for("trainer")
+        left = await settings_left(self._given, len(self._cores), machines)
         if left is not None and ranks_of(left[0].train) != ranks_of(self._config.train):
             self._config, said = left
             configuration.write(self._config, self._run / RUN_TOML)
@@ -186,7 +189,7 @@ class _Launch:
 
     async def open(self, nursery: trio.Nursery) -> None:
         """Prepare the model, and listen for the coordinator."""
-        self._placement = self._placed()
+        self._placement = await self._placed(nursery)
         await self._prepare()
         if self._machines is not None:
             await self._complete(self._machines)
@@ -197,18 +200,23 @@ class _Launch:
             partial(serve, address, key, self._supervisor.converse, refused=self._refused)
         )
 
-    def _placed(self) -> ActorPlacement:
-        """The placement of the actors of a life."""
+    async def _placed(self, nursery: trio.Nursery) -> ActorPlacement:
+        """The placement of the actors of a life, which `nursery` ends with."""
         config = self._config
         shares = divide_cores(
             self._cores,
-            ranks_of(config.train),
+            ranks_here(config),
             local_rollouts(config),
             config.machine.trainer_cores,
             config.rollout.lent_actors,
         )
         local = LocalPlacement(config, self._run, self._fork_server, shares)
-        return local if self._machines is None else AgentsPlacement(local, self._machines)
+        if self._machines is None:
+            return local
+        rank_0 = ""
+        if config.cluster.trainer_agents:
+            rank_0 = str(await nursery.start(keep_port, config.cluster.host))
+        return AgentsPlacement(local, self._machines, ranks_here(config), rank_0)
 
     async def _let_machines_join(self, nursery: trio.Nursery) -> None:
         """Let machines in until the run ends."""

@@ -10,9 +10,8 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 from asyncrl.config import Config, ConfigError
-from asyncrl.config.cluster import joined
+from asyncrl.config.cluster import joined, ranks_here
 from asyncrl.config.gpus import Gpus
-from asyncrl.config.ranks import ranks_of
 from asyncrl.config.schema import AgentConfig
 from asyncrl.processes.machine import gpus_here
 
@@ -31,10 +30,13 @@ def check_cores(config: Config, available: int) -> None:
             f"machine.trainer_cores is {trainer} of {cores} cores, which leaves none for "
             "generation: set it to less, or to 0."
         )
-    if config.train.device == "cpu" and (ranks := ranks_of(config.train)) > cores:
+    if config.train.device == "cpu" and ranks_here(config) > cores:
+        machines = 1 + config.cluster.trainer_agents
+        here, on = (" here", f" on {machines} machines") if machines > 1 else ("", "")
         raise ConfigError(
-            f"train.ranks is {ranks}, and there are {cores} cores: ranks that take turns on a core "
-            f"train no faster than one; set it to {cores} or less."
+            f"train.ranks is {config.train.ranks}{on}, and there are {cores} cores{here}: ranks "
+            "that take turns on a core train no faster than one; set it to "
+            f"{cores * machines} or less."
         )
 
 

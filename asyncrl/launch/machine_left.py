@@ -26,17 +26,25 @@ def cores_here(config: Config) -> list[int]:
     return sorted(os.sched_getaffinity(0))[: config.machine.cores or available_cores()]
 
 
-async def settings_left(given: Config, cores: int) -> tuple[Config, str] | None:
-    """The settings with which a run that was `given` these goes on with so many cores, and with the
-    GPUs that there are: no more ranks than there is room for. And the sentence that says so.
-    None where nobody says what there is."""
+async def settings_left(given: Config, cores: int, machines: int) -> tuple[Config, str] | None:
+    """The settings with which a run that was `given` these goes on with so many cores, with the
+    GPUs that there are, and with so many `machines` that joined for the trainer: no more ranks than
+    there is room for. And the sentence that says so. None where nobody says what there is."""
     found, gpus = f"{cores} core{'s' if cores > 1 else ''}", 0
     if given.train.device == "cuda":
         if not (gpus := await _gpus_now()):
             return None
         found = f"{gpus} GPU{'s' if gpus > 1 else ''}"
-    ranks = ranks_left(given, cores, gpus)
-    left = replace(given, train=replace(given.train, ranks=ranks))
+    wanted = given.cluster.trainer_agents
+    machines = min(machines, wanted)
+    ranks = ranks_left(given, cores, gpus) * (1 + machines)
+    left = replace(
+        given,
+        train=replace(given.train, ranks=ranks),
+        cluster=replace(given.cluster, trainer_agents=machines),
+    )
+    if wanted:
+        found += f", and {machines} of {wanted} machines for the trainer are there"
     wished = ranks_of(given.train)
     return left, f"The trainer goes on with {ranks} of {wished} ranks: this machine has {found}."
 

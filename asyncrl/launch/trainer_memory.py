@@ -15,6 +15,7 @@ import msgspec
 
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
+from asyncrl.config.cluster import ranks_here
 from asyncrl.config.derived import Row, size
 from asyncrl.config.ranks import ranks_of
 from asyncrl.escape import escaped
@@ -38,7 +39,7 @@ def memory_rows(config: Config) -> list[Row]:
     if not config.model.path:
         return []
     ranks, on_gpu = ranks_of(config.train), config.train.device == "cuda"
-    limit = max(0, gpu_bytes() - DRIVER_BYTES) if on_gpu else memory_bytes() // ranks
+    limit = max(0, gpu_bytes() - DRIVER_BYTES) if on_gpu else memory_bytes() // ranks_here(config)
     who = "the trainer" if ranks == 1 else f"each of the trainer's {ranks} ranks"
     where = "its GPU" if on_gpu else "this machine"
     bound = model_bound(config)
@@ -66,7 +67,7 @@ def memory_rows(config: Config) -> list[Row]:
     rows.append(
         Row("checkpoint copy", size(copied), "host memory besides, from the first checkpoint on")
     )
-    needed = parts.total + copied // ranks
+    needed = parts.total + copied // ranks_here(config)
     if not on_gpu and limit and parts.total <= limit < needed:
         said = f"with it {who} needs {size(needed)}, and {where} has {size(limit)}: train a smaller"
         rows.append(Row("note", "checkpoint copy", f"{said} model, or on a larger machine"))

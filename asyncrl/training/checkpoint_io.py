@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -44,12 +44,11 @@ from asyncrl.training.checkpoint_index import (
     complete,
     digested,
     place,
-    scalars,
 )
 from asyncrl.training.learner import Learner
 from asyncrl.training.staging import Staging
+from asyncrl.training.stored_state import TENSORS, StoredState, read_state
 
-TENSORS = "trainer.safetensors"
 TOKENIZER = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -164,17 +163,18 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
     optimizer's state, and torch its generator's; where its model has adapters, these too. Raises
     CheckpointError where the state is broken, or of another model or base; the learner is then as
     it was."""
-    found = scalars(path)
-    stored_adapters = _adapters(Path(path), found, learner.model)
-    file = Path(path) / TENSORS
-    try:
-        with safe_open(file, framework="pt") as stored:
-            names = stored.keys()  # no mapping: it cannot be iterated over itself
-            tensors: dict[str, Tensor] = {name: stored.get_tensor(name) for name in names}
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"training cannot go on from {path}, because {TENSORS} cannot be read: {error}"
-        ) from error
+    state = read_state(Path(path))
+    stored_adapters = _adapters(state.path, state.scalars, learner.model)
+    restore_state(state, learner)
+    if stored_adapters:
+        set_adapters(learner.model, stored_adapters)
+    return state.scalars
+
+
+def restore_state(state: StoredState, learner: Learner) -> None:
+    """Give a learner whose model has the weights of a checkpoint the rest of its state. Raises
+    CheckpointError as `restore`."""
+    path, found, tensors = state.path, state.scalars, dict(state.tensors)
     generator = tensors.pop(_GENERATOR, None)
     if generator is None:
         raise CheckpointError(
@@ -197,7 +197,7 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
             f"training cannot go on from {path}, because its {TENSORS} is of a model of another "
             "type or size"
         )
-    state: dict[str, dict[str, Tensor]] = {}
+    moments_of: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         key, _, parameter = name.partition("/")
         if parameter not in parameters or (
@@ -208,7 +208,7 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
                 f"({parameter})"
             )
         # a copy: mapped from the file it lies at any address, and kernels round differently there
-        state.setdefault(parameter, {})[key] = (
+        moments_of.setdefault(parameter, {})[key] = (
             tensor.clone()
             if key == "step"
             else learner.rank.sharded(tensor.clone(), like=parameters[parameter])
@@ -223,16 +223,13 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
         raise CheckpointError(
             f"training cannot go on from {path}, because in its {TENSORS} {error}"
         ) from error
-    if stored_adapters:
-        set_adapters(learner.model, stored_adapters)
     for name, tensor in copies.items():
         tensor.copy_(learner.rank.sharded(stored_masters[name], like=tensor))
     learner.optimizer.state.clear()
-    for parameter, moments in state.items():
+    for parameter, moments in moments_of.items():
         learner.optimizer.state[parameters[parameter]] = moments
     learner.version = found.version
     torch.set_rng_state(generator)
-    return found
 
 
 def _adapters(path: Path, found: Scalars, model: PreTrainedModel) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from actors.rank_orders import RankOrders, obey, open_orders, open_rank
 from asyncrl.ipc.address import UnixAddress
 from asyncrl.ipc.endpoints import connect
 from asyncrl.ipc.errors import EndOfStream, LinkBroken
-from asyncrl.ipc.messages import CloseStep, Gather, Hello, Message, Save
+from asyncrl.ipc.messages import CloseStep, Gather, Hello, Meet, Message, Save
 from asyncrl.ipc.waits import WaitExpired, Waits
 
 KEY = b"k" * 32
@@ -53,15 +53,15 @@ async def opened(tmp_path: Path, ranks: Ranks) -> AsyncIterator[tuple[RankOrders
         def carry_out(order: Message, buffers: Sequence[memoryview]) -> None:
             ranks.carry_out(rank, order, buffers)
 
-        async with open_rank(address, KEY, hello, Waits(), start_s=5.0) as (link, store):
-            assert store == STORE
+        async with open_rank(address, KEY, hello, Waits(), start_s=5.0) as (link, meet):
+            assert meet == Meet(STORE, SIZE)
             await obey(link, hello, carry_out, Waits())
 
     async with trio.open_nursery() as nursery:
         for rank in range(1, SIZE):
             nursery.start_soon(life, rank)
         async with open_orders(
-            [address], KEY, SIZE, STORE, Waits(), start_s=5.0, patience_s=PATIENCE_S
+            [address], KEY, Meet(STORE, SIZE), Waits(), start_s=5.0, patience_s=PATIENCE_S
         ) as orders:
             yield orders, nursery
             await orders.end()

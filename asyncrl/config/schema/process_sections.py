@@ -74,7 +74,7 @@ class MachineConfig(Section, frozen=True):
 
 
 class ClusterConfig(Section, frozen=True):
-    """The machines of a run: this one alone, or others that join it and have its rollout actors."""
+    """The machines of a run: this one alone, or others that join it for its actors."""
 
     kind: Annotated[
         Literal["local", "agents", "ray"],
@@ -88,6 +88,17 @@ class ClusterConfig(Section, frozen=True):
     agents: Annotated[
         int, Meta(ge=1, le=1024, description="machines that must have joined before the run begins")
     ] = 1
+    trainer_agents: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1024,
+            description=(
+                "machines that must have joined for the trainer, beside these; each has as many "
+                "of train.ranks as this machine"
+            ),
+        ),
+    ] = 0
     ray_address: Annotated[
         str,
         Meta(description="Ray's head, host:port; auto: RAY_ADDRESS, or this machine's"),

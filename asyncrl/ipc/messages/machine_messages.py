@@ -9,7 +9,7 @@ launcher → agent    StartActor …, KillActor …, Alive …, RunOver
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -17,15 +17,18 @@ from asyncrl.ipc.messages.parts import Message, Role
 
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
 """A name of a machine, a file or a package."""
+JoinedRole = Literal["rollout", "trainer"]
+"""A role of whose actors a machine that joins can have some."""
 
 
 class Join(Message, frozen=True):
-    """Agent to launcher: this machine offers `cores`, and has these `versions` of what both must
-    have alike, by name."""
+    """Agent to launcher: this machine offers `cores` for actors of a `role`, and has these
+    `versions` of what both must have alike, by name."""
 
     machine: Name
     cores: Annotated[int, Meta(ge=1, le=2**16)]
     versions: Annotated[dict[Name, Name], Meta(max_length=16)]
+    role: JoinedRole = "rollout"
 
 
 class JoinRefused(Message, frozen=True):
@@ -37,8 +40,8 @@ class JoinRefused(Message, frozen=True):
 class MachineAdmitted(Message, frozen=True):
     """Launcher to agent: the machine takes part, under this name; `run_toml` are the run's
     settings, and `key` is what its actors prove to the coordinator of this launch. So many
-    `ModelFile` follow. Of the run's rollout actors it has at most `room` at a time, while no other
-    machine is lost."""
+    `ModelFile` follow. Of the run's actors of its role it has at most `room` at a time, while no
+    other machine is lost."""
 
     machine: str
     run_toml: str
@@ -68,13 +71,15 @@ class Unequipped(Message, frozen=True):
 
 
 class StartActor(Message, frozen=True):
-    """Launcher to agent: start this actor, which finds the coordinator at an address."""
+    """Launcher to agent: start this actor, which finds the coordinator at an address; a rank of the
+    trainer finds rank 0 at `rank_0`."""
 
     role: Role
     index: int
     incarnation: int
     resume: bool
     coordinator: str
+    rank_0: str = ""
 
 
 class KillActor(Message, frozen=True):

@@ -8,9 +8,11 @@ from asyncrl.ipc.messages.parts import Message
 
 
 class Meet(Message, frozen=True):
-    """Rank 0 to another, first of all: the address of the `store` in which all ranks meet."""
+    """Rank 0 to another, first of all: the address of the `store` in which all ranks meet, and
+    their number, `size`."""
 
     store: str
+    size: int
 
 
 class Gather(Message, frozen=True):

@@ -1,0 +1,54 @@
+"""The trainer's state of a checkpoint, as it is stored, and how ranks that cannot read it are given
+it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from asyncrl.training.checkpoint_index import CheckpointError, Scalars, scalars
+from asyncrl.training.ranks.shared import SharedTensors, share
+
+TENSORS = "trainer.safetensors"
+
+
+class StoredState(NamedTuple):
+    """What a checkpoint says of itself, and every tensor of the trainer's state, by name. `path` is
+    for sentences about it."""
+
+    path: Path
+    scalars: Scalars
+    tensors: dict[str, Tensor]
+
+
+def read_state(path: Path) -> StoredState:
+    """Read the state of the checkpoint at `path`. Raises CheckpointError."""
+    found = scalars(path)
+    try:
+        with safe_open(path / TENSORS, framework="pt") as stored:
+            names = stored.keys()  # no mapping: it cannot be iterated over itself
+            tensors: dict[str, Tensor] = {name: stored.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"training cannot go on from {path}, because {TENSORS} cannot be read: {error}"
+        ) from error
+    return StoredState(path, found, tensors)
+
+
+def share_state(state: StoredState | None, device: torch.device) -> StoredState | None:
+    """Give every rank the state that rank 0 has, in host memory; None where it has none. All ranks
+    of the default group call this, and `device` is theirs."""
+    given = None
+    if state is not None:
+        said = msgspec.json.encode((str(state.path), state.scalars))
+        given = SharedTensors(said, state.tensors)
+    found = share(given, device)
+    if not found.said:
+        return None
+    path, of_itself = msgspec.json.decode(found.said, type=tuple[str, Scalars])
+    return StoredState(Path(path), of_itself, dict(found.tensors))
