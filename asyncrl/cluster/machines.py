@@ -77,7 +77,7 @@ class Machines:
     """The machines of one launch. `note` hears in a sentence who came, and who was lost."""
 
     def __init__(self, config: Config, run: Path, note: Callable[[str], None]) -> None:
-        self._config, self._run, self._note = config, run, note
+        self._config, self._run, self._told = config, run, note
         self._members: dict[str, Machine] = {}
         self._names: set[str] = set()
         self._waiting: list[RemoteActor] = []
@@ -85,6 +85,11 @@ class Machines:
         self._changed = trio.Event()
         self._completed = self.over = False
         self._failed: ActorFailed | None = None
+
+    def _note(self, said: str) -> None:
+        """Say something to the user, and to the launcher's log."""
+        logger.warning("%s", said)
+        self._told(said)
 
     async def serve(
         self, *, task_status: trio.TaskStatus[TcpAddress] = trio.TASK_STATUS_IGNORED
