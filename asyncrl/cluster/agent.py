@@ -289,7 +289,8 @@ class _Agent:
                     "need one each"
                 )
             gpus = gpus_here() if each else 0
-            return Places(self._cores, self._room, gpus, each, least=self._room)
+            who = "a machine of the trainer"
+            return Places(self._cores, self._room, gpus, each, least=self._room, who=who)
         engine_kind(config.engine.kind).check(config)
         each = gpus_each(config)
         return Places(self._cores, self._room, gpus_here() if each else 0, each)

@@ -31,7 +31,7 @@ class Place(NamedTuple):
 class Places:
     """The places of one machine. Its `cores` are divided for `room` actors; each actor has `each`
     GPUs of the machine's, the first of which are free. Raises ConfigError where those are too few
-    for the `least` actors that it has to have.
+    for the `least` actors that it has to have, which `who` needs.
 
     Example: three cores, five GPUs, two of them for each actor.
 
@@ -44,14 +44,20 @@ class Places:
     """
 
     def __init__(
-        self, cores: Sequence[int], room: int, gpus: int, each: int, *, least: int = 1
+        self,
+        cores: Sequence[int],
+        room: int,
+        gpus: int,
+        each: int,
+        *,
+        least: int = 1,
+        who: str = "a rollout actor",
     ) -> None:
         self.count = gpus // each if each else None
         if self.count is not None and self.count < least:
-            who = "a rollout actor needs" if least == 1 else f"{least} of the trainer's ranks need"
             raise ConfigError(
                 f"it has {gpus or 'no'} GPU{'s' if gpus > 1 else ''} that it may use, and {who} "
-                f"{each * least}"
+                f"needs {each * least}"
             )
         self._shares = divide_cores(cores, 0, room, 0).rollouts
         self._each = each

@@ -215,6 +215,8 @@ class RunSupervisor:
                 if not restarting and not self._spared(role, name):
                     self._unrestarted.append(exited)
                     self._missed.set()
+                if role == "trainer":
+                    self._end_ranks()
 
         budget = NO_RESTART
         if role in ("rollout", "reward", "agents"):
@@ -233,6 +235,13 @@ class RunSupervisor:
             raise
         if role == "coordinator" and self._finished is None:
             raise ActorFailed(name, 0, "")
+
+    def _end_ranks(self) -> None:
+        """Kill every rank of a trainer that has lost one: without it they would wait in a
+        collective, and across a network that was cut nobody hears that the other is gone."""
+        for name, (_, child) in self._children.items():
+            if name.startswith("trainer-"):
+                child.kill()
 
     def _spared(self, role: Role, name: str) -> bool:
         """True if the run goes on without this actor, which has failed for good."""

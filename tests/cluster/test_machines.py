@@ -37,6 +37,7 @@ pytestmark = pytest.mark.processes
 PATIENCE_S = 30.0
 FILES = {"config.json": b"{}", "tokenizer.json": b"[]"}
 ADDRESS = "tcp:127.0.0.1:9"
+RANKS, RANK_0 = 4, "tcp:127.0.0.1:8"
 
 
 class Head:
@@ -57,13 +58,18 @@ class Head:
 
     @contextlib.asynccontextmanager
     async def agent(
-        self, name: str = "one", cores: int = 2, places: int | None = None
+        self,
+        name: str = "one",
+        cores: int = 2,
+        places: int | None = None,
+        role: m.JoinedRole = "rollout",
     ) -> AsyncIterator[Link]:
         """The link of an agent that has all it needs, and takes part."""
         async with await self.connected() as link:
-            await link.send(m.Join(name, cores, own_versions()))
+            await link.send(m.Join(name, cores, own_versions(), role))
             admitted = await said(link)
             assert isinstance(admitted, m.MachineAdmitted) and admitted.files == len(FILES)
+            assert admitted.room == {"rollout": 2, "trainer": RANKS // 2}[role]
             for name, contents in FILES.items():
                 message, (buffer,) = await after_beats(link)
                 assert message == m.ModelFile(name) and bytes(buffer) == contents
@@ -99,6 +105,16 @@ async def ended(link: Link) -> None:
 
 @pytest.fixture
 async def head(nursery: trio.Nursery, tmp_path: Path) -> Head:
+    return await opened(nursery, tmp_path)
+
+
+@pytest.fixture
+async def of_trainer(nursery: trio.Nursery, tmp_path: Path) -> Head:
+    """Half of the trainer's ranks are on a machine that joins."""
+    return await opened(nursery, tmp_path, "cluster.trainer_agents=1", f"train.ranks={RANKS}")
+
+
+async def opened(nursery: trio.Nursery, tmp_path: Path, *sets: str) -> Head:
     run, notes = tmp_path / "run", list[str]()
     (run / INITIAL).mkdir(parents=True)
     for name, contents in {**FILES, "model.safetensors": b"weights"}.items():
@@ -106,7 +122,7 @@ async def head(nursery: trio.Nursery, tmp_path: Path) -> Head:
     (run / RUN_TOML).write_text("")
     (run / COORDINATOR_ADDRESS).write_text(ADDRESS)
     write_key(run / KEY, new_key())
-    config = load(None, ["cluster.kind=agents", "rollout.actors=2"], {})
+    config = load(None, ["cluster.kind=agents", "rollout.actors=2", *sets], {})
     machines = Machines(config, run, notes.append)
     serving = trio.CancelScope()
 
@@ -178,6 +194,56 @@ async def test_machines_with_too_few_gpus_are_named_before_the_start(head: Head)
         assert "GPUs for fewer than the 2 rollout actors (small: 1)" in refused.value.traceback
         async with head.agent("other", places=1):
             await head.machines.complete()
+
+
+async def test_each_machine_has_actors_of_its_own_role(of_trainer: Head) -> None:
+    head, start = of_trainer, partial(of_trainer.machines.start, resume=False)
+    ranks = [start("trainer", index, 0, rank_0=RANK_0) for index in (2, 3)]
+    async with head.agent("engines") as engines:
+        [engine] = actors_of(head, 1)
+        assert await said(engines) == m.StartActor("rollout", 0, 0, False, ADDRESS)
+        assert [rank.machine for rank in ranks] == [None, None]
+        with trio.move_on_after(0.1) as waits:
+            await head.machines.complete()
+        assert waits.cancelled_caught
+        async with head.agent("ranks", places=2, role="trainer") as trains:
+            started = [await said(trains) for _ in ranks]
+            assert started == [
+                m.StartActor("trainer", index, 0, False, ADDRESS, RANK_0) for index in (2, 3)
+            ]
+            await head.machines.complete()
+            assert head.machines.count_for("trainer") == head.machines.count_for("rollout") == 1
+            assert engine.machine is not None and engine.machine.name == "engines"
+        await head.until(1)
+        for rank in ranks:
+            with trio.fail_after(PATIENCE_S):
+                assert await rank.wait() == KILLED and rank.displaced
+        await head.machines.complete()  # a run goes on with the ranks that are left
+    assert "Machine ranks takes part, with 2 cores, for the trainer." in head.notes
+    assert any("Machine ranks is lost, with 2 actors" in note for note in head.notes)
+
+
+async def test_too_few_machines_for_the_trainer_are_said_with_what_to_run(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    sets = "cluster.trainer_agents=2", "train.ranks=3", "cluster.join_s=0.2"
+    head = await opened(nursery, tmp_path, *sets)
+    async with head.agent("engines"):
+        with trio.fail_after(PATIENCE_S), pytest.raises(ActorFailed) as refused:
+            await head.machines.complete()
+    assert refused.value.code == BAD_INPUT
+    assert "0 of 2 machines (cluster.trainer_agents) joined" in refused.value.traceback
+    assert "asyncrl agent --join join.token --for trainer`" in refused.value.traceback
+
+
+async def test_a_machine_for_a_trainer_that_is_all_here_is_refused_by_name(head: Head) -> None:
+    async with await head.connected() as link:
+        await link.send(m.Join("ranks", 2, own_versions(), "trainer"))
+        refused = await said(link)
+        assert isinstance(refused, m.JoinRefused)
+        assert refused.reason.startswith("machine ranks takes no part: it is for the trainer")
+        assert "set cluster.trainer_agents there" in refused.reason
+        assert head.machines.count == 0 and head.notes == [f"{refused.reason}."]
 
 
 async def test_a_machine_that_lacks_what_actors_need_is_refused_by_name(head: Head) -> None:

@@ -55,6 +55,20 @@ def test_a_machine_with_too_few_gpus_says_so(gpus: int, said: str) -> None:
         Places([0], 1, gpus, 2)
 
 
+def test_a_machine_of_the_trainer_needs_a_gpu_for_each_of_its_ranks() -> None:
+    needs = {"least": 4, "who": "a machine of the trainer"}
+    with pytest.raises(ConfigError, match=r"has 3 GPUs .* and a machine of the trainer needs 4"):
+        Places(range(8), 4, 3, 1, **needs)  # type: ignore[arg-type]
+    places = Places(range(8), 4, 4, 1, **needs)  # type: ignore[arg-type]
+    assert [places.take(rank) for rank in "abcde"] == [
+        Place((0, 1), (0,)),
+        Place((2, 3), (1,)),
+        Place((4, 5), (2,)),
+        Place((6, 7), (3,)),
+        None,
+    ]
+
+
 def test_an_actor_sees_its_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert Place((0,), ()).environment == {}

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from asyncrl.config import Config
-from asyncrl.config.gpus import gpus_of
+from asyncrl.config.cluster import cluster_contradictions, ranks_here
+from asyncrl.config.gpus import gpus_of, trainer_agent_gpus
 from asyncrl.config.ranks import rank_contradictions, ranks_left, ranks_of, settled_ranks
 from asyncrl.config.schema import SglangConfig
 from staleness.corrections import M2po
@@ -41,6 +42,45 @@ def test_a_run_goes_on_with_no_more_ranks_than_there_are_devices_for() -> None:
     cpu = config(train={"ranks": 4})
     assert [ranks_left(cpu, cores, 0) for cores in (8, 4, 3, 1)] == [4, 4, 3, 1]
     assert ranks_left(config(), 1, 0) == 1
+
+
+def test_machines_of_the_trainer_have_as_many_ranks_each() -> None:
+    elsewhere = {"kind": "agents", "trainer_agents": 2}
+    servers = {"kind": "sglang", "sglang": SglangConfig(launch=("python3",), device="cuda")}
+    cuda = config(train={"device": "cuda"}, cluster=elsewhere, engine=servers)
+    assert [settled_ranks(cuda, gpus) for gpus in (0, 1, 8)] == [3, 3, 24]
+    assert settled_ranks(config(cluster=elsewhere), 8) == 3
+    whole = config(train={"device": "cuda", "ranks": 12}, cluster=elsewhere, engine=servers)
+    assert ranks_here(whole) == 4 and gpus_of(whole).trainer == (0, 1, 2, 3)
+    assert trainer_agent_gpus(whole) == 4 and trainer_agent_gpus(config(cluster=elsewhere)) == 0
+    assert [ranks_left(whole, 64, gpus) for gpus in (8, 4, 3, 1)] == [4, 4, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "ranks", "said"),
+    [
+        ({"trainer_agents": 1}, 2, "no machine joins a run of this one alone"),
+        ({"kind": "agents", "trainer_agents": 1}, 3, "make ranks a multiple of 2"),
+        ({"kind": "ray", "trainer_agents": 3}, 6, "make ranks a multiple of 4"),
+        ({"kind": "agents", "trainer_agents": 1}, 4, None),
+        ({"kind": "agents", "trainer_agents": 1}, 0, None),
+    ],
+)
+def test_layouts_that_cannot_be_are_refused(
+    cluster: dict[str, Any], ranks: int, said: str | None
+) -> None:
+    found = [
+        remedy
+        for keys, remedy in cluster_contradictions(config(cluster=cluster, train={"ranks": ranks}))
+        if "cluster.trainer_agents" in keys
+    ]
+    assert found == [] if said is None else said in found[0]
+
+
+def test_ranks_elsewhere_refuse_what_several_ranks_do_before_their_number_is_known() -> None:
+    elsewhere = {"kind": "agents", "trainer_agents": 1}
+    boundary = config(staleness={"proximal": "boundary"}, cluster=elsewhere)
+    assert [*rank_contradictions(boundary)]
 
 
 @pytest.mark.parametrize(

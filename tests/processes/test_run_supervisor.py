@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from asyncrl.config import Config
+from asyncrl.config.schema import TrainConfig
 from asyncrl.ipc.errors import EndOfStream, LinkError
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
@@ -332,6 +333,16 @@ async def test_a_launcher_that_stood_still_waits_for_a_coordinator_that_begins(
         await run.connect()
         await run.say(FINISHED)
     assert run.end == SupervisedEnd(FINISHED)
+
+
+async def test_the_ranks_of_a_trainer_end_with_the_first_that_is_lost(autojump_clock) -> None:
+    async with running(msgspec.structs.replace(CONFIG, train=TrainConfig(ranks=3))) as run:
+        run.fail("trainer-1")
+        await trio.sleep(0.1)
+        assert [run.actors.children[f"trainer-{rank}"].code for rank in range(3)] == [-9, 1, -9]
+        assert run.actors.children["rollout-0"].code is None
+        await run.say(RunFinished(False, "the trainer was lost", "lost"))
+    assert run.end is not None and run.end.unrestarted[0] == Exited("trainer", 1, 1, False)
 
 
 async def test_after_a_trainers_failure_the_coordinator_has_its_grace_to_finish(

@@ -24,6 +24,37 @@ def _namespaces() -> None:
         pytest.skip(why)
 
 
+def test_two_ranks_learn_over_a_wire_and_the_far_one_is_lost(model: Path, tmp_path: Path) -> None:
+    """The near machine has the engines and rank 0. What is asked of the wire is a good one: each
+    layer's weights and gradients cross it in each pass."""
+    run, near, far = tmp_path / "run", tmp_path / "near", tmp_path / "far"
+    token, ranks = run / JOIN_TOKEN, {"cluster__trainer_agents": 1, "train__ranks": 2}
+    with (
+        apart(delay_s=0.001, loss=0.0) as network,
+        started(network.near(command(model, run, **JOINED, **HERE, **ranks))) as launcher,
+    ):
+        wait_for("join token", token.exists)
+        with (
+            started(network.near(joins(token, "near", near))) as engines,
+            started([*network.far(joins(token, "far", far)), "--for", "trainer"]) as trains,
+        ):
+            wait_for("steps", lambda: steps_done(run) >= 4)
+            assert set(processes(far)) == {"trainer-1"}
+            assert network.wire.carried > 100
+            network.wire.cut = True
+            wait_for("the end of its rank", lambda: not processes(far))
+            before = steps_done(run)
+            wait_for("steps of one rank", lambda: steps_done(run) >= before + 4)
+            launcher.send_signal(signal.SIGTERM)
+            code, shown, said = end(launcher)
+            ended, _, _ = end(engines)
+            trains.kill()
+    assert code == 0, shown + said
+    assert ended == 0 and "Machine far is lost, with 1 actors" in shown
+    assert "The trainer goes on with 1 of 2 ranks" in shown
+    assert summary.read(run / SUMMARY).balances()
+
+
 def test_a_run_learns_over_a_bad_network_and_who_was_cut_off_joins_again(
     model: Path, tmp_path: Path
 ) -> None:

@@ -15,13 +15,17 @@ from transformers import PreTrainedModel
 PIECE_BYTES = 2**28
 """Bytes of a tensor that one broadcast has at most, each of which has a deadline."""
 TYPES = {
-    "float32": torch.float32,
+    "bool": torch.bool,
+    "uint8": torch.uint8,
+    "int32": torch.int32,
+    "int64": torch.int64,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
-    "int64": torch.int64,
-    "uint8": torch.uint8,
+    "float32": torch.float32,
+    "float64": torch.float64,
 }
 """Types of tensors that are given, by their names."""
+NAMES = {dtype: name for name, dtype in TYPES.items()}
 
 
 class SharedTensors(NamedTuple):
@@ -45,8 +49,7 @@ def share(given: SharedTensors | None, device: torch.device) -> SharedTensors:
     if dist.get_rank() == 0:
         own = given or SharedTensors(b"", {})
         listed = [
-            (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-            for name, tensor in own.tensors.items()
+            (name, NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in own.tensors.items()
         ]
         _said(msgspec.msgpack.encode(_Contents(own.said, listed)), device)
         for tensor in own.tensors.values():

@@ -17,11 +17,13 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.training import packing
-from asyncrl.training.checkpoint_io import restore, save
+from asyncrl.training.checkpoint_io import restore, restore_state, save
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
 from asyncrl.training.ranks.rank import ALONE
 from asyncrl.training.ranks.rank_group import shard
+from asyncrl.training.ranks.shared import share_weights
+from asyncrl.training.stored_state import read_state, share_state
 
 TRAIN = TrainConfig(
     lr=1e-2, lr_warmup_steps=2, lr_schedule="cosine", steps=8, weight_decay=0.1, ema=0.9
@@ -39,6 +41,12 @@ def two_steps(
     learner = Learner(model, TRAIN, StalenessConfig(), 1.0, rank=rank)
     if start is not None:
         restore(start, learner)
+    return steps_and_weights(learner, run, tokenizer)
+
+
+def steps_and_weights(learner: Learner, run: Path, tokenizer: Path) -> Weights:
+    """Two steps, and a checkpoint; gives what `two_steps` does."""
+    rank = learner.rank
     for _ in range(2):
         every = rollouts(build("llama"), seed=learner.version, count=5)
         learner.accumulate(*micro_batch(every, every, learner.version))
@@ -74,6 +82,38 @@ def test_four_ranks_then_two_then_one_are_one(
 
     published = AutoModelForCausalLM.from_pretrained(second)
     assert published.dtype == dtype
+
+
+def test_ranks_that_cannot_read_a_checkpoint_go_on_from_what_rank_0_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank begins with another model, and has no file."""
+    monkeypatch.setattr(packing, "PACKED_TOKENS", SMALL_PACKS)
+    run, tokenizer = tmp_path / "run", tmp_path / "initial"
+    tokenizer.mkdir()
+    given, first = (run, tokenizer, torch.bfloat16), run / "checkpoints/step-000002"
+    two_steps(None, *given, None)
+    expected, _ = on_ranks(tmp_path / "a", 2, partial(_two_steps, given=given, start=first))
+    found, _ = on_ranks(tmp_path / "b", 2, partial(_two_steps_given, given=given, start=first))
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert np.array_equal(found[name], array), name
+
+
+def _two_steps_given(
+    mesh: DeviceMesh, given: tuple[Path, Path, torch.dtype], start: Path
+) -> Weights:
+    """As `two_steps`, from what rank 0 alone reads."""
+    run, tokenizer, dtype = given
+    torch.manual_seed(mesh.get_rank())
+    model = build("qwen3", dtype) if mesh.get_rank() else load_model(start, dtype)
+    share_weights(model)
+    learner = Learner(model, TRAIN, StalenessConfig(), 1.0, rank=shard(model, mesh))
+    state = share_state(None if mesh.get_rank() else read_state(start), torch.device("cpu"))
+    assert state is not None
+    restore_state(state, learner)
+    assert share_state(None, torch.device("cpu")) is None
+    return steps_and_weights(learner, run, tokenizer)
 
 
 def _two_steps(
