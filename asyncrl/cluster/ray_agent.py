@@ -1,6 +1,6 @@
 """An agent on a node of Ray: Ray's actor holds `asyncrl agent` as its child, which ends with it.
 
-`python -m asyncrl.cluster.ray_agent TOKEN NAME CORES` is that child.
+`python -m asyncrl.cluster.ray_agent TOKEN NAME CORES ROLE` is that child.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from asyncrl.cluster.join_token import JoinToken
 from asyncrl.cluster.joining import PATIENCE_S
 from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.ipc.keys import write_key
+from asyncrl.ipc.messages import JoinedRole
 from asyncrl.observe.output import complain
 from asyncrl.processes.process import become_child, environment, last_words
 
@@ -35,15 +36,16 @@ class RayAgent:
     """Ray's actor, one for each node that takes part. Its calls run in the main thread of its
     process, which the child's life is tied to."""
 
-    def __init__(self, token: bytes, cores: int) -> None:
-        """Start the agent. `token` is the contents of the run's join token."""
+    def __init__(self, token: bytes, cores: int, role: JoinedRole) -> None:
+        """Start the agent. `token` is the contents of the run's join token, and `role` that of the
+        actors that it can have."""
         path = Path(tempfile.mkdtemp(prefix="asyncrl-ray-"), "join.token")
         write_key(path, token)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # as long as this actor
         self._child = subprocess.Popen(
             [
                 *(sys.executable, "-m", "asyncrl.cluster.ray_agent"),
-                *(str(path), socket.gethostname(), str(cores)),
+                *(str(path), socket.gethostname(), str(cores), role),
             ],
             env=environment(),
             stdin=subprocess.DEVNULL,
@@ -66,11 +68,12 @@ def main() -> None:
     parser.add_argument("token", type=Path)
     parser.add_argument("name")
     parser.add_argument("cores", type=int)
+    parser.add_argument("role", choices=("rollout", "trainer"))
     given = parser.parse_args()
     try:
         token = JoinToken.read(given.token)
         shutil.rmtree(given.token.parent)
-        raise SystemExit(agent(token, None, given.name, given.cores, PATIENCE_S))
+        raise SystemExit(agent(token, None, given.name, given.cores, PATIENCE_S, given.role))
     except ConfigError as error:
         complain(str(error))
         raise SystemExit(BAD_INPUT) from None

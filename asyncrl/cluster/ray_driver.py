@@ -16,15 +16,16 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncrl import config as configuration
 from asyncrl.cluster.ray_agent import AgentEnd, RayAgent
 from asyncrl.config import Config
-from asyncrl.config.cluster import agent_cores
+from asyncrl.config.cluster import agent_cores, ranks_here
 from asyncrl.config.errors import BAD_INPUT, ConfigError
-from asyncrl.config.gpus import agent_gpus, gpus_of, visible
+from asyncrl.config.gpus import agent_gpus, gpus_of, trainer_agent_gpus, visible
 from asyncrl.ipc.address import TcpAddress
+from asyncrl.ipc.messages import JoinedRole
 from asyncrl.observe import logs
 from asyncrl.observe.run_dir import JOIN_TOKEN, RUN_TOML
 from asyncrl.processes.process import become_child
@@ -38,6 +39,11 @@ SHORT_LIVES = 3
 KNOCK_S = 10.0
 """Seconds that Ray's head has to answer."""
 LOST = 1
+KEYS: dict[JoinedRole, str] = {
+    "rollout": "cluster.agents, cluster.agent_cores",
+    "trainer": "cluster.trainer_agents",
+}
+"""The settings that say how many nodes there are for a role's actors."""
 
 
 def main() -> None:
@@ -56,13 +62,13 @@ def main() -> None:
 
 
 def _keep_agents(config: Config, token: bytes) -> None:
-    """Have an agent on each of `cluster.agents` nodes until they end with the run. Raises
-    ConfigError."""
+    """Have an agent on each of `cluster.agents` nodes, and on each of `cluster.trainer_agents`,
+    until they end with the run. Raises ConfigError."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Scheduling
 
-    cluster, cores, gpus = config.cluster, agent_cores(config), agent_gpus(config)
+    cluster, parts = config.cluster, ray_parts(config)
     address = cluster.ray_address
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or address
@@ -78,21 +84,22 @@ def _keep_agents(config: Config, token: bytes) -> None:
     here = ray.util.get_node_ip_address()
     refuse_loopback(config, ray.nodes(), here)
     _held = hold_gpus(len(gpus_of(config).trainer), here, cluster.join_s)
-    group = _placed(config, cores, gpus)
-    actor: Any = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0)(RayAgent)
+    group = _placed(config, parts)
 
     def started(bundle: int) -> Any:
         """Start the agent of a bundle; what comes of it is what is returned."""
         began[bundle] = time.monotonic()
-        place = Scheduling(group, placement_group_bundle_index=bundle)
-        holder = holders[bundle] = actor.options(scheduling_strategy=place).remote(token, cores)
+        place, part = Scheduling(group, placement_group_bundle_index=bundle), parts[bundle]
+        actor: Any = ray.remote(num_cpus=part.cores, num_gpus=part.gpus, max_restarts=0)(RayAgent)
+        placed = actor.options(scheduling_strategy=place)
+        holder = holders[bundle] = placed.remote(token, part.cores, part.role)
         return holder.wait.remote()
 
     holders: dict[int, Any] = {}  # an actor of Ray lives as long as somebody refers to it
     began: dict[int, float] = {}
     lives = AgentLives()
     why = ""
-    ends = {started(bundle): bundle for bundle in range(cluster.agents)}
+    ends = {started(bundle): bundle for bundle in range(len(parts))}
     while ends:
         [end], _ = ray.wait([*ends], num_returns=1)
         bundle = ends.pop(end)
@@ -111,6 +118,23 @@ def _keep_agents(config: Config, token: bytes) -> None:
             raise ConfigError(why)
     if why:  # each of them was given up, or ended with the run
         raise ConfigError(why)
+
+
+class RayPart(NamedTuple):
+    """Amounts that Ray gives one agent, and the role of its actors."""
+
+    role: JoinedRole
+    cores: int
+    gpus: int
+
+
+def ray_parts(config: Config) -> list[RayPart]:
+    """The agents of a run, each of which has a node of its own: those of rollout actors, and then
+    those of the trainer's ranks."""
+    cluster = config.cluster
+    engines = RayPart("rollout", agent_cores(config), agent_gpus(config))
+    ranks = RayPart("trainer", ranks_here(config), trainer_agent_gpus(config))
+    return [engines] * cluster.agents + [ranks] * cluster.trainer_agents
 
 
 class AgentLives:
@@ -186,26 +210,27 @@ class HeldGpus:
         return sorted(map(str, ray.get_gpu_ids()), key=lambda name: (len(name), name))
 
 
-def _placed(config: Config, cores: int, gpus: int) -> Any:
+def _placed(config: Config, parts: list[RayPart]) -> Any:
     """A placement group with a node of its own for each agent. Raises ConfigError where Ray does
     not come to have them in time."""
     import ray
     from ray.util.placement_group import placement_group
 
     cluster = config.cluster
-    bundle = {"CPU": cores} | ({"GPU": gpus} if gpus else {})
-    group = placement_group([bundle] * cluster.agents, strategy="STRICT_SPREAD")
+    bundles = [{"CPU": part.cores} | ({"GPU": part.gpus} if part.gpus else {}) for part in parts]
+    group = placement_group(bundles, strategy="STRICT_SPREAD")
     if not group.wait(cluster.join_s):
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        wanted, has = f"{cores} free cores", _amounts(nodes, "CPU") + " cores"
-        if gpus:
-            wanted, has = (
-                f"{wanted} and {gpus} free GPUs",
-                f"{has} and {_amounts(nodes, 'GPU')} GPUs",
-            )
+        has = _amounts(nodes, "CPU") + " cores"
+        if any(part.gpus for part in parts):
+            has = f"{has} and {_amounts(nodes, 'GPU')} GPUs"
+        wanted = " and ".join(
+            f"{count} nodes with {part.cores} free cores"
+            f"{f' and {part.gpus} free GPUs' if part.gpus else ''} each ({KEYS[part.role]})"
+            for part, count in Counter(parts).items()
+        )
         raise ConfigError(
-            f"Ray has no {cluster.agents} nodes with {wanted} each (cluster.agents, "
-            f"cluster.agent_cores) within {cluster.join_s:g} s: it has {len(nodes)}, with {has}."
+            f"Ray has no {wanted} within {cluster.join_s:g} s: it has {len(nodes)}, with {has}."
         )
     return group
 

@@ -256,13 +256,9 @@ def _cluster(config: Config) -> list[Row]:
     if cluster.trainer_agents:
         ranks = ranks_here(config)
         on = f"{ranks} of the trainer's ranks" + (", a GPU each" * (config.train.device == "cuda"))
-        rows.append(
-            Row(
-                "trainer machines",
-                f"{cluster.trainer_agents} join",
-                f"by `asyncrl agent --for trainer`: {on}, on each, and {ranks} here with rank 0",
-            )
-        )
+        by = "Ray" if cluster.kind == "ray" else "`asyncrl agent --for trainer`"
+        said = f"by {by}: {on}, on each, and {ranks} here with rank 0"
+        rows.append(Row("trainer machines", f"{cluster.trainer_agents} join", said))
     return rows
 
 

@@ -18,8 +18,8 @@ TENSORS = "trainer.safetensors"
 
 
 class StoredState(NamedTuple):
-    """What a checkpoint says of itself, and every tensor of the trainer's state, by name. `path` is
-    for sentences about it."""
+    """Scalars of a checkpoint, and every tensor of the trainer's state, by name. `path` is for
+    sentences about it."""
 
     path: Path
     scalars: Scalars

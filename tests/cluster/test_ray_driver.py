@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from asyncrl.cluster.ray_driver import SHORT_LIVES, SHORT_S, AgentLives, refuse_loopback
+from asyncrl.cluster.ray_driver import (
+    SHORT_LIVES,
+    SHORT_S,
+    AgentLives,
+    RayPart,
+    ray_parts,
+    refuse_loopback,
+)
 from asyncrl.config import Config, ConfigError, load
 from asyncrl.config.cluster import agent_cores
 from asyncrl.config.derived import derived
@@ -35,6 +42,17 @@ def test_an_agent_has_a_core_for_each_actor_or_what_is_set() -> None:
     assert agent_cores(config("cluster.agent_cores=8")) == 8
     rows = {row.name: row for row in derived(config(), 4)}
     assert rows["machines"].value == "2 join, of Ray, 3 cores each"
+
+
+def test_machines_of_the_trainer_have_parts_of_their_own() -> None:
+    trains = config("cluster.trainer_agents=2", "train.ranks=6", "train.device=cuda")
+    assert ray_parts(trains) == [
+        *[RayPart("rollout", 3, 0)] * 2,
+        *[RayPart("trainer", 2, 2)] * 2,
+    ]
+    rows = {row.name: row for row in derived(trains, 4)}
+    assert rows["trainer machines"].value == "2 join"
+    assert rows["trainer machines"].meaning.startswith("by Ray: 2 of the trainer's ranks, a GPU")
 
 
 def test_an_agent_is_given_up_after_short_lives_in_a_row_and_others_are_not() -> None:

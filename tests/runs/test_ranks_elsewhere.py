@@ -16,7 +16,7 @@ from asyncrl import config as configuration
 from asyncrl.observe import logs, summary
 from asyncrl.observe.run_dir import JOIN_TOKEN, MODEL, RUN_TOML, SUMMARY
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
 
 STEPS = 60
 SETTINGS: dict[str, Any] = {

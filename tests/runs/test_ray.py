@@ -73,12 +73,15 @@ def folders() -> set[Path]:
 
 
 def test_a_run_on_two_nodes_ends_well(ray: Any, model: Path, tmp_path: Path) -> None:
-    """Their agents join over TLS, as any machine does."""
+    """Their agents join over TLS, as any machine does: one has the engines, and one a rank."""
     run, _ = tmp_path / "run", [node(ray), node(ray)]
-    argv = command(model, run, train__steps=4, cluster__ray_address=ray.address, **BY_RAY)
-    done = train(argv)
+    engines = {"cluster__agents": 1, "rollout__actors": 1}
+    ranks = {"cluster__trainer_agents": 1, "train__ranks": 2}
+    where = BY_RAY | {"cluster__ray_address": ray.address} | engines | ranks
+    done = train(command(model, run, train__steps=4, **where))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" takes part, with 1 cores.") == 2
+    assert done.stdout.count(" takes part, with 1 cores.") == 1
+    assert done.stdout.count(" takes part, with 1 cores, for the trainer.") == 1
     told = summary.read(run / SUMMARY)
     assert told.ok and told.balances() and not told.restarts
     wait_for("nothing that is left", lambda: not folders() and not processes(run))

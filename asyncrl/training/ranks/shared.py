@@ -36,7 +36,7 @@ class SharedTensors(NamedTuple):
 
 
 class _Contents(msgspec.Struct, frozen=True):
-    """What is said, and the name, type and shape of each tensor, in the order in which they
+    """Bytes that are said, and the name, type and shape of each tensor, in the order in which they
     come."""
 
     said: bytes

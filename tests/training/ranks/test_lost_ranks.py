@@ -24,7 +24,7 @@ from rank_world import FORKS
 from train_support import tiny_model
 from training_world import micro_batch, rollouts
 
-from actors import trainer_process
+from actors import rank_parts, trainer_process
 from actors.actor_context import ActorContext
 from asyncrl import config as configuration
 from asyncrl.config import load
@@ -83,16 +83,16 @@ def rank(run: Path, index: int, resume: bool, fault: Fault | None) -> None:
     torch.set_num_threads(1)
     os.dup2(os.open(run / f"{index}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     config = configuration.read(run / RUN_TOML)
-    carry_out, made = trainer_process._Carried.__call__, (Save, Gather)
+    carry_out, made = rank_parts.CarriedOrder.__call__, (Save, Gather)
 
-    def strikes(self: trainer_process._Carried, order: Message, buffers: list[memoryview]) -> None:
+    def strikes(self: rank_parts.CarriedOrder, order: Message, buffers: list[memoryview]) -> None:
         # some are of the version that was made, the others of the one that is being made
         of = self.learner.version + (type(order) not in made)
         if fault is not None and (type(order), of) == (fault.order, fault.version):
             os.kill(os.getpid(), fault.signal)
         carry_out(self, order, buffers)
 
-    trainer_process._Carried.__call__ = strikes  # type: ignore[method-assign]
+    rank_parts.CarriedOrder.__call__ = strikes  # type: ignore[method-assign]
     place = ActorContext("trainer", index, 0, 1, os.getpid(), run, config, resume)
     trio.run(trainer_process.trainer_process, place, strict_exception_groups=True)
 

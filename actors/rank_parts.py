@@ -1,0 +1,144 @@
+"""Each rank's part of an order, as its learner carries it out; rank 0 has the others do theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+from transformers import PreTrainedModel
+
+from actors.actor_context import ActorContext
+from actors.rank_orders import RankOrders
+from actors.scoring_servers import ScoringServers
+from actors.trainer_actor import Write
+from asyncrl.config.published import rounded
+from asyncrl.ipc.messages import (
+    CloseStep,
+    Gather,
+    Message,
+    MicroBatch,
+    Save,
+    ScoreProximal,
+    TokenCount,
+)
+from asyncrl.observe.run_dir import ADAPTER, MODEL, MODEL_EMA
+from asyncrl.training.adapters import adapted, merged_model
+from asyncrl.training.checkpoint_io import (
+    StagedCheckpoint,
+    export,
+    export_adapters,
+    take,
+    write,
+)
+from asyncrl.training.learner import Learner
+from asyncrl.training.rounding_gap import rounding_gap
+from asyncrl.training.staging import Staging
+
+
+@dataclass(frozen=True)
+class RankedLearner:
+    """Rank 0's learner, as the trainer actor drives it: it computes in a thread, beside the other
+    ranks."""
+
+    learner: Learner
+    orders: RankOrders
+    servers: ScoringServers
+    place: ActorContext
+    staging: Staging
+
+    @property
+    def version(self) -> int:
+        return self.learner.version
+
+    @property
+    def counts(self) -> list[TokenCount]:
+        return self.learner.counts
+
+    async def accumulate(
+        self, batch: MicroBatch, buffers: Sequence[memoryview]
+    ) -> list[TokenCount]:
+        served = await self.servers.scores(batch, buffers)
+        own = partial(self.learner.accumulate, batch, buffers, served)
+        return await self.orders.give(batch, buffers, own)
+
+    async def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
+        await trio.to_thread.run_sync(self.learner.score_proximal, message, buffers)
+
+    async def step(self) -> dict[str, float]:
+        metrics = await self.orders.give(CloseStep(self.version), (), self.learner.step)
+        if not rounded(self.place.config):
+            return metrics
+        gap = partial(rounding_gap, self.learner.model, self.place.published_dtype)
+        return metrics | {"published_gap": await trio.to_thread.run_sync(gap)}
+
+    async def copy(self, cursor: int) -> Write:
+        """Copy the state of all ranks; what is returned writes the copy, in a thread."""
+        own = partial(_taken, self.learner, self.place, self.staging, cursor)
+        staged, whole = await self.orders.give(Save(cursor), (), own)
+        assert staged is not None, "rank 0 has the copy"
+        return partial(trio.to_thread.run_sync, partial(_written, self.place, staged, whole))
+
+
+@dataclass(frozen=True)
+class CarriedOrder:
+    """Another rank's part of each order."""
+
+    learner: Learner
+    place: ActorContext
+
+    def __call__(self, order: Message, buffers: Sequence[memoryview]) -> None:
+        match order:
+            case MicroBatch():
+                self.learner.accumulate(order, buffers)
+            case CloseStep():
+                self.learner.step()
+            case Save(cursor):
+                _taken(self.learner, self.place, Staging(), cursor)
+            case Gather(average):
+                gathered(self.learner, average)
+            case _:
+                raise ValueError(f"a rank does not understand {type(order).__name__}")
+
+
+def gathered(
+    learner: Learner, average: bool
+) -> tuple[PreTrainedModel | None, PreTrainedModel | None]:
+    """This rank's part of gathering the model, and the average of its weights where it is wanted;
+    rank 0 has them then."""
+    model = learner.rank.gathered(learner.model)
+    if not average:
+        return model, None
+    assert learner.average is not None, "evaluation.weights needs train.ema"
+    return model, learner.average.gathered()
+
+
+def _taken(
+    learner: Learner, place: ActorContext, staging: Staging, cursor: int
+) -> tuple[StagedCheckpoint | None, dict[str, PreTrainedModel]]:
+    """This rank's part of the copy for a checkpoint; rank 0 has it then. After the last step it
+    also has, by their places in the run's directory, the models that are for use elsewhere: nothing
+    changes them any more."""
+    staged, whole = take(learner, cursor, staging), dict[str, PreTrainedModel]()
+    if learner.version >= place.config.train.steps:
+        average = learner.average.gathered() if learner.average else None
+        if staged is not None:
+            # merged here: that changes settings of the process, which the writing goes beside
+            whole[MODEL] = merged_model(staged.model)
+        if average is not None:
+            whole[MODEL_EMA] = merged_model(average)
+    return staged, whole
+
+
+def _written(
+    place: ActorContext, staged: StagedCheckpoint, whole: Mapping[str, PreTrainedModel]
+) -> Path:
+    """Write a checkpoint, and the models for use elsewhere. Raises CheckpointError."""
+    path = write(place.run, staged, place.initial)
+    for name, model in whole.items():
+        export(place.run / name, model, place.initial)
+    if whole and adapted(staged.model):
+        export_adapters(place.run / ADAPTER, staged.model)
+    return path
