@@ -108,10 +108,11 @@ async def trainer_process(place: ActorContext) -> None:
 
 async def _follow(place: ActorContext, waits: Waits) -> None:
     """Another rank's life, here or on another machine."""
-    checkpoint = latest(place.run) if place.resume else None
+    given = _spread(place)
+    checkpoint = latest(place.run) if place.resume and not given else None
     with refused_as_input():
         model = _model(place, checkpoint)
-        if not _spread(place):
+        if not given:
             _try(model, place)
     address = place.rank_0 or UnixAddress(place.run / RANKS)
     async with open_rank(
