@@ -35,7 +35,6 @@ from asyncrl.ipc.messages import (
 )
 from asyncrl.processes.standstill import Patience
 from asyncrl.processes.supervisor import (
-    NO_RESTART,
     ActorFailed,
     Child,
     RestartBudget,
@@ -218,7 +217,7 @@ class RunSupervisor:
                 if role == "trainer":
                     self._end_ranks()
 
-        budget = NO_RESTART
+        budget = None  # the trainer's failure, and the coordinator's, ends this life of the run
         if role in ("rollout", "reward", "agents"):
             budget = RestartBudget(limits.restarts, limits.restart_window_s)
         # A coordinator that ends is missed while the run drains, too.

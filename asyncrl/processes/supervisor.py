@@ -56,10 +56,6 @@ class RestartBudget(msgspec.Struct, frozen=True):
         return sum(time > now - self.window_s for time in restarted) < self.restarts
 
 
-NO_RESTART = RestartBudget(0, 1.0)
-"""The budget of the trainer and the coordinator, whose failure ends this life of the run."""
-
-
 class ActorFailed(Exception):
     """An actor failed, and is not restarted."""
 
@@ -90,15 +86,16 @@ async def supervise(
     name: str,
     start: Callable[[int], Child],
     *,
-    budget: RestartBudget,
+    budget: RestartBudget | None,
     on_exit: Callable[[str, int, bool], None],
     still_needed: Callable[[], bool] = lambda: True,
 ) -> None:
     """Run a child until it ends with exit code 0; `start(incarnation)`, counted from 0, starts it.
 
     `on_exit(name, code, restarting)` is called at each end, before the next start. Raises
-    ActorFailed for a failure beyond `budget`; a child that was displaced spends none of it. A child
-    that is not needed any more when it ends is not started again, and its failure raises nothing.
+    ActorFailed for a failure beyond `budget`; a child that was displaced spends none of it. Without
+    a budget it is never started again, wherever it was. A child that is not needed any more when it
+    ends is not started again, and its failure raises nothing.
     """
     restarted: list[float] = []
     incarnation = 0
@@ -110,11 +107,13 @@ async def supervise(
             await child.kill_group()
         now = trio.current_time()
         needed = code != 0 and still_needed()
-        restarting = needed and (child.displaced or budget.allows(restarted, now))
+        restarting = (
+            needed and budget is not None and (child.displaced or budget.allows(restarted, now))
+        )
         on_exit(name, code, restarting)
         if not needed:
             return
-        if not restarting:
+        if budget is None or not restarting:
             raise ActorFailed(name, code, child.tail(), restarts=incarnation)
         if not child.displaced:
             restarted = [time for time in restarted if time > now - budget.window_s] + [now]

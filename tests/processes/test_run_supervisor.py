@@ -53,6 +53,7 @@ class _Task:
     def __init__(self, name: str) -> None:
         self.name = name
         self.code: int | None = None
+        self.displaced = False
         self._over = trio.Event()
 
     def end(self, code: int) -> None:
@@ -67,8 +68,6 @@ class _Task:
         await self._over.wait()
         assert self.code is not None
         return self.code
-
-    displaced = False
 
     async def kill_group(self) -> int:
         self.end(-9)
@@ -335,14 +334,20 @@ async def test_a_launcher_that_stood_still_waits_for_a_coordinator_that_begins(
     assert run.end == SupervisedEnd(FINISHED)
 
 
-async def test_the_ranks_of_a_trainer_end_with_the_first_that_is_lost(autojump_clock) -> None:
+@pytest.mark.parametrize("displaced", [False, True])
+async def test_the_ranks_of_a_trainer_end_with_the_first_that_is_lost(
+    autojump_clock, displaced: bool
+) -> None:
+    """Also where its machine is lost: no other rank can take its place."""
     async with running(msgspec.structs.replace(CONFIG, train=TrainConfig(ranks=3))) as run:
+        run.actors.children["trainer-1"].displaced = displaced
         run.fail("trainer-1")
         await trio.sleep(0.1)
         assert [run.actors.children[f"trainer-{rank}"].code for rank in range(3)] == [-9, 1, -9]
         assert run.actors.children["rollout-0"].code is None
         await run.say(RunFinished(False, "the trainer was lost", "lost"))
     assert run.end is not None and run.end.unrestarted[0] == Exited("trainer", 1, 1, False)
+    assert run.actors.started.count("trainer-1/0") == 1 and "trainer-1/1" not in run.actors.started
 
 
 async def test_after_a_trainers_failure_the_coordinator_has_its_grace_to_finish(

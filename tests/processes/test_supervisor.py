@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from asyncrl.processes.process import Process, spawn
 from asyncrl.processes.supervisor import (
-    NO_RESTART,
     ActorFailed,
     Child,
     RestartBudget,
@@ -134,11 +133,11 @@ async def test_a_trainer_is_not_restarted_and_its_nursery_ends_the_others(autoju
     with pytest.raises(ExceptionGroup) as caught:
         async with trio.open_nursery() as nursery:
 
-            async def run(name: str, log: Log, budget: RestartBudget) -> None:
+            async def run(name: str, log: Log, budget: RestartBudget | None) -> None:
                 await supervise(name, log.start, budget=budget, on_exit=log.on_exit)
 
             nursery.start_soon(run, "rollout-0", rollout, RestartBudget(5, 300))
-            nursery.start_soon(run, "trainer-0", trainer, NO_RESTART)
+            nursery.start_soon(run, "trainer-0", trainer, None)
     (failure,) = caught.value.exceptions
     assert (
         isinstance(failure, ActorFailed)

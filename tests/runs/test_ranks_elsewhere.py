@@ -76,7 +76,7 @@ def test_a_rank_on_another_machine_that_is_lost_and_replaced_changes_nothing(
                 ends = [end(each)[0] for each in (engines, third)]
     assert code == 0, shown + said
     assert ends == [0, 0]
-    assert "The trainer goes on with 1 of 2 ranks" in shown
+    assert "trainer-1 was lost" in shown and "The trainer goes on with 1 of 2 ranks" in shown
     assert "The trainer goes on with 2 of 2 ranks" in shown
     told = summary.read(run / SUMMARY)
     assert told.balances() and told.steps == STEPS
