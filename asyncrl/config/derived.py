@@ -245,20 +245,20 @@ def _cluster(config: Config) -> list[Row]:
     gpus = agent_gpus(config)
     has = f" with {gpus} GPUs each" if gpus else ""
     by = f", of Ray, {agent_cores(config)} cores each" if cluster.kind == "ray" else ""
-    here = "all others here"
+    others = "all others here" if not cluster.trainer_agents else "the coordinator and rank 0 here"
     rows = [
         Row(
             "machines",
             f"{cluster.agents} join{has}{by}",
-            f"at {where}: {actors} rollout actors there, {here}",
+            f"at {where}: {actors} rollout actors there, {others}",
         )
     ]
     if cluster.trainer_agents:
-        ranks = ranks_here(config)
-        on = f"{ranks} of the trainer's ranks" + (", a GPU each" * (config.train.device == "cuda"))
+        here = ranks_here(config)
+        gpu = ", with a GPU for each rank" if config.train.device == "cuda" else ""
+        said = f"of the trainer's {config.train.ranks} ranks {here} on each{gpu}, and {here} here"
         by = "Ray" if cluster.kind == "ray" else "`asyncrl agent --for trainer`"
-        said = f"by {by}: {on}, on each, and {ranks} here with rank 0"
-        rows.append(Row("trainer machines", f"{cluster.trainer_agents} join", said))
+        rows.append(Row("trainer machines", f"{cluster.trainer_agents} join", f"by {by}: {said}"))
     return rows
 
 

@@ -52,7 +52,9 @@ def test_machines_of_the_trainer_have_parts_of_their_own() -> None:
     ]
     rows = {row.name: row for row in derived(trains, 4)}
     assert rows["trainer machines"].value == "2 join"
-    assert rows["trainer machines"].meaning.startswith("by Ray: 2 of the trainer's ranks, a GPU")
+    assert rows["trainer machines"].meaning == (
+        "by Ray: of the trainer's 6 ranks 2 on each, with a GPU for each rank, and 2 here"
+    )
 
 
 def test_an_agent_is_given_up_after_short_lives_in_a_row_and_others_are_not() -> None:
