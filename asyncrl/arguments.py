@@ -137,10 +137,10 @@ def parser() -> argparse.ArgumentParser:
     part.add_argument(
         "--for",
         dest="role",
-        choices=("rollout", "trainer"),
+        choices=("rollout", "trainer", "reward"),
         default="rollout",
-        help="what runs here: rollout actors (default), or ranks of the trainer "
-        "(cluster.trainer_agents)",
+        help="what runs here: rollout actors (default), ranks of the trainer "
+        "(cluster.trainer_agents), or reward actors (cluster.reward_agents)",
     )
     part.add_argument(
         "--cores", type=_positive, default=0, metavar="N", help="to offer (default: all)"

@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -63,6 +63,7 @@ from asyncrl.processes.forkserver import ForkServer, open_fork_server
 from asyncrl.processes.machine import available_cores, gpus_here
 from asyncrl.processes.process import Process
 from asyncrl.processes.standstill import Patience
+from asyncrl.tasks.judging import check_judging, differing_origin, opened, origins
 
 logger = logging.getLogger(__name__)
 
@@ -181,6 +182,7 @@ class _Agent:
         self._silence = Patience()  # with the launcher
         self._send, self._outgoing = trio.open_memory_channel[Message](ORDERS)
         self._missing = 0  # files that are still to come
+        self._origins: Mapping[str, str] = {}  # of a task that is judged here
         self._leaving = False
         self._left = trio.Event()  # set when it leaves and has no actor any more
         self._status = LOST
@@ -264,6 +266,7 @@ class _Agent:
         (self._run / RUN_TOML).write_text(message.run_toml)
         (self._run / INITIAL).mkdir(exist_ok=True)
         self._missing, self._room = message.files, max(1, message.room)
+        self._origins = message.origins
         print(f"This machine takes part as {escaped(message.machine)}.", flush=True)
 
     async def _equip(self, fork_server: ForkServer) -> None:
@@ -281,6 +284,11 @@ class _Agent:
     def _divided(self) -> Places:
         """This machine's places for actors. Raises ConfigError where it lacks what they need."""
         config = read(self._run / RUN_TOML)
+        if self._role == "reward":
+            if differs := differing_origin(self._origins, origins(config.task)):
+                raise ConfigError(f"{differs}; copy it there")
+            check_judging(config.task, opened(config.task, config.run.seed))
+            return Places(self._cores, self._room, 0, 0)
         if self._role == "trainer":
             each = 1 if config.train.device == "cuda" else 0
             if not each and self._room > len(self._cores):
@@ -316,7 +324,12 @@ class _Agent:
         arguments += ["--rank-0", str(tcp_address(order.rank_0))] if order.rank_0 else []
         arguments += ["--resume"] if order.resume else []
         process = self._actors[actor] = start_actor(
-            fork_server, self._run, actor, place.cores, arguments, place.environment
+            fork_server,
+            self._run,
+            actor,
+            None if order.role == "reward" else place.cores,  # it computes nothing itself
+            arguments,
+            place.environment,
         )
         return process
 

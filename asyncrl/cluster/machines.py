@@ -23,7 +23,7 @@ from asyncrl.cluster.joined_machine import KILLED, Machine, OfItself, RemoteActo
 from asyncrl.cluster.model_files import model_files
 from asyncrl.cluster.versions import differing, own_versions
 from asyncrl.config import Config
-from asyncrl.config.cluster import ranks_here, room_of
+from asyncrl.config.cluster import ranks_here, reward_room_of, room_of
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.escape import escaped
 from asyncrl.ipc.address import TcpAddress
@@ -57,6 +57,7 @@ from asyncrl.observe.run_dir import (
 )
 from asyncrl.processes.process import last_words
 from asyncrl.processes.supervisor import ActorFailed
+from asyncrl.tasks.judging import origins
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +67,12 @@ GOODBYE_S = 10.0
 """Seconds that agents have to end when the run is over."""
 RAY_S = 60.0
 """Seconds that Ray's driver has for its start, and to say why there are no machines."""
-NOT_FOR_TRAINER = (
-    "it is for the trainer, whose ranks are all on the launcher's machine: set "
-    "cluster.trainer_agents there, or leave out --for trainer here"
-)
-"""Words for a machine that joins for ranks where none is elsewhere."""
+AGENTS: dict[JoinedRole, str] = {
+    "rollout": "cluster.agents",
+    "trainer": "cluster.trainer_agents",
+    "reward": "cluster.reward_agents",
+}
+"""The settings that say how many machines join for a role."""
 
 
 class Machines:
@@ -136,10 +138,10 @@ class Machines:
         return sum(machine.role == role for machine in self._members.values())
 
     async def complete(self) -> None:
-        """Wait for `cluster.agents` machines and `cluster.trainer_agents`, or for one of the former
-        where so many were there once. Raises ActorFailed where `fail` said why none can come, and
-        as bad input after `cluster.join_s`, which where Ray places them is its driver's to say
-        first."""
+        """Wait for as many machines of each role as are set, or, where they were there once, for
+        one of each that a run cannot do without. Raises ActorFailed where `fail` said why none can
+        come, and as bad input after `cluster.join_s`, which where Ray places them is its driver's
+        to say first."""
         cluster = self._config.cluster
         by_ray = cluster.kind == "ray"
         with trio.move_on_after(cluster.join_s + (RAY_S if by_ray else 0.0)):
@@ -153,11 +155,7 @@ class Machines:
             self._completed = True
             return
         role, wanted = self._missing[0]
-        option, key = (
-            (" --for trainer", "cluster.trainer_agents")
-            if role == "trainer"
-            else ("", "cluster.agents")
-        )
+        option = "" if role == "rollout" else f" --for {role}"
         if by_ray:
             advice = (
                 f"Ray had {RAY_S:g} s more for its start; look at what its driver says in "
@@ -171,7 +169,7 @@ class Machines:
         raise ActorFailed(
             "the cluster",
             BAD_INPUT,
-            f"{self.count_for(role)} of {wanted} machines ({key}) joined within "
+            f"{self.count_for(role)} of {wanted} machines ({AGENTS[role]}) joined within "
             f"{cluster.join_s:g} s (cluster.join_s): {advice}",
         )
 
@@ -179,11 +177,11 @@ class Machines:
     def _missing(self) -> list[tuple[JoinedRole, int]]:
         """Roles with too few machines to begin, or to go on, and how many each needs."""
         cluster = self._config.cluster
-        wanted: dict[JoinedRole, int] = (
-            {"rollout": 1}
-            if self._completed
-            else {"rollout": cluster.agents, "trainer": cluster.trainer_agents}
-        )
+        wanted: dict[JoinedRole, int] = {"rollout": cluster.agents, "reward": cluster.reward_agents}
+        if self._completed:
+            wanted = {role: min(1, least) for role, least in wanted.items()}
+        else:
+            wanted["trainer"] = cluster.trainer_agents
         return [(role, least) for role, least in wanted.items() if self.count_for(role) < least]
 
     def _refuse_too_few_places(self) -> None:
@@ -244,8 +242,15 @@ class Machines:
             said = f"it has {escaped(why, 200)}; install the same there"
             await self._refuse(link, join, said)
             return
-        if join.role == "trainer" and not self._config.cluster.trainer_agents:
-            await self._refuse(link, join, NOT_FOR_TRAINER)
+        cluster = self._config.cluster
+        if (join.role == "trainer" and not cluster.trainer_agents) or (
+            join.role == "reward" and not cluster.reward_agents
+        ):
+            said = (
+                f"it is for the role {join.role}, all of whose actors are on the launcher's "
+                f"machine: set {AGENTS[join.role]} there, or leave out --for here"
+            )
+            await self._refuse(link, join, said)
             return
         machine = Machine(self._named(join.machine), join.cores, join.role, link)
         why = "the launcher ended"
@@ -279,9 +284,12 @@ class Machines:
         await self._prepared.wait()
         files = await trio.to_thread.run_sync(model_files, self._run / INITIAL)
         settings = await trio.Path(self._run / RUN_TOML).read_text()
-        room = (ranks_here if machine.role == "trainer" else room_of)(self._config)
-        key = read_key(self._run / KEY)
-        machine.tell(MachineAdmitted(machine.name, settings, len(files), room, key))
+        rooms = {"rollout": room_of, "trainer": ranks_here, "reward": reward_room_of}
+        room, key = rooms[machine.role](self._config), read_key(self._run / KEY)
+        of_task = dict[str, str]()
+        if machine.role == "reward":
+            of_task = await trio.to_thread.run_sync(origins, self._config.task)
+        machine.tell(MachineAdmitted(machine.name, settings, len(files), room, key, of_task))
         for name, contents in files:
             machine.tell(ModelFile(name), contents)
 
@@ -308,8 +316,8 @@ class Machines:
             return
         machine.places = places
         self._members[machine.name] = machine
-        trains = ", for the trainer" * (machine.role == "trainer")
-        self._note(f"Machine {machine.name} takes part, with {machine.cores} cores{trains}.")
+        what = f", for the role {machine.role}" * (machine.role != "rollout")
+        self._note(f"Machine {machine.name} takes part, with {machine.cores} cores{what}.")
         self._assign()
         self._changed.set()
 

@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("token", type=Path)
     parser.add_argument("name")
     parser.add_argument("cores", type=int)
-    parser.add_argument("role", choices=("rollout", "trainer"))
+    parser.add_argument("role", choices=("rollout", "trainer", "reward"))
     given = parser.parse_args()
     try:
         token = JoinToken.read(given.token)

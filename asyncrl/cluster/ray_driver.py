@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from asyncrl import config as configuration
 from asyncrl.cluster.ray_agent import AgentEnd, RayAgent
 from asyncrl.config import Config
-from asyncrl.config.cluster import agent_cores, ranks_here
+from asyncrl.config.cluster import agent_cores, ranks_here, reward_room_of
 from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.gpus import agent_gpus, gpus_of, trainer_agent_gpus, visible
 from asyncrl.ipc.address import TcpAddress
@@ -42,6 +42,7 @@ LOST = 1
 KEYS: dict[JoinedRole, str] = {
     "rollout": "cluster.agents, cluster.agent_cores",
     "trainer": "cluster.trainer_agents",
+    "reward": "cluster.reward_agents",
 }
 """The settings that say how many nodes there are for a role's actors."""
 
@@ -62,8 +63,8 @@ def main() -> None:
 
 
 def _keep_agents(config: Config, token: bytes) -> None:
-    """Have an agent on each of `cluster.agents` nodes, and on each of `cluster.trainer_agents`,
-    until they end with the run. Raises ConfigError."""
+    """Have an agent on a node of its own for each machine that is set, until they end with the run.
+    Raises ConfigError."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Scheduling
@@ -130,11 +131,16 @@ class RayPart(NamedTuple):
 
 def ray_parts(config: Config) -> list[RayPart]:
     """The agents of a run, each of which has a node of its own: those of rollout actors, and then
-    those of the trainer's ranks."""
+    those of the trainer's ranks, and of reward actors, which have a core for each."""
     cluster = config.cluster
     engines = RayPart("rollout", agent_cores(config), agent_gpus(config))
     ranks = RayPart("trainer", ranks_here(config), trainer_agent_gpus(config))
-    return [engines] * cluster.agents + [ranks] * cluster.trainer_agents
+    judges = RayPart("reward", reward_room_of(config), 0)
+    return [
+        *[engines] * cluster.agents,
+        *[ranks] * cluster.trainer_agents,
+        *[judges] * cluster.reward_agents,
+    ]
 
 
 class AgentLives:

@@ -30,6 +30,11 @@ def local_rollouts(config: Config) -> int:
     return 0 if joined(config) else config.rollout.actors
 
 
+def reward_room_of(config: Config) -> int:
+    """Reward actors that a machine has, at most, while no other is lost."""
+    return math.ceil(config.reward.actors / max(1, config.cluster.reward_agents))
+
+
 def ranks_here(config: Config) -> int:
     """Number of the trainer's ranks on this machine, and on each that joins for the trainer; at
     least one.
@@ -43,13 +48,19 @@ def cluster_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], st
     """Yield the keys that contradict each other, and the remedy as the end of a sentence."""
     cluster = config.cluster
     if not joined(config):
-        if cluster.trainer_agents:
-            yield (
-                ("cluster.kind", "cluster.trainer_agents"),
-                "no machine joins a run of this one alone: set kind to agents or ray, or "
-                "trainer_agents to 0",
-            )
+        for key in ("trainer_agents", "reward_agents"):
+            if getattr(cluster, key):
+                yield (
+                    ("cluster.kind", f"cluster.{key}"),
+                    "no machine joins a run of this one alone: set kind to agents or ray, or "
+                    f"{key} to 0",
+                )
         return
+    if config.reward.actors < cluster.reward_agents:
+        yield (
+            ("cluster.reward_agents", "reward.actors"),
+            "a machine without an actor would do nothing: raise actors, or lower reward_agents",
+        )
     machines = 1 + cluster.trainer_agents
     if config.train.ranks % machines:
         yield (

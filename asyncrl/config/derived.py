@@ -245,7 +245,8 @@ def _cluster(config: Config) -> list[Row]:
     gpus = agent_gpus(config)
     has = f" with {gpus} GPUs each" if gpus else ""
     by = f", of Ray, {agent_cores(config)} cores each" if cluster.kind == "ray" else ""
-    others = "all others here" if not cluster.trainer_agents else "the coordinator and rank 0 here"
+    alone = not (cluster.trainer_agents or cluster.reward_agents)
+    others = "all others here" if alone else "the coordinator and rank 0 here"
     rows = [
         Row(
             "machines",
@@ -259,6 +260,10 @@ def _cluster(config: Config) -> list[Row]:
         said = f"of the trainer's {config.train.ranks} ranks {here} on each{gpu}, and {here} here"
         by = "Ray" if cluster.kind == "ray" else "`asyncrl agent --for trainer`"
         rows.append(Row("trainer machines", f"{cluster.trainer_agents} join", f"by {by}: {said}"))
+    if cluster.reward_agents:
+        by = "Ray" if cluster.kind == "ray" else "`asyncrl agent --for reward`"
+        said = f"by {by}: {config.reward.actors} reward actors there, and none here"
+        rows.append(Row("reward machines", f"{cluster.reward_agents} join", said))
     return rows
 
 

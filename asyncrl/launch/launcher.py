@@ -216,7 +216,7 @@ class _Launch:
         rank_0 = ""
         if config.cluster.trainer_agents:
             rank_0 = str(await nursery.start(keep_port, config.cluster.host))
-        return AgentsPlacement(local, self._machines, ranks_here(config), rank_0)
+        return AgentsPlacement(config, local, self._machines, rank_0)
 
     async def _let_machines_join(self, nursery: trio.Nursery) -> None:
         """Let machines in until the run ends."""

@@ -44,12 +44,10 @@ from asyncrl.launch.run_copy import refuse_unfit
 from asyncrl.observe import curve
 from asyncrl.observe.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
 from asyncrl.processes.machine import gpus_here
-from asyncrl.programs.bubblewrap import Bubblewrap
-from asyncrl.programs.languages import trial
 from asyncrl.sandbox.support import support
 from asyncrl.sinks.sink import refuse_unfit_sinks
 from asyncrl.strategies.curriculum import CURRICULA
-from asyncrl.tasks import Task, TaskError, open_task
+from asyncrl.tasks.judging import check_judging, opened
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.training.checkpoint_index import complete
 
@@ -189,14 +187,9 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     if config.model.lora.rank:
         check_adapters(config)
     CURRICULA.find(config.task.curriculum)
-    try:
-        task = open_task(config.task, config.run.seed)
-    except TaskError as error:
-        raise ConfigError(str(error)) from None
-    if task.languages:
-        _programs(config.task, task)
-    else:
-        _sandbox(config.task, task.executes)
+    task = opened(config.task, config.run.seed)
+    if not config.cluster.reward_agents:  # else each machine looks for itself
+        check_judging(config.task, task)
     check_policies(config, task)
     check_examples(config, task)
     if config.agent.run and config.agent.run != PLAYED_ELSEWHERE:
@@ -251,53 +244,6 @@ def _lock(run: Path) -> TextIO:
         return (run / LOCK).open("a")
     except OSError as error:
         raise ConfigError(_unwritable(run, error)) from None
-
-
-def _sandbox(task: TaskConfig, executes: bool) -> None:
-    missing = support().missing
-    if task.sandbox == "strict" and missing:
-        raise ConfigError(
-            f"task.sandbox is 'strict', and this machine does not have it ({missing}); allow user "
-            "namespaces, or set it to process, which keeps a verifier from nothing (for a task "
-            "that executes no answers)."
-        )
-    if task.sandbox == "process" and executes:
-        cure = (
-            f"which this machine does not have ({missing}): allow user namespaces, or choose "
-            "another task"
-            if missing
-            else "and it is 'process': set it to strict"
-        )
-        raise ConfigError(
-            f"the verifier of task {named(task)!r} executes what the model answers, and needs "
-            f"task.sandbox = 'strict', {cure}."
-        )
-
-
-def _programs(config: TaskConfig, task: Task) -> None:
-    """Look if the programs that answers are can be run, by running one of each language."""
-    if task.executes:
-        raise ConfigError(
-            f"the verifiers of task {named(config)!r} both execute answers, which needs the "
-            "sandbox strict, and run them as programs, which strict does not let them: make two "
-            "runs of it."
-        )
-    if config.sandbox == "strict":
-        raise ConfigError(
-            "task.sandbox is 'strict', in which no program can be started, and a verifier is "
-            "`run`: set it to process. Programs have a sandbox of their own, whatever it is."
-        )
-    sandbox = Bubblewrap()
-    if missing := sandbox.missing():
-        raise ConfigError(
-            f"a verifier is `run`, and this machine does not have the sandbox of programs "
-            f"({missing}); allow user namespaces, or choose another verifier."
-        )
-    for language in sorted(task.languages):
-        if problem := trial(language, sandbox):
-            raise ConfigError(
-                f"a verifier is `run`, and {problem}; mend it, or leave its lines out."
-            )
 
 
 def _directory(config: Config, resume: Path | None) -> None:

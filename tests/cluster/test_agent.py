@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -34,9 +34,10 @@ async def told(
     folder: Path,
     launcher: Callable[[Link], Awaitable[None]],
     knows: bytes | None = None,
+    more: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """The end of an agent that a launcher like this speaks to; it `knows` the run's key, or this
-    one."""
+    one; `more` are its arguments besides."""
     key, (head, agents) = new_key(), certify("127.0.0.1")
     (folder / "head").mkdir()
     head.write(folder / "head")
@@ -45,13 +46,15 @@ async def told(
     bound = await nursery.start(start)
     token = folder / "join.token"
     JoinToken(str(bound), knows or key, agents).write(token)
-    return await ended(token, folder / "agent" / "run")
+    return await ended(token, folder / "agent" / "run", more)
 
 
-async def ended(token: Path, run: Path) -> subprocess.CompletedProcess[str]:
+async def ended(
+    token: Path, run: Path, more: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     """The end of `asyncrl agent`."""
     argv = [sys.executable, "-m", "asyncrl.cli", "agent", "--join", str(token), "--dir", str(run)]
-    argv += ["--patience", "1"]
+    argv += ["--patience", "1", *more]
     with trio.fail_after(PATIENCE_S):
         return await trio.to_thread.run_sync(
             partial(subprocess.run, argv, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -147,6 +150,32 @@ async def test_what_a_machine_lacks_is_told_to_the_launcher_and_it_takes_no_part
     done = await told(nursery, tmp_path, launcher)
     assert done.returncode == 2 and "machine one takes no part" in done.stderr, done.stderr
     assert said in lacks[0] and "Traceback" not in done.stderr
+
+
+async def test_a_machine_that_is_to_judge_needs_the_files_of_the_task(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"prompt": "2 + 2 =", "answer": 4}\n' * 3)
+    sets = ["cluster.kind=agents", "cluster.reward_agents=1", "task.name=jsonl"]
+    settings = render(load(None, [*sets, f"task.path={lines}", "task.eval_size=1"], {}))
+    lacks, refused = list[str](), m.JoinRefused("machine one takes no part")
+
+    async def launcher(link: Link) -> None:
+        join, _ = await link.receive()
+        assert isinstance(join, m.Join) and join.role == "reward"
+        of_task = {str(lines): "12ab"}
+        await link.send(m.MachineAdmitted("one", settings, 0, 1, new_key(), of_task))
+        while not isinstance(message := (await link.receive())[0], m.Unequipped):
+            assert isinstance(message, m.Alive)
+        lacks.append(message.why)
+        await link.send(refused)
+        while True:
+            await link.receive()
+
+    done = await told(nursery, tmp_path, launcher, more=["--for", "reward"])
+    assert done.returncode == 2 and refused.reason in done.stderr, done.stderr
+    assert lacks == [f"{lines} is not what the launcher has; copy it there"]
 
 
 async def test_who_is_refused_is_told_why_and_ends_with_2(

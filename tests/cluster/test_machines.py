@@ -69,7 +69,8 @@ class Head:
             await link.send(m.Join(name, cores, own_versions(), role))
             admitted = await said(link)
             assert isinstance(admitted, m.MachineAdmitted) and admitted.files == len(FILES)
-            assert admitted.room == {"rollout": 2, "trainer": RANKS // 2}[role]
+            assert admitted.room == {"rollout": 2, "trainer": RANKS // 2, "reward": 3}[role]
+            assert list(admitted.origins) == (["reasoning-gym"] if role == "reward" else [])
             for name, contents in FILES.items():
                 message, (buffer,) = await after_beats(link)
                 assert message == m.ModelFile(name) and bytes(buffer) == contents
@@ -219,8 +220,25 @@ async def test_each_machine_has_actors_of_its_own_role(of_trainer: Head) -> None
             with trio.fail_after(PATIENCE_S):
                 assert await rank.wait() == KILLED and rank.displaced
         await head.machines.complete()  # a run goes on with the ranks that are left
-    assert "Machine ranks takes part, with 2 cores, for the trainer." in head.notes
+    assert "Machine ranks takes part, with 2 cores, for the role trainer." in head.notes
     assert any("Machine ranks is lost, with 2 actors" in note for note in head.notes)
+
+
+async def test_a_run_whose_reward_actors_are_elsewhere_does_not_go_on_without_them(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    head = await opened(nursery, tmp_path, "cluster.reward_agents=1", "reward.actors=3")
+    judge = head.machines.start("reward", 0, 0, resume=False)
+    async with head.agent("engines"):
+        async with head.agent("judges", role="reward") as judges:
+            assert await said(judges) == m.StartActor("reward", 0, 0, False, ADDRESS)
+            await head.machines.complete()
+        await head.until(1)
+        with trio.fail_after(PATIENCE_S):
+            assert await judge.wait() == KILLED and judge.displaced
+        with trio.move_on_after(0.1) as waits:
+            await head.machines.complete()
+        assert waits.cancelled_caught
 
 
 async def test_too_few_machines_for_the_trainer_are_said_with_what_to_run(
@@ -241,7 +259,7 @@ async def test_a_machine_for_a_trainer_that_is_all_here_is_refused_by_name(head:
         await link.send(m.Join("ranks", 2, own_versions(), "trainer"))
         refused = await said(link)
         assert isinstance(refused, m.JoinRefused)
-        assert refused.reason.startswith("machine ranks takes no part: it is for the trainer")
+        assert refused.reason.startswith("machine ranks takes no part: it is for the role trainer")
         assert "set cluster.trainer_agents there" in refused.reason
         assert head.machines.count == 0 and head.notes == [f"{refused.reason}."]
 

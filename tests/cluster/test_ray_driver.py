@@ -45,10 +45,12 @@ def test_an_agent_has_a_core_for_each_actor_or_what_is_set() -> None:
 
 
 def test_machines_of_the_trainer_have_parts_of_their_own() -> None:
-    trains = config("cluster.trainer_agents=2", "train.ranks=6", "train.device=cuda")
+    more = "cluster.reward_agents=1", "reward.actors=4"
+    trains = config("cluster.trainer_agents=2", "train.ranks=6", "train.device=cuda", *more)
     assert ray_parts(trains) == [
         *[RayPart("rollout", 3, 0)] * 2,
         *[RayPart("trainer", 2, 2)] * 2,
+        RayPart("reward", 4, 0),
     ]
     rows = {row.name: row for row in derived(trains, 4)}
     assert rows["trainer machines"].value == "2 join"

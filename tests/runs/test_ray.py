@@ -81,7 +81,7 @@ def test_a_run_on_two_nodes_ends_well(ray: Any, model: Path, tmp_path: Path) -> 
     done = train(command(model, run, train__steps=4, **where))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" takes part, with 1 cores.") == 1
-    assert done.stdout.count(" takes part, with 1 cores, for the trainer.") == 1
+    assert done.stdout.count(" takes part, with 1 cores, for the role trainer.") == 1
     told = summary.read(run / SUMMARY)
     assert told.ok and told.balances() and not told.restarts
     wait_for("nothing that is left", lambda: not folders() and not processes(run))

@@ -80,8 +80,9 @@ class ClusterConfig(Section, frozen=True):
         Literal["local", "agents", "ray"],
         Meta(
             description=(
-                "where actors run: local, all here; agents: rollout actors on machines that join "
-                "by `asyncrl agent`; ray: on nodes of Ray, which starts the agents"
+                "where actors run: local, all here; agents: rollout actors, and what else is set, "
+                "on machines that join by `asyncrl agent`; ray: on nodes of Ray, which starts the "
+                "agents"
             )
         ),
     ] = "local"
@@ -96,6 +97,17 @@ class ClusterConfig(Section, frozen=True):
             description=(
                 "machines that must have joined for the trainer, beside these; each has as many "
                 "of train.ranks as this machine"
+            ),
+        ),
+    ] = 0
+    reward_agents: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1024,
+            description=(
+                "machines that must have joined for reward actors, beside these; 0: those are on "
+                "this machine"
             ),
         ),
     ] = 0

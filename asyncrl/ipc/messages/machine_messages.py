@@ -17,7 +17,7 @@ from asyncrl.ipc.messages.parts import Message, Role
 
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
 """A name of a machine, a file or a package."""
-JoinedRole = Literal["rollout", "trainer"]
+JoinedRole = Literal["rollout", "trainer", "reward"]
 """A role of whose actors a machine that joins can have some."""
 
 
@@ -41,13 +41,15 @@ class MachineAdmitted(Message, frozen=True):
     """Launcher to agent: the machine takes part, under this name; `run_toml` are the run's
     settings, and `key` is what its actors prove to the coordinator of this launch. So many
     `ModelFile` follow. Of the run's actors of its role it has at most `room` at a time, while no
-    other machine is lost."""
+    other machine is lost. `origins` are what a task that is judged there comes from, by name, with
+    a digest or a version."""
 
     machine: str
     run_toml: str
     files: int
     room: int
     key: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    origins: dict[str, str] = {}
 
 
 class ModelFile(Message, frozen=True):

@@ -1,0 +1,134 @@
+"""Checks of a machine that is to judge a task's answers: the task can be opened there, from the
+same files, and the sandbox that its verifiers need can be had."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from asyncrl.config.errors import ConfigError
+from asyncrl.config.mix import each, named
+from asyncrl.config.schema import TaskConfig
+from asyncrl.programs.bubblewrap import Bubblewrap
+from asyncrl.programs.languages import trial
+from asyncrl.sandbox.support import support
+from asyncrl.tasks import Task, TaskError, open_task
+
+GYM = "reasoning-gym"
+
+
+def opened(config: TaskConfig, seed: int) -> Task:
+    """Open the task. Raises ConfigError where it cannot be had as configured."""
+    try:
+        return open_task(config, seed)
+    except TaskError as error:
+        raise ConfigError(str(error)) from None
+
+
+def check_judging(config: TaskConfig, task: Task) -> None:
+    """Check that this machine can judge answers to the task. Raises ConfigError."""
+    if task.languages:
+        _check_programs(config, task)
+    else:
+        _check_sandbox(config, task.executes)
+
+
+def origins(config: TaskConfig) -> dict[str, str]:
+    """Origins of the task's prompts and verdicts, by name: files and the module of a verifier with
+    their SHA-256, and reasoning-gym with its version. Where two machines have the same, they judge
+    alike."""
+    found = dict[str, str]()
+    for one in each(config):
+        found.update(_origins(one))
+    return found
+
+
+def _origins(config: TaskConfig) -> Iterator[tuple[str, str]]:
+    if config.name != "jsonl":
+        try:
+            yield GYM, version(GYM)
+        except PackageNotFoundError:
+            yield GYM, "none"
+        return
+    for path in (config.path, config.eval_path):
+        if path:
+            yield path, _digest(Path(path))
+    module, of_module, _ = config.verifier.partition(":")
+    if of_module:
+        try:
+            spec = find_spec(module)
+        except (ImportError, ValueError):  # of a package that is none
+            spec = None
+        source = spec.origin if spec is not None else None
+        yield f"the module {module}", _digest(Path(source)) if source else "none"
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a file, in hex; `none` where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return "none"
+
+
+def differing_origin(theirs: Mapping[str, str], own: Mapping[str, str]) -> str:
+    """The first name of which both do not have the same, in words; empty where there is none.
+
+    >>> differing_origin({"/data/a.jsonl": "12ab"}, {"/data/a.jsonl": "none"})
+    '/data/a.jsonl is not there'
+    """
+    for name, wanted in theirs.items():
+        if (found := own.get(name, "none")) != wanted:
+            return f"{name} is not {'there' if found == 'none' else 'what the launcher has'}"
+    return ""
+
+
+def _check_sandbox(task: TaskConfig, executes: bool) -> None:
+    missing = support().missing
+    if task.sandbox == "strict" and missing:
+        raise ConfigError(
+            f"task.sandbox is 'strict', and this machine does not have it ({missing}); allow user "
+            "namespaces, or set it to process, which keeps a verifier from nothing (for a task "
+            "that executes no answers)."
+        )
+    if task.sandbox == "process" and executes:
+        cure = (
+            f"which this machine does not have ({missing}): allow user namespaces, or choose "
+            "another task"
+            if missing
+            else "and it is 'process': set it to strict"
+        )
+        raise ConfigError(
+            f"the verifier of task {named(task)!r} executes what the model answers, and needs "
+            f"task.sandbox = 'strict', {cure}."
+        )
+
+
+def _check_programs(config: TaskConfig, task: Task) -> None:
+    """Look if the programs that answers are can be run, by running one of each language."""
+    if task.executes:
+        raise ConfigError(
+            f"the verifiers of task {named(config)!r} both execute answers, which needs the "
+            "sandbox strict, and run them as programs, which strict does not let them: make two "
+            "runs of it."
+        )
+    if config.sandbox == "strict":
+        raise ConfigError(
+            "task.sandbox is 'strict', in which no program can be started, and a verifier is "
+            "`run`: set it to process. Programs have a sandbox of their own, whatever it is."
+        )
+    sandbox = Bubblewrap()
+    if missing := sandbox.missing():
+        raise ConfigError(
+            f"a verifier is `run`, and this machine does not have the sandbox of programs "
+            f"({missing}); allow user namespaces, or choose another verifier."
+        )
+    for language in sorted(task.languages):
+        if problem := trial(language, sandbox):
+            raise ConfigError(
+                f"a verifier is `run`, and {problem}; mend it, or leave its lines out."
+            )
