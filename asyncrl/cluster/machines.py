@@ -143,30 +143,33 @@ class Machines:
         come, and as bad input after `cluster.join_s`, which where Ray places them is its driver's
         to say first."""
         cluster = self._config.cluster
-        by_ray = cluster.kind == "ray"
-        with trio.move_on_after(cluster.join_s + (RAY_S if by_ray else 0.0)):
+        with trio.move_on_after(cluster.join_s + (RAY_S if cluster.kind == "ray" else 0.0)):
             while self._missing:
                 if self._failed is not None:
                     raise self._failed
                 self._changed = trio.Event()
                 await self._changed.wait()
-            if not self._completed:
-                self._refuse_too_few_places()
-            self._completed = True
-            return
-        role, wanted = self._missing[0]
-        option = "" if role == "rollout" else f" --for {role}"
-        if by_ray:
+        if missing := self._missing:
+            raise self._too_few(*missing[0])
+        if not self._completed:
+            self._refuse_too_few_places()
+        self._completed = True
+
+    def _too_few(self, role: JoinedRole, wanted: int) -> ActorFailed:
+        """The failure of a run that fewer machines of a role joined than are `wanted`."""
+        cluster = self._config.cluster
+        if cluster.kind == "ray":
             advice = (
                 f"Ray had {RAY_S:g} s more for its start; look at what its driver says in "
                 f"{log_path(self._run, 'ray', 0)}."
             )
         else:
+            option = "" if role == "rollout" else f" --for {role}"
             advice = (
                 f"copy {self._run / JOIN_TOKEN} to each, and run `asyncrl agent --join join.token"
                 f"{option}` there while the launcher waits."
             )
-        raise ActorFailed(
+        return ActorFailed(
             "the cluster",
             BAD_INPUT,
             f"{self.count_for(role)} of {wanted} machines ({AGENTS[role]}) joined within "
