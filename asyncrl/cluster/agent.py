@@ -22,6 +22,7 @@ from pathlib import Path
 
 import trio
 
+from asyncrl.cluster.equipment import places_for
 from asyncrl.cluster.join_token import JoinToken
 from asyncrl.cluster.joined_machine import BEAT_S, ORDERS, SILENCE_S, Actor
 from asyncrl.cluster.joining import LEAVE, ToldToLeave, join, join_again
@@ -31,8 +32,6 @@ from asyncrl.cluster.places import Place, Places
 from asyncrl.cluster.versions import own_versions
 from asyncrl.config import read
 from asyncrl.config.errors import BAD_INPUT, ConfigError
-from asyncrl.config.gpus import gpus_each
-from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
 from asyncrl.ipc.address import tcp_address
 from asyncrl.ipc.errors import EndOfStream, LinkBroken, LinkError
@@ -60,10 +59,9 @@ from asyncrl.observe.logs import path as log_path
 from asyncrl.observe.output import complain
 from asyncrl.observe.run_dir import INITIAL, KEY, LOCK, RUN_TOML
 from asyncrl.processes.forkserver import ForkServer, open_fork_server
-from asyncrl.processes.machine import available_cores, gpus_here
+from asyncrl.processes.machine import available_cores
 from asyncrl.processes.process import Process
 from asyncrl.processes.standstill import Patience
-from asyncrl.tasks.judging import check_judging, differing_origin, opened, origins
 
 logger = logging.getLogger(__name__)
 
@@ -273,35 +271,16 @@ class _Agent:
         """Say that actors can be started, when they can be forked; or what they need and this
         machine lacks."""
         try:
-            places = await trio.to_thread.run_sync(self._divided)
+            config = read(self._run / RUN_TOML)
+            places = await trio.to_thread.run_sync(
+                places_for, self._role, config, self._cores, self._room, self._origins
+            )
         except ConfigError as error:
             self._send.send_nowait(Unequipped(str(error)[:MOST_WORDS]))
             return
         await fork_server.settled()
         self._places = places
         self._send.send_nowait(Equipped(places.count))
-
-    def _divided(self) -> Places:
-        """This machine's places for actors. Raises ConfigError where it lacks what they need."""
-        config = read(self._run / RUN_TOML)
-        if self._role == "reward":
-            if differs := differing_origin(self._origins, origins(config.task)):
-                raise ConfigError(f"{differs}; copy it there")
-            check_judging(config.task, opened(config.task, config.run.seed))
-            return Places(self._cores, self._room, 0, 0)
-        if self._role == "trainer":
-            each = 1 if config.train.device == "cuda" else 0
-            if not each and self._room > len(self._cores):
-                raise ConfigError(
-                    f"it offers {len(self._cores)} cores, and {self._room} of the trainer's ranks "
-                    "need one each"
-                )
-            gpus = gpus_here() if each else 0
-            who = "a machine of the trainer"
-            return Places(self._cores, self._room, gpus, each, least=self._room, who=who)
-        engine_kind(config.engine.kind).check(config)
-        each = gpus_each(config)
-        return Places(self._cores, self._room, gpus_here() if each else 0, each)
 
     async def _keep_fork_server(self, task_status: trio.TaskStatus[ForkServer]) -> None:
         """Have a fork server until the end."""
