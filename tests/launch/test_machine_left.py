@@ -13,11 +13,32 @@ GIVEN = load(None, ["train.device=cuda", "train.ranks=4"], {})
 
 async def test_a_rank_goes_with_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_left, "COUNT_GPUS", "print(3)")
-    found = await settings_left(GIVEN, 64)
+    found = await settings_left(GIVEN, 64, 0)
     assert found is not None
     left, said = found
     assert left.train.ranks == 3
     assert said == "The trainer goes on with 3 of 4 ranks: this machine has 3 GPUs."
+
+
+@pytest.mark.parametrize(
+    ("gpus", "machines", "ranks", "trainers"),
+    [(4, 2, 12, 2), (4, 1, 8, 1), (4, 3, 12, 2), (4, 0, 4, 0), (3, 1, 6, 1)],
+)
+async def test_ranks_go_with_the_machines_that_join_for_them(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, machines: int, ranks: int, trainers: int
+) -> None:
+    """Of three machines with four ranks each."""
+    sets = ["cluster.kind=agents", "cluster.trainer_agents=2", "train.ranks=12"]
+    given = load(None, ["train.device=cuda", *sets], {})
+    monkeypatch.setattr(machine_left, "COUNT_GPUS", f"print({gpus})")
+    found = await settings_left(given, 64, machines)
+    assert found is not None
+    left, said = found
+    assert (left.train.ranks, left.cluster.trainer_agents) == (ranks, trainers)
+    assert said == (
+        f"The trainer goes on with {ranks} of 12 ranks: this machine has {gpus} GPUs, and "
+        f"{trainers} of 2 machines for the trainer are there."
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,4 +49,4 @@ async def test_where_nobody_says_how_many_there_are_nothing_changes(
 ) -> None:
     monkeypatch.setattr(machine_left, "COUNT_GPUS", program)
     monkeypatch.setattr(machine_left, "COUNT_S", 1.0)
-    assert await settings_left(GIVEN, 64) is None
+    assert await settings_left(GIVEN, 64, 0) is None
