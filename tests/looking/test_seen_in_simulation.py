@@ -24,7 +24,7 @@ def counts(account: Account) -> Counter[str]:
     return Counter({"": account.trained, **account.discarded})
 
 
-@pytest.mark.parametrize("seed", some([0, 1, 3, 5, 10, 11], 6))
+@pytest.mark.parametrize("seed", some([0, 1, 3, 4, 10, 11], 6))
 @pytest.mark.parametrize("run", [simulate, simulate_agents])
 def test_what_became_of_rollouts_adds_up_to_the_ledger(
     run: Callable[[int], SeedReport], seed: int, monkeypatch: pytest.MonkeyPatch

@@ -35,7 +35,7 @@ def servers(folder: Path) -> list[int]:
 
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="`make sglang-cpu` builds .venv-sglang")
-@pytest.mark.parametrize("path", ["staged", "direct"])
+@pytest.mark.parametrize("path", ["staged", pytest.param("direct", marks=pytest.mark.soak)])
 def test_a_machine_brings_its_server_and_takes_it_along(tmp_path: Path, path: str) -> None:
     run, one, two = (tmp_path / name for name in ("run", "one", "two"))
     argv = command(
