@@ -20,6 +20,7 @@ from asyncrl.config.derived import PROGRAMS, derived
 from asyncrl.launch import preflight
 from asyncrl.processes.machine import EPHEMERAL, LOWEST_PORT, available_cores, free_port
 from asyncrl.sandbox.support import Support
+from asyncrl.tasks import judging
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 
@@ -328,7 +329,8 @@ def test_a_task_that_cannot_be_opened() -> None:
 def missing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Reason for which this machine has no sandbox `strict`, if any."""
     found: str = request.param
-    monkeypatch.setattr(preflight, "support", lambda: Support(found, 7))
+    for module in (preflight, judging):
+        monkeypatch.setattr(module, "support", lambda: Support(found, 7))
     return found
 
 
@@ -370,8 +372,8 @@ def test_programs_need_a_sandbox_of_their_own(
     runs = config(*sets, "task.verifier=run")
     assert runs.task.sandbox == "process"
     assert PROGRAMS in derived(runs, 2) and PROGRAMS not in derived(config(), 2)
-    monkeypatch.setattr(preflight, "trial", lambda language, sandbox: "")
-    monkeypatch.setattr(preflight.Bubblewrap, "missing", lambda self: "")
+    monkeypatch.setattr(judging, "trial", lambda language, sandbox: "")
+    monkeypatch.setattr(judging.Bubblewrap, "missing", lambda self: "")
     preflight.check(runs, None, 2)
     assert "in which no program can be started" in refusal(
         config(*sets, "task.verifier=run", "task.sandbox=strict")
@@ -381,9 +383,9 @@ def test_programs_need_a_sandbox_of_their_own(
     )
     both = config("task.eval_size=1", f"task.mix={mix}", "task.weights={a = 0.5, b = 0.5}")
     assert both.task.sandbox == "process" and "make two runs of it" in refusal(both)
-    monkeypatch.setattr(preflight, "trial", lambda language, sandbox: f"{language} is broken")
+    monkeypatch.setattr(judging, "trial", lambda language, sandbox: f"{language} is broken")
     assert "a verifier is `run`, and python is broken" in refusal(runs)
-    monkeypatch.setattr(preflight.Bubblewrap, "missing", lambda self: "no user namespaces")
+    monkeypatch.setattr(judging.Bubblewrap, "missing", lambda self: "no user namespaces")
     assert "the sandbox of programs (no user namespaces)" in refusal(runs)
 
 
@@ -405,7 +407,7 @@ def test_an_agents_sandbox_that_cannot_be_had_starts_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing falls back to a program that is kept from nothing."""
-    monkeypatch.setattr(preflight.Bubblewrap, "missing", lambda self: "no user namespaces")
+    monkeypatch.setattr(judging.Bubblewrap, "missing", lambda self: "no user namespaces")
     for run in ('["true"]', "asyncrl.agents.examples.retry:solve"):
         asked = config(f"agent.run={run}", "agent.sandbox=bwrap")
         assert "agent.sandbox is bwrap, and this machine does not have it (no user" in refusal(
