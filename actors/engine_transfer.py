@@ -17,10 +17,7 @@ from actors.rank_orders import RankOrders
 from actors.rank_parts import gathered
 from actors.server_transfer import ToPublish
 from actors.trainer_canary import TrainerCanary
-from asyncrl.ipc.messages import (
-    Gather,
-    Publish,
-)
+from asyncrl.ipc.messages import Gather, Publish
 from asyncrl.training.adapters import published
 from asyncrl.training.learner import Learner
 from weightsync.buckets import Plan

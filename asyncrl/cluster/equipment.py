@@ -31,7 +31,7 @@ def places_for(
             return Places(cores, room, gpus_here() if each else 0, each)
         case "reward":
             if differs := differing_origin(launchers, origins(config.task)):
-                raise ConfigError(f"{differs}; copy it there")
+                raise ConfigError(f"{differs}; have the same there")
             check_judging(config.task, opened(config.task, config.run.seed))
             return Places(cores, room, 0, 0)
         case "trainer" if config.train.device == "cuda":

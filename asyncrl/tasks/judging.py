@@ -1,5 +1,6 @@
 """Checks of a machine that is to judge a task's answers: the task can be opened there, from the
-same files, and the sandbox that its verifiers need can be had."""
+same files, and the sandbox that its verifiers need can be had. Invariant: two machines that pass
+give one answer the same verdict, as far as files and versions decide it."""
 
 from __future__ import annotations
 

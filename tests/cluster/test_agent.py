@@ -175,7 +175,7 @@ async def test_a_machine_that_is_to_judge_needs_the_files_of_the_task(
 
     done = await told(nursery, tmp_path, launcher, more=["--for", "reward"])
     assert done.returncode == 2 and refused.reason in done.stderr, done.stderr
-    assert lacks == [f"{lines} is not what the launcher has; copy it there"]
+    assert lacks == [f"{lines} is not what the launcher has; have the same there"]
 
 
 async def test_who_is_refused_is_told_why_and_ends_with_2(
