@@ -73,7 +73,8 @@ _BLOCK = 128
 
 def environment(launch: ServerLaunch) -> dict[str, str]:
     """The variables of a server's environment beyond ours. Nothing is fetched from anywhere or
-    told to anybody; on a CPU it has one thread, since more make a small model slower."""
+    told to anybody. On a CPU it has one thread, since more make a small model slower, and compiles
+    nothing: what counts ranks of log-probabilities would be, for 30 s amid the first response."""
     path = os.environ.get("PYTHONPATH")
     always = {
         "PYTHONPATH": f"{WORKER}{os.pathsep}{path}" if path else str(WORKER),
@@ -87,7 +88,11 @@ def environment(launch: ServerLaunch) -> dict[str, str]:
         always["CUDA_VISIBLE_DEVICES"] = visible(launch.gpus, allowed)
     if launch.device != "cpu":
         return always
-    return always | {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return always | {
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "TORCH_COMPILE_DISABLE": "1",
+    }
 
 
 @asynccontextmanager
