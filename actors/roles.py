@@ -235,7 +235,9 @@ async def rollout(place: ActorContext) -> None:
             base = AdaptedBase(place)
     sent = narrowed(published(base.model if base else model), place.published_dtype)
     plan = Plan.of(sent, config.publication.bucket_bytes)
-    context = EngineContext(config, place.run, place.initial, place.index, model, tokenizer, waits)
+    context = EngineContext(
+        config, place.run, place.initial, place.index, model, tokenizer, waits, place.incarnation
+    )
     async with (
         engine_kind(config.engine.kind).open(context) as engine,
         Receiver.open(full_every=config.publication.full_every) as receiver,

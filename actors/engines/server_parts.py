@@ -18,6 +18,7 @@ from asyncrl.config.published import engine_dtype
 from asyncrl.config.servers import Servers
 from asyncrl.engines.spec import EngineContext
 from asyncrl.observe.logs import FOLDER
+from asyncrl.observe.run_dir import SERVERS
 
 if TYPE_CHECKING:
     import torch
@@ -71,8 +72,12 @@ async def launched(
     managed: Callable[..., AbstractAsyncContextManager[ServerProcess]],
 ) -> AsyncIterator[ServerProcess]:
     """A server of this actor's own, for the length of the block, which its death ends. `managed` is
-    its kind's."""
-    from asyncrl.engines.servers.server_process import ServerLaunch
+    its kind's. It may have had another actor, whose requests it still has, and have been paused.
+
+    In a life of the run, an actor that is started again begins with a new server: nobody knows what
+    part the one before had in its end.
+    """
+    from asyncrl.engines.servers.server_process import Keeping, ServerLaunch
 
     config, index, settings = context.config, context.index, servers.settings
     launch = ServerLaunch(
@@ -91,8 +96,11 @@ async def launched(
     )
     name = f"server-{index}"
     log = context.run / FOLDER / f"{name}.log"
+    limits = config.supervision
+    keeping = Keeping(context.run / SERVERS, limits.keep_servers_s, context.incarnation == 0)
+    opened = managed(launch, log=log, name=name, ready_s=limits.start_s, keeping=keeping)
     async with (
-        managed(launch, log=log, name=name, ready_s=config.supervision.start_s) as server,
+        opened as server,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(server.watch)

@@ -142,7 +142,9 @@ async def _clients(stack: AsyncExitStack, context: EngineContext) -> list[Sglang
         from asyncrl.engines.sglang.sglang_launch import managed
 
         server = await stack.enter_async_context(launched(context, Servers(TABLE, sglang), managed))
-        return [await stack.enter_async_context(_client(config, server.url, server.key))]
+        client = await stack.enter_async_context(_client(config, server.url, server.key))
+        await client.abort_all()  # what an actor that died has left there
+        return [client]
     urls, key = sglang.urls if sglang.router else sglang.urls[index : index + 1], _key(config)
     clients = [await stack.enter_async_context(_client(config, url, key)) for url in urls]
     for client in clients:
@@ -157,7 +159,7 @@ async def _clients(stack: AsyncExitStack, context: EngineContext) -> list[Sglang
             context_tokens=config.engine.context_tokens,
             slots=config.engine.slots,
         )
-        await client.abort_all()  # what an actor that died has left there
+        await client.abort_all()
     return clients
 
 

@@ -5,7 +5,8 @@ children, and tells it how they end.
     ↑________________________________ its link is cut ______________________|
 
 Invariant: no actor that it started outlives it, nor its link to the launcher by more than the
-seconds of silence that it bears (`joined_machine.SILENCE_S`) and of a kill.
+seconds of silence that it bears (`joined_machine.SILENCE_S`) and of a kill. Servers of actors may
+wait for the next ones, and end with this machine's part, or after `supervision.keep_servers_s`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from asyncrl.cluster.places import Place, Places
 from asyncrl.cluster.versions import own_versions
 from asyncrl.config import read
 from asyncrl.config.errors import BAD_INPUT, ConfigError
+from asyncrl.engines.servers.kept_servers import servers_ended
 from asyncrl.escape import escaped
 from asyncrl.ipc.address import tcp_address
 from asyncrl.ipc.errors import EndOfStream, LinkBroken, LinkError
@@ -118,19 +120,20 @@ async def _take_part(
     except (LinkError, ValueError) as error:
         complain(escaped(f"the launcher of {token.address} cannot be joined: {error}."))
         return BAD_INPUT
-    while True:
-        agent = _Agent(run, name, cores, role)
-        status = await agent.serve(link)
-        if not agent.cut:
-            return status
-        print(f"This machine tries to join again, for {patience_s:g} s.", flush=True)
-        try:
-            link = await join_again(token, run, patience_s)
-        except LinkError as error:
-            complain(escaped(f"the launcher is lost: {error}."))
-            return LOST
-        except ToldToLeave as told:
-            return 128 + told.number
+    async with servers_ended(run):
+        while True:
+            agent = _Agent(run, name, cores, role)
+            status = await agent.serve(link)
+            if not agent.cut:
+                return status
+            print(f"This machine tries to join again, for {patience_s:g} s.", flush=True)
+            try:
+                link = await join_again(token, run, patience_s)
+            except LinkError as error:
+                complain(escaped(f"the launcher is lost: {error}."))
+                return LOST
+            except ToldToLeave as told:
+                return 128 + told.number
 
 
 def _own(run: Path) -> None:

@@ -7,7 +7,8 @@
 of the run, and `asyncrl.processes.healing` says whether another one begins; here is how one actor
 is started as a process, and what the user sees. Each actor leads a session of its own, so Ctrl-C
 reaches the launcher alone, which has the coordinator drain the run. Invariant: whatever ends the
-launcher, no process of the run outlives it: actors die with it by the kernel's parent-death signal.
+launcher, no process of the run outlives it: actors die with it by the kernel's parent-death signal,
+and servers of theirs `supervision.keep_servers_s` later, unless another launcher takes the run up.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from asyncrl.config.cluster import joined, local_rollouts, ranks_here
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.config.ranks import ranks_of
+from asyncrl.engines.servers.kept_servers import servers_ended
 from asyncrl.escape import escaped, escaped_lines
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.ipc.address import UnixAddress
@@ -119,7 +121,7 @@ class _Launch:
         (self._run / FOLDER).mkdir(exist_ok=True)
         with logs.kept(self._run, "launcher", 0):
             with self._display:
-                async with trio.open_nursery() as nursery:
+                async with servers_ended(self._run), trio.open_nursery() as nursery:
                     await nursery.start(self._obey_signals)
                     if self._config.run.page_port:
                         nursery.start_soon(keep_page, self._config.run, self._display.note)

@@ -51,6 +51,8 @@ RANKS = "ranks.sock"
 """The socket of the trainer's rank 0, for the others."""
 RANK_STORE = "ranks.store"
 """The file in which the ranks of a trainer meet."""
+SERVERS = "servers"
+"""The folder of links to the engines' servers that outlive their actor, each to its own folder."""
 PACKED = "packed_from"
 """The number of rows from which on the run's engines multiply with packed weights. It is measured
 once, so that a resumed run rounds as before."""

@@ -1,5 +1,5 @@
 """Child processes that cannot outlive the run. Invariant: a child's session ends with the child,
-and the child with its parent.
+and the child with its parent, unless it says first that it does not (`outlive_parent`).
 
 The parent-death signal belongs to the *thread* that forked: it fires when that thread ends, not
 only when its process does. trio starts processes in a worker thread, which ends when it is idle; so
@@ -66,6 +66,13 @@ def become_child(ended: signal.Signals = signal.SIGKILL) -> None:
     if os.getppid() != int(parent):  # it died before the line above
         raise SystemExit(1)
     faulthandler.enable()  # a crash in native code leaves its Python stack in the log
+
+
+def outlive_parent() -> None:
+    """Live on when the parent ends. The first thing the main of a process started by `spawn` does
+    that has another who ends it."""
+    os.environ.pop(_PARENT, None)
+    faulthandler.enable()
 
 
 # -------------------------------------------------------------------------------------- the parent

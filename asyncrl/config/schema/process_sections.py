@@ -198,6 +198,17 @@ class SupervisionConfig(Section, frozen=True):
         float, Meta(gt=0, description="seconds that the trainer may take for a checkpoint")
     ] = 1800.0
     grace_s: Annotated[float, Meta(gt=0, description="seconds to drain when asked to stop")] = 5.0
+    keep_servers_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description=(
+                "seconds that a server which rollout actors started outlives them, for the next "
+                "life of the run; 0: it ends with its actor"
+            ),
+        ),
+    ] = 60.0
 
 
 SinkName = Literal["tensorboard", "wandb", "mlflow"]

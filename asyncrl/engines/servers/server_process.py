@@ -1,6 +1,9 @@
-"""A server as a child process. Invariant: it ends with the block that started it and with this
-process, whichever ends first, and all of its session with it; while the block lasts, its death is
-noticed at once.
+"""A server as a child process. Invariant: it ends with the block that started it, and all of its
+session with it; while the block lasts, its death is noticed at once.
+
+A block that ends by an error that is not the server's leaves it to the next actor, and so does the
+death of this process: for as long as `Keeping` says, and then it ends by itself (`guarded_command`,
+`kept_servers`).
 
 A container is the exception: its client ends so, and is asked to first (SIGTERM, which stops the
 container); but the container of a client that was killed goes on.
@@ -8,9 +11,13 @@ container); but the container of a client that was killed goes on.
 
 from __future__ import annotations
 
+import logging
+import shutil
 import signal
+import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
@@ -18,30 +25,15 @@ from typing import Literal
 import msgspec
 import trio
 
-from asyncrl.engines.servers.errors import ServerGone
+from asyncrl.engines.servers.errors import ServerError, ServerGone
+from asyncrl.engines.servers.guarded_command import KEEP, OWNED
+from asyncrl.engines.servers.kept_servers import ServerRecord, end, make_room, remember, take_over
 from asyncrl.processes.process import Process, spawn
 
-_TERM_S = 5.0
-"""Seconds that a server gets to end by itself; a container's client needs it, a server of ours
-holds nothing."""
+logger = logging.getLogger(__name__)
 
-
-class ServerProcess:
-    """A server that was started; `url` is its address, and `key` what it asks for. `socket` is the
-    file of a Unix socket at which it listens in place of a port; empty: none."""
-
-    def __init__(self, url: str, key: str, process: Process, socket: str = "") -> None:
-        self.url, self.key, self.socket = url, key, socket
-        self.process = process
-
-    async def watch(self) -> None:
-        """Wait for its death, which is ServerGone, with the end of its log. Of its leader's: a
-        server ends that when any other part dies."""
-        code = await self.process.wait()
-        raise ServerGone(
-            f"the server at {self.url} {_ended(code)}; the end of its log {self.process.log}:",
-            log=self.process.tail(),
-        )
+TAKEN_OVER_S = 30.0
+"""Seconds that a server that is taken over has to answer, or it is ended."""
 
 
 class ServerLaunch(msgspec.Struct, frozen=True):
@@ -65,34 +57,153 @@ class ServerLaunch(msgspec.Struct, frozen=True):
     weights: Literal["auto", "dummy"] = "auto"
 
 
-def start_guarded(
-    name: str,
-    command: Sequence[str],
-    *,
-    log: Path,
-    cores: Collection[int] | None,
-    environment: Mapping[str, str],
-) -> Process:
-    """Start `command` so that nothing of it outlives this process. Use it in the main thread."""
-    guard = [sys.executable, "-m", "asyncrl.engines.servers.guarded_command"]
-    return spawn(name, [*guard, *command], log=log, cores=cores, env=dict(environment))
+class Keeping(msgspec.Struct, frozen=True):
+    """A server's life beyond its actor: `folder` holds those that are kept, each for `seconds`;
+    with `takes_over`, one of them that is what this actor would start is taken over."""
+
+    folder: Path
+    seconds: float
+    takes_over: bool
+
+
+class ServerProcess:
+    """A server of this actor's. `url` is its address, and `key` what it asks for. `socket` is the
+    file of a Unix socket at which it listens in place of a port; empty: none. `guard` is the
+    connection by which it is owned."""
+
+    def __init__(self, record: ServerRecord, process: Process, guard: socket.socket) -> None:
+        self.url, self.key, self.socket = record.url, record.key, record.socket
+        self.process = process
+        self._guard = guard
+
+    async def watch(self) -> None:
+        """Wait for its death, which is ServerGone, with the end of its log. Of its leader's: a
+        server ends that when any other part dies."""
+        code = await self.process.wait()
+        raise ServerGone(
+            f"the server at {self.url} {_ended(code)}; the end of its log {self.process.log}:",
+            log=self.process.tail(),
+        )
+
+    def keep(self) -> None:
+        """Have it live on when this process ends."""
+        self._guard.send(KEEP)
+
+    def leave(self) -> None:
+        """Own it no longer."""
+        self._guard.close()
+
+
+class Start(msgspec.Struct, frozen=True):
+    """The start of a server, whoever wrote it. `alike` is all that says what it is: one for which
+    that is the same can take its place. `begin` gives its command, and its record, for a folder of
+    its own; `ready` returns when a new server is, and `answers` when one that was taken over
+    does; both raise ServerGone."""
+
+    name: str
+    log: Path
+    cores: Collection[int] | None
+    environment: Mapping[str, str]
+    alike: str
+    gpus: str
+    begin: Callable[[Path], tuple[list[str], ServerRecord]]
+    ready: Callable[[ServerProcess], Awaitable[None]]
+    answers: Callable[[ServerProcess], Awaitable[None]]
 
 
 @asynccontextmanager
-async def kept(
-    server: ServerProcess, ready: Callable[[], Awaitable[None]]
-) -> AsyncIterator[ServerProcess]:
-    """The server for the length of the block, from when `ready` returns. Raises ServerGone where it
-    dies before, or `ready` does; nothing of it is left either way. In the block, run `watch` beside
-    everything else."""
+async def server_process(start: Start, keeping: Keeping | None) -> AsyncIterator[ServerProcess]:
+    """A server for the length of the block, from when it is ready; one that was kept, if `keeping`
+    says so and there is one. Use it in the main thread. Raises ServerGone where it dies before, or
+    is not ready in time; nothing of it is left then. In the block, run `watch` beside everything
+    else."""
+    server = await _taken_over(start, keeping) or await _begun(start, keeping)
+    left = False
+    try:
+        yield server
+    except BaseException as error:
+        left = keeping is not None and keeping.seconds > 0 and not _of_server(error)
+        raise
+    finally:
+        if not left:
+            await end(server.process)
+        server.leave()
+
+
+async def _taken_over(start: Start, keeping: Keeping | None) -> ServerProcess | None:
+    """A server that was kept, and answers; None where there is none."""
+    if keeping is None or not keeping.takes_over:
+        return None
+    while found := await take_over(keeping.folder, start.alike):
+        server = ServerProcess(*found)
+        try:
+            await _until_ready(server, start.answers)
+        except ServerGone as error:
+            logger.warning("%s is not taken over: %s", start.name, error)
+            await end(server.process)
+            server.leave()
+            continue
+        except BaseException:
+            server.leave()  # unkept: it ends
+            raise
+        server.keep()
+        logger.info("%s is taken over: process %d", start.name, server.process.pid)
+        return server
+    return None
+
+
+async def _begun(start: Start, keeping: Keeping | None) -> ServerProcess:
+    """A new server, once it is ready."""
+    if keeping is not None:
+        await make_room(keeping.folder, start.name, start.gpus)
+    files = Path(tempfile.mkdtemp(prefix="asyncrl-"))  # short, as names of sockets must be
+    try:
+        command, record = start.begin(files)
+        process, guard = _spawned(start, files, command, keeping)
+    except BaseException:
+        shutil.rmtree(files, ignore_errors=True)
+        raise
+    server = ServerProcess(record, process, guard)
+
+    async def ready(server: ServerProcess) -> None:
+        await trio.lowlevel.wait_readable(guard)  # it is told that it owns it, or that it ended
+        guard.recv(len(OWNED))
+        await start.ready(server)
+
     try:
         await _until_ready(server, ready)
-        yield server
-    finally:
-        await _end(server.process)
+    except BaseException:
+        await end(process)
+        server.leave()
+        raise
+    if keeping is not None and keeping.seconds > 0:
+        remember(keeping.folder, files, record)
+        server.keep()
+    return server
 
 
-async def _until_ready(server: ServerProcess, ready: Callable[[], Awaitable[None]]) -> None:
+def _spawned(
+    start: Start, files: Path, command: list[str], keeping: Keeping | None
+) -> tuple[Process, socket.socket]:
+    """Start the command and its guard; returns this process's end of the connection, too."""
+    ours, theirs = socket.socketpair()
+    guard = [sys.executable, "-m", "asyncrl.engines.servers.guarded_command"]
+    with theirs:
+        keep_s = 0.0 if keeping is None else keeping.seconds
+        process = spawn(
+            start.name,
+            [*guard, str(files), str(theirs.fileno()), str(keep_s), *command],
+            log=start.log,
+            cores=start.cores,
+            env=dict(start.environment),
+            descriptors=[theirs.fileno()],
+        )
+    return process, ours
+
+
+async def _until_ready(
+    server: ServerProcess, ready: Callable[[ServerProcess], Awaitable[None]]
+) -> None:
     """Wait for whichever comes first: ready, dead, or out of time."""
     failures: list[ServerGone] = []
 
@@ -106,7 +217,7 @@ async def _until_ready(server: ServerProcess, ready: Callable[[], Awaitable[None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch)
         try:
-            await ready()
+            await ready(server)
         except ServerGone as error:
             failures.append(ServerGone(f"{error}: {server.process.log}", log=server.process.tail()))
         nursery.cancel_scope.cancel()
@@ -114,12 +225,11 @@ async def _until_ready(server: ServerProcess, ready: Callable[[], Awaitable[None
         raise failures[0]
 
 
-async def _end(process: Process) -> None:
-    with trio.CancelScope(shield=True):
-        process.signal(signal.SIGTERM)
-        with trio.move_on_after(_TERM_S):
-            await process.wait()
-        await process.kill_group()
+def _of_server(error: BaseException) -> bool:
+    """True if the server has part in it, or may have: then it is not for the next actor."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(_of_server(one) for one in error.exceptions)
+    return isinstance(error, ServerError)
 
 
 def _ended(code: int) -> str:

@@ -17,11 +17,14 @@ import msgspec
 
 from asyncrl.config.gpus import visible
 from asyncrl.engines import canary
+from asyncrl.engines.servers.kept_servers import ServerRecord
 from asyncrl.engines.servers.server_process import (
+    TAKEN_OVER_S,
+    Keeping,
     ServerLaunch,
     ServerProcess,
-    kept,
-    start_guarded,
+    Start,
+    server_process,
 )
 from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.ipc.keys import write_key
@@ -106,33 +109,48 @@ async def managed(
     cores: Collection[int] | None = None,
     ready_s: float = 600.0,
     extra_environment: Mapping[str, str] | None = None,
+    keeping: Keeping | None = None,
 ) -> AsyncIterator[ServerProcess]:
     """A server for the length of the block, started and ready within `ready_s` seconds, on `cores`
-    alone where given.
+    alone where given; or one that was kept.
 
     Its output goes to `log`, and its key is in a file beside that until it is ready. Use it in the
     main thread. Raises ServerGone where it dies before it is ready, or is not in time; then nothing
     of it is left either. In the block, run `watch` beside everything else.
     """
-    port, key = free_port(HOST), secrets.token_hex()
+    variables = environment(launch, sorted(cores or os.sched_getaffinity(0)))
+    variables |= extra_environment or {}
+    gpus = variables.get("CUDA_VISIBLE_DEVICES", "")
+    alike = repr((command(launch, 0, Path()), sorted(variables.items())))
     key_file = log.with_name(f"{name}-key.yaml")  # SGLang reads no other kind
-    write_key(key_file, msgspec.json.encode({"api-key": key}))
-    process = start_guarded(
-        name,
-        command(launch, port, key_file),
-        log=log,
-        cores=cores,
-        environment=environment(launch, sorted(cores or os.sched_getaffinity(0)))
-        | dict(extra_environment or {}),
-    )
-    server = ServerProcess(f"http://{HOST}:{port}", key, process)
 
-    async def ready() -> None:
+    def begin(files: Path) -> tuple[list[str], ServerRecord]:
+        port, key = free_port(HOST), secrets.token_hex()
+        write_key(key_file, msgspec.json.encode({"api-key": key}))
+        record = ServerRecord(name, f"http://{HOST}:{port}", key, "", gpus, str(log), alike)
+        return command(launch, port, key_file), record
+
+    async def ready(server: ServerProcess) -> None:
         try:
-            async with SglangClient.open(server.url, api_key=key) as client:
+            async with SglangClient.open(server.url, api_key=server.key) as client:
                 await client.wait_ready(ready_s)
         finally:
             key_file.unlink(missing_ok=True)
 
-    async with kept(server, ready):
+    async def answers(server: ServerProcess) -> None:
+        async with SglangClient.open(server.url, api_key=server.key) as client:
+            await client.wait_there(TAKEN_OVER_S)
+
+    start = Start(
+        name=name,
+        log=log,
+        cores=cores,
+        environment=variables,
+        alike=alike,
+        gpus=gpus,
+        begin=begin,
+        ready=ready,
+        answers=answers,
+    )
+    async with server_process(start, keeping) as server:
         yield server

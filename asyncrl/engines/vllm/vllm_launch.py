@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from asyncrl.config.gpus import visible
 from asyncrl.engines import canary
+from asyncrl.engines.servers.kept_servers import ServerRecord
 from asyncrl.engines.servers.server_process import (
+    TAKEN_OVER_S,
+    Keeping,
     ServerLaunch,
     ServerProcess,
-    kept,
-    start_guarded,
+    Start,
+    server_process,
 )
 from asyncrl.engines.vllm.vllm_client import VllmClient
 
@@ -97,31 +99,42 @@ def environment(launch: ServerLaunch) -> dict[str, str]:
 
 @asynccontextmanager
 async def managed(
-    launch: ServerLaunch, *, log: Path, name: str = "server", ready_s: float = 600.0
+    launch: ServerLaunch,
+    *,
+    log: Path,
+    name: str = "server",
+    ready_s: float = 600.0,
+    keeping: Keeping | None = None,
 ) -> AsyncIterator[ServerProcess]:
-    """A server for the length of the block, started and ready within `ready_s` seconds; its
-    output goes to `log`.
+    """A server for the length of the block, started and ready within `ready_s` seconds, or one
+    that was kept; its output goes to `log`.
 
     Use it in the main thread. Raises ServerGone where it dies before it is ready, or is not in
     time; then nothing of it is left either. In the block, run `watch` beside everything else.
     """
-    folder = Path(tempfile.mkdtemp(prefix="asyncrl-vllm-"))  # short, as names of sockets must be
-    try:
-        socket = folder / "server.sock"
-        process = start_guarded(
-            name,
-            command(launch, socket),
-            log=log,
-            cores=None,
-            environment=environment(launch),
-        )
-        server = ServerProcess(URL, "", process, str(socket))
+    variables = environment(launch)
+    gpus = variables.get("CUDA_VISIBLE_DEVICES", "")
+    alike = repr((command(launch, Path()), sorted(variables.items())))
 
-        async def ready() -> None:
-            async with VllmClient.open(server.url, socket=server.socket) as client:
-                await client.wait_ready(ready_s)
+    def begin(files: Path) -> tuple[list[str], ServerRecord]:
+        at = files / "server.sock"
+        record = ServerRecord(name, URL, "", str(at), gpus, str(log), alike)
+        return command(launch, at), record
 
-        async with kept(server, ready):
-            yield server
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    async def ready(server: ServerProcess, seconds: float) -> None:
+        async with VllmClient.open(server.url, socket=server.socket) as client:
+            await client.wait_ready(seconds)
+
+    start = Start(
+        name=name,
+        log=log,
+        cores=None,
+        environment=variables,
+        alike=alike,
+        gpus=gpus,
+        begin=begin,
+        ready=partial(ready, seconds=ready_s),
+        answers=partial(ready, seconds=TAKEN_OVER_S),
+    )
+    async with server_process(start, keeping) as server:
+        yield server
