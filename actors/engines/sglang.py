@@ -143,7 +143,8 @@ async def _clients(stack: AsyncExitStack, context: EngineContext) -> list[Sglang
 
         server = await stack.enter_async_context(launched(context, Servers(TABLE, sglang), managed))
         client = await stack.enter_async_context(_client(config, server.url, server.key))
-        await client.abort_all()  # what an actor that died has left there
+        if server.taken_over:
+            await client.abort_all()  # what an actor that died has left there
         return [client]
     urls, key = sglang.urls if sglang.router else sglang.urls[index : index + 1], _key(config)
     clients = [await stack.enter_async_context(_client(config, url, key)) for url in urls]
@@ -159,7 +160,7 @@ async def _clients(stack: AsyncExitStack, context: EngineContext) -> list[Sglang
             context_tokens=config.engine.context_tokens,
             slots=config.engine.slots,
         )
-        await client.abort_all()
+        await client.abort_all()  # likewise
     return clients
 
 

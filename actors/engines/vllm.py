@@ -103,17 +103,24 @@ async def _client(stack: AsyncExitStack, context: EngineContext) -> VllmClient:
         server = await stack.enter_async_context(launched(context, Servers(TABLE, vllm), managed))
         opened = _opened(config, server.url, socket=server.socket)
         client = await stack.enter_async_context(opened)
-    else:
-        url, key = vllm.urls[index], key_of(Servers(TABLE, vllm), "make vllm-cpu")
-        client = await stack.enter_async_context(_opened(config, url, key=key))
-        with context.waits.on(
-            "server", owner=f"rollout-{index}", deadline_s=2 * config.supervision.start_s
-        ):
-            await client.wait_ready(config.supervision.start_s)
-        await _check(client, config)
-    await client.resume()  # an actor that died may have left it paused, with requests of its own
-    await client.abort_all()
+        if server.taken_over:
+            await _clear(client)
+        return client
+    url, key = vllm.urls[index], key_of(Servers(TABLE, vllm), "make vllm-cpu")
+    client = await stack.enter_async_context(_opened(config, url, key=key))
+    with context.waits.on(
+        "server", owner=f"rollout-{index}", deadline_s=2 * config.supervision.start_s
+    ):
+        await client.wait_ready(config.supervision.start_s)
+    await _clear(client)
+    await _check(client, config)
     return client
+
+
+async def _clear(client: VllmClient) -> None:
+    """Undo what an actor that died may have left: a pause, and requests of its own."""
+    await client.resume()
+    await client.abort_all()
 
 
 def _opened(

@@ -19,7 +19,12 @@ import trio
 
 from asyncrl.engines.servers.errors import ServerGone
 from asyncrl.engines.servers.kept_servers import RECORD, ServerRecord, servers_ended
-from asyncrl.engines.servers.server_process import Keeping, ServerProcess, Start, server_process
+from asyncrl.engines.servers.server_process import (
+    Keeping,
+    ServerProcess,
+    ServerStart,
+    server_process,
+)
 from asyncrl.observe.run_dir import SERVERS
 
 pytestmark = pytest.mark.processes
@@ -32,7 +37,7 @@ ENDS_S = 30.0
 
 def start(
     run: Path, *, alike: str = "a", gpus: str = "", name: str = "server-0", code: str = SLEEPS
-) -> Start:
+) -> ServerStart:
     """The start of a server that is ready at once."""
 
     def begin(files: Path) -> tuple[list[str], ServerRecord]:
@@ -45,7 +50,7 @@ def start(
             print(server.process.pid, flush=True)
             await trio.sleep_forever()
 
-    return Start(name, run / "log", None, {}, alike, gpus, begin, ready, ready)
+    return ServerStart(name, run / "log", None, {}, alike, gpus, begin, ready, ready)
 
 
 def keeping(run: Path, seconds: float = LONG_S, takes_over: bool = True) -> Keeping:

@@ -420,3 +420,34 @@ async def test_a_connection_that_the_server_may_be_closing_is_not_used_again() -
             await client.begin_update()
         nursery.cancel_scope.cancel()
     assert connections == 2
+
+
+async def test_a_connection_by_which_a_call_failed_is_not_used_again() -> None:
+    """uvicorn closes it behind the answer, and the next call would cross the close."""
+    connections = 0
+
+    async def serve(stream: trio.SocketStream) -> None:
+        nonlocal connections
+        connections += 1
+        async for data in stream:
+            if data.endswith(b"{}") and connections == 1:
+                await stream.send_all(
+                    b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 5\r\n\r\nno.no"
+                )
+                await stream.receive_some()  # what crosses the close is lost
+                break
+            if data.endswith(b"{}"):
+                await stream.send_all(
+                    b'HTTP/1.1 200 OK\r\ncontent-length: 16\r\n\r\n{"success":true}'
+                )
+        await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        [listener] = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        port = listener.socket.getsockname()[1]
+        async with SglangClient.open(f"http://127.0.0.1:{port}") as client:
+            with pytest.raises(RequestRefused, match=r"with 500: no\.no"):
+                await client.begin_update()
+            await client.begin_update()
+        nursery.cancel_scope.cancel()
+    assert connections == 2

@@ -80,6 +80,20 @@ async def test_version_after_version_is_served_to_the_bit(vllm: VllmClient) -> N
             assert 0 < loaded.transfer_s <= loaded.transfer_s + loaded.verify_s <= loaded.pause_s
 
 
+async def test_an_update_that_somebody_who_died_began_is_ended_by_the_next(
+    vllm: VllmClient,
+) -> None:
+    """Its weights cannot be looked at until then: vLLM answers that call with its own failure, and
+    closes the connection."""
+    async with publishing(vllm) as publisher:
+        await publisher.load(6, weights(6))
+        await vllm.pause("abort")
+        await vllm.begin_update()
+    async with publishing(vllm) as publisher:
+        await publisher.load(7, weights(7))
+        assert await vllm.score(PROMPT) == pytest.approx(scores(7, PROMPT), abs=EXACT)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
 async def test_log_probabilities_are_those_of_the_temperature(
     vllm: VllmClient, temperature: float

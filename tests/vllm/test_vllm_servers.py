@@ -17,14 +17,14 @@ import pytest
 import trio
 from real_vllm import START_S, launch
 from train_support import command as train_command
-from train_support import end, started, steps_done, tiny_model, train, wait_for
+from train_support import end, processes, resume, started, steps_done, tiny_model, train, wait_for
 
 from asyncrl.engines.servers.errors import ServerGone
 from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.vllm.vllm_client import VllmClient
 from asyncrl.engines.vllm.vllm_launch import WORKER, command, environment, managed
 from asyncrl.observe import summary
-from asyncrl.observe.run_dir import SUMMARY
+from asyncrl.observe.run_dir import SERVERS, SUMMARY
 
 
 def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,11 @@ def test_a_run_decodes_in_a_server_that_is_given_each_version(
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(4 * START_S)
-def test_a_run_goes_on_when_one_of_two_servers_is_killed(vllm_python: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_when_a_server_the_coordinator_and_the_launcher_are_killed(
+    vllm_python: Path, tmp_path: Path
+) -> None:
+    """A server that was killed is started again; the others outlive whoever is killed, and are
+    taken over."""
     run = tmp_path / "run"
     argv = train_command(
         tiny_model(tmp_path / "model"),
@@ -165,19 +169,43 @@ def test_a_run_goes_on_when_one_of_two_servers_is_killed(vllm_python: Path, tmp_
         rollout__actors=2,
         train__steps=10_000,
     )
+    guards = partial(processes_with, str(run / "initial"), GUARD)  # of a server each
+
+    def wait_for_steps(who: str) -> None:
+        seen = steps_done(run)
+        wait_for(f"steps {who}", lambda: steps_done(run) >= seen + 2)
+
     with started(argv) as launcher:
         wait_for("steps", lambda: steps_done(run) >= 2, 2 * START_S)  # two servers start at once
-        guards = partial(processes_with, str(run / "initial"), GUARD)  # of a server each
         before = wait_for("both servers", lambda: (found := guards())[1:] and found)
-        _, killed = before
+        left, killed = before
         os.kill(session(killed)[1], signal.SIGKILL)  # the server: the first is its guard
         wait_for("the end of what guards it", lambda: killed not in guards())
-        seen = steps_done(run)
-        wait_for("steps by the other one", lambda: steps_done(run) >= seen + 2)
-        wait_for("another server", lambda: len(guards()) == 2)
+        wait_for_steps("by the other one")
+        both = wait_for("another server", lambda: (found := guards())[1:] and found)
+        assert left in both
+        wait_for("both to be ready", lambda: len(kept(run)) == 2)
+
+        coordinator = processes(run)["coordinator-0"]
+        os.kill(coordinator, signal.SIGKILL)
+        wait_for(
+            "the next", lambda: processes(run).get("coordinator-0", coordinator) != coordinator
+        )
+        wait_for_steps("with another coordinator")
+        assert guards() == both
+        launcher.kill()
+        launcher.wait()
+    with started(resume(run)) as launcher:
+        wait_for_steps("with another launcher")
+        assert guards() == both
         launcher.send_signal(signal.SIGTERM)
         code, shown, said = end(launcher)
+    assert not guards(), "who ends well leaves nothing"
     assert code == 0, shown + said
-    told = summary.read(run / SUMMARY)
-    assert told.balances() and told.restarts["rollout"] >= 1
+    assert summary.read(run / SUMMARY).balances()
     wait_for("nothing that is left", lambda: not processes_with(str(run / "initial")))
+
+
+def kept(run: Path) -> list[str]:
+    """The servers that can be taken over, by now."""
+    return [link.name for link in (run / SERVERS).glob("*") if link.exists()]

@@ -83,6 +83,7 @@ class _Guard:
 
     def own(self, owner: socket.socket) -> None:
         """Have it owned by who is at the other end, and say so there."""
+        owner.setblocking(False)
         with contextlib.suppress(OSError):  # one that has hung up is found so
             owner.send(OWNED)
         self._owner = owner
@@ -116,11 +117,15 @@ class _Guard:
                 self._owner.send(str(code).encode())
 
     def _hear(self, owner: socket.socket) -> None:
-        """Read a word of its owner's, or find it gone."""
-        with contextlib.suppress(OSError):
-            if owner.recv(len(KEEP)):
+        """Read all that its owner said: to the end, where that is gone, so that who came after it
+        finds the place free."""
+        try:
+            while owner.recv(len(KEEP)):
                 self._kept = True
-                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass  # it was reset, which is an end, too
         owner.close()
         self._owner = None
         self._until = time.monotonic() + (self._keep_s if self._kept else 0.0)

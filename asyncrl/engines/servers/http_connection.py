@@ -74,7 +74,7 @@ class HttpConnection:
         inside of `named`. Raises RequestRefused where the status is not 200."""
         async with self._response(path, body) as response:
             if response.status_code != 200:
-                self._refuse(path, response.status_code, await _beginning(response, REFUSAL_BYTES))
+                self._refuse(path, response.status_code, await _refusal(response))
             async with aclosing(response.aiter_bytes()) as parts:
                 yield parts
 
@@ -188,6 +188,14 @@ class HttpConnection:
             raise ServerGone(f"{broken}; the server is not there or died") from error
         except Garbled as error:
             raise Misread(f"{self.url}{path} {error}") from error
+
+
+async def _refusal(response: httpx2.Response) -> bytes:
+    """The words of a refusal. It is not read to its end, so that its connection is not used again:
+    uvicorn closes that where a call has failed, and the next one would cross the close."""
+    length = response.headers.get("content-length", "")
+    most = int(length) if length.isdecimal() else REFUSAL_BYTES
+    return await _beginning(response, min(most, REFUSAL_BYTES))
 
 
 async def _beginning(response: httpx2.Response, most: int) -> bytes:

@@ -25,7 +25,7 @@ from asyncrl.observe.run_dir import SERVERS
 from asyncrl.processes.process import Process
 
 RECORD = "server.json"
-"""What is known of a server, in its folder; readable by its user alone, as its key is in it."""
+"""The record of a server, in its folder; readable by its user alone, as its key is in it."""
 GREETING_S = 5.0
 """Seconds that a guard has to say that a server is nobody else's."""
 _TERM_S = 5.0

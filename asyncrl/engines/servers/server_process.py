@@ -69,11 +69,13 @@ class Keeping(msgspec.Struct, frozen=True):
 class ServerProcess:
     """A server of this actor's. `url` is its address, and `key` what it asks for. `socket` is the
     file of a Unix socket at which it listens in place of a port; empty: none. `guard` is the
-    connection by which it is owned."""
+    connection by which it is owned. One that was `taken_over` had another actor."""
 
-    def __init__(self, record: ServerRecord, process: Process, guard: socket.socket) -> None:
+    def __init__(
+        self, record: ServerRecord, process: Process, guard: socket.socket, *, taken_over: bool
+    ) -> None:
         self.url, self.key, self.socket = record.url, record.key, record.socket
-        self.process = process
+        self.process, self.taken_over = process, taken_over
         self._guard = guard
 
     async def watch(self) -> None:
@@ -94,7 +96,7 @@ class ServerProcess:
         self._guard.close()
 
 
-class Start(msgspec.Struct, frozen=True):
+class ServerStart(msgspec.Struct, frozen=True):
     """The start of a server, whoever wrote it. `alike` is all that says what it is: one for which
     that is the same can take its place. `begin` gives its command, and its record, for a folder of
     its own; `ready` returns when a new server is, and `answers` when one that was taken over
@@ -112,7 +114,9 @@ class Start(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def server_process(start: Start, keeping: Keeping | None) -> AsyncIterator[ServerProcess]:
+async def server_process(
+    start: ServerStart, keeping: Keeping | None
+) -> AsyncIterator[ServerProcess]:
     """A server for the length of the block, from when it is ready; one that was kept, if `keeping`
     says so and there is one. Use it in the main thread. Raises ServerGone where it dies before, or
     is not ready in time; nothing of it is left then. In the block, run `watch` beside everything
@@ -130,12 +134,12 @@ async def server_process(start: Start, keeping: Keeping | None) -> AsyncIterator
         server.leave()
 
 
-async def _taken_over(start: Start, keeping: Keeping | None) -> ServerProcess | None:
+async def _taken_over(start: ServerStart, keeping: Keeping | None) -> ServerProcess | None:
     """A server that was kept, and answers; None where there is none."""
     if keeping is None or not keeping.takes_over:
         return None
     while found := await take_over(keeping.folder, start.alike):
-        server = ServerProcess(*found)
+        server = ServerProcess(*found, taken_over=True)
         try:
             await _until_ready(server, start.answers)
         except ServerGone as error:
@@ -152,7 +156,7 @@ async def _taken_over(start: Start, keeping: Keeping | None) -> ServerProcess | 
     return None
 
 
-async def _begun(start: Start, keeping: Keeping | None) -> ServerProcess:
+async def _begun(start: ServerStart, keeping: Keeping | None) -> ServerProcess:
     """A new server, once it is ready."""
     if keeping is not None:
         await make_room(keeping.folder, start.name, start.gpus)
@@ -163,7 +167,7 @@ async def _begun(start: Start, keeping: Keeping | None) -> ServerProcess:
     except BaseException:
         shutil.rmtree(files, ignore_errors=True)
         raise
-    server = ServerProcess(record, process, guard)
+    server = ServerProcess(record, process, guard, taken_over=False)
 
     async def ready(server: ServerProcess) -> None:
         await trio.lowlevel.wait_readable(guard)  # it is told that it owns it, or that it ended
@@ -183,7 +187,7 @@ async def _begun(start: Start, keeping: Keeping | None) -> ServerProcess:
 
 
 def _spawned(
-    start: Start, files: Path, command: list[str], keeping: Keeping | None
+    start: ServerStart, files: Path, command: list[str], keeping: Keeping | None
 ) -> tuple[Process, socket.socket]:
     """Start the command and its guard; returns this process's end of the connection, too."""
     ours, theirs = socket.socketpair()

@@ -23,7 +23,7 @@ from asyncrl.engines.servers.server_process import (
     Keeping,
     ServerLaunch,
     ServerProcess,
-    Start,
+    ServerStart,
     server_process,
 )
 from asyncrl.engines.sglang.sglang_client import SglangClient
@@ -141,7 +141,7 @@ async def managed(
         async with SglangClient.open(server.url, api_key=server.key) as client:
             await client.wait_there(TAKEN_OVER_S)
 
-    start = Start(
+    start = ServerStart(
         name=name,
         log=log,
         cores=cores,

@@ -22,7 +22,7 @@ from asyncrl.engines.servers.server_process import (
     Keeping,
     ServerLaunch,
     ServerProcess,
-    Start,
+    ServerStart,
     server_process,
 )
 from asyncrl.engines.vllm.vllm_client import VllmClient
@@ -125,7 +125,7 @@ async def managed(
         async with VllmClient.open(server.url, socket=server.socket) as client:
             await client.wait_ready(seconds)
 
-    start = Start(
+    start = ServerStart(
         name=name,
         log=log,
         cores=None,
