@@ -18,7 +18,9 @@ taken its prompts in the order of the data, each once.
     step    seconds from the kill to a published version that had never been published before
 
     python bench/kill_matrix.py [--kills 200] [--roles trainer,coordinator] [--seed 0] [--model DIR]
-                                [--run DIR]
+                                [--run DIR] [--server vllm=.venv-vllm/bin/python]
+
+With `--server` the engine is a real server, which such a Python starts.
 
 Exit status 1 where anything was lost, trained twice, or hung.
 """
@@ -52,6 +54,8 @@ from asyncrl.tasks.text import Tokenizer
 
 ROLES = ("rollout", "reward", "trainer", "coordinator", "everything")
 HANG_S = 120.0
+SERVED_S = 600.0
+"""Likewise, where a server must start."""
 LOOK_S = 0.005
 GAP = 20, 260
 """Events between a run's going on and the next kill: about one to five steps."""
@@ -353,12 +357,28 @@ def arguments(text: str, kills: int) -> argparse.ArgumentParser:
     return parser
 
 
+def served(server: str) -> dict[str, object]:
+    """The settings of an engine that is a server, as KIND=PYTHON says; none where that is empty."""
+    if not server:
+        return {}
+    kind, python = server.split("=", 1)
+    return {
+        "engine.kind": f'"{kind}"',
+        f"engine.{kind}.launch": f'["{python}"]',
+        "engine.context_tokens": 128,
+    }
+
+
 def main() -> int:
-    args = arguments(__doc__ or "", 200).parse_args()
+    parser = arguments(__doc__ or "", 200)
+    parser.add_argument("--server", default="", metavar="KIND=PYTHON")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kill-matrix-") as place:
         run = args.run or Path(place) / "run"
         run.parent.mkdir(parents=True, exist_ok=True)
-        matrix = Matrix(run.absolute(), args.model or tiny(Path(place) / "model"), args.seed)
+        model = args.model or tiny(Path(place) / "model")
+        matrix = Matrix(run.absolute(), model, args.seed, served(args.server))
+        matrix.hang_s = SERVED_S if args.server else HANG_S
         matrix.roles = tuple(args.roles.split(",")) if args.roles else ROLES
         began = time.monotonic()
         wrong = killed(matrix, args.kills)

@@ -1,6 +1,6 @@
 """A real run whose second rank is on a machine that joins for the trainer: it learns what two ranks
-of one machine learn, goes on with another machine when that is lost, and with one rank when there
-is none. Here all machines are this one."""
+of one machine learn, goes on when its launcher is started again, with another machine when that is
+lost, and with one rank when there is none. Here all machines are this one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from train_support import command, end, joins, kill, processes, started, steps_done, train, wait_for
+from train_support import (
+    command,
+    end,
+    joins,
+    kill,
+    processes,
+    resume,
+    started,
+    steps_done,
+    train,
+    wait_for,
+)
 
 from asyncrl.observe import logs, summary
 from asyncrl.observe.run_dir import JOIN_TOKEN, MODEL, SUMMARY
@@ -44,14 +55,14 @@ def log(run: Path) -> str:
 def test_a_rank_on_another_machine_that_is_lost_and_replaced_changes_nothing(
     model: Path, tmp_path: Path
 ) -> None:
-    """Two machines join for the one that the trainer needs: the second takes the place of the
-    first, and then nobody does."""
+    """Two machines join for the one that the trainer needs. The launcher is killed, and they come
+    back to the next one; the second takes the place of the first, and then nobody does."""
     here, run = tmp_path / "here", tmp_path / "run"
     done = train(command(model, here, **SETTINGS))
     assert done.returncode == 0, done.stderr
 
     token, folders = run / JOIN_TOKEN, {name: tmp_path / name for name in ("one", "two", "three")}
-    with started(command(model, run, **SETTINGS, **ELSEWHERE)) as launcher:
+    with started(command(model, run, **SETTINGS, **ELSEWHERE)) as killed:
         wait_for("join token", token.exists)
         with (
             started([*joins(token, "two", folders["two"]), "--for", "trainer"]) as two,
@@ -59,19 +70,24 @@ def test_a_rank_on_another_machine_that_is_lost_and_replaced_changes_nothing(
         ):
             wait_for("both", lambda: log(run).count("with 2 cores, for the role trainer") == 2)
             with started(joins(token, "one", folders["one"])) as engines:
-                agents = {"two": two, "three": three}
                 wait_for("steps", lambda: steps_done(run) >= 4)
                 assert set(processes(run)) == {"coordinator-0", "trainer-0", "reward-0"}
                 assert set(processes(folders["one"])) == {"rollout-0"}
-                first = next(name for name in agents if processes(folders[name]))
-                kill(agents.pop(first).pid)
-                ((other, agent),) = agents.items()
-                wait_for("its rank", lambda: set(processes(folders[other])) == {"trainer-1"})
+                killed.kill()
+                killed.wait()
                 before = steps_done(run)
-                wait_for("steps of the other rank", lambda: steps_done(run) >= before + 2)
-                kill(agent.pid)
-                code, shown, said = end(launcher)
-                assert end(engines)[0] == 0
+                with started(resume(run)) as launcher:
+                    wait_for("steps of all that came back", lambda: steps_done(run) >= before + 2)
+                    agents = {"two": two, "three": three}
+                    first = next(name for name in agents if processes(folders[name]))
+                    kill(agents.pop(first).pid)
+                    ((other, agent),) = agents.items()
+                    wait_for("its rank", lambda: set(processes(folders[other])) == {"trainer-1"})
+                    before = steps_done(run)
+                    wait_for("steps of the other rank", lambda: steps_done(run) >= before + 2)
+                    kill(agent.pid)
+                    code, shown, said = end(launcher)
+                    assert end(engines)[0] == 0
     assert code == 0, shown + said
     assert "trainer-1 was lost" in shown and "The trainer goes on with 1 of 2 ranks" in shown
     told = summary.read(run / SUMMARY)

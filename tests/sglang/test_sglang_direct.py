@@ -1,25 +1,40 @@
-"""Weights straight from the trainer into real servers: a run to its end."""
+"""Weights straight from the trainer into real servers, which outlive it."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from real_sglang import PYTHON
-from train_support import command, tiny_model, train
+from train_support import (
+    command,
+    end,
+    processes,
+    processes_with,
+    resume,
+    started,
+    steps_done,
+    tiny_model,
+    wait_for,
+)
 
 from asyncrl.observe import summary
-from asyncrl.observe.run_dir import SUMMARY
+from asyncrl.observe.run_dir import INITIAL, SUMMARY
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
 
 STEPS = 2
+GUARD = "asyncrl.engines.servers.guarded_command"
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(not PYTHON.exists(), reason="`make sglang-cpu` builds .venv-sglang")
-def test_two_servers_are_sent_each_version_by_the_trainer(tmp_path: Path) -> None:
+def test_two_servers_are_sent_each_version_by_the_trainer_and_outlive_it(tmp_path: Path) -> None:
     """Checksums of the servers' own tensors and the canary are looked at each time: one wrong
-    weight ends an actor."""
+    weight ends an actor. The next trainer, and the next launcher, find the servers that there
+    are."""
     run = tmp_path / "run"
     argv = command(
         tiny_model(tmp_path / "m"),
@@ -30,10 +45,37 @@ def test_two_servers_are_sent_each_version_by_the_trainer(tmp_path: Path) -> Non
         publication__path="direct",
         publication__bucket_bytes=1 << 20,
         rollout__actors=2,
-        train__steps=STEPS,
+        train__steps=10_000,
     )
-    done = train(argv)
-    assert done.returncode == 0, done.stdout + done.stderr
+
+    def wait_for_steps(who: str) -> None:
+        seen = steps_done(run)
+        wait_for(f"steps {who}", lambda: steps_done(run) >= seen + STEPS)
+
+    def guards() -> list[int]:
+        return processes_with(str(run / INITIAL), GUARD)
+
+    with started(argv) as launcher:
+        wait_for("steps", lambda: steps_done(run) >= STEPS, 600)
+        both = wait_for("both servers", lambda: (found := guards())[1:] and found)
+        wait_for("both engines", lambda: publishes_to(run) == 2, 600)
+        os.kill(processes(run)["trainer-0"], signal.SIGKILL)
+        wait_for_steps("of another trainer")
+        assert guards() == both
+        launcher.kill()
+        launcher.wait()
+    with started(resume(run)) as launcher:
+        wait_for_steps("of another launcher")
+        assert guards() == both
+        launcher.send_signal(signal.SIGTERM)
+        code, shown, said = end(launcher)
+    assert code == 0, shown + said
     told = summary.read(run / SUMMARY)
-    assert told.balances() and told.publication.count >= STEPS + 1
-    assert "is started again" not in done.stdout
+    assert told.balances() and told.publication.count > 0
+    assert "is started again" not in shown and not guards()
+
+
+def publishes_to(run: Path) -> int:
+    """The number of rollout actors that have come."""
+    log = (run / "logs" / "coordinator-0.log").read_text()
+    return sum(f"rollout-{index} is here" in log for index in range(2))

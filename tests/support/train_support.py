@@ -104,6 +104,15 @@ def processes(run: Path) -> dict[str, int]:
     return found
 
 
+def processes_with(*words: str) -> list[int]:
+    """Those in whose command line the words are, the oldest first."""
+    listed = subprocess.run(
+        ["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True
+    )
+    lines = [line.split() for line in listed.stdout.splitlines()]
+    return sorted(int(pid) for pid, *args in lines if {*words} <= {*args} and "ps" not in args)
+
+
 def fork_server(run: Path) -> int:
     """The process that a run's actors are forked from. A child of it has its command line for the
     moment until the child has named itself."""

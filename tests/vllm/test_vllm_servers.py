@@ -17,7 +17,17 @@ import pytest
 import trio
 from real_vllm import START_S, launch
 from train_support import command as train_command
-from train_support import end, processes, resume, started, steps_done, tiny_model, train, wait_for
+from train_support import (
+    end,
+    processes,
+    processes_with,
+    resume,
+    started,
+    steps_done,
+    tiny_model,
+    train,
+    wait_for,
+)
 
 from asyncrl.engines.servers.errors import ServerGone
 from asyncrl.engines.servers.server_process import ServerLaunch
@@ -114,15 +124,6 @@ def session(pid: int) -> list[int]:
     listed = subprocess.run(asked, capture_output=True, text=True, check=False)
     lines = [line.split() for line in listed.stdout.splitlines()]
     return sorted(int(one) for one, state in lines if not state.startswith("Z"))
-
-
-def processes_with(*words: str) -> list[int]:
-    """Those in whose command line the words are, the oldest first."""
-    listed = subprocess.run(
-        ["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True
-    )
-    lines = [line.split() for line in listed.stdout.splitlines()]
-    return sorted(int(pid) for pid, *args in lines if {*words} <= {*args} and "ps" not in args)
 
 
 @pytest.mark.explore

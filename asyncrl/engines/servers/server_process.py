@@ -1,9 +1,9 @@
 """A server as a child process. Invariant: it ends with the block that started it, and all of its
-session with it; while the block lasts, its death is noticed at once.
+session with it, unless it is kept; while the block lasts, its death is noticed at once.
 
-A block that ends by an error that is not the server's leaves it to the next actor, and so does the
-death of this process: for as long as `Keeping` says, and then it ends by itself (`guarded_command`,
-`kept_servers`).
+One that is kept is left to the next actor, also by the death of this process, unless the block ends
+by an error of the server's: for as long as `Keeping` says, and then it ends by itself
+(`guarded_command`). Whoever ends the run does not wait for that (`kept_servers.servers_ended`).
 
 A container is the exception: its client ends so, and is asked to first (SIGTERM, which stops the
 container); but the container of a client that was killed goes on.
@@ -122,14 +122,14 @@ async def server_process(
     is not ready in time; nothing of it is left then. In the block, run `watch` beside everything
     else."""
     server = await _taken_over(start, keeping) or await _begun(start, keeping)
-    left = False
+    ends = keeping is None or keeping.seconds == 0
     try:
         yield server
     except BaseException as error:
-        left = keeping is not None and keeping.seconds > 0 and not _of_server(error)
+        ends = ends or _of_server(error)
         raise
     finally:
-        if not left:
+        if ends:
             await end(server.process)
         server.leave()
 
