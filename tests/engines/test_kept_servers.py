@@ -23,6 +23,7 @@ from asyncrl.engines.servers.server_process import (
     Keeping,
     ServerProcess,
     ServerStart,
+    likeness,
     server_process,
 )
 from asyncrl.observe.run_dir import SERVERS
@@ -189,6 +190,21 @@ async def test_another_kind_of_server_is_not_taken_over_and_one_in_the_way_is_en
     assert not lives(apart) and not lives(none) and lives(os.getpid())
 
 
+def test_a_server_is_alike_where_command_and_environment_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = likeness(["python", "-m", "s"], {"A": "1"})
+    assert found == likeness(["python", "-m", "s"], {"A": "1"})
+    others = [likeness(["python", "-m", "t"], {"A": "1"}), likeness(["python", "-m", "s"], {})]
+    others.append(likeness(["python", "-m", "s", "A=1"], {}))
+    monkeypatch.setenv("SOMETHING_ELSE", "1")
+    assert found == likeness(["python", "-m", "s"], {"A": "1"})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    others.append(likeness(["python", "-m", "s"], {"A": "1"}))
+    assert found not in others and len(set(others)) == 4
+    assert likeness(["s"], {"CUDA_VISIBLE_DEVICES": "1"}) != likeness(["s"], {})
+
+
 async def test_of_two_actors_one_has_it(run: Path) -> None:
     guard = left_by_a_killed_actor(run)
     async with server_process(start(run), keeping(run)) as first:
@@ -198,6 +214,21 @@ async def test_of_two_actors_one_has_it(run: Path) -> None:
         async with servers_ended(run):
             pass
         assert lives(guard), "it is somebody's"
+
+
+async def test_each_has_its_own_where_it_can_and_another_one_is_its_own_from_then_on(
+    run: Path,
+) -> None:
+    first, second = left_by_a_killed_actor(run), left_by_a_killed_actor(run, name="server-1")
+    assert first == second, "there was one, and the second actor took it"
+    async with server_process(start(run), keeping(run)) as server:
+        third = server.process.pid
+        assert third == first
+        assert left_by_a_killed_actor(run, name="server-1") != first
+    async with server_process(start(run, name="server-1"), keeping(run)) as server:
+        assert server.process.pid != first
+    async with server_process(start(run), keeping(run, takes_over=False)):
+        assert not lives(first), "it had its name, and was in its way"
 
 
 async def test_an_actor_that_was_started_again_begins_with_a_new_one(run: Path) -> None:

@@ -54,18 +54,19 @@ Owned = tuple[ServerRecord, Process, socket.socket]
 
 def remember(folder: Path, files: Path, record: ServerRecord) -> None:
     """Have the server of the folder `files` found in `folder` from now on."""
-    path = files / RECORD
-    path.touch(mode=0o600)
-    path.write_bytes(msgspec.json.encode(record))
+    _write(files, record)
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / files.name).symlink_to(files, target_is_directory=True)
 
 
-async def take_over(folder: Path, alike: str) -> Owned | None:
-    """Own a server that nobody does, and that is `alike`; None where there is none."""
-    for files, record in _records(folder):
-        if record.alike == alike and (found := await _own(files, record)):
-            return found
+async def take_over(folder: Path, name: str, alike: str) -> Owned | None:
+    """Own a server that nobody does, and that is `alike`: the one that has the `name`, or else
+    another, which has it from now on; None where there is none."""
+    found = [(files, record) for files, record in _records(folder) if record.alike == alike]
+    for files, record in sorted(found, key=lambda one: one[1].name != name):
+        if owned := await _own(files, msgspec.structs.replace(record, name=name)):
+            _write(files, owned[0])
+            return owned
     return None
 
 
@@ -109,6 +110,12 @@ async def _end_those(servers: Iterator[tuple[Path, ServerRecord]]) -> None:
         async with trio.open_nursery() as nursery:
             for files, record in servers:
                 nursery.start_soon(end_one, files, record)
+
+
+def _write(files: Path, record: ServerRecord) -> None:
+    path = files / RECORD
+    path.touch(mode=0o600)
+    path.write_bytes(msgspec.json.encode(record))
 
 
 def _records(folder: Path) -> Iterator[tuple[Path, ServerRecord]]:

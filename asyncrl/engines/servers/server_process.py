@@ -11,13 +11,15 @@ container); but the container of a client that was killed goes on.
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import shutil
 import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
@@ -138,7 +140,7 @@ async def _taken_over(start: ServerStart, keeping: Keeping | None) -> ServerProc
     """A server that was kept, and answers; None where there is none."""
     if keeping is None or not keeping.takes_over:
         return None
-    while found := await take_over(keeping.folder, start.alike):
+    while found := await take_over(keeping.folder, start.name, start.alike):
         server = ServerProcess(*found, taken_over=True)
         try:
             await _until_ready(server, start.answers)
@@ -227,6 +229,17 @@ async def _until_ready(
         nursery.cancel_scope.cancel()
     if failures:
         raise failures[0]
+
+
+def likeness(command: Sequence[str], variables: Mapping[str, str]) -> str:
+    """A SHA-256 of all that says what a server is: its command, without what is each one's own, and
+    the variables of its environment that it may heed: `variables`, and those of this process."""
+    heeded = {name: value for name, value in os.environ.items() if name.startswith(_HEEDED)}
+    said = repr((list(command), sorted({**heeded, **variables}.items())))
+    return hashlib.sha256(said.encode()).hexdigest()
+
+
+_HEEDED = ("CUDA", "GLOO", "HF_", "LD_", "NCCL", "PYTHON", "SGLANG", "TORCH", "TRITON", "VLLM")
 
 
 def _of_server(error: BaseException) -> bool:

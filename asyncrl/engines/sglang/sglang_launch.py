@@ -24,6 +24,7 @@ from asyncrl.engines.servers.server_process import (
     ServerLaunch,
     ServerProcess,
     ServerStart,
+    likeness,
     server_process,
 )
 from asyncrl.engines.sglang.sglang_client import SglangClient
@@ -121,7 +122,7 @@ async def managed(
     variables = environment(launch, sorted(cores or os.sched_getaffinity(0)))
     variables |= extra_environment or {}
     gpus = variables.get("CUDA_VISIBLE_DEVICES", "")
-    alike = repr((command(launch, 0, Path()), sorted(variables.items())))
+    alike = likeness(command(launch, 0, Path()), variables)
     key_file = log.with_name(f"{name}-key.yaml")  # SGLang reads no other kind
 
     def begin(files: Path) -> tuple[list[str], ServerRecord]:

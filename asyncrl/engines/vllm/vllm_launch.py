@@ -23,6 +23,7 @@ from asyncrl.engines.servers.server_process import (
     ServerLaunch,
     ServerProcess,
     ServerStart,
+    likeness,
     server_process,
 )
 from asyncrl.engines.vllm.vllm_client import VllmClient
@@ -114,7 +115,7 @@ async def managed(
     """
     variables = environment(launch)
     gpus = variables.get("CUDA_VISIBLE_DEVICES", "")
-    alike = repr((command(launch, Path()), sorted(variables.items())))
+    alike = likeness(command(launch, Path()), variables)
 
     def begin(files: Path) -> tuple[list[str], ServerRecord]:
         at = files / "server.sock"
