@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--coordinator", type=tcp_address, help="tcp:host:port, of another machine")
     parser.add_argument("--rank-0", type=tcp_address, help="where ranks elsewhere find rank 0")
+    parser.add_argument("--takes-over", action="store_true", help="servers that were left")
     args = parser.parse_args()
     settings = config.read(args.run / "run.toml")
     logs.start(args.run, args.role, args.index, settings.run.log)
@@ -55,6 +56,7 @@ def main() -> None:
         args.resume,
         args.coordinator,
         args.rank_0,
+        args.takes_over,
     )
     trio.run(ROLES[args.role], place, strict_exception_groups=True)
 

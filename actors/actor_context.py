@@ -42,6 +42,9 @@ class ActorContext:
     rank_0: TcpAddress | None = None
     """The address at which rank 0 of the trainer listens for ranks on other machines; None for an
     actor that is none of these."""
+    takes_over: bool = False
+    """It may go on with a server that another actor has left: it is not started because of an end
+    in which that server may have had part."""
 
     @property
     def initial(self) -> Path:

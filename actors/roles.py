@@ -236,7 +236,7 @@ async def rollout(place: ActorContext) -> None:
     sent = narrowed(published(base.model if base else model), place.published_dtype)
     plan = Plan.of(sent, config.publication.bucket_bytes)
     context = EngineContext(
-        config, place.run, place.initial, place.index, model, tokenizer, waits, place.incarnation
+        config, place.run, place.initial, place.index, model, tokenizer, waits, place.takes_over
     )
     async with (
         engine_kind(config.engine.kind).open(context) as engine,

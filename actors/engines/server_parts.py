@@ -72,11 +72,7 @@ async def launched(
     managed: Callable[..., AbstractAsyncContextManager[ServerProcess]],
 ) -> AsyncIterator[ServerProcess]:
     """A server of this actor's own, for the length of the block, which its death ends. `managed` is
-    its kind's. It may have had another actor, whose requests it still has, and have been paused.
-
-    In a life of the run, an actor that is started again begins with a new server: nobody knows what
-    part the one before had in its end.
-    """
+    its kind's. It may have had another actor, whose requests it still has, and have been paused."""
     from asyncrl.engines.servers.server_process import Keeping, ServerLaunch
 
     config, index, settings = context.config, context.index, servers.settings
@@ -97,7 +93,7 @@ async def launched(
     name = f"server-{index}"
     log = context.run / FOLDER / f"{name}.log"
     limits = config.supervision
-    keeping = Keeping(context.run / SERVERS, limits.keep_servers_s, context.incarnation == 0)
+    keeping = Keeping(context.run / SERVERS, limits.keep_servers_s, context.takes_over)
     opened = managed(launch, log=log, name=name, ready_s=limits.start_s, keeping=keeping)
     async with (
         opened as server,

@@ -27,7 +27,7 @@ from asyncrl.cluster.equipment import places_for
 from asyncrl.cluster.join_token import JoinToken
 from asyncrl.cluster.joined_machine import BEAT_S, ORDERS, SILENCE_S, Actor
 from asyncrl.cluster.joining import LEAVE, ToldToLeave, join, join_again
-from asyncrl.cluster.local_placement import PRELOADED, SMALL, start_actor
+from asyncrl.cluster.local_placement import PRELOADED, SMALL, TAKES_OVER, start_actor
 from asyncrl.cluster.model_files import keep_file
 from asyncrl.cluster.places import Place, Places
 from asyncrl.cluster.versions import own_versions
@@ -51,6 +51,7 @@ from asyncrl.ipc.messages import (
     MachineLeaving,
     Message,
     ModelFile,
+    Role,
     RunOver,
     StartActor,
     Unequipped,
@@ -178,6 +179,7 @@ class _Agent:
         self.cut = False
         self._run, self._name, self._cores, self._role = run, name, cores, role
         self._actors: dict[Actor, Process] = {}
+        self._ended: set[tuple[Role, int]] = set()  # their servers may have had part in that
         self._room = 0  # as many actors are to be expected; 0 until it takes part
         self._places: Places | None = None  # once it has what they need
         self._silence = Patience()  # with the launcher
@@ -305,6 +307,8 @@ class _Agent:
         arguments = ["--coordinator", str(tcp_address(order.coordinator))]
         arguments += ["--rank-0", str(tcp_address(order.rank_0))] if order.rank_0 else []
         arguments += ["--resume"] if order.resume else []
+        if not order.incarnation or actor[:2] not in self._ended:
+            arguments.append(TAKES_OVER)
         process = self._actors[actor] = start_actor(
             fork_server,
             self._run,
@@ -322,6 +326,7 @@ class _Agent:
         finally:
             await process.kill_group()
             del self._actors[actor]
+            self._ended.add(actor[:2])
             places.leave(actor)
             if self._leaving and not self._actors:
                 self._left.set()

@@ -53,7 +53,10 @@ class LocalPlacement:
         arguments: Sequence[str] = (),
     ) -> Process:
         """Start one actor as a process, with `arguments` besides its own. An actor without cores of
-        its own computes nothing, and runs where there is room."""
+        its own computes nothing, and runs where there is room. One that is started again in a life
+        takes over no server: that may have had part in its end."""
+        if not incarnation:
+            arguments = [*arguments, TAKES_OVER]
         return start_actor(
             self._fork_server,
             self._run,
@@ -80,6 +83,10 @@ class LocalPlacement:
                 return self._shares.rollouts[index]
             case _:
                 return None
+
+
+TAKES_OVER = "--takes-over"
+"""The argument of an actor that may go on with a server that another one has left."""
 
 
 def start_actor(

@@ -28,8 +28,8 @@ class EngineContext:
     """Everything that an engine is opened with.
 
     `run` is the run's directory, `initial` the directory of the model that the run began with,
-    `index` the rollout actor's number (from 0), and `incarnation` counts its starts in this life of
-    the run (from 0). `model` has the shape of the policy, and its
+    `index` the rollout actor's number (from 0). One that `takes_over` may go on with a server that
+    another actor has left. `model` has the shape of the policy, and its
     weights mean nothing: they come with the first `load`. `waits` counts idle seconds
     (`waits.spent`).
     """
@@ -41,7 +41,7 @@ class EngineContext:
     model: PreTrainedModel
     tokenizer: Tokenizer
     waits: Waits
-    incarnation: int = 0
+    takes_over: bool = False
 
 
 class EngineKind(ABC):
