@@ -1,4 +1,4 @@
-"""Who may go on with a server that another actor has left: not an actor that is started again where
+"""Actors that may go on with a server that another one has left: none that is started again where
 it has ended by itself."""
 
 from __future__ import annotations

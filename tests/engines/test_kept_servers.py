@@ -269,6 +269,18 @@ async def test_an_error_of_the_actors_leaves_the_server_to_the_next_and_one_of_t
     assert not lives(guard), "nor is this one"
 
 
+async def test_one_that_heeds_no_sigterm_leaves_no_files_either(run: Path) -> None:
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); "
+    guard = left_by_a_killed_actor(run, code=deaf + SLEEPS)
+    (files,) = kept(run)
+    with trio.fail_after(ENDS_S):
+        while "1" not in (run / "log").read_text():  # noqa: ASYNC110 (of another process)
+            await trio.sleep(0.02)
+    async with servers_ended(run):
+        pass
+    assert not lives(guard) and not files.exists() and not kept(run)
+
+
 async def test_one_that_does_not_answer_is_ended_and_a_new_one_started(run: Path) -> None:
     guard = left_by_a_killed_actor(run)
 

@@ -8,6 +8,7 @@ whoever may not open the run's directory can neither find one nor pass for one.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -16,6 +17,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import trio
@@ -48,8 +50,24 @@ class ServerRecord(msgspec.Struct, frozen=True):
     alike: str
 
 
-Owned = tuple[ServerRecord, Process, socket.socket]
-"""A server that this process owns now, and the connection by which it does."""
+class OwnedServer(NamedTuple):
+    """A server that this process owns: its record, its folder `files`, the `process` of its guard,
+    and the connection to that."""
+
+    record: ServerRecord
+    files: Path
+    process: Process
+    guard: socket.socket
+
+    async def end(self) -> None:
+        """End it, with its session and its files, and own it no longer. A cancellation waits for
+        that."""
+        with self.guard, trio.CancelScope(shield=True):
+            self.process.signal(signal.SIGTERM)
+            with trio.move_on_after(_TERM_S):
+                await self.process.wait()
+            await self.process.kill_group()
+            await trio.to_thread.run_sync(partial(shutil.rmtree, self.files, ignore_errors=True))
 
 
 def remember(folder: Path, files: Path, record: ServerRecord) -> None:
@@ -59,13 +77,13 @@ def remember(folder: Path, files: Path, record: ServerRecord) -> None:
     (folder / files.name).symlink_to(files, target_is_directory=True)
 
 
-async def take_over(folder: Path, name: str, alike: str) -> Owned | None:
+async def take_over(folder: Path, name: str, alike: str) -> OwnedServer | None:
     """Own a server that nobody does, and that is `alike`: the one that has the `name`, or else
     another, which has it from now on; None where there is none."""
     found = [(files, record) for files, record in _records(folder) if record.alike == alike]
     for files, record in sorted(found, key=lambda one: one[1].name != name):
         if owned := await _own(files, msgspec.structs.replace(record, name=name)):
-            _write(files, owned[0])
+            _write(files, owned.record)
             return owned
     return None
 
@@ -88,23 +106,13 @@ async def servers_ended(run: Path) -> AsyncIterator[None]:
         yield
     finally:
         await _end_those(_records(run / SERVERS))
-
-
-async def end(process: Process) -> None:
-    """End a server of this process's, and its session. A cancellation waits for that."""
-    with trio.CancelScope(shield=True):
-        process.signal(signal.SIGTERM)
-        with trio.move_on_after(_TERM_S):
-            await process.wait()
-        await process.kill_group()
+        list(_records(run / SERVERS))  # which forgets those that have ended
 
 
 async def _end_those(servers: Iterator[tuple[Path, ServerRecord]]) -> None:
     async def end_one(files: Path, record: ServerRecord) -> None:
         if found := await _own(files, record):
-            _, process, guard = found
-            with guard:
-                await end(process)
+            await found.end()
 
     with trio.CancelScope(shield=True):
         async with trio.open_nursery() as nursery:
@@ -133,19 +141,19 @@ def _records(folder: Path) -> Iterator[tuple[Path, ServerRecord]]:
         yield files, record
 
 
-async def _own(files: Path, record: ServerRecord) -> Owned | None:
+async def _own(files: Path, record: ServerRecord) -> OwnedServer | None:
     """Own the server of a folder; None where it is somebody's, or has ended."""
     with trio.socket.socket(trio.socket.AF_UNIX) as asking, trio.move_on_after(GREETING_S):
         try:
             await asking.connect(str(files / GUARD))
             if await asking.recv(len(OWNED)) == OWNED:
-                return _owned(record, socket.socket(fileno=os.dup(asking.fileno())))
+                return _owned(record, files, socket.socket(fileno=os.dup(asking.fileno())))
         except OSError:
             pass  # it has ended meanwhile
     return None
 
 
-def _owned(record: ServerRecord, guard: socket.socket) -> Owned | None:
+def _owned(record: ServerRecord, files: Path, guard: socket.socket) -> OwnedServer | None:
     """A server by the connection to its guard; None if that is not this user's. Raises OSError
     where it has ended."""
     found = guard.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -155,7 +163,7 @@ def _owned(record: ServerRecord, guard: socket.socket) -> Owned | None:
         return None
     log = Path(record.log)
     process = Process(record.name, pid, partial(_told, guard), log, log.stat().st_size)
-    return record, process, guard
+    return OwnedServer(record, files, process, guard)
 
 
 def _told(guard: socket.socket) -> int:

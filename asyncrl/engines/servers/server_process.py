@@ -11,6 +11,7 @@ container); but the container of a client that was killed goes on.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -29,7 +30,13 @@ import trio
 
 from asyncrl.engines.servers.errors import ServerError, ServerGone
 from asyncrl.engines.servers.guarded_command import KEEP, OWNED
-from asyncrl.engines.servers.kept_servers import ServerRecord, end, make_room, remember, take_over
+from asyncrl.engines.servers.kept_servers import (
+    OwnedServer,
+    ServerRecord,
+    make_room,
+    remember,
+    take_over,
+)
 from asyncrl.processes.process import Process, spawn
 
 logger = logging.getLogger(__name__)
@@ -70,15 +77,13 @@ class Keeping(msgspec.Struct, frozen=True):
 
 class ServerProcess:
     """A server of this actor's. `url` is its address, and `key` what it asks for. `socket` is the
-    file of a Unix socket at which it listens in place of a port; empty: none. `guard` is the
-    connection by which it is owned. One that was `taken_over` had another actor."""
+    file of a Unix socket at which it listens in place of a port; empty: none. One that was
+    `taken_over` had another actor."""
 
-    def __init__(
-        self, record: ServerRecord, process: Process, guard: socket.socket, *, taken_over: bool
-    ) -> None:
-        self.url, self.key, self.socket = record.url, record.key, record.socket
-        self.process, self.taken_over = process, taken_over
-        self._guard = guard
+    def __init__(self, owned: OwnedServer, *, taken_over: bool) -> None:
+        self.url, self.key, self.socket = owned.record.url, owned.record.key, owned.record.socket
+        self.process, self.taken_over = owned.process, taken_over
+        self._owned = owned
 
     async def watch(self) -> None:
         """Wait for its death, which is ServerGone, with the end of its log. Of its leader's: a
@@ -91,11 +96,16 @@ class ServerProcess:
 
     def keep(self) -> None:
         """Have it live on when this process ends."""
-        self._guard.send(KEEP)
+        with contextlib.suppress(OSError):  # it has died, as `watch` says
+            self._owned.guard.send(KEEP)
 
     def leave(self) -> None:
         """Own it no longer."""
-        self._guard.close()
+        self._owned.guard.close()
+
+    async def end(self) -> None:
+        """End it, and what it has started. A cancellation waits for that."""
+        await self._owned.end()
 
 
 class ServerStart(msgspec.Struct, frozen=True):
@@ -132,7 +142,7 @@ async def server_process(
         raise
     finally:
         if ends:
-            await end(server.process)
+            await server.end()
         server.leave()
 
 
@@ -141,13 +151,12 @@ async def _taken_over(start: ServerStart, keeping: Keeping | None) -> ServerProc
     if keeping is None or not keeping.takes_over:
         return None
     while found := await take_over(keeping.folder, start.name, start.alike):
-        server = ServerProcess(*found, taken_over=True)
+        server = ServerProcess(found, taken_over=True)
         try:
             await _until_ready(server, start.answers)
         except ServerGone as error:
             logger.warning("%s is not taken over: %s", start.name, error)
-            await end(server.process)
-            server.leave()
+            await server.end()
             continue
         except BaseException:
             server.leave()  # unkept: it ends
@@ -165,22 +174,21 @@ async def _begun(start: ServerStart, keeping: Keeping | None) -> ServerProcess:
     files = Path(tempfile.mkdtemp(prefix="asyncrl-"))  # short, as names of sockets must be
     try:
         command, record = start.begin(files)
-        process, guard = _spawned(start, files, command, keeping)
+        owned = OwnedServer(record, files, *_spawned(start, files, command, keeping))
     except BaseException:
         shutil.rmtree(files, ignore_errors=True)
         raise
-    server = ServerProcess(record, process, guard, taken_over=False)
+    server = ServerProcess(owned, taken_over=False)
 
     async def ready(server: ServerProcess) -> None:
-        await trio.lowlevel.wait_readable(guard)  # it is told that it owns it, or that it ended
-        guard.recv(len(OWNED))
+        await trio.lowlevel.wait_readable(owned.guard)  # until it is told that it owns it
+        owned.guard.recv(len(OWNED))
         await start.ready(server)
 
     try:
         await _until_ready(server, ready)
     except BaseException:
-        await end(process)
-        server.leave()
+        await server.end()
         raise
     if keeping is not None and keeping.seconds > 0:
         remember(keeping.folder, files, record)
