@@ -146,6 +146,7 @@ async def test_the_next_actor_has_the_server_of_one_that_was_killed(run: Path) -
     assert not lives(guard) and not files.exists()
 
 
+@pytest.mark.explore
 async def test_and_the_one_after_that(run: Path) -> None:
     guard = left_by_a_killed_actor(run)
     for _ in range(3):
@@ -162,7 +163,9 @@ async def test_its_end_is_noticed_by_who_took_it_over_with_its_status(run: Path)
     assert not kept(run) or not kept(run)[0].exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.explore)]
+)
 async def test_a_server_that_dies_while_nobody_owns_it_is_not_taken_over(
     run: Path, number: signal.Signals
 ) -> None:
@@ -173,6 +176,7 @@ async def test_a_server_that_dies_while_nobody_owns_it_is_not_taken_over(
         assert server.process.pid != guard
 
 
+@pytest.mark.explore
 async def test_another_kind_of_server_is_not_taken_over_and_one_in_the_way_is_ended(
     run: Path,
 ) -> None:
@@ -205,6 +209,7 @@ def test_a_server_is_alike_where_command_and_environment_are(
     assert likeness(["s"], {"CUDA_VISIBLE_DEVICES": "1"}) != likeness(["s"], {})
 
 
+@pytest.mark.explore
 async def test_of_two_actors_one_has_it(run: Path) -> None:
     guard = left_by_a_killed_actor(run)
     async with server_process(start(run), keeping(run)) as first:
@@ -269,6 +274,7 @@ async def test_an_error_of_the_actors_leaves_the_server_to_the_next_and_one_of_t
     assert not lives(guard), "nor is this one"
 
 
+@pytest.mark.explore
 async def test_one_that_heeds_no_sigterm_leaves_no_files_either(run: Path) -> None:
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); "
     guard = left_by_a_killed_actor(run, code=deaf + SLEEPS)
