@@ -18,7 +18,7 @@ taken its prompts in the order of the data, each once.
     step    seconds from the kill to a published version that had never been published before
 
     python bench/kill_matrix.py [--kills 200] [--roles trainer,coordinator] [--seed 0] [--model DIR]
-                                [--run DIR] [--server vllm=.venv-vllm/bin/python]
+                                [--run DIR] [--server vllm=.venv-vllm/bin/python] [--set KEY=VALUE]
 
 With `--server` the engine is a real server, which such a Python starts.
 
@@ -372,12 +372,14 @@ def served(server: str) -> dict[str, object]:
 def main() -> int:
     parser = arguments(__doc__ or "", 200)
     parser.add_argument("--server", default="", metavar="KIND=PYTHON")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kill-matrix-") as place:
         run = args.run or Path(place) / "run"
         run.parent.mkdir(parents=True, exist_ok=True)
         model = args.model or tiny(Path(place) / "model")
-        matrix = Matrix(run.absolute(), model, args.seed, served(args.server))
+        more = served(args.server) | dict(one.split("=", 1) for one in args.set)
+        matrix = Matrix(run.absolute(), model, args.seed, more)
         matrix.hang_s = SERVED_S if args.server else HANG_S
         matrix.roles = tuple(args.roles.split(",")) if args.roles else ROLES
         began = time.monotonic()
