@@ -126,7 +126,7 @@ def session(pid: int) -> list[int]:
     return sorted(int(one) for one, state in lines if not state.startswith("Z"))
 
 
-@pytest.mark.explore
+@pytest.mark.soak  # the run below does so, too
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(2 * START_S)
