@@ -394,6 +394,7 @@ def test_an_average_answers_what_is_pinned_to_its_version_and_nothing_else() -> 
     assert seen.drain(batcher).finish[4] == "interrupted"
 
 
+@pytest.mark.explore
 def test_several_versions_are_decoded_side_by_side() -> None:
     """Each is answered by its own weights, and none waits for another: after n steps each has n
     tokens."""

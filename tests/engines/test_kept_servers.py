@@ -221,6 +221,7 @@ async def test_of_two_actors_one_has_it(run: Path) -> None:
         assert lives(guard), "it is somebody's"
 
 
+@pytest.mark.explore
 async def test_each_has_its_own_where_it_can_and_another_one_is_its_own_from_then_on(
     run: Path,
 ) -> None:

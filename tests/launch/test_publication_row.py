@@ -76,6 +76,7 @@ def test_the_pause_is_that_of_the_way_and_of_the_engine(sets: list[str], pause: 
     assert row.value == "the bundled model" and row.meaning.startswith(pause)
 
 
+@pytest.mark.explore
 def test_check_says_the_pause_of_the_models_beside_a_run(tmp_path: Path) -> None:
     """And what is wrong with them, which keeps no run from its start."""
     (tmp_path / "run.toml").write_text("[train]\nsteps = 2\n")
