@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from asyncrl.engines.servers.errors import ServerGone
-from asyncrl.engines.servers.kept_servers import RECORD, ServerRecord, servers_ended
+from asyncrl.engines.servers.kept_servers import RECORD, ServerAddress, servers_ended
 from asyncrl.engines.servers.server_process import (
     Keeping,
     ServerProcess,
@@ -41,9 +41,8 @@ def start(
 ) -> ServerStart:
     """The start of a server that is ready at once."""
 
-    def begin(files: Path) -> tuple[list[str], ServerRecord]:
-        record = ServerRecord(name, f"http://{name}", "", "", gpus, str(run / "log"), alike)
-        return [sys.executable, "-c", code], record
+    def begin(files: Path) -> tuple[list[str], ServerAddress]:
+        return [sys.executable, "-c", code], ServerAddress(f"http://{name}")
 
     async def ready(server: ServerProcess) -> None:
         await trio.lowlevel.checkpoint()
@@ -51,7 +50,8 @@ def start(
             print(server.process.pid, flush=True)
             await trio.sleep_forever()
 
-    return ServerStart(name, run / "log", None, {}, alike, gpus, begin, ready, ready)
+    environment = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+    return ServerStart(name, run / "log", None, environment, [alike], begin, ready, ready)
 
 
 def keeping(run: Path, seconds: float = LONG_S, takes_over: bool = True) -> Keeping:
@@ -228,8 +228,7 @@ async def test_each_has_its_own_where_it_can_and_another_one_is_its_own_from_the
     first, second = left_by_a_killed_actor(run), left_by_a_killed_actor(run, name="server-1")
     assert first == second, "there was one, and the second actor took it"
     async with server_process(start(run), keeping(run)) as server:
-        third = server.process.pid
-        assert third == first
+        assert server.process.pid == first
         assert left_by_a_killed_actor(run, name="server-1") != first
     async with server_process(start(run, name="server-1"), keeping(run)) as server:
         assert server.process.pid != first
@@ -311,11 +310,12 @@ async def test_what_is_somebody_elses_by_now_is_not_asked(run: Path, tmp_path: P
     may make one there after the machine was started again."""
     theirs = tmp_path / "theirs"
     theirs.mkdir(mode=0o755)
-    record = ServerRecord("server-0", "http://evil", "", "", "", str(tmp_path / "log"), "a")
+    record = start(run).record(ServerAddress("http://evil"))
     (theirs / RECORD).write_bytes(msgspec.json.encode(record))
     (run / SERVERS).mkdir()
     (run / SERVERS / "x").symlink_to(theirs)
     (run / SERVERS / "gone").symlink_to(tmp_path / "gone")
     async with server_process(start(run), keeping(run)) as server:
         assert server.url != "http://evil"
-        assert [files.name for files in kept(run)] == [kept(run)[0].name] != ["theirs"]
+        (files,) = kept(run)
+        assert files != theirs

@@ -37,14 +37,21 @@ _CREDENTIALS = struct.Struct("3i")
 """Process, user and group of the other end of a Unix socket."""
 
 
+class ServerAddress(msgspec.Struct, frozen=True):
+    """The `url` of a server, and the `key` that it asks for. `socket` is the file of a Unix socket
+    at which it listens in place of a port; empty: none."""
+
+    url: str
+    key: str = ""
+    socket: str = ""
+
+
 class ServerRecord(msgspec.Struct, frozen=True):
-    """A server: its `name`, where it answers (`ServerProcess`), the GPUs it has as
-    CUDA_VISIBLE_DEVICES names them, where it writes, and what it is, `alike`."""
+    """A server: its `name` and address, the GPUs it has as CUDA_VISIBLE_DEVICES names them, where
+    it writes, and what it is, `alike`."""
 
     name: str
-    url: str
-    key: str
-    socket: str
+    address: ServerAddress
     gpus: str
     log: str
     alike: str

@@ -32,6 +32,7 @@ from asyncrl.engines.servers.errors import ServerError, ServerGone
 from asyncrl.engines.servers.guarded_command import KEEP, OWNED
 from asyncrl.engines.servers.kept_servers import (
     OwnedServer,
+    ServerAddress,
     ServerRecord,
     make_room,
     remember,
@@ -76,12 +77,12 @@ class Keeping(msgspec.Struct, frozen=True):
 
 
 class ServerProcess:
-    """A server of this actor's. `url` is its address, and `key` what it asks for. `socket` is the
-    file of a Unix socket at which it listens in place of a port; empty: none. One that was
-    `taken_over` had another actor."""
+    """A server of this actor's, at the `url`, `key` and `socket` of its `ServerAddress`. One that
+    was `taken_over` had another actor."""
 
     def __init__(self, owned: OwnedServer, *, taken_over: bool) -> None:
-        self.url, self.key, self.socket = owned.record.url, owned.record.key, owned.record.socket
+        address = owned.record.address
+        self.url, self.key, self.socket = address.url, address.key, address.socket
         self.process, self.taken_over = owned.process, taken_over
         self._owned = owned
 
@@ -109,20 +110,33 @@ class ServerProcess:
 
 
 class ServerStart(msgspec.Struct, frozen=True):
-    """The start of a server, whoever wrote it. `alike` is all that says what it is: one for which
-    that is the same can take its place. `begin` gives its command, and its record, for a folder of
-    its own; `ready` returns when a new server is, and `answers` when one that was taken over
-    does; both raise ServerGone."""
+    """The start of a server, whoever wrote it. `like` is its command without what is each one's
+    own: with its `environment` it says what the server is. `begin` gives the whole command, and
+    where the server answers, for a folder of its own; `ready` returns when a new server is, and
+    `answers` when one that was taken over does; both raise ServerGone."""
 
     name: str
     log: Path
     cores: Collection[int] | None
     environment: Mapping[str, str]
-    alike: str
-    gpus: str
-    begin: Callable[[Path], tuple[list[str], ServerRecord]]
+    like: Sequence[str]
+    begin: Callable[[Path], tuple[list[str], ServerAddress]]
     ready: Callable[[ServerProcess], Awaitable[None]]
     answers: Callable[[ServerProcess], Awaitable[None]]
+
+    @property
+    def gpus(self) -> str:
+        """The GPUs that it has alone, as CUDA_VISIBLE_DEVICES names them; empty: none."""
+        return self.environment.get("CUDA_VISIBLE_DEVICES", "")
+
+    @property
+    def alike(self) -> str:
+        """The same for all servers that can take its place."""
+        return likeness(self.like, self.environment)
+
+    def record(self, address: ServerAddress) -> ServerRecord:
+        """The record of a server that was started so."""
+        return ServerRecord(self.name, address, self.gpus, str(self.log), self.alike)
 
 
 @asynccontextmanager
@@ -173,8 +187,8 @@ async def _begun(start: ServerStart, keeping: Keeping | None) -> ServerProcess:
         await make_room(keeping.folder, start.name, start.gpus)
     files = Path(tempfile.mkdtemp(prefix="asyncrl-"))  # short, as names of sockets must be
     try:
-        command, record = start.begin(files)
-        owned = OwnedServer(record, files, *_spawned(start, files, command, keeping))
+        command, address = start.begin(files)
+        owned = OwnedServer(start.record(address), files, *_spawned(start, files, command, keeping))
     except BaseException:
         shutil.rmtree(files, ignore_errors=True)
         raise
@@ -191,7 +205,7 @@ async def _begun(start: ServerStart, keeping: Keeping | None) -> ServerProcess:
         await server.end()
         raise
     if keeping is not None and keeping.seconds > 0:
-        remember(keeping.folder, files, record)
+        remember(keeping.folder, files, owned.record)
         server.keep()
     return server
 

@@ -17,14 +17,13 @@ import msgspec
 
 from asyncrl.config.gpus import visible
 from asyncrl.engines import canary
-from asyncrl.engines.servers.kept_servers import ServerRecord
+from asyncrl.engines.servers.kept_servers import ServerAddress
 from asyncrl.engines.servers.server_process import (
     TAKEN_OVER_S,
     Keeping,
     ServerLaunch,
     ServerProcess,
     ServerStart,
-    likeness,
     server_process,
 )
 from asyncrl.engines.sglang.sglang_client import SglangClient
@@ -121,15 +120,12 @@ async def managed(
     """
     variables = environment(launch, sorted(cores or os.sched_getaffinity(0)))
     variables |= extra_environment or {}
-    gpus = variables.get("CUDA_VISIBLE_DEVICES", "")
-    alike = likeness(command(launch, 0, Path()), variables)
     key_file = log.with_name(f"{name}-key.yaml")  # SGLang reads no other kind
 
-    def begin(files: Path) -> tuple[list[str], ServerRecord]:
+    def begin(files: Path) -> tuple[list[str], ServerAddress]:
         port, key = free_port(HOST), secrets.token_hex()
         write_key(key_file, msgspec.json.encode({"api-key": key}))
-        record = ServerRecord(name, f"http://{HOST}:{port}", key, "", gpus, str(log), alike)
-        return command(launch, port, key_file), record
+        return command(launch, port, key_file), ServerAddress(f"http://{HOST}:{port}", key)
 
     async def ready(server: ServerProcess) -> None:
         try:
@@ -147,8 +143,7 @@ async def managed(
         log=log,
         cores=cores,
         environment=variables,
-        alike=alike,
-        gpus=gpus,
+        like=command(launch, 0, Path()),
         begin=begin,
         ready=ready,
         answers=answers,

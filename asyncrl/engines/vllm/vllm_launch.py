@@ -16,14 +16,13 @@ from pathlib import Path
 
 from asyncrl.config.gpus import visible
 from asyncrl.engines import canary
-from asyncrl.engines.servers.kept_servers import ServerRecord
+from asyncrl.engines.servers.kept_servers import ServerAddress
 from asyncrl.engines.servers.server_process import (
     TAKEN_OVER_S,
     Keeping,
     ServerLaunch,
     ServerProcess,
     ServerStart,
-    likeness,
     server_process,
 )
 from asyncrl.engines.vllm.vllm_client import VllmClient
@@ -113,14 +112,10 @@ async def managed(
     Use it in the main thread. Raises ServerGone where it dies before it is ready, or is not in
     time; then nothing of it is left either. In the block, run `watch` beside everything else.
     """
-    variables = environment(launch)
-    gpus = variables.get("CUDA_VISIBLE_DEVICES", "")
-    alike = likeness(command(launch, Path()), variables)
 
-    def begin(files: Path) -> tuple[list[str], ServerRecord]:
+    def begin(files: Path) -> tuple[list[str], ServerAddress]:
         at = files / "server.sock"
-        record = ServerRecord(name, URL, "", str(at), gpus, str(log), alike)
-        return command(launch, at), record
+        return command(launch, at), ServerAddress(URL, socket=str(at))
 
     async def ready(server: ServerProcess, seconds: float) -> None:
         async with VllmClient.open(server.url, socket=server.socket) as client:
@@ -130,9 +125,8 @@ async def managed(
         name=name,
         log=log,
         cores=None,
-        environment=variables,
-        alike=alike,
-        gpus=gpus,
+        environment=environment(launch),
+        like=command(launch, Path()),
         begin=begin,
         ready=partial(ready, seconds=ready_s),
         answers=partial(ready, seconds=TAKEN_OVER_S),
