@@ -23,12 +23,12 @@ come back, in their order.
     FAILED     nothing; the shell tries again with a new number and a new epoch
 
 A staged publication goes from PREPARE to TRANSFER at once: its members receive while they decode,
-and have another place for what they receive. A direct one has no such place. It joins everybody
-and compares plans first (PREPARE), has every engine stand still (QUIESCE), and only then is
-anything sent, into the weights that engines decode with. Up to there a failure leads to ABORT, and
-the old version is still served. From the first byte on there is no way back, and a failure leads to
-RESEND: whoever has not been fenced stands still, with weights of no version (`Failed.torn`), until
-a later publication has brought all of them. Nothing decodes with what has not committed either way.
+and have another place for what they receive. A direct one has no such place. It joins everybody and
+compares plans first (PREPARE), has every engine stand still (QUIESCE), and only then is anything
+sent, into the weights that engines decode with. Up to there a failure leads to ABORT, and the old
+version is still served. From the first byte on there is no way back, and a failure leads to RESEND:
+whoever has not been fenced stands still, with weights of no version, until a later publication has
+brought all of them. Nothing decodes with what has not committed either way.
 
 A member lost in TRANSFER leads to ABORT or RESEND: a broadcast with a dead member fails for all. A
 member lost in VERIFY does not, nor one that is fenced there (silent, or of a wrong checksum): the
@@ -333,9 +333,8 @@ class Publication:
         return []
 
     def _failed(self) -> Failed:
-        torn = self.live if self.phase is PublicationPhase.RESEND else ()
         self._finish(PublicationPhase.FAILED)
-        return Failed(self._reason, torn)
+        return Failed(self._reason)
 
     def _verify(self, answers: Mapping[int, Prepared], now: float) -> list[Action]:
         assert self._sent is not None

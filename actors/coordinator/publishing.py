@@ -41,6 +41,7 @@ from asyncrl.ipc.messages import (
     Joined,
     Prepared,
     Quiesced,
+    Resend,
     Transferred,
 )
 from asyncrl.observe.run_status import PublicationStatus
@@ -251,6 +252,8 @@ class Publishing:
                         engine.peer.send(message)
                         if isinstance(message, Commit):
                             self._engines.commit(engine.name)
+                        if isinstance(message, Resend):
+                            self._engines.tear(engine.name)
                 case Decided(version):
                     self._store.record(Published(version))
                     self.committed = version
@@ -263,10 +266,8 @@ class Publishing:
                     self._current, self._failures, self.served = None, 0, version
                     self._count(trio.current_time() - self._began, self._pauses)
                     self._done(version, self._pin)
-                case Failed(reason, torn):
+                case Failed(reason):
                     assert self._current is not None
-                    for member in torn:
-                        self._engines.tear(f"rollout-{member}")
                     lost = len(self._current.live) < len(self._current.membership.members)
                     self._current, self._failures = None, self._failures + (not lost)
                     self.failed = [*self.failed, reason][-RECENT:]
