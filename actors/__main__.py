@@ -14,7 +14,7 @@ from pathlib import Path
 import trio
 
 from asyncrl import config
-from asyncrl.config.lending import is_lent
+from asyncrl.config.lending import shares_by_priority
 from asyncrl.ipc.address import tcp_address
 from asyncrl.observe import logs
 from asyncrl.processes.priority import lower_priority
@@ -36,7 +36,7 @@ def main() -> None:
     args = parser.parse_args()
     settings = config.read(args.run / "run.toml")
     logs.start(args.run, args.role, args.index, settings.run.log)
-    if args.role == "rollout" and is_lent(settings, args.index):
+    if args.role == "rollout" and shares_by_priority(settings, args.index):
         lower_priority()
     if args.role in ("rollout", "trainer"):
         import torch

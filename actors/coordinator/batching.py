@@ -94,12 +94,15 @@ class Batching:
         units = steps * self._units.per_step - self.units - self._units.untaken
         return math.ceil(units / self._units.per_group)
 
-    def next(self, step: int, size: Callable[[Rollout], int]) -> list[list[Rollout]]:
+    def next(
+        self, step: int, size: Callable[[Rollout], int], *, whole: bool = False
+    ) -> list[list[Rollout]]:
         """Choose units that fit one micro-batch, in which a rollout takes `size` tokens. A unit
-        that does not fit one comes alone. Empty where there is none yet, or the step is full."""
+        that does not fit one comes alone. Empty where there is none yet, or the step is full. With
+        `whole` a step of which nothing is taken yet is chosen at once."""
         if self.full:
             return []
-        if advantage_of(self._config.train).whole_step:
+        if advantage_of(self._config.train).whole_step or (whole and not self.units):
             return self._whole_step(step)
         if max_lag(self._config) == 0:
             return self._in_turn(step, size)

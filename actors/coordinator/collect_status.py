@@ -74,6 +74,7 @@ def collect_status(parts: Components) -> RunStatus:
         ledger=RolloutTotals.of(experience.ledger.rollouts),
         journal=parts.journal_status(),
         restarts=dict(statistics.restarts),
+        lending=parts.lent.status(now),
         episodes=parts.playing.counts,
         failing=parts.episode_placement.failing,
         alarms=[alarm.sentence for alarm in stepping.alarms] if stepping else [],

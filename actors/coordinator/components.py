@@ -21,6 +21,7 @@ from actors.coordinator.episode_placement import EpisodePlacement
 from actors.coordinator.evaluation import Evaluation
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.leases import LeaseTable
+from actors.coordinator.lent_engines import LentEngines
 from actors.coordinator.lifecycle import Lifecycle, Outcome
 from actors.coordinator.peers import Roster
 from actors.coordinator.pinning import Pinning
@@ -61,6 +62,7 @@ class Components:
     lifecycle: Lifecycle
     engines: EnginePool
     leases: LeaseTable
+    lent: LentEngines
     reclaiming: Reclaiming
     pinning: Pinning
     placement: Placement
@@ -169,6 +171,7 @@ def assemble(
         lifecycle=Lifecycle(expected, config.supervision, trio.current_time()),
         engines=engines,
         leases=leases,
+        lent=LentEngines(engines, reclaiming, chunks, config, metrics.lent),
         reclaiming=reclaiming,
         pinning=pinning,
         placement=placement,

@@ -221,7 +221,7 @@ class Connections:
             case Ask() | Enough() | Note() | GiveReward() | GiveFailure() | Played():
                 parts.playing.on_message(peer, message, buffers)
             case Report():
-                working = parts.publishing.committed is not None
+                working = parts.publishing.committed is not None and peer.name not in parts.lent
                 parts.statistics.on_report(peer, message, working)
                 parts.metrics.reported(peer.role, peer.index, message)
             case EngineReady(slots):
@@ -238,6 +238,7 @@ class Connections:
                     parts.config,
                     leases=parts.leases,
                     exhausted=lambda: parts.admission.exhausted,
+                    whole=lambda: parts.lent.whole_step,
                     label=partial(parts.admission.label, "train"),
                 )
                 parts.publishing.trainer(peer, store)

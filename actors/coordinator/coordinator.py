@@ -9,8 +9,9 @@ conduct    changes                  leases, score requests,         a change    
                                     micro-batches, publications
 tick       time                     deadlines, status, metrics      a second    the clock
 
-    _pump:  dismiss engines that leave → feed the trainer → answer agents → admit prompts → begin
-            episodes → lease rollouts → evaluate → ask verdicts → publish
+    _pump:  dismiss engines that leave → feed the trainer → lend its devices, or take them back →
+            answer agents → admit prompts → begin episodes → lease rollouts → evaluate → ask
+            verdicts → publish
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ class Coordinator:
             return
         stepping.feed(parts.publishing.committed, parts.publishing.served)
         if parts.publishing.committed is not None:
+            parts.lent.pump(stepping.idle, stepping.open_step, trio.current_time())
             parts.playing.pump(stepping.version - max_lag(parts.config))
             self._generate(stepping)
             parts.evaluation.pump()

@@ -38,6 +38,8 @@ class EngineHandle:
     """True from when it was told to serve another version until it says that it does."""
     draining: bool = False
     """True from when its process was told to end: it is given nothing more."""
+    closed: bool = False
+    """True while the trainer has the devices that it was lent: it is given nothing."""
     kept: set[int] = field(default_factory=set)
     """Versions that it serves until it is told to forget them."""
     held: dict[Split, set[int]] = field(
@@ -51,12 +53,13 @@ class EngineHandle:
 
     @property
     def services(self) -> list[Service]:
-        """The services that it gives; none before it has weights, nor while it is draining.
+        """The services that it gives; none before it has weights, nor while it is draining or
+        closed.
 
         While it is committing, it may still sample under the version before, so it gives no service
         with current weights.
         """
-        if self.version is None or self.draining:
+        if self.version is None or self.draining or self.closed:
             return []
         current: list[Service] = [] if self.committing else [(split, None) for split in SPLITS]
         return current + [(split, version) for version in self.kept for split in SPLITS]
@@ -80,22 +83,22 @@ class EnginePool:
         self.held: Counter[Split] = Counter()
         """Rollouts that are with engines."""
         self.slots = 0
-        """Rollouts that engines decode at a time; those that are draining begin none."""
+        """Rollouts that engines decode at a time; those that are draining or closed begin none."""
 
     def add(self, engine: EngineHandle) -> None:
         """Take in a new engine without weights. It replaces one of its name."""
         self.remove(engine.name)
         self._engines[engine.name] = engine
         self._count(engine, 1)
-        self.slots += engine.slots
+        self.slots += _slots(engine)
 
     def remove(self, name: str) -> EngineHandle | None:
         """Take out the named engine; None if there is none."""
         if (engine := self._engines.pop(name, None)) is not None:
             self._leave(engine)
             self._count(engine, -1)
-            if self._draining.pop(name, None) is None:
-                self.slots -= engine.slots
+            self._draining.pop(name, None)
+            self.slots -= _slots(engine)
             self.held.subtract({split: len(held) for split, held in engine.held.items()})
         return engine
 
@@ -103,9 +106,22 @@ class EnginePool:
         """The engine is given nothing more. Nothing happens if it is draining already."""
         if not engine.draining:
             self._leave(engine)
+            self.slots -= _slots(engine)
             engine.draining = True
             self._draining[engine.name] = engine
-            self.slots -= engine.slots
+
+    def close(self, engine: EngineHandle) -> None:
+        """The engine is given nothing until it is opened. It is a member of publications as
+        before."""
+        self._leave(engine)
+        self.slots -= _slots(engine)
+        engine.closed = True
+
+    def open(self, engine: EngineHandle) -> None:
+        """The engine is given work again."""
+        engine.closed = False
+        self.slots += _slots(engine)
+        self._enter(engine)
 
     @property
     def drained(self) -> list[EngineHandle]:
@@ -114,6 +130,9 @@ class EnginePool:
 
     def get(self, name: str) -> EngineHandle | None:
         return self._engines.get(name)
+
+    def __len__(self) -> int:
+        return len(self._engines)
 
     def __iter__(self) -> Iterator[EngineHandle]:
         return iter(list(self._engines.values()))
@@ -164,8 +183,13 @@ class EnginePool:
 
     @property
     def kept(self) -> set[int]:
-        """The versions that any engine keeps."""
-        return {version for _, version in self._serving if version is not None}
+        """The versions that any engine keeps which has weights and is not draining."""
+        return {
+            version
+            for engine in self._engines.values()
+            if engine.version is not None and not engine.draining
+            for version in engine.kept
+        }
 
     @property
     def current(self) -> set[int]:
@@ -233,3 +257,8 @@ class EnginePool:
                 del by_room[room]
             if not by_room:
                 del self._serving[service]
+
+
+def _slots(engine: EngineHandle) -> int:
+    """Rollouts that an engine decodes at a time, if it begins any."""
+    return 0 if engine.draining or engine.closed else engine.slots

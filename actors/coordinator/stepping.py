@@ -90,11 +90,14 @@ class Stepping:
         *,
         leases: LeaseTable,
         exhausted: Callable[[], bool],
+        whole: Callable[[], bool],
         label: Callable[[int], str],
     ) -> None:
-        """`version` is that of the trainer's weights. `exhausted()` is True if no prompt is
-        left; `label(prompt_index)` names a prompt's task, where there are several."""
+        """`version` is that of the trainer's weights. `exhausted()` is True if no prompt is left,
+        `whole()` if a step is taken at once; `label(prompt_index)` names a prompt's task, where
+        there are several."""
         self._store = store
+        self._whole = whole
         self._exhausted = exhausted
         self.trainer = trainer
         self._commands = TrainerCommands(trainer)
@@ -136,6 +139,16 @@ class Stepping:
     def closing(self) -> bool:
         """True if the trainer was asked for a version that it has not made yet."""
         return self._step > self.version
+
+    @property
+    def open_step(self) -> int:
+        """The step that takes what is ready next."""
+        return self._step
+
+    @property
+    def idle(self) -> bool:
+        """True if the trainer has nothing to do, and waits for what is being generated."""
+        return self._commands.none and not self.redoing and self._step < self._config.train.steps
 
     @property
     def takes_more(self) -> bool:
@@ -221,7 +234,9 @@ class Stepping:
         """The units that the trainer is given next: those that it had before a crash, then those
         that are chosen."""
         if (prescribed := self._store.experience.prescribed) is None:
-            return [] if self._redone else self._batching.next(self._step, self._tokens)
+            if self._redone:
+                return []
+            return self._batching.next(self._step, self._tokens, whole=self._whole())
         step, rollouts = prescribed
         return self._batching.retake(rollouts) if step == self._step else []
 

@@ -33,6 +33,11 @@ class TrainerCommands:
         self._saving = False  # the trainer has a Save
         self._waiting: deque[tuple[Command | Save, tuple[object, ...]]] = deque()
 
+    @property
+    def none(self) -> bool:
+        """True if the trainer has answered all."""
+        return not self._sent and not self._waiting
+
     def queue(self, command: Command | Save, *buffers: object) -> None:
         """Give a command after all others."""
         self._waiting.append((command, buffers))

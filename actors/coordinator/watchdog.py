@@ -76,6 +76,7 @@ def _put_off(parts: Components, stood: float, now: float) -> None:
     parts.scoring.shift(stood, now)
     parts.playing.shift(stood, now)
     parts.publishing.shift(stood, now)
+    parts.lent.shift(stood, now)
     parts.evaluation.shift(stood, now)
     parts.lifecycle.shift(stood, now)
     if parts.stepping is not None:
@@ -164,6 +165,8 @@ def _measure(parts: Components) -> None:
     metrics.leasing(times.p95_s, times.deadline_s)
     metrics.journalled(journal.disk_bytes, journal.pending_bytes)
     metrics.pumped(parts.statistics.pump_s)
+    if (lending := parts.lent.status(trio.current_time())) is not None:
+        metrics.lending(lending.worth, lending.used_s, lending.cost_s)
     if parts.config.agent.run:
         episodes = parts.playing.counts
         metrics.playing(episodes.live, episodes.thinking, episodes.most)

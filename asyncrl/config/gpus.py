@@ -1,4 +1,5 @@
-"""The GPUs of a run's processes, by who has them. Invariant: nobody shares one.
+"""The GPUs of a run's processes, by who has them. Invariant: nobody shares one, but for servers
+that are lent the trainer's (`rollout.lent_actors`).
 
 Each rank of the trainer here has one, from the first on. Then each server that a rollout actor
 starts has as many as it has ranks. With the backend `nccl` a rollout actor has one of its own, from
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from asyncrl.config.cluster import joined, local_rollouts, ranks_here, room_of
+from asyncrl.config.lending import is_lent
 from asyncrl.config.schema import Config
 from asyncrl.config.servers import servers_of
 
@@ -20,7 +22,8 @@ class Gpus(NamedTuple):
     """Numbers of GPUs of this machine: that of each of the trainer's ranks; those of each rollout
     actor's server; those that rollout actors send from. Empty where they use none.
 
-    Example: a trainer on CUDA and two servers of two ranks have 0, (1, 2) and (3, 4).
+    Example: a trainer on CUDA and two servers of two ranks have 0, (1, 2) and (3, 4). A trainer of
+    two ranks, a server of two and one that is lent have (0, 1), (2, 3) and (0, 1).
     """
 
     trainer: tuple[int, ...]
@@ -30,12 +33,14 @@ class Gpus(NamedTuple):
     @property
     def needed(self) -> int:
         """The number of GPUs that the run needs on this machine."""
-        return len(self.trainer) + sum(map(len, self.servers)) + len(self.senders)
+        servers = {number for numbers in self.servers for number in numbers}
+        return len(servers.union(self.trainer, self.senders))
 
     def __str__(self) -> str:
         parts = [f"trainer {', '.join(map(str, self.trainer))}"] if self.trainer else []
         for index, numbers in enumerate(self.servers):
-            parts.append(f"server-{index} {', '.join(map(str, numbers))}")
+            lent = " (lent)" if set(numbers) & set(self.trainer) else ""
+            parts.append(f"server-{index} {', '.join(map(str, numbers))}{lent}")
         for index, number in enumerate(self.senders):
             parts.append(f"rollout-{index} {number}")
         return "; ".join(parts)
@@ -54,13 +59,22 @@ def gpus_of(config: Config) -> Gpus:
     runs are not here."""
     trainer = tuple(range(ranks_here(config))) if config.train.device == "cuda" else ()
     ranks, sends = _each(config)
-    start, actors = len(trainer), local_rollouts(config)
-    servers = tuple(
-        tuple(range(start + index * ranks, start + (index + 1) * ranks)) for index in range(actors)
+    actors = local_rollouts(config)
+    own = sum(not is_lent(config, index) for index in range(actors))
+    start = len(trainer)
+    servers = (
+        *_blocks(range(start, start + own * ranks), own),
+        *_blocks(trainer[: (actors - own) * ranks], actors - own),
     )
-    start += actors * ranks
+    start += own * ranks
     senders = tuple(range(start, start + actors)) if sends else ()
     return Gpus(trainer, servers if ranks else (), senders)
+
+
+def _blocks(numbers: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
+    """Divide numbers evenly among so many."""
+    size = len(numbers) // max(1, count)
+    return tuple(tuple(numbers[at * size : (at + 1) * size]) for at in range(count))
 
 
 def gpus_each(config: Config) -> int:

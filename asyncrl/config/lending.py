@@ -1,6 +1,11 @@
-"""Lending: rollout actors on the trainer's cores, which decode while it waits, as SeamlessFlow and
-verl have it of GPUs. Nobody decides when: those actors have a low priority, so the system gives the
-trainer its cores back as soon as it has work.
+"""Lending: rollout actors with the trainer's devices, which decode while it waits, as SeamlessFlow
+and verl have it of GPUs.
+
+    priority   nobody decides when: the embedded engine shares the trainer's cores at a low
+               priority, so the system gives the trainer its cores back as soon as it has work
+    switch     an engine decodes, or the trainer computes: the coordinator opens and closes it
+               (`actors/coordinator/lent_engines.py`); so it is with servers, and with GPUs, which
+               know no priority of processes
 """
 
 from __future__ import annotations
@@ -10,30 +15,89 @@ from collections.abc import Iterator
 from asyncrl.config.cluster import joined
 from asyncrl.config.engines import capabilities
 from asyncrl.config.schema import Config
+from asyncrl.config.servers import servers_of
 
 
 def is_lent(config: Config, index: int) -> bool:
-    """True for a rollout actor that is lent the trainer's cores: one of the last."""
+    """True for a rollout actor that is lent the trainer's devices: one of the last."""
     return index >= config.rollout.actors - config.rollout.lent_actors
+
+
+def shares_by_priority(config: Config, index: int) -> bool:
+    """True for a rollout actor that has the trainer's cores at a low priority."""
+    return config.rollout.lending == "priority" and is_lent(config, index)
+
+
+def lent_actors(config: Config) -> frozenset[str]:
+    """The rollout actors that are opened and closed; none where priorities decide."""
+    rollout = config.rollout
+    if rollout.lending == "priority":
+        return frozenset()
+    return frozenset(f"rollout-{n}" for n in range(rollout.actors) if is_lent(config, n))
+
+
+def lendable(config: Config, ranks: int) -> int:
+    """The number of lent actors, of those that are asked for, that a trainer of so many ranks here
+    has devices for: one GPU for each rank of a server.
+
+    Example: three servers of two ranks are asked for, and the trainer has four ranks: two.
+    """
+    servers = servers_of(config)
+    if servers is None or not servers.settings.launch or config.train.device != "cuda":
+        return config.rollout.lent_actors
+    return min(config.rollout.lent_actors, ranks // servers.settings.tensor_parallel)
 
 
 def lending_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the keys that contradict each other, and the remedy as the end of a sentence."""
-    lent = "rollout.lent_actors"
-    if not config.rollout.lent_actors:
+    lent, lending = "rollout.lent_actors", "rollout.lending"
+    rollout, apart = config.rollout, capabilities(config.engine.kind).serves_apart
+    if not rollout.lent_actors:
         return
-    if config.rollout.lent_actors >= config.rollout.actors:
+    if rollout.lent_actors >= rollout.actors:
         yield (
             (lent, "rollout.actors"),
-            "one rollout actor at least needs cores of its own: raise actors, or lower lent_actors",
+            "one rollout actor at least needs devices of its own: raise actors, or lower "
+            "lent_actors",
         )
     if joined(config):
-        yield (lent, "cluster.kind"), "the trainer's cores are on this machine: set kind to local"
-    if capabilities(config.engine.kind).serves_apart:
         yield (
-            (lent, "engine.kind"),
-            "a server decodes with devices of its own: choose the embedded engine, or set "
-            "lent_actors to 0",
+            (lent, "cluster.kind"),
+            "only devices of this machine are lent: set kind to local, or lent_actors to 0",
         )
-    if config.train.device != "cpu":
-        yield (lent, "train.device"), "a GPU knows no priority of processes: set lent_actors to 0"
+    if rollout.lending == "priority" and apart:
+        yield (
+            (lent, lending, "engine.kind"),
+            "a server and the trainer do not share devices by priority: set lending to switch",
+        )
+    if config.train.device != "cpu" and not apart:
+        yield (
+            (lent, "train.device", "engine.kind"),
+            f"the {config.engine.kind} engine decodes on cores, and the trainer has a GPU to lend: "
+            "choose servers, or set lent_actors to 0",
+        )
+    if config.staleness.finish_on == "own" and rollout.lending == "switch":
+        yield (
+            (lending, "staleness.finish_on"),
+            "a rollout whose version only a lent engine has would wait for the next loan: set "
+            "finish_on to mixed",
+        )
+    if (servers := servers_of(config)) is None:
+        return
+    if servers.settings.launch and servers.settings.device != config.train.device:
+        yield (
+            (lent, "train.device", f"{servers.table}.device"),
+            "a lent server decodes on what the trainer computes on: set both devices to the same",
+        )
+    if config.train.ranks and lendable(config, config.train.ranks) < rollout.lent_actors:
+        yield (
+            (lent, f"{servers.table}.tensor_parallel", "train.ranks"),
+            "lent servers have the GPUs of the trainer's ranks, of which there are too few: raise "
+            "ranks, or lower lent_actors",
+        )
+    if servers.by_broadcast and servers.settings.backend == "nccl":
+        yield (
+            (lent, f"{servers.table}.backend"),
+            "NCCL takes one process for each GPU, and a lent server shares the trainer's: set "
+            "backend to gloo",
+        )

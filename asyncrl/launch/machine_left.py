@@ -11,6 +11,7 @@ import trio
 from msgspec.structs import replace
 
 from asyncrl.config import Config
+from asyncrl.config.lending import lendable
 from asyncrl.config.ranks import ranks_left, ranks_of
 from asyncrl.processes.machine import available_cores
 from asyncrl.processes.process import isolated
@@ -29,7 +30,8 @@ def cores_here(config: Config) -> list[int]:
 async def settings_left(given: Config, cores: int, machines: int) -> tuple[Config, str] | None:
     """The settings with which a run that was `given` these goes on with so many cores, with the
     GPUs that there are, and with so many `machines` that joined for the trainer: no more ranks than
-    there is room for. And the sentence that says so. None where nobody says what there is."""
+    there is room for, and no more servers than these have GPUs to lend. And the sentence that says
+    so. None where nobody says what there is."""
     found, gpus = f"{cores} core{'s' if cores > 1 else ''}", 0
     if given.train.device == "cuda":
         if not (gpus := await _gpus_now()):
@@ -38,8 +40,14 @@ async def settings_left(given: Config, cores: int, machines: int) -> tuple[Confi
     wanted = given.cluster.trainer_agents
     machines = min(machines, wanted)
     ranks = ranks_left(given, cores, gpus) * (1 + machines)
+    too_many = given.rollout.lent_actors - lendable(given, ranks)
     left = replace(
         given,
+        rollout=replace(
+            given.rollout,
+            actors=given.rollout.actors - too_many,
+            lent_actors=given.rollout.lent_actors - too_many,
+        ),
         train=replace(given.train, ranks=ranks),
         cluster=replace(given.cluster, trainer_agents=machines),
     )

@@ -22,6 +22,7 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.cluster import joined
 from asyncrl.config.fields import FIELDS, lookup, quoted
 from asyncrl.config.gpus import gpus_of
+from asyncrl.config.lending import lending_contradictions
 from asyncrl.config.mix import each, members, named
 from asyncrl.config.ranks import settled_ranks
 from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
@@ -80,6 +81,7 @@ RESUMABLE = frozenset(
         "train.ranks",
         "rollout.actors",
         "rollout.lent_actors",
+        "rollout.lending",
         "rollout.attempts",
         "rollout.lease_s",
         "engine.slots",
@@ -178,6 +180,9 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     check_ports(config)
     check_certificates(config)
     refuse_unfit_sinks(config.run.sinks)
+    for keys, remedy in lending_contradictions(config):  # the number of ranks is settled by now
+        said = " and ".join(f"{key} is {quoted(lookup(config, key))}" for key in keys)
+        raise ConfigError(f"{said}: {remedy}.")
     if (gpus := gpus_of(config)).needed:
         check_gpus(gpus, torch_computes=bool(gpus.trainer or gpus.senders))
     if not joined(config):  # else each machine looks for itself

@@ -27,7 +27,7 @@ def next_changes(figures: RunFigures, cut: float | None = None) -> Iterator[str]
             yield (
                 f"The trainer was idle for {trainer:.0%} of its time, and rollout actors for "
                 f"{rollout:.0%}: generation, or what judges it, is the slow side. It needs more "
-                "of the machine: rollout.actors, rollout.lent_actors (on the trainer's cores), "
+                "of the machine: rollout.actors, rollout.lent_actors (on the trainer's devices), "
                 "engine.slots, reward.actors."
             )
         if rollout >= IDLE > trainer:

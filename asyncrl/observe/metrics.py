@@ -199,6 +199,26 @@ class Metrics:
             ["role"],
             registry=registry,
         )
+        self._lent = Counter(
+            "asyncrl_lent_seconds_total",
+            "Time for which the trainer's devices were lent, of loans that are over "
+            "(rollout.lending = switch).",
+            registry=registry,
+        )
+        self._loans = Counter(
+            "asyncrl_loans_total",
+            "Loans of the trainer's devices that are over.",
+            registry=registry,
+        )
+        self._loan = Gauge(
+            "asyncrl_loan_seconds",
+            "Of the last loans in their mean: used, and cost by their switch.",
+            ["part"],
+            registry=registry,
+        )
+        self._lending = Gauge(
+            "asyncrl_lending", "1 while loans are worth their switch.", registry=registry
+        )
         self._lease_p95 = Gauge(
             "asyncrl_lease_tail_seconds",
             "95th percentile of recent leases, from lease to seal.",
@@ -293,6 +313,17 @@ class Metrics:
         """Set the seconds that leases took (None if too few have ended) and that the next has."""
         self._lease_p95.set(math.nan if p95_s is None else p95_s)
         self._lease_deadline.set(deadline_s)
+
+    def lent(self, seconds: float) -> None:
+        """Count a loan of the trainer's devices that is over."""
+        self._loans.inc()
+        self._lent.inc(seconds)
+
+    def lending(self, worth: bool, used_s: float, cost_s: float) -> None:
+        """Set if loans are worth their switch, and the seconds of the last ones, in their mean."""
+        self._lending.set(worth)
+        self._loan.labels("used").set(used_s)
+        self._loan.labels("cost").set(cost_s)
 
     def playing(self, live: int, thinking: int, most: int) -> None:
         """Set how many episodes are live, how many of these are with their agents, and how many of

@@ -114,6 +114,22 @@ class FailedEpisodes(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class LendingStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of lending the trainer's devices to so many `engines`. `worth` is True if a loan is
+    worth its switch, `lent` while there is one; `loans` have begun, and lasted `seconds` together;
+    `changes` counts how often it became worth it, or ceased to be. Of the last loans `cost_s` went
+    by without use, and `used_s` were used, in their mean."""
+
+    engines: int
+    worth: bool
+    lent: bool
+    loans: int
+    changes: int
+    seconds: float
+    cost_s: float
+    used_s: float
+
+
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the whole run. `at` is in seconds since 1970; `seconds` have passed since the
     coordinator started. Actors report every `report_s`.
@@ -154,6 +170,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     ledger: RolloutTotals
     journal: JournalStatus
     restarts: dict[str, int]
+    lending: LendingStatus | None = None
     episodes: EpisodeCounts = EpisodeCounts()
     failing: list[FailedEpisodes] = []
     alarms: list[str] = []

@@ -12,7 +12,7 @@ from asyncrl.config import ConfigError
 from asyncrl.observe import run_status
 from asyncrl.observe.diagnosis import diagnose, duration, idle
 from asyncrl.observe.run_dir import STALL, STATUS, lives, refuse_no_run
-from asyncrl.observe.run_status import RunStatus
+from asyncrl.observe.run_status import LendingStatus, RunStatus
 
 OLD_S = 10.0
 """Seconds after which a run status is old; a live run renews it every second."""
@@ -56,6 +56,8 @@ def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: 
         return sentences
     if status.phase == "run" and (shares := _shares(status)):
         sentences.append(shares)
+    if status.lending is not None and status.lending.loans:
+        sentences.append(_lending(status.lending, status.seconds))
     sentences.append(diagnose(status))
     sentences += [
         f"The run goes on without {actor.name}, which {actor.removed}."
@@ -105,3 +107,16 @@ def _shares(status: RunStatus) -> str:
         f"Over the last {duration(status.window_s)} the trainer was idle for {trainer:.0%} of its "
         f"time, and rollout actors for {rollout:.0%}."
     )
+
+
+def _lending(lending: LendingStatus, seconds: float) -> str:
+    """Say what was lent, and if that is worth it."""
+    loans = "1 loan" if lending.loans == 1 else f"{lending.loans:,} loans"
+    said = (
+        f"The trainer's devices were lent for {lending.seconds / max(seconds, 1e-9):.0%} of the "
+        f"run, in {loans}"
+    )
+    last = f"of the last ones {lending.used_s:.1f} s were used, for {lending.cost_s:.1f} s lost"
+    if not lending.worth:
+        return f"{said}, and are not at present: {last} by the switch."
+    return f"{said}; {last} by the switch." if lending.used_s else f"{said}."

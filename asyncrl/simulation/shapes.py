@@ -32,6 +32,7 @@ def configured(seed: int) -> Config:
     settings = _settings(seed)
     _evaluate_averages(settings, seed)
     _publish_directly(settings, seed)
+    _lend(settings, seed)
     return msgspec.convert(settings, Config)
 
 
@@ -379,6 +380,13 @@ def _publish_directly(settings: Settings, seed: int) -> None:
         settings["publication"]["path"] = "direct"
 
 
+def _lend(settings: Settings, seed: int) -> None:
+    """Have a quarter of the runs that may do so lend the trainer's devices to some engines."""
+    draw, actors = random.Random(f"lending/{seed}"), settings["rollout"]["actors"]
+    if draw.random() < 0.25 and actors > 1 and settings["staleness"]["finish_on"] == "mixed":
+        settings["rollout"] |= {"lent_actors": draw.randrange(1, actors), "lending": "switch"}
+
+
 def drawn(seed: int) -> Shape:
     """The shape of a seed's run."""
     draft = _Draft(_settings(seed), speeds(seed))
@@ -386,6 +394,7 @@ def drawn(seed: int) -> Shape:
         THEMES[seed // 2 % len(THEMES)](draft, random.Random(f"theme/{seed}"))
     _evaluate_averages(draft.settings, seed)
     _publish_directly(draft.settings, seed)
+    _lend(draft.settings, seed)
     config = msgspec.convert(draft.settings, Config)
     # at lag 0 the weights are compared with those of a plain loop, which knows of no errors
     exact = config.staleness.max_lag == config.staleness.depth == 0
@@ -428,6 +437,7 @@ def drawn_agents(seed: int) -> Shape:
     )
     _evaluate_averages(settings, seed)
     _publish_directly(settings, seed)
+    _lend(settings, seed)
     config = msgspec.convert(settings, Config)
     steady, errors = draw.random() < 0.6, draw.random() < 0.25
     rewards = draft.rewards._replace(errors=errors)

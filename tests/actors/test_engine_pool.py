@@ -28,11 +28,13 @@ class Naive:
         self.committing: set[str] = set()
         self.kept: dict[str, set[int]] = {}
         self.held: dict[tuple[str, Split], set[int]] = {}
+        self.closed: set[str] = set()
 
     def forget(self, name: str) -> None:
         for table in (self.slots, self.version, self.kept):
             table.pop(name, None)  # type: ignore[attr-defined]
         self.committing.discard(name)
+        self.closed.discard(name)
         for split in SPLITS:
             self.held.pop((name, split), None)
 
@@ -47,6 +49,7 @@ class Naive:
             + self.slots[name] // AHEAD
             - len(self.held.get((name, split), ()))
             for name in serving
+            if name not in self.closed
         }
 
 
@@ -62,6 +65,8 @@ operations = st.one_of(
     st.tuples(st.just("serve"), names, versions, st.booleans()),
     st.tuples(st.just("commit"), names),
     st.tuples(st.just("tear"), names),
+    st.tuples(st.just("close"), names),
+    st.tuples(st.just("open"), names),
     st.tuples(st.just("unpin"), versions),
     st.tuples(st.just("hold"), splits, versions, rollouts),
     st.tuples(st.just("hold"), splits, st.just(1), rollouts),
@@ -94,6 +99,12 @@ def test_engines_are_found_by_their_services_and_their_room(operations: list[tup
                 engines.tear(name)
                 naive.version.pop(name, None)
                 naive.committing.discard(name)
+            case "close", name if name in naive.slots and name not in naive.closed:
+                engines.close(next(engine for engine in engines if engine.name == name))
+                naive.closed.add(name)
+            case "open", name if name in naive.closed:
+                engines.open(next(engine for engine in engines if engine.name == name))
+                naive.closed.remove(name)
             case "serve", name, version, pin:
                 engines.serve(name, version, pin=pin)
                 naive.committing.discard(name)
@@ -125,7 +136,9 @@ def test_engines_are_found_by_their_services_and_their_room(operations: list[tup
                         engines.release(name, rollout, split)
                         held.remove(rollout)
         assert {engine.name: engine.slots for engine in engines} == naive.slots
-        assert engines.slots == sum(naive.slots.values())
+        begin = naive.slots.keys() - naive.closed
+        assert engines.slots == sum(naive.slots[name] for name in begin)
+        assert len(engines) == len(naive.slots)
         for version in range(3):
             assert {engine.name for engine in engines.behind(version)} == {
                 name for name in naive.slots if naive.version.get(name) != version

@@ -18,6 +18,6 @@ def test_whatever_keeps_a_deadline_is_told_of_time_in_which_nobody_could_be_hear
     names = [*Components.__dataclass_fields__]
     parts = SimpleNamespace(**{name: part(name) for name in names} | {"roster": [peer]})
     _put_off(parts, 5.0, 100.0)
-    keepers = {"chunks", "evaluation", "leases", "lifecycle", "playing", "publishing", "scoring"}
-    assert sorted(told) == sorted(f"{name} 5 100" for name in keepers | {"stepping"})
+    keepers = {"chunks", "evaluation", "leases", "lent", "lifecycle", "playing", "publishing"}
+    assert sorted(told) == sorted(f"{n} 5 100" for n in keepers | {"scoring", "stepping"})
     assert peer.heard == 95.0

@@ -8,7 +8,8 @@ import pytest
 
 from asyncrl.config import Config, load
 from asyncrl.config.derived import derived
-from asyncrl.config.gpus import gpus_of, visible
+from asyncrl.config.gpus import actor_gpus, gpus_of, visible
+from asyncrl.config.ranks import settled_ranks
 
 SERVERS = (
     "engine.kind=sglang",
@@ -39,6 +40,24 @@ def test_trainer_servers_and_senders_have_their_own() -> None:
     )
     assert found == ((0,), ((1, 2), (3, 4)), (5, 6)) and found.needed == 7
     assert str(found) == "trainer 0; server-0 1, 2; server-1 3, 4; rollout-0 5; rollout-1 6"
+
+
+def test_servers_that_are_lent_have_those_of_the_trainers_ranks() -> None:
+    lent = ("rollout.actors=3", "rollout.lent_actors=2", "rollout.lending=switch")
+    parallel = "engine.sglang.tensor_parallel=2"
+    given = config(*SERVERS, "train.device=cuda", "train.ranks=4", *lent, parallel)
+    found = gpus_of(given)
+    assert found == ((0, 1, 2, 3), ((4, 5), (0, 1), (2, 3)), ()) and found.needed == 6
+    assert str(found) == (
+        "trainer 0, 1, 2, 3; server-0 4, 5; server-1 0, 1 (lent); server-2 2, 3 (lent)"
+    )
+    assert actor_gpus(given, 0).server == (4, 5) and actor_gpus(given, 2).server == (2, 3)
+
+
+def test_gpus_that_nobody_else_needs_are_the_trainers_also_where_they_are_lent() -> None:
+    lent = ("rollout.actors=2", "rollout.lent_actors=1", "rollout.lending=switch")
+    open_ = config(*SERVERS, "train.device=cuda", *lent)
+    assert settled_ranks(open_, 8) == 7 and gpus_of(open_).needed == 2
 
 
 @pytest.mark.parametrize(

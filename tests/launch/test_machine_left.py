@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncrl.config import load
+from asyncrl.config.gpus import gpus_of
 from asyncrl.launch import machine_left
 from asyncrl.launch.machine_left import settings_left
 
@@ -18,6 +19,20 @@ async def test_a_rank_goes_with_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     left, said = found
     assert left.train.ranks == 3
     assert said == "The trainer goes on with 3 of 4 ranks: this machine has 3 GPUs."
+
+
+async def test_a_server_that_was_lent_it_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of eight GPUs four are the trainer's and lent to two servers, and four are another two's."""
+    servers = ["engine.kind=sglang", 'engine.sglang.launch=["python3"]', "model.dtype=bfloat16"]
+    size = ["engine.sglang.device=cuda", "engine.sglang.tensor_parallel=2"]
+    lent = ["rollout.actors=4", "rollout.lent_actors=2", "rollout.lending=switch"]
+    given = load(None, ["train.device=cuda", "train.ranks=4", *servers, *size, *lent], {})
+    monkeypatch.setattr(machine_left, "COUNT_GPUS", "print(7)")
+    found = await settings_left(given, 64, 0)
+    assert found is not None
+    left, _ = found
+    assert (left.train.ranks, left.rollout.actors, left.rollout.lent_actors) == (3, 3, 1)
+    assert gpus_of(left) == ((0, 1, 2), ((3, 4), (5, 6), (0, 1)), ())
 
 
 @pytest.mark.parametrize(

@@ -36,4 +36,6 @@ def test_themes_reach_what_plain_seeds_do_not() -> None:
     assert any(c.train.micro_tokens < 30 and c.train.batch_groups > 8 for c in configs)
     averaged = [c for c in configs if c.evaluation.weights == "ema"]
     assert len(averaged) >= 20 and all(c.train.ema and c.task.eval_size for c in averaged)
+    lent = [c for c in configs if c.rollout.lent_actors]
+    assert len(lent) >= 15 and all(c.rollout.lent_actors < c.rollout.actors for c in lent)
     assert all(drawn(seed).config == configured(seed) for seed in range(0, 200, 2))

@@ -33,8 +33,8 @@ from asyncrl.engines.servers.errors import ServerGone
 from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.vllm.vllm_client import VllmClient
 from asyncrl.engines.vllm.vllm_launch import WORKER, command, environment, managed
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import SERVERS, SUMMARY
+from asyncrl.observe import run_status, summary
+from asyncrl.observe.run_dir import SERVERS, STATUS, SUMMARY
 
 
 def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_run_goes_on_when_a_server_the_coordinator_and_the_launcher_are_killed
     vllm_python: Path, tmp_path: Path
 ) -> None:
     """A server that was killed is started again; the others outlive whoever is killed, and are
-    taken over."""
+    taken over. One of the two is lent, and works while the trainer waits."""
     run = tmp_path / "run"
     argv = train_command(
         tiny_model(tmp_path / "model"),
@@ -168,6 +168,8 @@ def test_a_run_goes_on_when_a_server_the_coordinator_and_the_launcher_are_killed
         engine__vllm__launch=[str(vllm_python)],
         engine__context_tokens=128,
         rollout__actors=2,
+        rollout__lent_actors=1,
+        rollout__lending="switch",
         train__steps=10_000,
     )
     guards = partial(processes_with, str(run / "initial"), GUARD)  # of a server each
@@ -194,6 +196,8 @@ def test_a_run_goes_on_when_a_server_the_coordinator_and_the_launcher_are_killed
         )
         wait_for_steps("with another coordinator")
         assert guards() == both
+        lending = run_status.read(run / STATUS).lending
+        assert lending is not None and lending.engines == 1 and lending.loans
         launcher.kill()
         launcher.wait()
     with started(resume(run)) as launcher:

@@ -123,11 +123,19 @@ class RolloutConfig(Section, frozen=True):
         Meta(
             ge=0,
             description=(
-                "of actors, the last so many run on the trainer's cores at a low priority: they "
-                "decode while it waits"
+                "of actors, the last so many have the trainer's devices: they decode while it waits"
             ),
         ),
     ] = 0
+    lending: Annotated[
+        Literal["priority", "switch"],
+        Meta(
+            description=(
+                "of lent_actors: at a low priority on the trainer's cores, or given work only "
+                "while the trainer has none, where that was worth it (servers, GPUs)"
+            )
+        ),
+    ] = "priority"
     group_size: Annotated[int, Meta(ge=1, description="rollouts of one prompt")] = 8
     k_min: Annotated[int, Meta(ge=1, description="verdicts a group needs to be trained")] = 2
     max_new_tokens: Annotated[int, Meta(ge=1, description="tokens of a response, at most")] = 32

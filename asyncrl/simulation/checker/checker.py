@@ -40,6 +40,7 @@ from asyncrl.simulation import policy
 from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.event_checks import CHECKS
 from asyncrl.simulation.checker.lease_witness import LeaseWitness
+from asyncrl.simulation.checker.lending_witness import LendingWitness
 from asyncrl.simulation.checker.publication_witness import FAILURES, PublicationWitness
 from asyncrl.simulation.checker.reference_rollouts import ReferenceCall
 from asyncrl.simulation.checker.reference_state import gone_on
@@ -92,6 +93,7 @@ class Checker(CheckedRun):
     def _witnesses(self) -> None:
         self.publications = PublicationWitness(self, keeps=self._keeps)
         self.leases = LeaseWitness(self)
+        self.lending = LendingWitness(self)
         self.verdicts = VerdictWitness(self)
         self.schedule = ScheduleWitness(self)
         self.proximal = ScoreWitness(self)
@@ -349,6 +351,7 @@ class Checker(CheckedRun):
         match event:
             case e.Leased():
                 self.leases.leased(event)
+                self.lending.leased(event)
             case e.Extended():
                 self.proximal.extended(event)
                 self.episodes.extended(event)
@@ -407,6 +410,7 @@ class Checker(CheckedRun):
         self.episodes.told(start, message, buffers)
         self.publications.told(start, message)
         self.leases.told(start, message)
+        self.lending.told(start, message)
         self.verdicts.told(start, message)
         self.schedule.told(message)
         if self.config.staleness.proximal == "boundary":
@@ -427,6 +431,7 @@ class Checker(CheckedRun):
             self.heard_version = message.version
         self.publications.delivered(start, message)
         self.leases.delivered(start, message)
+        self.lending.delivered(message)
         self.schedule.delivered(message)
         if self.verdicts.delivered(start, message) and isinstance(message, ScoreResult):
             self.answered = message
@@ -540,6 +545,7 @@ class Checker(CheckedRun):
             self.schedule.look()
             if not stopped:
                 self.leases.look()
+                self.lending.look()
 
     def look_at_engine(self, start: str, kept: set[int]) -> None:
         """Check the versions that an engine keeps."""

@@ -89,7 +89,7 @@ def taken(run: CheckedRun, event: e.Taken) -> None:
             run.open_step,
         )
         _in_order(run, units, event)
-    _fits(run, units)
+    _fits(run, units, event)
     newest = max(run.lineage)
     run.hold(
         "order",
@@ -109,10 +109,13 @@ def taken(run: CheckedRun, event: e.Taken) -> None:
     )
 
 
-def _fits(run: CheckedRun, units: list[list[ReferenceRollout]]) -> None:
+def _fits(run: CheckedRun, units: list[list[ReferenceRollout]], event: e.Taken) -> None:
     """Check that what is taken at a time fits a micro-batch, unless it is one unit, or the step is
-    taken whole."""
-    train = run.config.train
+    taken whole, as it may be where the trainer's devices were lent."""
+    train, rollout = run.config.train, run.config.rollout
+    lent = rollout.lent_actors and rollout.lending == "switch"
+    if lent and event.step not in run.reference.steps:
+        return
     if train.advantage in WHOLE_STEP or len(units) == 1 or run.config.agent.run:
         return  # of episodes the micro-batch says it
     tokens = sum(

@@ -1,0 +1,151 @@
+"""Lends the trainer's devices to generation, and takes them back (`rollout.lending = switch`).
+
+Invariant: an engine that is lent is given rollouts only while the trainer has nothing to do. In the
+moment in which the trainer is given anything it is asked to give back what it holds, which goes on
+elsewhere from the last token.
+
+    the trainer has nothing to do, and a loan is worth its switch     the lent engines are opened,
+                                                                      and the step is taken whole
+    the step is ready                                                 they are closed
+
+A run whose other engines are all gone lends whatever that is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from actors.coordinator.chunks import ChunkIntake
+from actors.coordinator.engine_pool import EngineHandle, EnginePool
+from actors.coordinator.lending_choice import LendingChoice, Loan
+from actors.coordinator.reclaiming import Reclaiming
+from asyncrl.config import Config
+from asyncrl.config.lending import lent_actors
+from asyncrl.observe.run_status import LendingStatus
+from asyncrl.processes.standstill import shifted
+
+
+class LoanTimes:
+    """The moments of one loan, in seconds on trio's clock: its begin, its first token and its
+    end; None for what has not come."""
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.first: float | None = None
+        self.ended: float | None = None
+
+    def streamed(self, times: Iterable[float]) -> None:
+        """The lent engines streamed last at these moments."""
+        if self.first is None and self.ended is None:
+            self.first = min((at for at in times if at > self.began), default=None)
+
+    def given_back(self, now: float) -> Loan:
+        """The loan, which has ended, and of which all is given back by `now`."""
+        assert self.ended is not None
+        first = self.ended if self.first is None else self.first
+        return Loan(first - self.began, self.ended - first, now - self.ended)
+
+    def shift(self, stood: float, now: float) -> None:
+        """Forget `stood` seconds until `now`, in which this process stood still."""
+        self.began = shifted(self.began, stood, now)
+        self.first = None if self.first is None else shifted(self.first, stood, now)
+        self.ended = None if self.ended is None else shifted(self.ended, stood, now)
+
+
+class LentEngines:
+    """The engines that are lent, of which a run may have none."""
+
+    def __init__(
+        self,
+        engines: EnginePool,
+        reclaiming: Reclaiming,
+        chunks: ChunkIntake,
+        config: Config,
+        over: Callable[[float], None],
+    ) -> None:
+        """`over(seconds)` hears of each loan that is over."""
+        self._over = over
+        self._engines, self._reclaiming, self._chunks = engines, reclaiming, chunks
+        self._names = lent_actors(config)
+        own = config.rollout.actors - len(self._names)
+        self._choice = LendingChoice(len(self._names) / own)
+        self._loan: LoanTimes | None = None  # the last one, until all of it is given back
+        self._waited_s, self._step = 0.0, 0  # for the open step, which is this one
+        self._idle_since: float | None = None
+        self._seconds, self._count = 0.0, 0  # of loans that are over; of all that began
+
+    def __contains__(self, name: str) -> bool:
+        """True for the name of an engine that is lent."""
+        return name in self._names
+
+    @property
+    def whole_step(self) -> bool:
+        """True if the trainer is to have nothing of a step until that is ready."""
+        return bool(self._names) and (self._choice.worth or self._open)
+
+    @property
+    def _open(self) -> bool:
+        """True while there is a loan."""
+        return self._loan is not None and self._loan.ended is None
+
+    def pump(self, idle: bool, step: int, now: float) -> None:
+        """Open or close the lent engines. The trainer has nothing to do if `idle`; `step` is the
+        open one."""
+        if not self._names:
+            return
+        lent = [e for name in sorted(self._names) if (e := self._engines.get(name)) is not None]
+        self._wait(idle, step, now)
+        if self._loan is not None:
+            self._loan.streamed(self._chunks.streamed.get(engine.name, 0.0) for engine in lent)
+            if self._loan.ended is not None and not any(any(e.held.values()) for e in lent):
+                self._choice.lent(self._loan.given_back(now))
+                self._loan = None
+        alone = bool(lent) and len(lent) == len(self._engines)
+        if idle and not self._open and (self._choice.worth or alone):
+            self._loan = LoanTimes(now)
+            self._count += 1
+        if not idle and self._loan is not None and self._loan.ended is None:
+            self._loan.ended = now
+            self._seconds += now - self._loan.began
+            self._over(now - self._loan.began)
+        for engine in lent:
+            self._set(engine, closed=not self._open)
+
+    def shift(self, stood: float, now: float) -> None:
+        """Forget `stood` seconds until `now`, in which this process stood still."""
+        if self._idle_since is not None:
+            self._idle_since = shifted(self._idle_since, stood, now)
+        if self._loan is not None:
+            self._loan.shift(stood, now)
+
+    def status(self, now: float) -> LendingStatus | None:
+        """The state of lending; None where nothing is lent so."""
+        if not self._names:
+            return None
+        under_way = now - self._loan.began if self._loan is not None and self._open else 0.0
+        return LendingStatus(
+            engines=len(self._names),
+            worth=self._choice.worth,
+            lent=self._open,
+            loans=self._count,
+            changes=self._choice.changes,
+            seconds=self._seconds + under_way,
+            cost_s=self._choice.cost_s,
+            used_s=self._choice.used_s,
+        )
+
+    def _set(self, engine: EngineHandle, *, closed: bool) -> None:
+        if closed and not engine.closed:
+            self._engines.close(engine)
+            self._reclaiming.drain(engine)
+        elif engine.closed and not closed:
+            self._engines.open(engine)
+
+    def _wait(self, idle: bool, step: int, now: float) -> None:
+        """Count the seconds of the open step for which the trainer waits."""
+        if self._idle_since is not None:
+            self._waited_s += now - self._idle_since
+        self._idle_since = now if idle else None
+        if step != self._step:
+            self._choice.waited(self._waited_s)
+            self._step, self._waited_s = step, 0.0
