@@ -37,6 +37,10 @@ AGENT = (
 )
 CHECK = "Check a configuration and show what follows from it. Starts nothing, writes nothing."
 TASKS = "List the tasks, each with an example and if the bundled model can learn it; or show one."
+FETCH = (
+    "Fetch the copy of a run from an object store (run.copy) into a directory, which `asyncrl "
+    "train --resume` goes on from. Credentials are those of the environment."
+)
 INIT = (
     "Write a run.toml with comments for a task, or for a JSONL file of prompts. It refuses to "
     "write over a file."
@@ -154,6 +158,9 @@ def parser() -> argparse.ArgumentParser:
     )
     listing = verbs.add_parser("tasks", help=TASKS, description=TASKS)
     listing.add_argument("task", nargs="?", metavar="TASK", help="one of them (default: all)")
+    fetched = verbs.add_parser("fetch", help=FETCH.split(". ")[0] + ".", description=FETCH)
+    fetched.add_argument("url", metavar="URL", help="the run's run.copy, such as s3://bucket/run")
+    fetched.add_argument("directory", type=Path, metavar="DIR", help="a new directory")
     first = verbs.add_parser("init", help=INIT, description=INIT)
     first.add_argument(
         "task",

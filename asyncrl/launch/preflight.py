@@ -42,6 +42,7 @@ from asyncrl.launch.model_directories import (
 )
 from asyncrl.launch.private import private_files, refuse_foreign
 from asyncrl.launch.run_copy import refuse_unfit
+from asyncrl.launch.stored_copy import is_stored
 from asyncrl.observe import curve
 from asyncrl.observe.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
 from asyncrl.processes.machine import gpus_here
@@ -101,7 +102,7 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
         section: {
             name: str(Path(value).absolute())
             for name in names
-            if (value := lookup(config, f"{section}.{name}"))
+            if (value := lookup(config, f"{section}.{name}")) and not is_stored(value)
         }
         for section, names in (
             ("task", ("path", "eval_path")),

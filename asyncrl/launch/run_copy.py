@@ -1,5 +1,5 @@
 """A copy of a run on another disk (`run.copy`): its settings, journal, checkpoints and curve, which
-`asyncrl train --resume COPY` goes on from.
+`asyncrl train --resume COPY` goes on from. One in an object store is kept by `stored_copy.py`.
 
     journal at one moment → the checkpoints and the curve of that moment or later → the names
 
@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -24,6 +25,12 @@ from asyncrl.config.errors import ConfigError
 from asyncrl.config.load import read
 from asyncrl.journal import JournalError, SqliteHistory
 from asyncrl.journal.sqlite import copy as copy_journal
+from asyncrl.launch.stored_copy import (
+    StoreError,
+    copy_to_store,
+    is_stored,
+    refuse_unfit_store,
+)
 from asyncrl.observe.run_dir import JOURNAL, METRICS, PACKED, RUN_TOML
 from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, complete, place
 
@@ -35,6 +42,9 @@ _PARTIAL = ".partial"
 def refuse_unfit(config: Config, resume: Path | None) -> None:
     """Raise ConfigError where `run.copy` cannot be this run's copy."""
     if not config.run.copy:
+        return
+    if is_stored(config.run.copy):
+        refuse_unfit_store(config.run.copy, Path(config.run.dir), resumed=resume is not None)
         return
     run, copy = Path(config.run.dir).resolve(), Path(config.run.copy).resolve()
     if run == copy or run in copy.parents or copy in run.parents:
@@ -64,7 +74,10 @@ async def keep_copy(
 ) -> None:
     """Copy the run every `run.copy_s` seconds, and once more when it is over. A copy that fails, or
     takes more than `limit_s` seconds, is said by `note`, and the next one is tried."""
-    run, copy = Path(config.run.dir), Path(config.run.copy)
+    run, copy = Path(config.run.dir), config.run.copy
+    bring_up = (
+        partial(copy_to_store, run, copy) if is_stored(copy) else partial(copy_run, run, Path(copy))
+    )
     one = trio.CapacityLimiter(1)  # one that was given up may be going on
     said = ""
     last = False
@@ -75,11 +88,9 @@ async def keep_copy(
         why = f"it took more than {limit_s:g} s"
         with trio.move_on_after(limit_s):
             try:
-                await trio.to_thread.run_sync(
-                    copy_run, run, copy, limiter=one, abandon_on_cancel=True
-                )
+                await trio.to_thread.run_sync(bring_up, limiter=one, abandon_on_cancel=True)
                 why = ""
-            except (CheckpointError, JournalError, OSError) as error:
+            except (CheckpointError, JournalError, StoreError, OSError) as error:
                 why = str(error)
         if why and why != said:
             logger.warning("no copy of the run: %s", why)

@@ -77,10 +77,13 @@ class Checkpoint(msgspec.Struct, frozen=True):
         self.path.rename(aside)
 
 
-def digested(path: Path) -> Digest:
-    """A file's size and hash. Raises OSError."""
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16))
+def digested(contents: Path | bytes) -> Digest:
+    """The size and hash of a file, or of bytes. Raises OSError."""
+    hashed = partial(hashlib.blake2b, digest_size=16)
+    if isinstance(contents, bytes):
+        return Digest(len(contents), hashed(contents).hexdigest())
+    with contents.open("rb") as file:
+        found = hashlib.file_digest(file, hashed)
         return Digest(os.fstat(file.fileno()).st_size, found.hexdigest())
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from train_support import command, everything, resume, started, steps_done, train, wait_for
 
+from asyncrl.launch.stored_copy import StoredCopy, StoreError
 from asyncrl.observe import summary
 from asyncrl.observe.run_dir import SUMMARY
 from asyncrl.training.checkpoint_index import complete
@@ -29,3 +32,38 @@ def test_a_run_whose_disk_is_lost_goes_on_from_its_copy(model: Path, tmp_path: P
     assert ended.returncode == 0, ended.stdout + ended.stderr
     told = summary.read(copy / SUMMARY)
     assert told.balances() and steps_done(copy) == copied + 2
+
+
+@pytest.mark.explore
+def test_a_run_whose_disk_is_lost_goes_on_from_its_object_store(
+    model: Path, tmp_path: Path
+) -> None:
+    """It goes on being copied there."""
+    pytest.importorskip("obstore", reason="the extra store is not installed")
+    run, again, url = tmp_path / "run", tmp_path / "again", (tmp_path / "store").as_uri()
+
+    def copied() -> set[str]:
+        try:
+            found = StoredCopy(url).manifest()
+        except StoreError:
+            return set()
+        return {name for name in found.files if name.startswith("checkpoints/")} if found else set()
+
+    settings = {"train__steps": 10_000, "train__checkpoint_every": 2}
+    with started(command(model, run, run__copy=url, run__copy_s=0.5, **settings)) as process:
+        wait_for("a copy of a checkpoint", lambda: len(copied()) >= 2)
+        everything(process, run)
+    shutil.rmtree(run)
+    fetched = subprocess.run(
+        [sys.executable, "-m", "asyncrl.cli", "fetch", url, str(again)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"Go on with: asyncrl train --resume {again}" in fetched.stdout
+    steps = steps_done(again)
+    assert steps >= 2
+    ended = train([*resume(again), f"--set=train.steps={steps + 2}"])
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert summary.read(again / SUMMARY).balances() and steps_done(again) == steps + 2
+    assert any(f"step-{steps + 2:06d}/" in name for name in copied())

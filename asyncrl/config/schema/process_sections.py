@@ -221,7 +221,12 @@ class RunConfig(Section, frozen=True):
     dir: Annotated[str, Meta(description="the run's own directory; empty: runs/<task>-<time>")] = ""
     copy: Annotated[
         str,
-        Meta(description="a directory on another disk that is kept a copy of the run; empty: none"),
+        Meta(
+            description=(
+                "a copy of the run is kept there: a directory on another disk, or s3://, gs:// or "
+                "az:// and a place in an object store; empty: none"
+            )
+        ),
     ] = ""
     copy_s: Annotated[float, Meta(gt=0, description="seconds from one copy to the next")] = 30.0
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="of everything random")] = 0

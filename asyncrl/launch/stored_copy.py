@@ -1,0 +1,280 @@
+"""A copy of a run in an object store (`run.copy = "s3://bucket/run"`); `run_copy.py` keeps one in a
+directory. obstore speaks with S3, Google's and Azure's; credentials are those of the environment.
+
+    journal at one moment, checkpoints, curve → objects, named by their contents → the manifest
+
+Invariant: whenever the copying is killed, the manifest names only what is there, whole: an object
+is put before the manifest that names it, and deleted after the one that names it no more. So
+nothing is put twice, and `asyncrl fetch` has all files of one moment.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from asyncrl.config.errors import ConfigError
+from asyncrl.escape import escaped
+from asyncrl.journal import SqliteHistory
+from asyncrl.journal.sqlite import copy as copy_journal
+from asyncrl.observe.run_dir import COPY_ID, JOURNAL, METRICS, PACKED, RUN_TOML
+from asyncrl.training.checkpoint_index import (
+    SCALARS,
+    Checkpoint,
+    CheckpointError,
+    Digest,
+    complete,
+    digested,
+    scalars,
+)
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+SCHEMES = ("s3", "gs", "az", "file")
+MANIFEST = "manifest.json"
+MANIFEST_BYTES = 16 << 20
+"""Size of a manifest, at most."""
+PLAIN = frozenset({RUN_TOML, PACKED, METRICS, COPY_ID, JOURNAL})
+"""Files of a run that are copied, besides its checkpoints."""
+_OF_CHECKPOINT = re.compile(r"checkpoints/step-\d{6,}/[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_HASH = re.compile(r"[0-9a-f]{32}")
+_LOOK = {"timeout": "10s", "connect_timeout": "5s"}, timedelta(seconds=10)
+_WORK = {"timeout": "10m", "connect_timeout": "10s"}, timedelta(minutes=2)
+"""Deadlines of one request, and seconds for which it is tried again."""
+
+
+class StoreError(Exception):
+    """An object store that cannot be reached, read or written; the message is one sentence's
+    part."""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The files of one moment by their paths in the run, and the `id` of the run that they are
+    of."""
+
+    id: str
+    files: dict[str, Digest]
+
+
+def is_stored(copy: str) -> bool:
+    """True for a `run.copy` that is no directory."""
+    return "://" in copy
+
+
+def refuse_unfit_store(url: str, run: Path, *, resumed: bool) -> None:
+    """Raise ConfigError where the store cannot have this run's copy."""
+    try:
+        store = StoredCopy(url, patient=False)
+        store.look()
+        found = store.manifest()
+    except StoreError as error:
+        raise ConfigError(f"run.copy is {_shown(url)}, and {error}.") from None
+    if found is not None and not (resumed and found.id == _id(run)):
+        raise ConfigError(
+            f"{_shown(url)}: run.copy has another run's copy; choose another place, or go on with "
+            "that run (`asyncrl fetch`)."
+        )
+
+
+def fetch(url: str, run: Path) -> int:
+    """Write the run that an object store has a copy of into the directory `run`, which is made.
+    Returns the number of its files. Raises ConfigError."""
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise ConfigError(f"{run}: this is there already; choose another directory.")
+    try:
+        store = StoredCopy(url)
+        if (found := store.manifest()) is None:
+            raise ConfigError(f"{_shown(url)}: there is no copy of a run; look at its run.copy.")
+        run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, digest in found.files.items():
+            store.get(digest, run / name)
+    except StoreError as error:
+        raise ConfigError(f"{_shown(url)}: it is not fetched, because {error}.") from None
+    except OSError as error:
+        raise ConfigError(f"{run}: it cannot be written: {error.strerror}.") from None
+    return len(found.files)
+
+
+def copy_to_store(run: Path, url: str) -> None:
+    """Bring the copy at a URL up to the run as it is now. Raises StoreError, CheckpointError,
+    JournalError and OSError."""
+    StoredCopy(url).bring_up(run)
+
+
+class StoredCopy:
+    """The copy of one run at a URL. Raises StoreError where there can be none."""
+
+    def __init__(self, url: str, *, patient: bool = True) -> None:
+        """With `patient` a request may last for minutes, and is tried again."""
+        parts = urlsplit(url)
+        if parts.scheme not in SCHEMES:
+            raise StoreError(f"it begins with none of {', '.join(f'{s}://' for s in SCHEMES)}")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise StoreError(
+                "credentials and options belong into the environment, not into a URL that is "
+                "written down"
+            )
+        try:
+            from obstore import store as stores
+        except ImportError:
+            raise StoreError("the extra for it is missing: pip install 'asyncrl[store]'") from None
+        timeouts, again = _WORK if patient else _LOOK
+        options: dict[str, Any] = {}
+        if parts.scheme == "file":
+            options["mkdir"] = True
+        else:
+            options["client_options"] = timeouts | {"allow_http": True}
+            options["retry_config"] = {"max_retries": 5, "retry_timeout": again}
+        with _understood():
+            self._store: ObjectStore = stores.from_url(url, **options)
+
+    def look(self) -> None:
+        """See that there is such a store, which may be empty. Raises StoreError."""
+        with _understood():
+            next(iter(self._store.list("objects", chunk_size=1)), None)
+
+    def manifest(self) -> Manifest | None:
+        """The newest manifest; None where there is none. Raises StoreError."""
+        try:
+            with _understood():
+                answer = self._store.get(MANIFEST)
+                if answer.meta["size"] > MANIFEST_BYTES:
+                    raise StoreError("its manifest is too large to be one")
+                written = bytes(answer.bytes())
+        except _Missing:
+            return None
+        try:
+            found = msgspec.json.decode(written, type=Manifest)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise StoreError("its manifest is damaged") from None
+        for name, digest in found.files.items():
+            if not (name in PLAIN or _OF_CHECKPOINT.fullmatch(name)):
+                raise StoreError(f"it names a file that no run has, {escaped(repr(name), 80)}")
+            if not _HASH.fullmatch(digest.blake2b):
+                raise StoreError(f"its manifest is damaged at {escaped(name, 80)}")
+        return found
+
+    def bring_up(self, run: Path) -> None:
+        """Bring the copy up to the run as it is now. Raises StoreError, CheckpointError,
+        JournalError and OSError."""
+        if not (run / JOURNAL).exists():
+            return
+        id_ = _id(run) or _new_id(run)
+        before = self.manifest()
+        if before is not None and before.id != id_:
+            raise StoreError("it has another run's copy by now")
+        there = set() if before is None else {one.blake2b for one in before.files.values()}
+        journal = run / f".{JOURNAL}.copied"
+        try:
+            copy_journal(run / JOURNAL, journal)
+            with SqliteHistory(journal) as history:
+                known = {version for _, version in history.snapshots()}
+                forgotten = bool(history.forgotten)
+            files = dict[str, Digest]()
+            put = set[int]()
+            for checkpoint in complete(run):
+                if of_it := self._checkpoint(run, checkpoint, there):
+                    put.add(checkpoint.version)
+                    files |= of_it
+            if forgotten and not known & put:
+                raise CheckpointError("its checkpoints were replaced faster than they are copied")
+            for name in sorted(PLAIN - {JOURNAL}):
+                if (run / name).is_file():
+                    files[name] = self._put((run / name).read_bytes(), there)
+            files[JOURNAL] = self._put(journal, there)
+        finally:
+            journal.unlink(missing_ok=True)
+        with _understood():
+            self._store.put(MANIFEST, msgspec.json.encode(Manifest(id_, files)))
+        self._forget_all_but({one.blake2b for one in files.values()})
+
+    def get(self, digest: Digest, target: Path) -> None:
+        """Fetch one file. Raises StoreError and OSError."""
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with target.open("xb") as file:
+            try:
+                with _understood():
+                    for piece in self._store.get(_key(digest)).stream():
+                        file.write(piece)
+            except _Missing:
+                raise StoreError("it is being copied to at present: fetch it again") from None
+        if digested(target) != digest:
+            raise StoreError(f"{target.name} is not what was copied")
+
+    def _checkpoint(self, run: Path, checkpoint: Checkpoint, there: set[str]) -> dict[str, Digest]:
+        """Put one checkpoint; none of it where it is removed meanwhile."""
+        try:
+            folder, digests = checkpoint.path, scalars(checkpoint.path).files
+            found = {SCALARS: self._put(folder / SCALARS, there)}
+            for name, digest in digests.items():
+                found[name] = self._put(folder / name, there, digest)
+            return {f"{folder.relative_to(run)}/{name}": one for name, one in found.items()}
+        except (CheckpointError, FileNotFoundError, _Missing):
+            if checkpoint.path.exists():
+                raise
+            return {}
+
+    def _put(self, contents: Path | bytes, there: set[str], digest: Digest | None = None) -> Digest:
+        """Put a file, which changes no more, or bytes, unless they are there. Their digest may be
+        known."""
+        if digest is None:
+            digest = digested(contents)
+        if digest.blake2b not in there:
+            with _understood():
+                self._store.put(_key(digest), contents)
+        return digest
+
+    def _forget_all_but(self, named: set[str]) -> None:
+        """Delete the objects that no manifest names any more."""
+        with _understood():
+            for listed in self._store.list("objects"):
+                if gone := [one["path"] for one in listed if one["path"][-32:] not in named]:
+                    self._store.delete(gone)
+
+
+class _Missing(StoreError):
+    """There is no object of that name, or no bucket, or no file to put."""
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Say in a sentence's part what a store refuses."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (BaseError, FileNotFoundError, ValueError) as error:
+        said = " ".join(str(error).split("Debug source:")[0].split())
+        kind = _Missing if isinstance(error, FileNotFoundError) else StoreError
+        raise kind(f"the store says: {escaped(said, 300).rstrip('.')}") from error
+
+
+def _key(digest: Digest) -> str:
+    return f"objects/{digest.blake2b}"
+
+
+def _id(run: Path) -> str:
+    """The id of a run that was copied before; empty for another one."""
+    path = run / COPY_ID
+    return path.read_text().strip() if path.is_file() else ""
+
+
+def _new_id(run: Path) -> str:
+    made = secrets.token_hex(16)
+    (run / COPY_ID).write_text(f"{made}\n")
+    return made
+
+
+def _shown(url: str) -> str:
+    """A URL without what may be a secret in it."""
+    parts = urlsplit(url)
+    return escaped(f"{parts.scheme}://{parts.hostname or ''}{parts.path}", 200)

@@ -1,0 +1,270 @@
+"""The copy of a run in an object store: what is put and deleted in what order, what is fetched, and
+what is refused. The store is a folder here, behind the library that speaks with the others."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+pytest.importorskip("obstore", reason="the extra store is not installed")
+
+from asyncrl.cli import main
+from asyncrl.config import Config, ConfigError
+from asyncrl.experience import events as e
+from asyncrl.experience.experience import Experience
+from asyncrl.journal import Journal, read
+from asyncrl.launch.run_copy import keep_copy, refuse_unfit
+from asyncrl.launch.stored_copy import MANIFEST, Manifest, StoredCopy, StoreError, fetch, is_stored
+from asyncrl.observe.run_dir import COPY_ID, JOURNAL, METRICS, RUN_TOML
+from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, Scalars, digested, place
+
+
+def url(folder: Path) -> str:
+    return folder.as_uri()
+
+
+def config_of(run: Path, copy: str) -> Config:
+    config = Config()
+    of_run = msgspec.structs.replace(config.run, dir=str(run), copy=copy, copy_s=1000.0)
+    return msgspec.structs.replace(config, run=of_run)
+
+
+def checkpoint(run: Path, version: int, weights: bytes = b"weights") -> None:
+    path = place(run, version)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "model.safetensors").write_bytes(weights)
+    files = {"model.safetensors": digested(weights)}
+    (path / SCALARS).write_bytes(msgspec.json.encode(Scalars(version, version, files)))
+
+
+def objects(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "objects").iterdir()}
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """The files of a run but for its journal, and what SQLite has beside that."""
+    return {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in run.rglob("*")
+        if path.is_file() and not path.name.startswith(JOURNAL)
+    }
+
+
+def manifest(folder: Path) -> Manifest:
+    found = StoredCopy(url(folder)).manifest()
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / RUN_TOML).write_text("")
+    (tmp_path / "run" / METRICS).write_text('{"step": 1}\n')
+    return tmp_path / "run"
+
+
+async def test_what_is_fetched_is_what_was_copied(run: Path, tmp_path: Path) -> None:
+    store, again = tmp_path / "store", tmp_path / "again"
+    async with Journal.open(run / JOURNAL, commit_ms=0) as log:
+        log.append(e.LateTokens(3))
+        await log.flush()
+        checkpoint(run, 2)
+        StoredCopy(url(store)).bring_up(run)
+    assert fetch(url(store), again) == 6
+    assert [*read(again / JOURNAL)] == [*read(run / JOURNAL)]
+    assert contents(again) == contents(run)
+    assert again.stat().st_mode & 0o77 == 0
+
+
+async def test_contents_are_put_once_and_go_with_the_last_manifest_that_names_them(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    async with Journal.open(run / JOURNAL, commit_ms=0) as log:
+        checkpoint(run, 1, b"one")
+        checkpoint(run, 2, b"two")
+        StoredCopy(url(store)).bring_up(run)
+        first = objects(store)
+        shutil.rmtree(place(run, 1))
+        checkpoint(run, 3, b"three")
+        log.append(e.LateTokens(1))
+        await log.flush()
+        copy = StoredCopy(url(store))
+        put = list[str]()
+        before = copy._put
+
+        def noted(contents: Any, there: set[str], digest: Any = None) -> Any:
+            found = before(contents, there, digest)
+            if found.blake2b not in there:
+                put.append(found.blake2b)
+            return found
+
+        monkeypatch.setattr(copy, "_put", noted)
+        copy.bring_up(run)
+    assert len(put) == 3 and not set(put) & first  # checkpoint 3's two files, and the journal
+    found = manifest(store)
+    assert objects(store) == {digest.blake2b for digest in found.files.values()}
+    assert {name for name in found.files if "step-" in name} == {
+        f"checkpoints/step-00000{version}/{name}"
+        for version in (2, 3)
+        for name in (SCALARS, "model.safetensors")
+    }
+
+
+class Cut(Exception):
+    """The copying was killed."""
+
+
+@pytest.mark.parametrize("after", range(9))
+async def test_killed_at_any_request_the_manifest_names_what_is_there(
+    run: Path, tmp_path: Path, after: int
+) -> None:
+    """A copy was there; the next one is killed after so many requests, and the one after it puts
+    all to rights."""
+    store = tmp_path / "store"
+    async with Journal.open(run / JOURNAL, commit_ms=0) as log:
+        checkpoint(run, 1, b"one")
+        StoredCopy(url(store)).bring_up(run)
+        shutil.rmtree(place(run, 1))
+        checkpoint(run, 2, b"two")
+        log.append(e.LateTokens(1))
+        await log.flush()
+        copy = StoredCopy(url(store))
+        copy._store = Killed(copy._store, after)  # type: ignore[assignment]
+        with pytest.raises(Cut):
+            copy.bring_up(run)
+            raise Cut
+        fetch(url(store), tmp_path / "again")
+        StoredCopy(url(store)).bring_up(run)
+    assert objects(store) == {digest.blake2b for digest in manifest(store).files.values()}
+    fetch(url(store), tmp_path / "once-more")
+    assert (place(tmp_path / "once-more", 2) / "model.safetensors").read_bytes() == b"two"
+
+
+class Killed:
+    """A store that answers so many requests."""
+
+    def __init__(self, store: Any, requests: int) -> None:
+        self._store, self._left = store, requests
+
+    def __getattr__(self, name: str) -> Any:
+        def asked(*args: Any) -> Any:
+            if not self._left:
+                raise Cut
+            self._left -= 1
+            return getattr(self._store, name)(*args)
+
+        return asked
+
+
+async def test_a_journal_is_named_only_where_a_checkpoint_of_it_is_there(
+    run: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    async with Journal.open(run / JOURNAL, commit_ms=0) as log:
+        log.append(e.LateTokens(1))
+        await log.flush()
+        StoredCopy(url(store)).bring_up(run)
+        before = manifest(store)
+        log.keep(1, Experience())
+        log.compact(1)
+        log.append(e.LateTokens(2))
+        await log.flush()
+        with pytest.raises(CheckpointError):
+            StoredCopy(url(store)).bring_up(run)
+    assert manifest(store) == before
+    assert not [name for name in contents(run) if name.endswith(".copied")]
+
+
+async def test_a_failure_is_said_and_the_next_copy_tried(run: Path, tmp_path: Path) -> None:
+    over, notes, store = trio.Event(), list[str](), tmp_path / "store"
+    over.set()
+    async with Journal.open(run / JOURNAL, commit_ms=0):
+        await keep_copy(config_of(run, url(store)), over, notes.append, 60)
+        assert (store / MANIFEST).exists() and not notes
+        (run / COPY_ID).write_text("another\n")
+        await keep_copy(config_of(run, url(store)), over, notes.append, 60)
+    (said,) = notes
+    assert said == (f"The run was not copied to {url(store)}: it has another run's copy by now.")
+
+
+async def test_what_cannot_be_the_copy_is_refused(run: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    for copy, said in (
+        ("ftp://host/run", "begins with none of s3://, gs://, az://, file://"),
+        ("s3://key:secret@bucket/run", "credentials and options belong into the environment"),
+        ("s3://bucket/run?key=secret", "credentials and options belong into the environment"),
+        ("s3://", "the store says"),
+        ("s3://bucket-without-credentials/run", "the store says"),
+    ):
+        with pytest.raises(ConfigError, match=said) as refused:
+            refuse_unfit(config_of(run, copy), None)
+        assert "secret" not in str(refused.value)
+    async with Journal.open(run / JOURNAL, commit_ms=0):
+        StoredCopy(url(store)).bring_up(run)
+    refuse_unfit(config_of(run, url(store)), run)
+    for config, resume in (
+        (config_of(run, url(store)), None),
+        (config_of(tmp_path / "another", url(store)), tmp_path / "another"),
+    ):
+        with pytest.raises(ConfigError, match="has another run's copy"):
+            refuse_unfit(config, resume)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "store").mkdir()
+    yield tmp_path / "store"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../run.toml", "/etc/passwd", "checkpoints/step-000001/../../x", "checkpoints/x/y", "key"],
+)
+def test_a_manifest_names_files_of_a_run_alone(stored: Path, tmp_path: Path, name: str) -> None:
+    forged = Manifest("x", {name: digested(b"")})
+    (stored / MANIFEST).write_bytes(msgspec.json.encode(forged))
+    with pytest.raises(ConfigError, match="names a file that no run has"):
+        fetch(url(stored), tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"\xff", b'{"id": 1, "files": {}}'])
+def test_a_manifest_that_is_none_is_said(stored: Path, tmp_path: Path, text: bytes) -> None:
+    (stored / MANIFEST).write_bytes(text)
+    with pytest.raises(ConfigError, match="its manifest is damaged"):
+        fetch(url(stored), tmp_path / "again")
+
+
+async def test_what_was_changed_in_the_store_is_not_taken(run: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    async with Journal.open(run / JOURNAL, commit_ms=0):
+        StoredCopy(url(store)).bring_up(run)
+    of_curve = manifest(store).files[METRICS]
+    (store / "objects" / of_curve.blake2b).write_text('{"step": 2}\n')
+    with pytest.raises(ConfigError, match=r"metrics.jsonl is not what was copied"):
+        fetch(url(store), tmp_path / "again")
+    (store / "objects" / of_curve.blake2b).unlink()
+    with pytest.raises(ConfigError, match="fetch it again"):
+        fetch(url(store), tmp_path / "once-more")
+
+
+def test_the_verb_says_what_is_wrong(
+    stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fetch", url(stored), str(tmp_path / "again")]) == 2
+    assert "there is no copy of a run" in capsys.readouterr().err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert main(["fetch", url(stored), str(tmp_path / "full")]) == 2
+    assert "this is there already" in capsys.readouterr().err
+    with pytest.raises(StoreError):
+        StoredCopy("nonsense")
+    assert is_stored("s3://a") and not is_stored("/a/b")
