@@ -141,14 +141,17 @@ def _tasks(args: argparse.Namespace) -> int:
 
 
 def _fetch(args: argparse.Namespace) -> int:
+    from asyncrl.config.derived import size
     from asyncrl.escape import escaped
     from asyncrl.launch.private import private_files
     from asyncrl.launch.stored_copy import fetch
 
+    def say(name: str, count: int) -> None:
+        print(f"{escaped(name)}, {size(count)}", flush=True)
+
     with private_files():
-        count = fetch(args.url, args.directory)
-    run = escaped(str(args.directory))
-    print(f"{count} files are in {run}. Go on with: asyncrl train --resume {run}")
+        fetch(args.url, args.directory, say)
+    print(f"All is there. Go on with: asyncrl train --resume {escaped(str(args.directory))}")
     return 0
 
 

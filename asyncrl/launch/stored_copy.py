@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -85,23 +86,28 @@ def refuse_unfit_store(url: str, run: Path, *, resumed: bool) -> None:
         )
 
 
-def fetch(url: str, run: Path) -> int:
-    """Write the run that an object store has a copy of into the directory `run`, which is made.
-    Returns the number of its files. Raises ConfigError."""
+def fetch(url: str, run: Path, say: Callable[[str, int], object]) -> None:
+    """Write the run that an object store has a copy of into the directory `run`, which is made, or
+    not at all. `say` hears of each file and its bytes before it comes. Raises ConfigError."""
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise ConfigError(f"{run}: this is there already; choose another directory.")
+    partial = run.with_name(f".{run.name}.partial")
     try:
         store = StoredCopy(url)
         if (found := store.manifest()) is None:
             raise ConfigError(f"{_shown(url)}: there is no copy of a run; look at its run.copy.")
-        run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(mode=0o700, parents=True)
         for name, digest in found.files.items():
-            store.get(digest, run / name)
+            say(name, digest.size)
+            store.get(digest, partial / name)
+        partial.rename(run)
     except StoreError as error:
         raise ConfigError(f"{_shown(url)}: it is not fetched, because {error}.") from None
     except OSError as error:
         raise ConfigError(f"{run}: it cannot be written: {error.strerror}.") from None
-    return len(found.files)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def copy_to_store(run: Path, url: str) -> None:
@@ -200,14 +206,17 @@ class StoredCopy:
     def get(self, digest: Digest, target: Path) -> None:
         """Fetch one file. Raises StoreError and OSError."""
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        left = digest.size
         with target.open("xb") as file:
             try:
                 with _understood():
                     for piece in self._store.get(_key(digest)).stream():
+                        if (left := left - len(piece)) < 0:
+                            break
                         file.write(piece)
             except _Missing:
                 raise StoreError("it is being copied to at present: fetch it again") from None
-        if digested(target) != digest:
+        if left or digested(target) != digest:
             raise StoreError(f"{target.name} is not what was copied")
 
     def _checkpoint(self, run: Path, checkpoint: Checkpoint, there: set[str]) -> dict[str, Digest]:

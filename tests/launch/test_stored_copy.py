@@ -43,8 +43,20 @@ def checkpoint(run: Path, version: int, weights: bytes = b"weights") -> None:
     (path / SCALARS).write_bytes(msgspec.json.encode(Scalars(version, version, files)))
 
 
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
 def objects(folder: Path) -> set[str]:
-    return {path.name for path in (folder / "objects").iterdir()}
+    return names(folder / "objects")
+
+
+def fetched(folder: Path, run: Path) -> int:
+    """Fetch the run of a store; the number of its files."""
+    said = list[tuple[str, int]]()
+    fetch(url(folder), run, lambda name, size: said.append((name, size)))
+    assert {name: (run / name).stat().st_size for name, _ in said} == dict(said)
+    return len(said)
 
 
 def contents(run: Path) -> dict[str, bytes]:
@@ -77,7 +89,7 @@ async def test_what_is_fetched_is_what_was_copied(run: Path, tmp_path: Path) -> 
         await log.flush()
         checkpoint(run, 2)
         StoredCopy(url(store)).bring_up(run)
-    assert fetch(url(store), again) == 6
+    assert fetched(store, again) == 6
     assert [*read(again / JOURNAL)] == [*read(run / JOURNAL)]
     assert contents(again) == contents(run)
     assert again.stat().st_mode & 0o77 == 0
@@ -141,10 +153,10 @@ async def test_killed_at_any_request_the_manifest_names_what_is_there(
         with pytest.raises(Cut):
             copy.bring_up(run)
             raise Cut
-        fetch(url(store), tmp_path / "again")
+        fetched(store, tmp_path / "again")
         StoredCopy(url(store)).bring_up(run)
     assert objects(store) == {digest.blake2b for digest in manifest(store).files.values()}
-    fetch(url(store), tmp_path / "once-more")
+    fetched(store, tmp_path / "once-more")
     assert (place(tmp_path / "once-more", 2) / "model.safetensors").read_bytes() == b"two"
 
 
@@ -232,7 +244,7 @@ def test_a_manifest_names_files_of_a_run_alone(stored: Path, tmp_path: Path, nam
     forged = Manifest("x", {name: digested(b"")})
     (stored / MANIFEST).write_bytes(msgspec.json.encode(forged))
     with pytest.raises(ConfigError, match="names a file that no run has"):
-        fetch(url(stored), tmp_path / "again")
+        fetched(stored, tmp_path / "again")
     assert not (tmp_path / "again").exists()
 
 
@@ -240,7 +252,7 @@ def test_a_manifest_names_files_of_a_run_alone(stored: Path, tmp_path: Path, nam
 def test_a_manifest_that_is_none_is_said(stored: Path, tmp_path: Path, text: bytes) -> None:
     (stored / MANIFEST).write_bytes(text)
     with pytest.raises(ConfigError, match="its manifest is damaged"):
-        fetch(url(stored), tmp_path / "again")
+        fetched(stored, tmp_path / "again")
 
 
 async def test_what_was_changed_in_the_store_is_not_taken(run: Path, tmp_path: Path) -> None:
@@ -250,10 +262,14 @@ async def test_what_was_changed_in_the_store_is_not_taken(run: Path, tmp_path: P
     of_curve = manifest(store).files[METRICS]
     (store / "objects" / of_curve.blake2b).write_text('{"step": 2}\n')
     with pytest.raises(ConfigError, match=r"metrics.jsonl is not what was copied"):
-        fetch(url(store), tmp_path / "again")
+        fetched(store, tmp_path / "again")
+    (store / "objects" / of_curve.blake2b).write_bytes(bytes(1 << 20))
+    with pytest.raises(ConfigError, match=r"metrics.jsonl is not what was copied"):
+        fetched(store, tmp_path / "again")
     (store / "objects" / of_curve.blake2b).unlink()
     with pytest.raises(ConfigError, match="fetch it again"):
-        fetch(url(store), tmp_path / "once-more")
+        fetched(store, tmp_path / "once-more")
+    assert names(tmp_path) == {"run", "store"}, "nothing is left half fetched"
 
 
 def test_the_verb_says_what_is_wrong(

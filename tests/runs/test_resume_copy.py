@@ -60,7 +60,7 @@ def test_a_run_whose_disk_is_lost_goes_on_from_its_object_store(
         text=True,
         check=True,
     )
-    assert f"Go on with: asyncrl train --resume {again}" in fetched.stdout
+    assert f"Go on with: asyncrl train --resume {again}\n" in fetched.stdout
     steps = steps_done(again)
     assert steps >= 2
     ended = train([*resume(again), f"--set=train.steps={steps + 2}"])
