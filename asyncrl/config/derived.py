@@ -217,6 +217,7 @@ def derived(config: Config, available: int) -> list[Row]:
             f"{'elsewhere' if joined(config) else _counts(share.rollouts)}"
             + (f"; {rollout.lent_actors} of these the trainer's" if rollout.lent_actors else ""),
         ),
+        *([Row("lending", rollout.lending, _lent(config))] if rollout.lent_actors else []),
         *_cluster(config),
         *([Row("GPUs", str(gpus.needed), str(gpus))] if (gpus := gpus_of(config)).needed else []),
         Row(
@@ -234,6 +235,19 @@ def derived(config: Config, available: int) -> list[Row]:
         *(Row("note", key, text) for key, text in advice(config)),
         *_large_state(config),
     ]
+
+
+def _lent(config: Config) -> str:
+    """Say who is lent the trainer's devices, and when."""
+    rollout = config.rollout
+    names = [f"rollout-{n}" for n in range(rollout.actors - rollout.lent_actors, rollout.actors)]
+    when = (
+        "at a low priority"
+        if rollout.lending == "priority"
+        else "while it has nothing to do, as long as that is worth it"
+    )
+    who = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    return f"{who} on the trainer's devices, {when}"
 
 
 def _cluster(config: Config) -> list[Row]:

@@ -51,7 +51,8 @@ def test_contradictions_are_refused(sets: list[str], said: str) -> None:
 def test_the_last_actors_are_lent_and_it_is_said() -> None:
     config = load(None, ["rollout.actors=3", "rollout.lent_actors=2"], {})
     assert [is_lent(config, index) for index in range(3)] == [False, True, True]
-    (cores,) = (row for row in derived(config, 2) if row[0] == "cores")
+    (cores, lending) = (row for row in derived(config, 2) if row[0] in ("cores", "lending"))
+    assert lending.meaning == "rollout-1 to rollout-2 on the trainer's devices, at a low priority"
     assert cores.meaning == "trainer 1; rollout actors 1, 1, 1; 2 of these the trainer's"
     assert not is_lent(load(None, [], {}), 0)
 
