@@ -11,7 +11,7 @@ same steps (C), each by the run's own engine and learner.
     verifier that takes 0.2-1 s  run / max(B, C)   at most 1.15: its waiting and the faster side
                                                    are hidden behind the slower one
 
-    python bench/run.py [--steps 40] [--repeat 3] [--slow-only | --instant-only]
+    python bench/run.py [--steps 40] [--repeat 3] [--slow-only | --instant-only] [--set KEY=VALUE]
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Work:
         return MicroBatch(step, index, samples, rewards), (ids, behaviour, mask)
 
 
-def run_asynchronously(run: Path, slow: bool, steps: int) -> Config:
-    """One `asyncrl train`."""
+def run_asynchronously(run: Path, slow: bool, steps: int, sets: list[str]) -> Config:
+    """One `asyncrl train`, with these settings besides."""
     settings = {
         "run.dir": str(run),
         "train.steps": steps,
@@ -137,6 +137,7 @@ def run_asynchronously(run: Path, slow: bool, steps: int) -> Config:
         }
         settings |= {"reward.concurrency": 512, "staleness.depth": 4, "staleness.max_lag": 8}
     argv += [f"--set={key}={value}" for key, value in settings.items()]
+    argv += [f"--set={one}" for one in sets]
     environment = os.environ | {"PYTHONPATH": str(BENCH)}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -210,11 +211,11 @@ def train_alone(work: Work, config: Config, model: torch.nn.Module) -> float:
     return seconds
 
 
-def measure(slow: bool, steps: int) -> tuple[float, float, float, summary.Summary]:
+def measure(slow: bool, steps: int, sets: list[str]) -> tuple[float, float, float, summary.Summary]:
     """Seconds of the run, of generation alone and of training alone."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        config = run_asynchronously(run, slow, steps)
+        config = run_asynchronously(run, slow, steps, sets)
         found = summary.read(run / "summary.json")
         work = Work(run)
         torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -232,6 +233,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--slow-only", action="store_true")
     parser.add_argument("--instant-only", action="store_true")
+    parser.add_argument("--set", action="append", default=[], dest="sets", help="of the run")
     args = parser.parse_args()
     print(
         f"{'verifier':>10} {'run s':>8} {'generation s':>13} {'training s':>11} "
@@ -242,7 +244,7 @@ def main() -> None:
             continue
         ratios = []
         for _ in range(args.repeat):
-            run, generation, training, found = measure(slow, args.steps)
+            run, generation, training, found = measure(slow, args.steps, args.sets)
             ratios.append(
                 run / max(generation, training) if slow else run / (generation + training)
             )
