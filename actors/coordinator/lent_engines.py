@@ -81,7 +81,12 @@ class LentEngines:
     @property
     def whole_step(self) -> bool:
         """True if the trainer is to have nothing of a step until that is ready."""
-        return bool(self._names) and (self._choice.worth or self._open)
+        return self._open or (self._choice.worth and _able(self._lent))
+
+    @property
+    def _lent(self) -> list[EngineHandle]:
+        """The lent engines that are connected."""
+        return [e for name in sorted(self._names) if (e := self._engines.get(name)) is not None]
 
     @property
     def _open(self) -> bool:
@@ -93,18 +98,19 @@ class LentEngines:
         open one."""
         if not self._names:
             return
-        lent = [e for name in sorted(self._names) if (e := self._engines.get(name)) is not None]
+        lent = self._lent
+        lendable = idle and _able(lent)
         self._wait(idle, step, now)
         if self._loan is not None:
             self._loan.streamed(self._chunks.streamed.get(engine.name, 0.0) for engine in lent)
             if self._loan.ended is not None and not any(any(e.held.values()) for e in lent):
                 self._choice.lent(self._loan.given_back(now))
                 self._loan = None
-        alone = bool(lent) and len(lent) == len(self._engines)
-        if idle and not self._open and (self._choice.worth or alone):
+        alone = len(lent) == len(self._engines)
+        if lendable and not self._open and (self._choice.worth or alone):
             self._loan = LoanTimes(now)
             self._count += 1
-        if not idle and self._loan is not None and self._loan.ended is None:
+        if not lendable and self._loan is not None and self._loan.ended is None:
             self._loan.ended = now
             self._seconds += now - self._loan.began
             self._over(now - self._loan.began)
@@ -149,3 +155,8 @@ class LentEngines:
         if step != self._step:
             self._choice.waited(self._waited_s)
             self._step, self._waited_s = step, 0.0
+
+
+def _able(lent: list[EngineHandle]) -> bool:
+    """True if any of these has weights, and was not told to end."""
+    return any(engine.version is not None and not engine.draining for engine in lent)

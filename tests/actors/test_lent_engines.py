@@ -144,6 +144,25 @@ async def test_a_lent_engine_that_dies_and_comes_again_is_lent_again(
     assert lent_leases(world) > before[0]
 
 
+async def test_without_lent_engines_the_trainer_is_fed_as_ever(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The only lent engine does not come again: no loan begins, and steps are taken in pieces."""
+    world = made(steps=20, supervision={"restarts": 0})
+    before = list[int]()
+
+    async def kill() -> None:
+        await world.until(lambda: loans(world) == 2)
+        world.kill(LENT)
+        await world.until(lambda: world.coordinator.parts.engines.get(LENT) is None)
+        before.append(max((event.step for event in world.of(e.Taken)), default=0))
+
+    await run_well_beside(world, kill)
+    assert loans(world) <= 3
+    later = [event.step for event in world.of(e.Taken) if event.step > before[0] + 1]
+    assert len(later) > len(set(later)) > 10
+
+
 def loans(world: ScriptedWorld) -> int:
     status = world.coordinator.parts.lent.status(trio.current_time())
     return 0 if status is None else status.loans
