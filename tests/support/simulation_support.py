@@ -15,6 +15,7 @@ def plain(seed: int = 0, **sections: dict[str, object]) -> Config:
         "engine": {"slots": 4, "chunk_tokens": 4},
         "rollout": {
             "actors": 2,
+            "lent_actors": 0,
             "group_size": 3,
             "sizing": "fixed",
             "k_min": 2,
