@@ -88,6 +88,7 @@ async def run_well_beside(world: ScriptedWorld, *others: object) -> None:
     assert outcome.ok, outcome.reason
 
 
+@pytest.mark.explore
 async def test_a_step_is_shorter_by_about_what_its_devices_were_idle(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -174,6 +175,7 @@ def churned(world: ScriptedWorld) -> tuple[int, bool]:
     return status.changes, status.worth
 
 
+@pytest.mark.explore
 async def test_loans_that_bring_less_than_they_cost_cease_and_do_not_flap(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

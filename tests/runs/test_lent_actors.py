@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from train_support import command, end, processes, started, steps_done, wait_for
 
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import SUMMARY
+from asyncrl import journal
+from asyncrl.experience.events import Leased
+from asyncrl.observe import run_status, summary
+from asyncrl.observe.run_dir import JOURNAL, STATUS, SUMMARY
 from asyncrl.processes.priority import NICE
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -42,3 +44,26 @@ def test_it_has_the_trainers_core_and_a_low_priority_also_when_started_again(
     assert code == 0, out + err
     told = summary.read(run / SUMMARY)
     assert told.balances() and told.steps == 30
+
+
+@pytest.mark.explore
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each side needs a core")
+def test_one_that_is_switched_works_while_the_trainer_waits(model: Path, tmp_path: Path) -> None:
+    """It has the trainer's core and no lower priority, and what it held goes on elsewhere."""
+    run = tmp_path / "run"
+    lent = {"rollout__actors": 2, "rollout__lent_actors": 1, "rollout__lending": "switch"}
+    with started(command(model, run, train__steps=20, machine__cores=2, **lent)) as launcher:
+        wait_for("a step", lambda: steps_done(run) >= 1)
+        found = processes(run)
+        assert os.sched_getaffinity(found["rollout-1"]) == os.sched_getaffinity(found["trainer-0"])
+        assert len({os.getpriority(os.PRIO_PROCESS, pid) for pid in found.values()}) == 1
+        code, out, err = end(launcher)
+    assert code == 0, out + err
+    told = summary.read(run / SUMMARY)
+    assert told.balances() and told.steps == 20
+    lending = run_status.read(run / STATUS).lending
+    assert lending is not None and lending.loans >= 5 and lending.seconds > 0
+    events = [event for _, event in journal.read(run / JOURNAL)]
+    leased = {event.rollout for event in events if isinstance(event, Leased)}
+    held = {e.rollout for e in events if isinstance(e, Leased) and e.holder == "rollout-1"}
+    assert held and held < leased
