@@ -91,6 +91,7 @@ def fetch(url: str, run: Path, say: Callable[[str, int], object]) -> None:
     not at all. `say` hears of each file and its bytes before it comes. Raises ConfigError."""
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise ConfigError(f"{run}: this is there already; choose another directory.")
+    run = run.absolute()
     partial = run.with_name(f".{run.name}.partial")
     try:
         store = StoredCopy(url)

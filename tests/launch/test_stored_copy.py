@@ -53,9 +53,9 @@ def objects(folder: Path) -> set[str]:
 
 def fetched(folder: Path, run: Path) -> int:
     """Fetch the run of a store; the number of its files."""
-    said = list[tuple[str, int]]()
+    there, said = run.absolute(), list[tuple[str, int]]()
     fetch(url(folder), run, lambda name, size: said.append((name, size)))
-    assert {name: (run / name).stat().st_size for name, _ in said} == dict(said)
+    assert {name: (there / name).stat().st_size for name, _ in said} == dict(said)
     return len(said)
 
 
@@ -82,7 +82,9 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-async def test_what_is_fetched_is_what_was_copied(run: Path, tmp_path: Path) -> None:
+async def test_what_is_fetched_is_what_was_copied(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, again = tmp_path / "store", tmp_path / "again"
     async with Journal.open(run / JOURNAL, commit_ms=0) as log:
         log.append(e.LateTokens(3))
@@ -93,6 +95,9 @@ async def test_what_is_fetched_is_what_was_copied(run: Path, tmp_path: Path) -> 
     assert [*read(again / JOURNAL)] == [*read(run / JOURNAL)]
     assert contents(again) == contents(run)
     assert again.stat().st_mode & 0o77 == 0
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert fetched(store, Path()) == 6 and (tmp_path / "here" / JOURNAL).exists()
 
 
 async def test_contents_are_put_once_and_go_with_the_last_manifest_that_names_them(
