@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,7 @@ def docstrings() -> Iterator[tuple[Path, int, str]]:
                     yield path, node.lineno, text
 
 
+@cache
 def listed() -> set[str]:
     """The words that section 1 lists: with their meaning, and by the folder that has them."""
     rows = re.findall(r"^\| (.+) \| (.+) \|$", section(1), re.MULTILINE)

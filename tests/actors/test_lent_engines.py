@@ -103,6 +103,7 @@ async def test_a_step_is_shorter_by_about_what_its_devices_were_idle(
     assert both.seconds < lent.seconds < 0.8 * alone.seconds
 
 
+@pytest.mark.explore
 async def test_steps_are_taken_whole_while_it_lends_and_nothing_changes_else(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -145,6 +146,7 @@ async def test_a_lent_engine_that_dies_and_comes_again_is_lent_again(
     assert lent_leases(world) > before[0]
 
 
+@pytest.mark.explore
 async def test_without_lent_engines_the_trainer_is_fed_as_ever(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -224,6 +226,7 @@ async def test_it_is_said_how_lending_stands(autojump_clock: trio.testing.MockCl
     assert status is not None and total == pytest.approx(status.seconds)
 
 
+@pytest.mark.explore
 async def test_a_run_that_lends_by_priority_or_not_at_all_closes_nothing(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -297,7 +297,8 @@ async def trained(
     await learner.step()
 
 
-@pytest.mark.parametrize("micro_tokens", some([64, 1, 10_000]))
+@pytest.mark.explore
+@pytest.mark.parametrize("micro_tokens", [64, 1, 10_000])
 async def test_at_lag_0_a_run_is_its_own_engine_and_learner_in_turns_to_the_last_bit(
     micro_tokens: int,
 ) -> None:

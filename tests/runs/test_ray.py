@@ -194,6 +194,7 @@ def test_the_trainers_gpus_are_nobody_elses(ray_on_gpus: str) -> None:
     assert "Ray has not given the 4 GPUs that the trainer needs" in held(4, 0, within_s=6.0).stderr
 
 
+@pytest.mark.explore
 def test_where_no_ray_answers_nothing_begins(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = train(command(model, run, cluster__ray_address="127.0.0.1:1", **BY_RAY))

@@ -136,6 +136,7 @@ def same(of_whole: dict[str, float], of_split: dict[str, float]) -> None:
     assert of_split == pytest.approx(of_whole, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.explore
 @settings(max_examples=25)
 @given(
     objective=st.sampled_from(OBJECTIVES),
