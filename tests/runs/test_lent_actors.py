@@ -46,7 +46,7 @@ def test_it_has_the_trainers_core_and_a_low_priority_also_when_started_again(
     assert told.balances() and told.steps == 30
 
 
-@pytest.mark.explore
+@pytest.mark.soak  # CI has a run of two vLLM servers of which one is lent
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each side needs a core")
 def test_one_that_is_switched_works_while_the_trainer_waits(model: Path, tmp_path: Path) -> None:
     """It has the trainer's core and no lower priority, and what it held goes on elsewhere."""
