@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 BRIEF = {
     "train.batch_groups": 2,
@@ -28,7 +29,8 @@ SMALL = {"0:200": "0:2", "64": "4", "16": "1"}
 
 
 def brief(words: list[str], model: str) -> list[str]:
-    """The words of a shorter command."""
+    """The words of a shorter command. A bucket is a folder here."""
+    words = [word.replace("s3://", f"{Path.cwd().as_uri()}/") for word in words]
     if words[0] == "train" and "--resume" not in words:
         served = any(word in ("engine.kind=sglang", "engine.kind=vllm") for word in words)
         first = {"model.path": model, "train.steps": 6}  # the command's own come behind them
