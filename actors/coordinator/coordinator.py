@@ -133,7 +133,7 @@ class Coordinator:
             return
         stepping.feed(parts.publishing.committed, parts.publishing.served)
         if parts.publishing.committed is not None:
-            parts.lent.pump(stepping.idle, stepping.open_step, trio.current_time())
+            parts.lent.pump(stepping.idle, stepping.version, trio.current_time())
             parts.playing.pump(stepping.version - max_lag(parts.config))
             self._generate(stepping)
             parts.evaluation.pump()

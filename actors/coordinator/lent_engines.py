@@ -70,7 +70,7 @@ class LentEngines:
         own = config.rollout.actors - len(self._names)
         self._choice = LendingChoice(len(self._names) / own)
         self._loan: LoanTimes | None = None  # the last one, until all of it is given back
-        self._waited_s, self._step = 0.0, 0  # for the open step, which is this one
+        self._waited_s, self._version = 0.0, 0  # for the step from this version on
         self._idle_since: float | None = None
         self._seconds, self._count = 0.0, 0  # of loans that are over; of all that began
 
@@ -93,14 +93,14 @@ class LentEngines:
         """True while there is a loan."""
         return self._loan is not None and self._loan.ended is None
 
-    def pump(self, idle: bool, step: int, now: float) -> None:
-        """Open or close the lent engines. The trainer has nothing to do if `idle`; `step` is the
-        open one."""
+    def pump(self, idle: bool, version: int, now: float) -> None:
+        """Open or close the lent engines. The trainer has nothing to do if `idle`; `version` is its
+        last."""
         if not self._names:
             return
         lent = self._lent
         lendable = idle and _able(lent)
-        self._wait(idle, step, now)
+        self._wait(idle, version, now)
         if self._loan is not None:
             self._loan.streamed(self._chunks.streamed.get(engine.name, 0.0) for engine in lent)
             if self._loan.ended is not None and not any(any(e.held.values()) for e in lent):
@@ -147,14 +147,14 @@ class LentEngines:
         elif engine.closed and not closed:
             self._engines.open(engine)
 
-    def _wait(self, idle: bool, step: int, now: float) -> None:
-        """Count the seconds of the open step for which the trainer waits."""
+    def _wait(self, idle: bool, version: int, now: float) -> None:
+        """Count the seconds for which the trainer waits, by step."""
         if self._idle_since is not None:
             self._waited_s += now - self._idle_since
         self._idle_since = now if idle else None
-        if step != self._step:
+        if version != self._version:
             self._choice.waited(self._waited_s)
-            self._step, self._waited_s = step, 0.0
+            self._version, self._waited_s = version, 0.0
 
 
 def _able(lent: list[EngineHandle]) -> bool:

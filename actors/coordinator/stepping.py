@@ -141,11 +141,6 @@ class Stepping:
         return self._step > self.version
 
     @property
-    def open_step(self) -> int:
-        """The step that takes what is ready next."""
-        return self._step
-
-    @property
     def idle(self) -> bool:
         """True if the trainer has nothing to do, and waits for what is being generated."""
         return self._commands.none and not self.redoing and self._step < self._config.train.steps

@@ -13,6 +13,7 @@ from asyncrl.config.cluster import agent_cores, joined, local_rollouts, ranks_he
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.flow import admission_policy, max_group_size, penalty_band
 from asyncrl.config.gpus import agent_gpus, gpus_of
+from asyncrl.config.lending import is_lent
 from asyncrl.config.losses import (
     clip_bounds,
     clips_nothing,
@@ -240,7 +241,7 @@ def derived(config: Config, available: int) -> list[Row]:
 def _lent(config: Config) -> str:
     """Say who is lent the trainer's devices, and when."""
     rollout = config.rollout
-    names = [f"rollout-{n}" for n in range(rollout.actors - rollout.lent_actors, rollout.actors)]
+    names = [f"rollout-{n}" for n in range(rollout.actors) if is_lent(config, n)]
     when = (
         "at a low priority"
         if rollout.lending == "priority"
