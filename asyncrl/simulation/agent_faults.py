@@ -31,6 +31,9 @@ AGENT_KINDS: dict[str, Kind] = {
     "restart_beside_agents": partial(restart_beside, "restart_beside_agents", ["agents"]),
 }
 
+HANGING_S = 3600.0
+"""Virtual seconds that the agents of one fault hang at most if they do so one after another."""
+
 SAID = (b"Ask", b"Enough", b"Note", b"GiveReward", b"GiveFailure", b"Played")
 HEARD = (b"Play", b"Reply", b"StopPlaying")
 """Messages of an agents actor, and those to it, by which the states of an episode change."""
@@ -74,6 +77,9 @@ async def _failed(
     if not player.failures:
         player.faulted = faulted
         player.fails, player.failures = fails, draw.choice((1, 1, 3, 8))
+        if fails == "hang":
+            most = max(1, int(HANGING_S / injector.world.config.agent.episode_s))
+            player.failures = min(player.failures, most)
     await _outlast(lambda: not player.failures, injector, process)
     return met
 
