@@ -112,11 +112,11 @@ $(TRL)/.ready: requirements/run.lock requirements/bench.lock $(TORCH)
 
 # The player of tasksets of the package `verifiers` (docs/agents.md), in an environment of its own,
 # because its pins are others: 0.6 GB, a minute, once. Without it the tests that need it skip, and
-# say so.
+# say so. It comes after the main one: both installations of this folder write its asyncrl.egg-info.
 VERIFIERS := .venv-verifiers
 verifiers: $(VERIFIERS)/.ready
 
-$(VERIFIERS)/.ready: requirements/verifiers.lock
+$(VERIFIERS)/.ready: requirements/verifiers.lock | $(READY)
 	$(PYTHON) -m venv $(VERIFIERS)
 	$(VERIFIERS)/bin/python -m pip $(PINNED) --quiet -r requirements/verifiers.lock
 	$(VERIFIERS)/bin/python -m pip $(LOCAL) -e .

@@ -96,6 +96,7 @@ def begin(argv: Sequence[str]) -> socket.socket:
     """The control socket of this process, a fork server, which ends with its launcher. `argv` are
     its arguments: the socket's descriptor, what `open_fork_server` was given, and padding."""
     become_child()
+    gc.disable()  # what is imported stays: to look for garbage in it takes an eighth of a start
     set_title([sys.executable, "-m", *argv[1:-1]])
     return socket.socket(fileno=int(argv[0]))
 
@@ -108,6 +109,7 @@ def serve(control: socket.socket) -> ForkRequest | None:
     """
     gc.collect()
     gc.freeze()  # the collector would write to, and so copy, the pages that actors share
+    gc.enable()
     unsafe = _unsafe({control.fileno()})
     control.send(msgspec.msgpack.encode(Refused(unsafe) if unsafe else Ready()))
     while True:

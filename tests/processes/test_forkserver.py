@@ -24,7 +24,7 @@ from asyncrl.processes.process import Process, spawn
 pytestmark = pytest.mark.processes
 REPORT = BECOME + (
     """
-import fcntl, json, random, resource, threading
+import fcntl, gc, json, random, resource, threading
 status = dict(line.split(":\\t") for line in open("/proc/self/status").read().splitlines())
 here = open("/proc/self/stat").read().rpartition(")")[2].split()
 print(json.dumps({
@@ -42,7 +42,7 @@ print(json.dumps({
     "signals": [status[key] for key in ("SigBlk", "SigIgn", "SigCgt", "ShdPnd", "NoNewPrivs")],
     "limits": [resource.getrlimit(kind) for kind in range(16)],
     "nice": os.nice(0), "umask": os.umask(0), "folder": os.getcwd(),
-    "hash": hash("a string"),
+    "hash": hash("a string"), "collects": gc.isenabled(),
     "threads": [thread.name for thread in threading.enumerate()],
     "main": threading.current_thread() is threading.main_thread(),
 }))
