@@ -53,7 +53,7 @@ def test_a_small_check_finds_numbers_within_their_bounds(check: Check, tmp_path:
     assert bounded or check.name == "speed"  # whose bound is a share of a GPU's peak
 
 
-@pytest.mark.explore
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_run_is_killed_and_resumed(tmp_path: Path) -> None:

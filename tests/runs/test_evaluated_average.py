@@ -137,7 +137,7 @@ def test_the_figures_are_those_of_model_ema(ranks: int, model: Path, tmp_path: P
     assert "of the average of weights" in done.stdout
 
 
-@pytest.mark.explore
+@pytest.mark.soak
 def test_a_killed_run_goes_on_to_evaluate_the_average(model: Path, tmp_path: Path) -> None:
     """The average itself is in the checkpoint; what is evaluated after the resume is of it."""
     run = tmp_path / "run"

@@ -303,7 +303,7 @@ async def test_hazard_1_an_id_outside_the_vocabulary_does_not_reach_the_server(
         await s.ended(2)
 
 
-@pytest.mark.explore
+@pytest.mark.soak
 @pytest.mark.slow
 async def test_hazard_1_because_it_kills_the_server(sglang_start: Callable[..., Server]) -> None:
     """On a server of its own, which sends only news in each event: that reads the same."""
