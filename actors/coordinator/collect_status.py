@@ -77,7 +77,7 @@ def collect_status(parts: Components) -> RunStatus:
         lending=parts.lent.status(now),
         episodes=parts.playing.counts,
         failing=parts.episode_placement.failing,
-        alarms=[alarm.sentence for alarm in stepping.alarms] if stepping else [],
+        alarms=[alarm.sentence for alarm in stepping.alarms.last] if stepping else [],
         ok=outcome.ok if outcome and parts.lifecycle.phase is Phase.STOP else None,
         reason=outcome.reason if outcome else "",
     )

@@ -268,7 +268,7 @@ class Connections:
                 stepping.on_stepped(message, self._parts.curve)
                 self._parts.metrics.stepped(message.seconds, stepping.metrics)
                 self._parts.curve.add(step_point(self._parts, stepping, message.seconds))
-                self._parts.metrics.alarmed(alarm.name for alarm in stepping.alarms)
+                self._parts.metrics.alarmed(alarm.name for alarm in stepping.alarms.last)
             case Saved():
                 stepping.on_saved(message)
 

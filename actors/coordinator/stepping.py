@@ -22,7 +22,6 @@ those versions.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
@@ -36,10 +35,11 @@ from actors.coordinator.leases import LeaseTable
 from actors.coordinator.peers import Peer
 from actors.coordinator.proximal_scoring import ProximalScoring
 from actors.coordinator.sequences import SequenceToTrain, by_rollout, of_replayed, of_rollout
+from actors.coordinator.step_alarms import StepAlarms
 from actors.coordinator.trainer_commands import OUTSTANDING, TrainerCommands
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
-from asyncrl.config.losses import advantage_of, designed
+from asyncrl.config.losses import advantage_of
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.events import Replayed, StoredForReplay, Taken, Trained
 from asyncrl.experience.micro_batches import micro_batches
@@ -58,15 +58,10 @@ from asyncrl.ipc.messages import (
 )
 from asyncrl.observe.curve import Curve
 from asyncrl.observe.response_sums import ResponseSums
-from asyncrl.observe.summary import Alarmed
 from asyncrl.processes.standstill import shifted
 from asyncrl.strategies.replay_choice import Candidate, replayed, useful
 from staleness.advantages.to_go import by_turn
-from staleness.alarms import Alarm, alarms
-from staleness.response_alarms import history_alarms, response_alarms
 from staleness.truncation import loss_mask, trainable_by_lag
-
-logger = logging.getLogger(__name__)
 
 
 class StepAccount(NamedTuple):
@@ -125,8 +120,7 @@ class Stepping:
         self.metrics: dict[str, float] = {}  # of the last step
         self._responses = ResponseSums()  # of what was looked at for the step closed last
         self._by_task: dict[str, float] = {}  # its rewards, by task
-        self.alarms: tuple[Alarm, ...] = ()  # of the last step
-        self.alarmed: dict[str, Alarmed] = {}  # of all steps
+        self.alarms = StepAlarms(config)
         # seconds on trio's clock: when the trainer answered last, and when it made a step last
         self.last_activity = self.last_step = trio.current_time()
 
@@ -384,8 +378,8 @@ class Stepping:
 
     def on_stepped(self, message: Stepped, curve: Curve) -> None:
         """A new version exists: the work that its step consumed is trained. `curve` is that of the
-        run before this step. Raises ImpossibleEvent for a version that
-        was not asked for, or if the trainer does not account for the tokens that it was given."""
+        run before this step. Raises ImpossibleEvent for a version that was not asked for, or if the
+        trainer does not account for the tokens that it was given."""
         if not self.closing or message.version != self._step:
             raise ImpossibleEvent(
                 f"version {message.version} was not asked for: version {self.version} is the "
@@ -410,32 +404,7 @@ class Stepping:
         self.version = message.version
         responses = self._responses.metrics()
         self.metrics = message.metrics | responses | self._by_task
-        rewards, accuracy = (  # a step that is made again knows no later ones
-            {version: value for version, value in known.items() if version <= self.version}
-            for known in (curve.rewards, curve.accuracy)
-        )
-        if responses:
-            rewards[self.version] = responses["reward"]
-        staleness = self._config.staleness
-        left_out = {
-            reason: count
-            for reason, count in discarded.items()
-            if reason not in designed(staleness)
-        }
-        self._alarm(
-            (
-                *alarms(message.metrics, trained, left_out, staleness),
-                *response_alarms(
-                    responses,
-                    staleness.alarm_truncated,
-                    rewards,
-                    accuracy,
-                    self._config.task.eval_size,
-                ),
-                *history_alarms(responses, self._config.agent.alarm_rewritten),
-            ),
-            message.version,
-        )
+        self.alarms.look(self.version, trained, discarded, message.metrics, responses, curve)
         if self._config.train.replay_groups:
             self.metrics["replayed_tokens"] = float(self._replayed)
         self._replayed = 0
@@ -463,20 +432,6 @@ class Stepping:
         if self._config.train.credit == "to_go":
             return by_turn(group.rewards, group.turns)
         return [tuple(group.rewards)]
-
-    def _alarm(self, raised: tuple[Alarm, ...], version: int) -> None:
-        before = {alarm.name for alarm in self.alarms}
-        for alarm in raised:
-            if alarm.name not in before:
-                logger.warning(
-                    "alarm %s in the step that made version %d: %s",
-                    alarm.name,
-                    version,
-                    alarm.sentence,
-                )
-            steps = self.alarmed[alarm.name].steps if alarm.name in self.alarmed else 0
-            self.alarmed[alarm.name] = Alarmed(steps + 1, alarm.sentence)
-        self.alarms = raised
 
     def shift(self, stood: float, now: float) -> None:
         """Forget `stood` seconds until `now`, in which this process stood still."""
