@@ -88,10 +88,13 @@ def test_a_taskset_that_is_not_there_is_refused_in_one_sentence(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[env.taskset]\nid = 'textarena'", "taskset.game: Field required"),
+        pytest.param(
+            *("[env.taskset]\nid = 'textarena'", "taskset.game: Field required"),
+            marks=pytest.mark.soak,
+        ),
         ("[env.taskset]\nid = 'textarena_offline'\ngane = 3", "taskset.gane: Extra inputs"),
         ("[env.taskset]\nid = 'textarena_offline'\ngame = 'Nope-v0'", "'textarena_offline' cannot"),
-        ("[env", "cannot be read"),
+        pytest.param("[env", "cannot be read", marks=pytest.mark.soak),
         ("[env]\nid = 'user-sim'\ntaskset.id = 'ways_to_end'", "the seat 'user' is not trained"),
         ("[env]\nid = 'best-of-n'\ntaskset.id = 'no'", "taskset 'no' not found"),
     ],

@@ -100,7 +100,7 @@ async def test_a_server_listens_where_no_other_user_can_ask_it(tmp_path: Path) -
     assert not await trio.Path(folder).exists()
 
 
-@pytest.mark.explore
+@pytest.mark.soak
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(START_S + 120)
