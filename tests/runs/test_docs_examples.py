@@ -47,9 +47,17 @@ def test_each_can_be_run(folder: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.explore
-@pytest.mark.parametrize("folder", [name for name in FOLDERS if name != "own_verifier"])
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param("bounded_lag", marks=pytest.mark.soak),  # settings alone, which are checked
+        pytest.param("own_data", marks=pytest.mark.soak),  # the page's own commands train it
+        pytest.param("own_agent", marks=pytest.mark.explore),
+        pytest.param("two_tasks", marks=pytest.mark.explore),
+    ],
+)
 def test_each_begins_to_learn(folder: str, tmp_path: Path) -> None:
+    """All but `own_verifier`, which teaches below."""
     sets = [each for each in BRIEF if folder != "two_tasks" or "eval_size" not in each]
     words = [f"--set={each}" for each in (*sets, f"run.dir={tmp_path / 'run'}")]
     done = asyncrl(folder, "train", "run.toml", *words)
