@@ -1,4 +1,6 @@
-"""Alarms of a run's steps: what each one showed, and how many steps showed it."""
+"""Alarms of a run's steps: what each one showed, and how many steps showed it. Invariant: an alarm
+is logged when it begins, and not again while it lasts.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepAlarms:
-    """The alarms of the last step, and those of all. One is logged when it begins, and not again
-    while it lasts."""
+    """The alarms of the `last` step, and those of `all`, by name."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
