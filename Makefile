@@ -1,9 +1,13 @@
-# Two commands do all the set-up: `make run` trains the bundled main job, `make test` checks the
-# project. Both need Python 3.11 or newer, make and a package index, and are quick the second time.
+# `make run` installs what a run needs and trains the bundled main job. `make test` installs the
+# developers' tools beside it and checks the project. `make extras` installs what single settings
+# need (agents, LoRA, clusters, sinks, object stores). Each needs Python 3.11 or newer and a package
+# index, and is quick the second time.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+EXTRAS := .venv/.extras
+CHECKS := .venv/.checks
 
 # One file of tests a process at a time (tests/conftest.py), and one process more than there are
 # cores, at most eight: those that start real runs and servers wait half of their time.
@@ -40,33 +44,45 @@ test-all: ready-to-test
 
 # Beside the types, which keep one core busy, the tests are compiled once, and not by each worker.
 ready-to-test: export PYTHONDONTWRITEBYTECODE =
-ready-to-test: $(READY)
+ready-to-test: $(CHECKS)
 	@$(MAKE) --no-print-directory --jobs 2 types collect ruff imports
 
-collect: $(READY)
+collect: $(CHECKS)
 	@mkdir -p build
 	@$(BIN)/pytest --collect-only -q > build/collected 2>&1 || { cat build/collected; exit 1; }
 
-lint: $(READY)
+lint: $(CHECKS)
 	@$(MAKE) --no-print-directory --jobs 2 ruff types imports
 
-ruff: $(READY)
+ruff: $(CHECKS)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-types: $(READY)
+types: $(CHECKS)
 	$(BIN)/mypy
 
-imports: $(READY)
+imports: $(CHECKS)
 	$(BIN)/lint-imports
 
 TORCH := requirements/torch.lock requirements/torch-cpu.lock
 
-$(READY): requirements/run.lock requirements/dev.lock requirements/extras.lock requirements/fuzz.lock $(TORCH) pyproject.toml
+$(READY): requirements/run.lock $(TORCH) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncrl needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(call locked,.venv,run dev extras)
+	$(call locked,.venv,run)
 	$(BIN)/python -m pip $(LOCAL) -e .
+	touch $@
+
+# What single settings need besides: all extras of pyproject.toml, as they are locked.
+extras: $(EXTRAS)
+
+$(EXTRAS): requirements/extras.lock | $(READY)
+	$(BIN)/python -m pip $(PINNED) --quiet -r requirements/extras.lock
+	touch $@
+
+# What checks asyncrl, beside both.
+$(CHECKS): requirements/dev.lock requirements/fuzz.lock $(EXTRAS) | $(READY)
+	$(BIN)/python -m pip $(PINNED) --quiet -r requirements/dev.lock
 	$(BIN)/python -m pip $(PINNED) --quiet -r requirements/fuzz.lock || echo "no atheris for this machine: its fuzzers are skipped"
 	touch $@
 
@@ -148,7 +164,7 @@ $(DOCS)/.ready: requirements/docs.lock
 docs: $(DOCS)/.ready
 	$(DOCS)/bin/sphinx-build -q -n -W --keep-going -b html -c docs . build/docs
 
-# Every lock anew, after a change of pyproject.toml or of docker/*-cpu/*.txt. What is pinned stays: `make locks RENEW=--upgrade`.
+# Writes every lock, after a change of pyproject.toml or of docker/*-cpu/*.txt. What is pinned stays: `make locks RENEW=--upgrade`.
 locks: $(AUDIT)/.ready
 	$(AUDIT)/bin/python requirements/renew.py $(RENEW)
 
@@ -156,22 +172,22 @@ locks: $(AUDIT)/.ready
 audit: $(AUDIT)/.ready
 	$(AUDIT)/bin/python requirements/audit.py
 
-# The bill of materials of what runs, with every hash (CycloneDX); needs no network.
+# The bill of materials of a run and its extras, with every hash (CycloneDX); needs no network.
 SBOM := build/asyncrl.cdx.json
 sbom: $(AUDIT)/.ready
 	mkdir -p $(dir $(SBOM))
-	cat requirements/run.lock requirements/torch.lock | $(AUDIT)/bin/cyclonedx-py requirements --pyproject pyproject.toml \
+	cat requirements/run.lock requirements/extras.lock requirements/torch.lock | $(AUDIT)/bin/cyclonedx-py requirements --pyproject pyproject.toml \
 		--output-reproducible --output-file $(SBOM) -
 	@echo "sbom: $(SBOM)"
 
 # Each fuzzer for so many seconds; what one finds is kept, and said.
 FUZZ_S ?= 20
-fuzz: $(READY)
+fuzz: $(CHECKS)
 	$(BIN)/python tests/fuzz/harness.py --seconds $(FUZZ_S)
 
 # What `make test` leaves out; then ten thousand runs in virtual time, each with other faults. A seed
 # that fails is printed with the command that shows it again.
-soak: $(READY)
+soak: $(CHECKS)
 	$(PYTEST) -m "explore or soak"
 	$(BIN)/asyncrl simulate --seeds 0:10000 --jobs $$(nproc)
 

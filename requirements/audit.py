@@ -45,7 +45,7 @@ def verdict(reports: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, int]:
     answers = {lock: report["dependencies"] for lock, report in reports.items() if report}
     flaws = [
         f"{lock}: {package['name']} {package['version']}: {flaw['id']}, "
-        f"mended in {', '.join(flaw['fix_versions']) or 'no version yet'}"
+        f"fixed in {', '.join(flaw['fix_versions']) or 'no version yet'}"
         for lock, packages in answers.items()
         for package in packages
         for flaw in package.get("vulns", ())
@@ -54,10 +54,10 @@ def verdict(reports: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, int]:
     unknown = sum(map(len, answers.values())) - known
     silent = [lock for lock in reports if lock not in answers]
     if not known:
-        return "audit: SKIPPED, no advisories can be had here: nothing was looked up", 0
+        return "audit: SKIPPED, this index has no advisories: nothing was looked up", 0
     lines = [*flaws, f"audit: {known} locked packages looked up, {len(flaws)} vulnerabilities"]
     if unknown:
-        lines.append(f"audit: SKIPPED {unknown} packages, whose advisories cannot be had")
+        lines.append(f"audit: SKIPPED {unknown} packages, which have no advisories here")
     if silent:
         lines.append(f"audit: SKIPPED {', '.join(silent)}, which got no answer")
     return "\n".join(lines), int(bool(flaws))

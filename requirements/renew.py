@@ -23,10 +23,20 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
-IN_RUN = ("gym", "agents", "lora", "cluster")
+IN_RUN = ("gym",)
 """Extras that run.lock has."""
-IN_EXTRAS = ("parquet", "tensorboard", "wandb", "mlflow", "ray", "store")
-"""Extras that extras.lock has: they bring more packages than asyncrl itself."""
+IN_EXTRAS = (
+    "agents",
+    "cluster",
+    "lora",
+    "mlflow",
+    "parquet",
+    "ray",
+    "store",
+    "tensorboard",
+    "wandb",
+)
+"""Extras that extras.lock has: a run needs none of them unless a setting names it."""
 
 PLATFORMS = "x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin"
 PYTHONS = "3.11", "3.14"
@@ -99,12 +109,12 @@ def main() -> None:
     write("torch", "torch for CUDA on Linux, with what that needs; for processors on macOS.", torch)
     write("torch-cpu", "torch for processors alone, on Linux; not on PyPI.", cpu)
     beside = [f"{name}=={pin.version}" for name, pin in found.items() if not LINUX.match(name)]
-    dev = resolve([*beside, *EXTRAS["dev"]], ["dev"], everywhere, without=SOURCE_ONLY)
-    write("dev", "Checks asyncrl; beside run.lock.", besides(found, dev))
     asked_for = [each for extra in IN_EXTRAS for each in EXTRAS[extra]]
-    both = [f"{name}=={pin.version}" for name, pin in dev.items() if not LINUX.match(name)]
-    more = resolve([*both, *asked_for], ["extras"], everywhere, without=SOURCE_ONLY)
-    write("extras", f"The extras {', '.join(IN_EXTRAS)}; beside both.", besides(dev, more))
+    extras = resolve([*beside, *asked_for], ["extras"], everywhere, without=SOURCE_ONLY)
+    write("extras", f"The extras {', '.join(IN_EXTRAS)}; beside run.lock.", besides(found, extras))
+    both = [f"{name}=={pin.version}" for name, pin in extras.items() if not LINUX.match(name)]
+    more = resolve([*both, *EXTRAS["dev"]], ["dev"], everywhere, without=SOURCE_ONLY)
+    write("dev", "Checks asyncrl; beside run.lock and extras.lock.", besides(extras, more))
     more = resolve([*beside, *EXTRAS["bench"]], ["bench"], everywhere, without=SOURCE_ONLY)
     write("bench", "What bench/vs_trl.py measures against; beside run.lock.", besides(found, more))
     more = resolve([*beside, *EXTRAS["gym-source"]], ["gym-source"], ["--universal", *upgrade])
@@ -127,7 +137,7 @@ def main() -> None:
         pins = {name: pin for name, pin in pins.items() if not TORCH.match(name)}
         pins |= resolve(asked(lock, "unresolved.txt"), [lock], [*here, "--no-deps"])
         write(lock, f"The {server} server on a CPU: x86-64 Linux, Python 3.11.", pins)
-    beside_run = (("dev", "extras"), ("bench",))
+    beside_run = (("extras",), ("extras", "dev"), ("bench",))
     for locks in (
         *(("run", "torch", *more) for more in beside_run),
         ("audit",),

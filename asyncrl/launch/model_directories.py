@@ -15,6 +15,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from asyncrl.config import Config, ConfigError
+from asyncrl.config.errors import installs
 from asyncrl.config.fields import nearest
 from asyncrl.config.lora import ALL_LINEAR, is_of, named_targets
 from asyncrl.escape import escaped
@@ -57,7 +58,7 @@ def check_adapters(config: Config) -> None:
     if find_spec("peft") is None:
         raise ConfigError(
             f"model.lora.rank is {lora.rank}, and adapters need peft, which is not installed: "
-            "install asyncrl[lora], or set rank to 0."
+            f"{installs('lora')}, or set rank to 0."
         )
     if not config.model.path:
         return

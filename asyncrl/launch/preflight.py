@@ -20,6 +20,7 @@ import msgspec
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.cluster import joined
+from asyncrl.config.errors import installs
 from asyncrl.config.fields import FIELDS, lookup, quoted
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.lending import lending_contradictions
@@ -212,8 +213,8 @@ def _agent(agent: AgentConfig) -> None:
         load_agent(agent.run)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"agent.run is set, and agents need {error.name}, which is not installed: install "
-            "asyncrl[agents]."
+            f"agent.run is set, and agents need {error.name}, which is not installed: "
+            f"{installs('agents')}."
         ) from None
     if agent.sandbox == "bwrap":
         argv = () if isinstance(agent.run, str) else agent.run

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from asyncrl.config.errors import ConfigError
+from asyncrl.config.errors import ConfigError, installs
 from asyncrl.escape import escaped
 from asyncrl.journal import SqliteHistory
 from asyncrl.journal.sqlite import copy as copy_journal
@@ -133,7 +133,7 @@ class StoredCopy:
         try:
             from obstore import store as stores
         except ImportError:
-            raise StoreError("the extra for it is missing: pip install 'asyncrl[store]'") from None
+            raise StoreError(f"the extra for it is missing: {installs('store')}") from None
         timeouts, again = _WORK if patient else _LOOK
         options: dict[str, Any] = {}
         if parts.scheme == "file":

@@ -10,6 +10,7 @@ from typing import IO, Any, Protocol
 import msgspec
 
 from asyncrl.config import ConfigError
+from asyncrl.config.errors import installs
 from asyncrl.escape import escaped_json
 from asyncrl.looking.rollout_records import Note, RolloutRecord, Wanted, decoder, newest, record
 from asyncrl.observe.run_dir import refuse_no_run
@@ -82,7 +83,7 @@ def write_records(run: Path, wanted: Wanted, path: Path, note: Note) -> int:
     refuse_no_run(run)
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise ConfigError(
-            f"{path}: Parquet needs the package pyarrow: pip install 'asyncrl[parquet]', or write "
+            f"{path}: Parquet needs the package pyarrow: {installs('parquet')}, or write "
             "FILE.jsonl."
         )
     if path.exists():

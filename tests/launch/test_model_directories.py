@@ -107,8 +107,8 @@ def test_adapters_need_peft_and_layers(
     ) in refusal(*sets, "model.lora.targets=['up_proj','qproj']")
     monkeypatch.setattr(model_directories, "find_spec", lambda name: None)
     assert (
-        "model.lora.rank is 2, and adapters need peft, which is not installed: install "
-        "asyncrl[lora], or set rank to 0."
+        "model.lora.rank is 2, and adapters need peft, which is not installed: run "
+        "`make extras` in a clone, or pip install 'asyncrl[lora]', or set rank to 0."
     ) in refusal(*sets)
     preflight.check(config(sets[0]), None, 2)
 

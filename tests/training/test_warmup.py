@@ -13,12 +13,14 @@ import msgspec
 import pytest
 import torch
 
+from asyncrl.config import read
 from asyncrl.config.schema import Config, ModelConfig, RolloutConfig, RunConfig, TaskConfig
 from asyncrl.tasks import TaskError, open_task
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training import bundled, warmup
 from asyncrl.training.models import load_model
 
+ROOT = Path(__file__).parents[2]
 TASK = TaskConfig(
     name="spell_backward",
     params={"min_word_len": 3, "max_word_len": 4},
@@ -138,16 +140,39 @@ def test_it_is_a_function_of_its_settings_and_computed_once(
     ],
 )
 def test_other_settings_are_another_model(other: dict[str, Any]) -> None:
-    assert warmup.key(config(**other)) != warmup.key(config()) == warmup.key(config())
+    assert warmup.recipe(config(**other)) != warmup.recipe(config()) == warmup.recipe(config())
 
 
 def test_settings_of_the_run_are_the_same_model() -> None:
     one = config()
-    assert warmup.key(one) == warmup.key(
+    judged = msgspec.structs.replace(one.task, reward="exact", sandbox="process")
+    assert warmup.recipe(one) == warmup.recipe(
         msgspec.structs.replace(
-            one, run=RunConfig(dir="elsewhere"), rollout=RolloutConfig(lease_s=5)
+            one, task=judged, run=RunConfig(dir="elsewhere"), rollout=RolloutConfig(lease_s=5)
         )
     )
+
+
+def test_the_main_job_finds_its_model_in_the_package(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is of the settings of run.toml, and as good as the warm-up left it: right on about one
+    prompt in five, so that there is something to reinforce and something to learn."""
+    main = read(ROOT / "run.toml")
+    monkeypatch.setattr(warmup, "teach", None)
+    path = warmup.prepare_model(main)
+    assert path.parent == warmup.PREWARMED and len(list(path.parent.iterdir())) == 1, (
+        "run .venv/bin/python -m asyncrl.training.warmup run.toml"
+    )
+    assert not list(home.iterdir())
+    task, tokenizer = open_task(main.task, main.run.seed), Tokenizer(path)
+    ids, labels = next(warmup._batches(tokenizer, task))
+    with torch.no_grad():
+        _, right, _ = warmup.told(load_model(path), ids, labels)
+    assert 0.1 <= right.float().mean() <= 0.5
+    other = msgspec.structs.replace(main, run=RunConfig(seed=1))
+    with pytest.raises(TypeError):
+        warmup.prepare_model(other)
 
 
 def test_the_model_given_is_the_model() -> None:
@@ -165,9 +190,8 @@ def test_what_is_kept_is_whole_or_not_there(home: Path, monkeypatch: pytest.Monk
         with pytest.raises(KeyboardInterrupt):
             warmup.prepare_model(config())
     assert not list((home / "asyncrl").iterdir())
-    (
-        home / "asyncrl" / f"spell_backward-{warmup.key(config())}"
-    ).mkdir()  # as an interrupted copy of the cache would leave it
+    name = f"spell_backward-{warmup.recipe(config())}-{torch.__version__}"
+    (home / "asyncrl" / name).mkdir()  # as an interrupted copy of the cache would leave it
     assert set(weights(warmup.prepare_model(config())))
 
 
