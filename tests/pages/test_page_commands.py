@@ -223,7 +223,8 @@ def test_its_commands_can_be_run_one_after_another(page: Path, desk: Desk) -> No
 def test_two_machines_join_a_run_as_the_page_says(desk: Desk) -> None:
     """Both are this one, and have the token each in a folder of its own."""
     launcher, other, *_ = blocks(ROOT / "docs/machines.md")
-    launcher = launcher.partition("\n")[2].replace(" --set rollout.actors=4", "")  # after `make extras`
+    launcher = launcher.partition("\n")[2]  # after `make extras`
+    launcher = launcher.replace(" --set rollout.actors=4", "")
     start = f"{launcher.rstrip()} --set run.dir=runs/many --set rollout.actors=2"
     other = other.replace("runs/…/join.token", "../runs/many/join.token")
     script = f"""
