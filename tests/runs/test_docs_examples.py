@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+import warm_process
 
 from asyncrl.observe import summary
 from asyncrl.observe.run_dir import METRICS, SUMMARY
@@ -27,7 +28,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 def asyncrl(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm_process.run(
         [sys.executable, "-m", "asyncrl.cli", *words],
         cwd=EXAMPLES / folder,
         env=os.environ | {"PYTHONPATH": "."},
