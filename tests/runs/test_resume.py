@@ -47,7 +47,6 @@ SETTINGS = {
     "train__checkpoint_every": EVERY,
     "staleness__max_lag": 0,
     "staleness__depth": 0,
-    "engine__compile": False,
     "machine__cores": 2,
     "journal__commit_ms": 10,
 }

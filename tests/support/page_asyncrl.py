@@ -22,6 +22,7 @@ BRIEF = {
     "rollout.max_new_tokens": 16,
     "rollout.filter": "none",
     "engine.slots": 8,
+    "engine.compile": "false",
     "engine.context_tokens": 512,
     "task.eval_size": 8,
     "evaluation.samples": 0,
