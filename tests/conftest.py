@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from seconds import Seconds
 from xdist.scheduler import LoadScopeScheduling
 
 # A property has no deadline of its own, because shared machines are slow at times. `make test`
@@ -50,6 +51,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return not real, not real and item.path not in long
 
         items.sort(key=place)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Seconds())
 
 
 @pytest.hookimpl(trylast=True)

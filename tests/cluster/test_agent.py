@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import warm_process
 from some_values import some
 
 from asyncrl.cluster.join_token import JoinToken, certify
@@ -57,7 +58,7 @@ async def ended(
     argv += ["--patience", "1", *more]
     with trio.fail_after(PATIENCE_S):
         return await trio.to_thread.run_sync(
-            partial(subprocess.run, argv, capture_output=True, text=True, timeout=PATIENCE_S)
+            partial(warm_process.run, argv, capture_output=True, text=True, timeout=PATIENCE_S)
         )
 
 

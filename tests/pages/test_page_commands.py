@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import pytest
 from train_support import tiny_model
+from warm_process import warm
 
 from asyncrl.arguments import parser
 from asyncrl.cli import VERBS
@@ -151,7 +152,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     """A folder with a model and a run that ended: `runs/a`."""
     folder = tmp_path_factory.mktemp("pages")
     desk = Desk(folder, tiny_model(folder / "path/to/model"))
-    shim = [sys.executable, str(ROOT / "tests/support/page_asyncrl.py"), str(desk.model)]
+    shim = [sys.executable, str(ROOT / "tests/support/page_asyncrl.py"), warm().address]
+    shim += [str(desk.model)]
     program(folder / ".venv/bin", "asyncrl", f'exec {shlex.join(shim)} "$@"')
     program(folder / ".venv/bin", "make", f'exec /usr/bin/make --dry-run -C {ROOT} "$@"')
     program(folder / ".venv/bin", "scp", 'shift $(($# - 2)); exec cp "$@"')

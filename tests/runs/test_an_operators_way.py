@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
+import warm_process
 from train_support import command, end, processes, started, steps_done, wait_for
 
 from asyncrl.processes.machine import free_port
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.explore]
 
 def asyncrl(*argv: str | Path) -> str:
     """Words of a command."""
-    done = subprocess.run(
+    done = warm_process.run(
         [sys.executable, "-m", "asyncrl.cli", *map(str, argv)],
         capture_output=True,
         text=True,

@@ -7,10 +7,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
+import warm_process
 
 from asyncrl.observe import summary
 from asyncrl.observe.run_dir import METRICS, SUMMARY
@@ -20,14 +23,20 @@ FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/run.toml"))
 OF_SOAK = {"bounded_lag", "own_data"}
 """Examples that CI does not train here: one is settings alone, which are checked; the page's own
 commands train the other (`tests/pages`)."""
-BRIEF = ("train.steps=4", "train.eval_every=0", "task.eval_size=8", "evaluation.samples=0")
-"""Settings that make a run short; a mix has an `eval_size` for each task."""
+BRIEF = (
+    *("train.steps=4", "train.eval_every=0", "task.eval_size=8", "evaluation.samples=0"),
+    *("model.warmup_steps=20", "rollout.filter=none", "engine.compile=false"),
+)
+"""Settings that make a run short; a mix has an `eval_size` for each task. The warm-up that they cut
+is whole where an example teaches, below."""
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
-def asyncrl(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def asyncrl(
+    folder: str, *words: str, run: Callable[..., Any] = warm_process.run
+) -> subprocess.CompletedProcess[str]:
+    return run(
         [sys.executable, "-m", "asyncrl.cli", *words],
         cwd=EXAMPLES / folder,
         env=os.environ | {"PYTHONPATH": "."},
@@ -71,7 +80,8 @@ def test_each_begins_to_learn(folder: str, tmp_path: Path) -> None:
 
 @pytest.mark.explore
 def test_a_verifier_of_ones_own_teaches_in_half_a_minute(tmp_path: Path) -> None:
-    done = asyncrl("own_verifier", "train", "run.toml", f"--set=run.dir={tmp_path / 'run'}")
+    words = ["train", "run.toml", f"--set=run.dir={tmp_path / 'run'}"]
+    done = asyncrl("own_verifier", *words, run=subprocess.run)  # a real start, as a user's
     assert done.returncode == 0, done.stdout + done.stderr
     told = summary.read(tmp_path / "run" / SUMMARY)
     lines = (tmp_path / "run" / METRICS).read_text().splitlines()

@@ -3,18 +3,18 @@ what may never happen."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
+import kill_agents
+import kill_matrix
 import numpy as np
 import pytest
+import warm_process
 from episode_follower import EpisodeFollower
 from follower import Wrong
 
 from asyncrl.experience import events as e
-
-BENCH = Path(__file__).parents[2] / "bench"
 
 
 def ids(*tokens: int) -> bytes:
@@ -102,17 +102,17 @@ def test_a_life_takes_again_what_a_crash_undid() -> None:
 
 @pytest.mark.processes
 @pytest.mark.explore
-def test_a_kill_of_each_part_loses_nothing_and_samples_nothing_again(tmp_path: Path) -> None:
-    argv = [sys.executable, str(BENCH / "kill_agents.py"), "--kills", "5", "--weights", "0"]
-    done = subprocess.run(
-        [*argv, "--seed", "1", "--run", str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        timeout=850,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_a_kill_of_each_part_loses_nothing_and_samples_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `bench/kill_agents.py` does, here by forks of the warm process."""
+    monkeypatch.setattr(kill_matrix, "subprocess", warm_process)
+    words = ["--kills", "5", "--weights", "0", "--seed", "1", "--run", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", ["kill_agents.py", *words])
+    failed = kill_agents.main()
+    out, err = capsys.readouterr()
+    assert not failed, out + err
     for line in ("lost   0", "again  0", "twice  0", "hang   0"):
-        assert line in done.stdout.splitlines()
+        assert line in out.splitlines()
     for role in ("worker", "agents", "rollout", "coordinator", "everything"):
-        assert f"{role} " in done.stdout
+        assert f"{role} " in out

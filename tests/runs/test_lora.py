@@ -57,7 +57,6 @@ def argv(model: Path, run: Path, **more: Any) -> list[str]:
         "train__lr": 2e-2,
         "train__lr_warmup_steps": 0,
         "rollout__group_size": 8,
-        "engine__compile": False,
         "engine__slots": 32,
         "staleness__max_lag": 0,
         "staleness__depth": 0,

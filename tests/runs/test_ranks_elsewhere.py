@@ -36,7 +36,6 @@ SETTINGS: dict[str, Any] = {
     "rollout__actors": 1,
     "staleness__max_lag": 0,
     "staleness__depth": 0,
-    "engine__compile": False,
     "machine__cores": 2,
 }
 """At lag 0 what is learned follows from the seed, whoever is killed."""

@@ -15,8 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import kill_matrix
 import numpy as np
 import pytest
+import warm_process
 from train_support import (
     all_sealed,
     command,
@@ -39,14 +41,12 @@ from asyncrl.training.checkpoint_index import complete
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-BENCH = Path(__file__).parents[2] / "bench"
 STEPS, EVERY = 18, 4
 SETTINGS = {
     "train__steps": STEPS,
     "train__checkpoint_every": EVERY,
     "staleness__max_lag": 0,
     "staleness__depth": 0,
-    "engine__compile": False,
     "machine__cores": 2,
     "journal__commit_ms": 10,
 }
@@ -483,33 +483,23 @@ def test_a_full_disk_is_waited_for_and_said(model: Path, tmp_path: Path) -> None
 
 def why(run: Path) -> str:
     """Words of `asyncrl why`."""
-    return subprocess.run(
-        [sys.executable, "-m", "asyncrl.cli", "why", str(run)],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout
+    argv = [sys.executable, "-m", "asyncrl.cli", "why", str(run)]
+    return str(warm_process.run(argv, capture_output=True, text=True).stdout)
 
 
 @pytest.mark.explore
-def test_a_kill_of_each_role_loses_nothing(model: Path, tmp_path: Path) -> None:
-    argv = [
-        sys.executable,
-        str(BENCH / "kill_matrix.py"),
-        "--kills",
-        "5",
-        "--seed",
-        "1",
-        "--model",
-        str(model),
-        "--run",
-        str(tmp_path / "run"),
-    ]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=850, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_a_kill_of_each_role_loses_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `bench/kill_matrix.py` does at its end, here by forks of the warm process."""
+    monkeypatch.setattr(kill_matrix, "subprocess", warm_process)
+    words = ["--kills", "5", "--seed", "1", "--model", str(model), "--run", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", ["kill_matrix.py", *words])
+    failed = kill_matrix.main()
+    out, err = capsys.readouterr()
+    assert not failed, out + err
     for line in ("lost   0", "twice  0", "hang   0"):
-        assert line in done.stdout.splitlines()
+        assert line in out.splitlines()
     assert all(
-        f"{role} " in done.stdout
-        for role in ("rollout", "reward", "trainer", "coordinator", "everything")
+        f"{role} " in out for role in ("rollout", "reward", "trainer", "coordinator", "everything")
     )

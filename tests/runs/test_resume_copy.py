@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm_process
 from train_support import command, everything, resume, started, steps_done, train, wait_for
 
 from asyncrl.launch.stored_copy import StoredCopy, StoreError
@@ -54,7 +54,7 @@ def test_a_run_whose_disk_is_lost_goes_on_from_its_object_store(
         wait_for("a copy of a checkpoint", lambda: len(copied()) >= 2)
         everything(process, run)
     shutil.rmtree(run)
-    fetched = subprocess.run(
+    fetched = warm_process.run(
         [sys.executable, "-m", "asyncrl.cli", "fetch", url, str(again)],
         capture_output=True,
         text=True,

@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_process
 from train_support import command, train
 
 CALIBRATED = 40
 
 
 def asyncrl(*argv: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm_process.run(
         [sys.executable, "-m", "asyncrl.cli", *map(str, argv)],
         capture_output=True,
         text=True,

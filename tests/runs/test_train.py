@@ -8,6 +8,7 @@ import json
 import signal
 import socket
 import stat
+import subprocess
 import time
 import urllib.request
 from collections import Counter
@@ -76,9 +77,15 @@ def test_a_run_with_a_killed_rollout_actor_a_killed_fork_server_an_intruder_and_
     run = tmp_path / "run"
     port = free_port()
     argv = command(
-        model, run, train__steps=100, rollout__actors=2, metrics__port=port, train__eval_every=10
+        model,
+        run,
+        train__steps=100,
+        train__eval_every=10,
+        rollout__actors=2,
+        metrics__port=port,
+        engine__compile=True,
     )
-    with started(argv) as process:
+    with started(argv, subprocess.Popen) as process:  # a real start, as a user's
         wait_for("step", lambda: steps_done(run) >= 3)
         with socket.socket(socket.AF_UNIX) as intruder:  # has no key
             intruder.connect(str(run / "coordinator.sock"))

@@ -45,7 +45,6 @@ SETTINGS: dict[str, Any] = {
     "rollout__actors": 2,
     "staleness__max_lag": 0,
     "staleness__depth": 0,
-    "engine__compile": False,
     "machine__cores": 2,
 }
 

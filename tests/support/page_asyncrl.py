@@ -3,14 +3,17 @@ model, and of six steps unless it says how many; faults are looked for in two se
 has four engines for 7 s. Where servers of their own would start, it is checked and not run
 (tests/sglang and tests/vllm run it).
 
-    python page_asyncrl.py MODEL WORDS …
+    python page_asyncrl.py ADDRESS MODEL WORDS …
+
+ADDRESS is that of the warm process (`warm.py`), which commands are forked from.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
+
+from warm import run
 
 BRIEF = {
     "train.batch_groups": 2,
@@ -19,6 +22,7 @@ BRIEF = {
     "rollout.max_new_tokens": 16,
     "rollout.filter": "none",
     "engine.slots": 8,
+    "engine.compile": "false",
     "engine.context_tokens": 512,
     "task.eval_size": 8,
     "evaluation.samples": 0,
@@ -45,6 +49,5 @@ def brief(words: list[str], model: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    model, *words = sys.argv[1:]
-    argv = [sys.executable, "-m", "asyncrl.cli", *brief(words, model)]
-    os.execv(sys.executable, argv)
+    address, model, *words = sys.argv[1:]
+    sys.exit(run(address, "asyncrl.cli", brief(words, model)) & 0xFF)

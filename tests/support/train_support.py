@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import warm_process
+
 SETTINGS = {
     "task.name": "spell_backward",
     "task.eval_size": 8,
@@ -24,9 +26,12 @@ SETTINGS = {
     "rollout.max_new_tokens": 16,
     "rollout.filter": "none",
     "engine.slots": 8,
+    "engine.compile": False,
     "reward.concurrency": 2,
     "supervision.grace_s": 5.0,
 }
+"""Steps are compiled (two core seconds of each start) in one test of tests/runs/test_train.py,
+in docs/examples, and in tests/engines."""
 DEADLINE_S = 300.0
 """Seconds that whatever must come may take on a machine that others use too: a run begins
 in 20 s on two free cores."""
@@ -61,21 +66,20 @@ def _toml(value: object) -> str:
 def train(argv: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     """Run it to its end."""
     env = os.environ | environment
-    return subprocess.run(
-        argv, capture_output=True, text=True, timeout=DEADLINE_S, env=env, check=False
-    )
+    return warm_process.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, env=env)
 
 
 @contextmanager
-def started(argv: list[str], **environment: str) -> Iterator[subprocess.Popen[str]]:
+def started(
+    argv: list[str], start: type[subprocess.Popen[str]] = warm_process.Popen, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
     """Run it beside the test; it is gone at the end of the block. It heeds SIGHUP, also where the
-    tests were started to outlive their terminal."""
+    tests were started to outlive their terminal. A fork of the warm process, unless `start` is
+    `subprocess.Popen`."""
     env = os.environ | environment
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
-        process = subprocess.Popen(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
-        )
+        process = start(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     finally:
         signal.signal(signal.SIGHUP, before)
     try:
