@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
-from real_vllm import START_S, launch
+from real_vllm import LAUNCH, START_S, launch
 from train_support import command as train_command
 from train_support import (
     end,
@@ -138,7 +138,7 @@ def test_a_run_decodes_in_a_server_that_is_given_each_version(
         tiny_model(tmp_path / "model"),
         run,
         engine__kind="vllm",
-        engine__vllm__launch=[str(vllm_python)],
+        engine__vllm__launch=[*LAUNCH],
         engine__context_tokens=128,
         publication__bucket_bytes=1 << 20,
         train__steps=3,
@@ -165,7 +165,7 @@ def test_a_run_goes_on_when_a_server_the_coordinator_and_the_launcher_are_killed
         tiny_model(tmp_path / "model"),
         run,
         engine__kind="vllm",
-        engine__vllm__launch=[str(vllm_python)],
+        engine__vllm__launch=[*LAUNCH],
         engine__context_tokens=128,
         rollout__actors=2,
         rollout__lent_actors=1,
