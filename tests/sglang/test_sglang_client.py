@@ -23,7 +23,7 @@ from asyncrl.engines.servers.errors import (
     ServerGone,
 )
 from asyncrl.engines.servers.server_types import Garbled, StreamEvent, StreamEvents, largest_event
-from asyncrl.engines.sglang.http_types import Increments
+from asyncrl.engines.sglang.http_types import SglangIncrements
 from asyncrl.engines.sglang.sglang_client import SglangClient
 
 URL = "http://fake:1"
@@ -88,7 +88,7 @@ def test_a_stream_comes_out_as_increments_however_it_is_sent_and_cut(
         + b": a remark\n\ndata: [DONE]\n\n"
     )
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=20)))
-    events, increments, got = StreamEvents(len(ids)), Increments(), []
+    events, increments, got = StreamEvents(len(ids)), SglangIncrements(), []
     for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True):
         got += [increments.read(text) for text in events.feed(sent[a:b]) if text != b"[DONE]"]
     assert all(isinstance(e, StreamEvent) for e in got)
@@ -98,7 +98,7 @@ def test_a_stream_comes_out_as_increments_however_it_is_sent_and_cut(
 
 
 def test_the_last_event_of_an_aborted_request_repeats_and_adds_nothing() -> None:
-    increments = Increments()
+    increments = SglangIncrements()
     first = increments.read(event([5, 6], 2)[6:])
     for repeated in (
         [5, 6],
@@ -117,7 +117,7 @@ def test_the_last_event_of_an_aborted_request_repeats_and_adds_nothing() -> None
 
 def test_a_log_probability_that_is_no_number_stays_none() -> None:
     text = event([7], 1).replace(b"-7.0", b"null")
-    read = Increments().read(text[6:])
+    read = SglangIncrements().read(text[6:])
     assert isinstance(read, StreamEvent) and math.isnan(read.behaviour[0])
 
 

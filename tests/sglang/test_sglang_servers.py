@@ -28,6 +28,8 @@ from some_values import some
 
 from asyncrl.engines import canary
 from asyncrl.engines.servers.errors import RequestRefused, ServerGone
+from asyncrl.engines.servers.kept_servers import ServerAddress
+from asyncrl.engines.servers.managed import NOWHERE
 from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.servers.weight_loader import WeightLoader
 from asyncrl.engines.servers.weight_transfer import BroadcastTransfer
@@ -66,7 +68,7 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
         arguments=("--mem-fraction-static", "0.8"),
     )
     key_file = Path("/run/logs/server-0-key.yaml")
-    words = command(cuda, 1234, key_file)
+    words = command(cuda, ServerAddress("http://127.0.0.1:1234"), key_file)
     assert words[:7] == [*python, "-m", "sglang.launch_server"]
     pairs = dict(pairwise(words))
     expected = {
@@ -95,7 +97,7 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in environment(cuda, [0])
 
     cpu = launch("/python")
-    pairs = dict(pairwise(command(cpu, 1, key_file)))
+    pairs = dict(pairwise(command(cpu, NOWHERE, key_file)))
     assert (
         pairs["--attention-backend"] == "torch_native"
         and int(pairs["--max-total-tokens"]) >= 9 * 136

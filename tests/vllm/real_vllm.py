@@ -18,7 +18,7 @@ import forked_server
 import httpx2
 
 from asyncrl.engines.servers.server_process import ServerLaunch
-from asyncrl.engines.vllm.vllm_launch import URL, command, environment
+from asyncrl.engines.vllm.vllm_launch import URL, address, command, environment
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 LAUNCH = (str(PYTHON), forked_server.__file__)
@@ -46,10 +46,11 @@ def launch(model: Path, *arguments: str, slots: int = SLOTS) -> ServerLaunch:
 def started(model: Path, log: Path) -> Iterator[SharedServer]:
     """A server from its start until the end of its process group."""
     folder = tempfile.mkdtemp(prefix="asyncrl-test-")
-    socket, what = Path(folder, "server.sock"), launch(model)
+    at, what = address(Path(folder)), launch(model)
+    socket = Path(at.socket)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command(what, socket),
+            command(what, at, Path()),
             env={**os.environ, **environment(what), "TMPDIR": folder},
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -32,7 +32,7 @@ from train_support import (
 from asyncrl.engines.servers.errors import ServerGone
 from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.vllm.vllm_client import VllmClient
-from asyncrl.engines.vllm.vllm_launch import WORKER, command, environment, managed
+from asyncrl.engines.vllm.vllm_launch import WORKER, address, command, environment, managed
 from asyncrl.observe import run_status, summary
 from asyncrl.observe.run_dir import SERVERS, STATUS, SUMMARY
 
@@ -50,7 +50,7 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
         seed=7,
         arguments=("--gpu-memory-utilization", "0.8"),
     )
-    words = command(cuda, Path("/tmp/x/server.sock"))
+    words = command(cuda, address(Path("/tmp/x")), Path())
     assert words[:3] == ["/python", "-m", "vllm.entrypoints.openai.api_server"]
     pairs = dict(pairwise(words))
     expected = {
@@ -76,7 +76,7 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["CUDA_VISIBLE_DEVICES"] == "5,6" and found["PYTHONPATH"] == f"{WORKER}:/mine"
     assert [path.name for path in WORKER.glob("*.py")] == ["asyncrl_receiver.py"]
     assert environment(launch(Path("/m")))["TORCH_COMPILE_DISABLE"] == "1"
-    cpu = command(launch(Path("/m")), Path("/tmp/x/server.sock"))
+    cpu = command(launch(Path("/m")), address(Path("/tmp/x")), Path())
     assert "--enforce-eager" in cpu and dict(pairwise(cpu))["--num-gpu-blocks-override"] == "21"
 
 
