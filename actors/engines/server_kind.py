@@ -45,8 +45,8 @@ class ServerKind(EngineKind):
     @classmethod
     @abstractmethod
     def program(cls) -> ServerProgram[Any]:
-        """What is known of one kind of server. Every process imports this class, and few the
-        program."""
+        """The program of this kind; imported in here, because every process imports this class,
+        and few need the program."""
 
     @classmethod
     def servers(cls, config: Config) -> Servers:
@@ -181,7 +181,7 @@ async def _by_broadcast(
 
 
 def needs_of(config: Config, architecture: str) -> Needs:
-    """What the run needs of its servers."""
+    """The needs of this run."""
     from asyncrl.engines.servers.other_model import Needs
 
     engine = config.engine

@@ -14,8 +14,8 @@ class Incompatible(ServerError):
 
 
 class Needs(NamedTuple):
-    """What a run needs of its servers: a model of `architecture` (a class's name) that computes in
-    `dtype`, and room for `slots` rollouts of at most `context_tokens` tokens at a time."""
+    """Needs of a run: servers with a model of `architecture` (a class's name) that compute in
+    `dtype`, and have room for `slots` rollouts of at most `context_tokens` tokens at a time."""
 
     architecture: str
     dtype: str

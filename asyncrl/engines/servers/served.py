@@ -59,7 +59,7 @@ class Served(Protocol):
         ...
 
 
-class Generation(NamedTuple):
+class AskedTokens(NamedTuple):
     """One request, as `ServerClient.generate` is asked for it."""
 
     rid: str
@@ -152,7 +152,7 @@ class ServerClient(ABC):
 
     @abstractmethod
     async def server_info(self) -> ServerInfo:
-        """How it was started."""
+        """The options that it was started with."""
 
     # ---------------------------------------------------------------------------------- generation
 
@@ -176,7 +176,7 @@ class ServerClient(ABC):
         `extra_key` names the part of the prefix cache that this request shares. The last event has
         an `ending`; a stream that breaks off without one raises ServerGone.
         """
-        asked = Generation(
+        asked = AskedTokens(
             rid, ids, max_new_tokens, temperature, stream_interval, stop_ids, extra_key
         )
         events, increments = StreamEvents(max_new_tokens), self._increments()
@@ -201,7 +201,7 @@ class ServerClient(ABC):
         return RequestRefused(f"{self.url} {did} request {rid}: {escaped(message, SAID)}", status)
 
     @abstractmethod
-    def _generation(self, asked: Generation) -> Mapping[str, object]:
+    def _generation(self, asked: AskedTokens) -> Mapping[str, object]:
         """The body that asks for it, as a stream with the log-probability of each token, under the
         whole distribution: a server may have been started with other options, and its
         log-probabilities are not those of what is cut."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from asyncrl.engines.servers.errors import Misread, RequestRefused, ServerGone
 from asyncrl.engines.servers.http_connection import CHECKSUM_BYTES
-from asyncrl.engines.servers.served import Generation, ServerClient
+from asyncrl.engines.servers.served import AskedTokens, ServerClient
 from asyncrl.engines.servers.server_types import (
     Mode,
     ModelInfo,
@@ -70,7 +70,7 @@ class SglangClient(ServerClient):
 
     # ---------------------------------------------------------------------------------- generation
 
-    def _generation(self, asked: Generation) -> Mapping[str, object]:
+    def _generation(self, asked: AskedTokens) -> Mapping[str, object]:
         sampling = {
             "max_new_tokens": asked.max_new_tokens,
             "temperature": asked.temperature,

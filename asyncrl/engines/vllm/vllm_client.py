@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from asyncrl.engines.servers.errors import Misread, ServerGone
 from asyncrl.engines.servers.http_connection import CHECKSUM_BYTES, HttpConnection
-from asyncrl.engines.servers.served import Generation, ServerClient
+from asyncrl.engines.servers.served import AskedTokens, ServerClient
 from asyncrl.engines.servers.server_types import (
     Mode,
     ModelInfo,
@@ -117,7 +117,7 @@ class VllmClient(ServerClient):
             self._unheard.discard(rid)
             self._changed.set()
 
-    def _generation(self, asked: Generation) -> Mapping[str, object]:
+    def _generation(self, asked: AskedTokens) -> Mapping[str, object]:
         sampling = {
             "max_tokens": asked.max_new_tokens,
             "temperature": asked.temperature,
