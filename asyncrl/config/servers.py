@@ -6,12 +6,18 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from msgspec.structs import fields
+
 from asyncrl.config.engines import capabilities
 from asyncrl.config.fields import lookup
-from asyncrl.config.schema import Config, ServersConfig, SglangConfig
+from asyncrl.config.schema import Config, EngineConfig, ServersConfig, SglangConfig
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-TABLES = ("engine.sglang", "engine.vllm")
+TABLES = tuple(
+    f"engine.{field.name}"
+    for field in fields(EngineConfig)
+    if isinstance(field.default, ServersConfig)
+)
 """Tables of run.toml that are of servers."""
 OURS = ("--api-key", "--config", "--uds")
 """Arguments of a server that the rollout actor that starts it gives."""

@@ -29,7 +29,7 @@ from asyncrl.config import load as load_config
 from asyncrl.config import render as render_config
 from asyncrl.config.schema import TaskConfig
 from asyncrl.engines.servers.server_types import Garbled, StreamEvents
-from asyncrl.engines.sglang.http_types import Increments
+from asyncrl.engines.sglang.http_types import SglangIncrements
 from asyncrl.engines.vllm.vllm_types import VllmIncrements
 from asyncrl.escape import escaped
 from asyncrl.experience.call import ImpossibleEvent
@@ -341,7 +341,7 @@ def shown_summary(data: bytes) -> None:
 
 def sglang_stream(data: bytes) -> None:
     """Events that an SGLang server streams: increments, or Garbled."""
-    events, increments = StreamEvents(4), Increments()
+    events, increments = StreamEvents(4), SglangIncrements()
     try:
         for text in events.feed(data):
             increments.read(text)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from real_sglang import PYTHON, SEED, START_S, Server, running
@@ -48,15 +47,13 @@ def sglang_start(
         yield partial(_start, stack, sglang_model, tmp_path_factory)
 
 
-def _start(
-    stack: ExitStack, model: Path, folders: pytest.TempPathFactory, *more: str, **program: Any
-) -> Server:
+def _start(stack: ExitStack, model: Path, folders: pytest.TempPathFactory, *more: str) -> Server:
     if not PYTHON.exists():
         pytest.skip(
             "there is no environment for SGLang here; `make sglang-cpu` builds .venv-sglang"
         )
     log = folders.mktemp("sglang_log") / "server.log"
-    return stack.enter_context(running(model, log, *more, **program))
+    return stack.enter_context(running(model, log, *more))
 
 
 class Shared:

@@ -1,46 +1,59 @@
 """A real SGLang server on this machine's processor, over the bundled model with random weights of
-`SEED`."""
+`SEED`. It asks for a key, by docker/keyed_server.py."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import forked_server
 import httpx2
 
+from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.processes.machine import free_port
 
-PYTHON = Path(__file__).parents[2] / ".venv-sglang" / "bin" / "python"
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
+LAUNCH = (str(PYTHON), forked_server.__file__)
+"""`engine.sglang.launch` of runs: the same server, which starts in a third of the time."""
 SEED = 11
 START_S = 300.0
 
 
 class Server(NamedTuple):
-    """A running server: its address, the model directory it was started with, its log and its
-    process group."""
+    """A running server: its address, the key that it asks for, the model directory it was started
+    with, its log and its process group."""
 
     url: str
+    key: str
     model: Path
     log: Path
     group: int
 
+    def client(self, **more: Any) -> AbstractAsyncContextManager[SglangClient]:
+        """A client of it that has the key."""
+        return SglangClient.open(self.url, api_key=self.key, **more)
+
+
+async def slow(client: SglangClient, seconds: float | None) -> None:
+    """Have each forward pass take so much longer, so that there is time to do something beside
+    it."""
+    await client._connection.tell("/slow_down", {"forward_sleep_time": seconds})
+
 
 @contextmanager
-def running(
-    model: Path,
-    log: Path,
-    *more: str,
-    program: tuple[str | Path, ...] = ("-m", "sglang.launch_server"),
-) -> Iterator[Server]:
+def running(model: Path, log: Path, *more: str) -> Iterator[Server]:
     """A server from its start until the end of its process group. Its daemons keep what they
     inherit as standard output: a file."""
-    port = free_port()
+    port, key, key_file = free_port(), secrets.token_hex(16), log.with_name("key")
+    key_file.write_text(key + "\n")
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")
     } | {
@@ -52,7 +65,8 @@ def running(
     }
     command = [
         PYTHON,
-        *program,
+        ROOT / "docker" / "keyed_server.py",
+        key_file,
         "--model-path",
         model,
         "--device",
@@ -88,7 +102,7 @@ def running(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    server = Server(f"http://127.0.0.1:{port}", model, log, process.pid)
+    server = Server(f"http://127.0.0.1:{port}", key, model, log, process.pid)
     try:
         _wait(server, process)
         yield server

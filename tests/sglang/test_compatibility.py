@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from actors.engines.sglang import BUNDLED
+from actors.engines.server_kind import BUNDLED
 from asyncrl.config import ConfigError, load
 from asyncrl.engines.servers.server_types import ModelInfo, ServerInfo
 from asyncrl.engines.sglang.compatibility import refuse_other_model, refuse_other_start

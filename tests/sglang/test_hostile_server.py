@@ -12,7 +12,8 @@ import pytest
 import trio
 
 from asyncrl.engines.servers.errors import Misread, RequestRefused, ServerError, ServerGone
-from asyncrl.engines.sglang.compatibility import Incompatible, check_compatibility
+from asyncrl.engines.servers.other_model import Incompatible, Needs
+from asyncrl.engines.sglang.compatibility import check_compatibility
 from asyncrl.engines.sglang.sglang_client import SglangClient
 
 URL = "http://fake:1"
@@ -196,9 +197,7 @@ async def test_what_a_server_says_of_itself_is_escaped(info: dict[str, object]) 
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=body.encode()))
     async with SglangClient.open(URL, transport=transport) as client:
         with pytest.raises(Incompatible) as caught:
-            await check_compatibility(
-                client, architecture="A", dtype="float32", context_tokens=8, slots=1
-            )
+            await check_compatibility(client, Needs("A", "float32", 8, 1))
     assert str(caught.value).isprintable() and len(str(caught.value)) <= 2000
 
 

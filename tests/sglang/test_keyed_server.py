@@ -4,8 +4,6 @@ nobody."""
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import httpx2
 import pytest
 from real_sglang import Server
 
-PROGRAM = Path(__file__).parents[2] / "docker" / "keyed_server.py"
 ASKED = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 2, "temperature": 0}}
 
 
@@ -28,12 +25,8 @@ def command_lines(group: int) -> list[str]:
 
 
 @pytest.mark.explore
-def test_a_server_asks_for_the_key_of_a_file_and_never_says_it(
-    sglang_start: Callable[..., Server], tmp_path: Path
-) -> None:
-    key, file = secrets.token_hex(16), tmp_path / "key"
-    file.write_text(key + "\n")
-    server = sglang_start(program=(PROGRAM, file))
+def test_a_server_asks_for_the_key_of_a_file_and_never_says_it(sglang_server: Server) -> None:
+    server, key = sglang_server, sglang_server.key
     with httpx2.Client(base_url=server.url, trust_env=False, timeout=60.0) as http:
         for headers in ({}, {"authorization": "Bearer other"}):
             assert http.post("/generate", json=ASKED, headers=headers).status_code == 401

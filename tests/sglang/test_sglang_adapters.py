@@ -7,14 +7,17 @@ import json
 from pathlib import Path
 
 import pytest
-from real_sglang import PYTHON
+from real_sglang import LAUNCH, PYTHON
 from train_support import command, tiny_model, train
 
 from asyncrl.observe import summary
 from asyncrl.observe.curve import StepPoint, read
 from asyncrl.observe.run_dir import METRICS, SUMMARY
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.soak]
+"""CI has its parts: `test_sglang_publication` serves what adapters and their base make,
+`tests/actors/test_adapted_base.py` makes it of what was received, and `tests/runs/test_lora.py` is
+a run of the embedded engine."""
 
 STEPS = 6
 
@@ -40,7 +43,7 @@ def test_a_server_decodes_with_what_adapters_and_base_make(tmp_path: Path) -> No
         task__eval_size=0,
         model__lora__rank=4,
         engine__kind="sglang",
-        engine__sglang__launch=[str(PYTHON)],
+        engine__sglang__launch=[*LAUNCH],
         engine__context_tokens=128,
         train__steps=STEPS,
         train__lr=2e-2,

@@ -4,16 +4,16 @@ during a publication."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import numpy as np
 import openai
 import pytest
 import trio
 from gateway_world import KEY, MODEL, served
-from real_sglang import Server
+from real_sglang import Server, slow
 
 from asyncrl.engines import canary
 from asyncrl.engines.options import EngineOptions
@@ -22,7 +22,6 @@ from asyncrl.engines.servers.server_engine import ServerEngine
 from asyncrl.engines.servers.weight_loader import WeightLoader
 from asyncrl.engines.servers.weight_transfer import DiskTransfer
 from asyncrl.engines.sglang import sglang_client as client_module
-from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model
 
@@ -44,7 +43,7 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
     )  # random weights end an answer at random
     said: list[str] = []
 
-    def agent(url: str, publish: Callable[[], Any]) -> None:
+    def agent(url: str, slower: Callable[[], Any], publish: Callable[[], Any]) -> None:
         """Two calls; as the second streams, the weights change."""
         with openai.OpenAI(
             base_url=f"{url}/sessions/r1-1/v1", api_key=KEY, max_retries=0
@@ -52,12 +51,7 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
             said.append(
                 client.completions.create(model=MODEL, prompt="hello", max_tokens=8).choices[0].text
             )
-            slower = {
-                "forward_sleep_time": 0.01
-            }  # a forward pass: the response must not end before the publication has begun
-            httpx2.post(
-                f"{sglang_server.url}/slow_down", json=slower, timeout=60
-            ).raise_for_status()
+            slower()
             for at, part in enumerate(
                 client.completions.create(
                     model=MODEL, prompt="hello" + said[0], max_tokens=400, stream=True
@@ -65,10 +59,10 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
             ):
                 said.append(part.choices[0].text)
                 if at == 1:
-                    trio.from_thread.run(publish)
+                    publish()
 
     with trio.fail_after(120):
-        async with SglangClient.open(sglang_server.url) as client:
+        async with sglang_server.client() as client:
             text = canary.text(VOCABULARY, {END_ID})
             publisher = WeightLoader(
                 client,
@@ -105,10 +99,11 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
             tokenizer = Tokenizer(sglang_server.model)
             async with served(engine, tokenizer, context_tokens=CONTEXT) as (coordinator, url):
                 await engine.load(0, weights(SEEDS[0]))
-                await trio.to_thread.run_sync(agent, url, lambda: engine.load(1, weights(SEEDS[1])))
-    httpx2.post(
-        f"{sglang_server.url}/slow_down", json={"forward_sleep_time": None}, timeout=60
-    ).raise_for_status()
+                # the response must not end before the publication has begun
+                slower = partial(trio.from_thread.run, slow, client, 0.01)
+                publish = partial(trio.from_thread.run, engine.load, 1, weights(SEEDS[1]))
+                await trio.to_thread.run_sync(agent, url, slower, publish)
+            await slow(client, None)
 
     assert len(coordinator.asks) == 2
     first, second = ([c for c in chunks if c.rollout == call] for call in (0, 1))

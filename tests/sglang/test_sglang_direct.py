@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from real_sglang import PYTHON
+from real_sglang import LAUNCH, PYTHON
 from train_support import (
     command,
     end,
@@ -40,7 +40,7 @@ def test_two_servers_are_sent_each_version_by_the_trainer_and_outlive_it(tmp_pat
         tiny_model(tmp_path / "m"),
         run,
         engine__kind="sglang",
-        engine__sglang__launch=[str(PYTHON)],
+        engine__sglang__launch=[*LAUNCH],
         engine__context_tokens=128,
         publication__path="direct",
         publication__bucket_bytes=1 << 20,

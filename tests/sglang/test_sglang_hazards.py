@@ -14,14 +14,13 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx2
 import numpy as np
 import pytest
 import torch
 import trio
 from collected import Collected
 from numpy.typing import NDArray
-from real_sglang import SEED, Server
+from real_sglang import SEED, Server, slow
 
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Request
@@ -55,7 +54,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture
 async def client(sglang_server: Server, policies: list[Path]) -> AsyncIterator[SglangClient]:
     """The shared server, idle, with version 0."""
-    async with SglangClient.open(sglang_server.url, deadline_s=30.0, silence_s=60.0) as opened:
+    async with sglang_server.client(deadline_s=30.0, silence_s=60.0) as opened:
         await opened.update_from_disk(str(policies[0]), 0, flush=True)
         yield opened
         await slow(opened, None)
@@ -69,17 +68,6 @@ async def holds(client: SglangClient, running: int, queued: int = 0) -> None:
             return
         await trio.sleep(0.05)
     raise AssertionError(await client.load())
-
-
-async def slow(client: SglangClient, seconds: float | None) -> None:
-    """Have each forward pass take so much longer, so that there is time to do something beside
-    it."""
-    async with httpx2.AsyncClient(trust_env=False) as http:
-        assert (
-            await http.post(
-                f"{client.url}/slow_down", json={"forward_sleep_time": seconds}, timeout=60
-            )
-        ).status_code == 200
 
 
 def stream(
@@ -308,7 +296,7 @@ async def test_hazard_1_an_id_outside_the_vocabulary_does_not_reach_the_server(
 async def test_hazard_1_because_it_kills_the_server(sglang_start: Callable[..., Server]) -> None:
     """On a server of its own, which sends only news in each event: that reads the same."""
     server = sglang_start("--incremental-streaming-output")
-    async with SglangClient.open(server.url, silence_s=60.0) as client:
+    async with server.client(silence_s=60.0) as client:
         assert (await client.server_info()).incremental_streaming_output
         await slow(client, 0.03)
         events = await read(client, name(1), stream_interval=8)

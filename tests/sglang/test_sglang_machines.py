@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from real_sglang import PYTHON
+from real_sglang import LAUNCH, PYTHON
 from train_support import (
     command,
     command_lines,
@@ -44,7 +44,7 @@ def test_a_machine_brings_its_server_and_takes_it_along(tmp_path: Path, path: st
         cluster__kind="agents",
         cluster__agents=2,
         engine__kind="sglang",
-        engine__sglang__launch=[str(PYTHON)],
+        engine__sglang__launch=[*LAUNCH],
         engine__context_tokens=128,
         publication__path=path,
         rollout__actors=2,

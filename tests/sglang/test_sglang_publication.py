@@ -12,17 +12,17 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import numpy as np
 import pytest
 import torch
 import trio
 from numpy.typing import NDArray
-from real_sglang import Server
+from real_sglang import Server, slow
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from asyncrl.config import Config
+from asyncrl.config.schema import LoraConfig
 from asyncrl.engines import canary
 from asyncrl.engines.servers.errors import RequestRefused, ServerGone
 from asyncrl.engines.servers.server_types import Mode, StreamEvent
@@ -30,6 +30,7 @@ from asyncrl.engines.servers.weight_loader import HalfLoaded, Loaded, NotLoaded,
 from asyncrl.engines.servers.weight_transfer import BroadcastTransfer, DiskTransfer, WeightTransfer
 from asyncrl.engines.sglang import sglang_client as client_module
 from asyncrl.engines.sglang.sglang_client import SglangClient
+from asyncrl.training.adapters import adapters, add_adapters, merged, set_adapters
 from asyncrl.training.bundled import model_config, new_model
 from weightsync.server_group import ServerGroup, ServerTransfer
 
@@ -61,23 +62,11 @@ def no_end(monkeypatch: pytest.MonkeyPatch) -> None:
 async def server(sglang_server: Server) -> AsyncIterator[Server]:
     """The one that these tests share, going on afterwards whatever a failed one left."""
     yield sglang_server
-    async with httpx2.AsyncClient(trust_env=False, timeout=60) as http:
-        await http.post(f"{sglang_server.url}/slow_down", json={"forward_sleep_time": None})
-    async with SglangClient.open(sglang_server.url) as client:
+    async with sglang_server.client() as client:
+        await slow(client, None)
         with suppress(RequestRefused):
             await client.end_update()
         await client.resume()
-
-
-@asynccontextmanager
-async def slowed(server: Server) -> AsyncIterator[None]:
-    """Each forward pass takes 20 ms more, so that there is time for a publication amid a response;
-    the fixture takes it back."""
-    async with httpx2.AsyncClient(trust_env=False, timeout=60) as http:
-        (
-            await http.post(f"{server.url}/slow_down", json={"forward_sleep_time": 0.02})
-        ).raise_for_status()
-    yield
 
 
 def weights(seed: int) -> dict[str, Tensor]:
@@ -94,7 +83,7 @@ async def connected(
     server: Server, ranks: int = 1
 ) -> AsyncIterator[tuple[SglangClient, ServerGroup]]:
     async with (
-        SglangClient.open(server.url) as client,
+        server.client() as client,
         ServerGroup.open(HOST, ranks, bucket_bytes=300_000) as group,
     ):
         yield client, group
@@ -206,10 +195,25 @@ async def test_version_after_version_is_served_to_the_bit(
         assert kind == "broadcast" or list((tmp_path / "weights").iterdir()) == []
 
 
+async def test_what_adapters_and_their_base_make_is_served(server: Server) -> None:
+    """A server knows nothing of adapters: it is given whole weights, under its own names."""
+    model = new_model(0)
+    add_adapters(model, LoraConfig(rank=4))
+    set_adapters(model, {name: torch.randn_like(one) * 0.05 for name, one in adapters(model)})
+    whole = dict(merged(model))
+    async with connected(server) as (client, group):
+        loaded = await publisher(client, by_broadcast(group)).load(7, whole)
+        assert loaded.exact == len((await client.checksums())[0].checksums)
+        expected = canary.reference(new_model(1), whole, PROMPT)
+        assert await client.score(PROMPT) == pytest.approx(expected, abs=EXACT)
+        assert expected != pytest.approx(scores(0, PROMPT), abs=EXACT), "adapters change nothing"
+
+
 async def test_tokens_of_a_version_change_in_mid_stream_are_each_under_their_own_weights(
     server: Server,
 ) -> None:
-    async with connected(server) as (client, group), slowed(server):
+    async with connected(server) as (client, group):
+        await slow(client, 0.02)  # so that there is time for a publication amid a response
         publish = publisher(client, by_broadcast(group))
         await publish.load(1, weights(1))
         streams = [Decoding(PROMPT + i) for i in range(3)]
@@ -349,15 +353,11 @@ def test_hazards_6_and_7_what_crashes_a_server_or_ends_all_its_requests_is_never
 
 
 async def test_hazard_7_naming_a_version_by_itself_would_end_all_requests(server: Server) -> None:
-    async with (
-        SglangClient.open(server.url) as client,
-        httpx2.AsyncClient(trust_env=False) as http,
-        trio.open_nursery() as nursery,
-    ):
+    async with server.client() as client, trio.open_nursery() as nursery:
         stream = Decoding(tokens=2000)
         nursery.start_soon(stream.run, client)
         await stream.has(5)
-        await http.post(f"{server.url}/update_weight_version", json={"new_version": "9"})
+        await client._connection.tell("/update_weight_version", {"new_version": "9"})
         with trio.fail_after(DEADLINE_S):
             while not stream.events[-1].ending:
                 await stream.news.wait()
@@ -457,7 +457,7 @@ async def test_what_fails_before_the_first_byte_leaves_the_old_version_decoding(
             async def never() -> None:
                 raise RequestRefused("no session today", 400)
 
-            async with SglangClient.open(server.url) as other:
+            async with server.client() as other:
                 other.begin_update = never  # type: ignore[method-assign]
                 other.end_update = never  # type: ignore[method-assign]
                 with pytest.raises(NotLoaded, match="no session today"):
@@ -569,21 +569,6 @@ async def test_a_group_for_another_number_of_ranks_is_refused_before_the_server_
         ):
             await publisher(client, by_broadcast(group)).load(1, weights(1))
         assert await client.ready()
-
-
-@pytest.mark.slow
-@pytest.mark.explore
-async def test_two_tensor_parallel_ranks_get_the_same_weights(
-    sglang_start: Callable[..., Server],
-) -> None:
-    server = await trio.to_thread.run_sync(sglang_start, "--tp-size", "2")
-    async with connected(server, ranks=2) as (client, group):
-        publish = publisher(client, by_broadcast(group))
-        for version in (1, 2):
-            loaded = await publish.load(version, weights(version))
-            ranks = await client.checksums()
-            assert loaded.exact == len(ranks[0].checksums) and len(ranks) == 2
-            assert await client.score(PROMPT) == pytest.approx(scores(version, PROMPT), abs=EXACT)
 
 
 async def test_a_server_that_dies_during_a_load_is_named_at_once(

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from uuid import uuid4
@@ -22,14 +23,21 @@ import msgspec
 import numpy as np
 import pytest
 import trio
-from real_sglang import PYTHON
+from real_sglang import LAUNCH, PYTHON
 from some_values import some
 
+from asyncrl.engines import canary
 from asyncrl.engines.servers.errors import RequestRefused, ServerGone
+from asyncrl.engines.servers.kept_servers import ServerAddress
+from asyncrl.engines.servers.managed import NOWHERE
 from asyncrl.engines.servers.server_process import ServerLaunch
+from asyncrl.engines.servers.weight_loader import WeightLoader
+from asyncrl.engines.servers.weight_transfer import BroadcastTransfer
 from asyncrl.engines.sglang import sglang_client as client_module
 from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.engines.sglang.sglang_launch import command, environment, managed
+from asyncrl.training.bundled import END_ID, VOCABULARY, new_model
+from weightsync.server_group import ServerGroup
 
 START_S = 240.0
 
@@ -60,7 +68,7 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
         arguments=("--mem-fraction-static", "0.8"),
     )
     key_file = Path("/run/logs/server-0-key.yaml")
-    words = command(cuda, 1234, key_file)
+    words = command(cuda, ServerAddress("http://127.0.0.1:1234"), key_file)
     assert words[:7] == [*python, "-m", "sglang.launch_server"]
     pairs = dict(pairwise(words))
     expected = {
@@ -89,7 +97,7 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in environment(cuda, [0])
 
     cpu = launch("/python")
-    pairs = dict(pairwise(command(cpu, 1, key_file)))
+    pairs = dict(pairwise(command(cpu, NOWHERE, key_file)))
     assert (
         pairs["--attention-backend"] == "torch_native"
         and int(pairs["--max-total-tokens"]) >= 9 * 136
@@ -305,34 +313,30 @@ def real(sglang_model: Path) -> Callable[..., ServerLaunch]:
         pytest.skip(
             "there is no environment for SGLang here; `make sglang-cpu` builds .venv-sglang"
         )
-    return lambda: launch(str(PYTHON), model=str(sglang_model))
+    return partial(launch, *LAUNCH, model=str(sglang_model))
 
 
 @pytest.mark.explore
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(START_S + 120)
-async def test_a_server_has_its_whole_context_and_is_noticed_when_it_is_killed_and_leaves_nothing(
+async def test_a_server_of_two_ranks_from_its_start_to_its_death(
     real: Callable[..., ServerLaunch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It has its whole context, both ranks get the same weights, and when it is killed that is
+    noticed, and nothing of it is left."""
     monkeypatch.setitem(client_module.WHOLE_DISTRIBUTION, "ignore_eos", True)
     log = tmp_path / "server.log"
     async with (
-        managed(real(), log=log, ready_s=START_S) as server,
+        managed(real(tensor_parallel=2), log=log, ready_s=START_S) as server,
         SglangClient.open(server.url, api_key=server.key) as client,
     ):
         assert await client.ready()
         assert (await client.server_info()).max_running_requests == 9
-        for known in (1, 64, 127):  # of 128
-            asked = client.generate(
-                uuid4().hex,
-                np.full(known, 65, np.int32),
-                max_new_tokens=128 - known,
-                temperature=1.0,
-            )
-            assert sum([len(event.ids) async for event in asked]) == 128 - known
+        await fills_its_context(client)
+        await both_ranks_get_the_same_weights(client)
         mine = session(server.process.pid)
-        assert len(mine) >= 3, "the server has a scheduler and a detokenizer of its own"
+        assert len(mine) >= 4, "the server has two schedulers and a detokenizer of its own"
         os.kill(command_of(server.process.pid), signal.SIGKILL)
         with (
             trio.fail_after(90),
@@ -341,6 +345,39 @@ async def test_a_server_has_its_whole_context_and_is_noticed_when_it_is_killed_a
             await server.watch()
         assert not any(lives(pid) for pid in mine)
     assert "server is fired up" in log.read_text()
+
+
+async def fills_its_context(client: SglangClient) -> None:
+    """A prompt of any length may be followed by as many tokens as the run's context has left."""
+    for known in (1, 64, 127):  # of 128
+        asked = client.generate(
+            uuid4().hex,
+            np.full(known, 65, np.int32),
+            max_new_tokens=128 - known,
+            temperature=1.0,
+        )
+        assert sum([len(event.ids) async for event in asked]) == 128 - known
+
+
+async def both_ranks_get_the_same_weights(client: SglangClient) -> None:
+    async with ServerGroup.open("127.0.0.1", 2, bucket_bytes=300_000) as group:
+        text, shell = canary.text(VOCABULARY, [END_ID]), new_model(0)
+        loader = WeightLoader(
+            client,
+            BroadcastTransfer(group, 60.0),
+            shell,
+            text,
+            mode="retract",
+            tolerance=1e-3,
+            deadline_s=60.0,
+        )
+        for version in (1, 2):
+            weights = {name: one.detach() for name, one in new_model(version).named_parameters()}
+            known = canary.reference(shell, weights, text)
+            loaded = await loader.load(version, weights, known)
+            ranks = await client.checksums()
+            assert loaded.exact == len(ranks[0].checksums) and len(ranks) == 2
+            assert loaded.difference <= 1e-5
 
 
 ACTOR = """
@@ -374,7 +411,7 @@ def actor(real: Callable[..., ServerLaunch], tmp_path: Path) -> Iterator[subproc
     process.wait()
 
 
-@pytest.mark.explore
+@pytest.mark.soak  # test_sglang_machines kills a whole machine, whose server ends with it
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(START_S + 120)

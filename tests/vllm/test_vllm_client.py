@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock
 
 from asyncrl.engines.servers.errors import Misread, RequestRefused, ServerError, ServerGone
-from asyncrl.engines.servers.other_model import Incompatible
+from asyncrl.engines.servers.other_model import Incompatible, Needs
 from asyncrl.engines.servers.server_types import StreamEvent
 from asyncrl.engines.vllm.vllm_client import VllmClient
 from asyncrl.engines.vllm.vllm_fit import check_vllm
@@ -22,6 +22,7 @@ from asyncrl.engines.vllm.vllm_fit import check_vllm
 URL = "http://vllm"
 IDS = np.array([5, 6, 7], np.int32)
 GENERATE = "/inference/v1/generate"
+NEEDS = Needs("Qwen3ForCausalLM", "float32", 100, 4)
 
 
 class Fake(httpx2.AsyncBaseTransport):
@@ -289,17 +290,17 @@ async def test_a_server_that_was_started_otherwise_is_refused_with_the_option(
     fake.on(GENERATE, scored)
     async with VllmClient.open(URL, transport=fake) as client:
         if not said_in_error:
-            await check_vllm(client, dtype="float32", context_tokens=100, slots=4)
+            await check_vllm(client, NEEDS)
             return
         with pytest.raises(Incompatible, match=said_in_error):
-            await check_vllm(client, dtype="float32", context_tokens=100, slots=4)
+            await check_vllm(client, NEEDS)
 
 
 async def test_an_old_server_one_without_its_rooms_and_one_that_takes_no_ids_are_refused() -> None:
     async def refusal(fake: Fake) -> str:
         async with VllmClient.open(URL, transport=fake) as client:
             with pytest.raises(ServerError) as caught:
-                await check_vllm(client, dtype="float32", context_tokens=100, slots=4)
+                await check_vllm(client, NEEDS)
             return str(caught.value)
 
     old = versioned().on("/version", {"version": "0.31.9+cu13"})

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
-from real_vllm import START_S, launch
+from real_vllm import LAUNCH, START_S, launch
 from train_support import command as train_command
 from train_support import (
     end,
@@ -32,7 +32,7 @@ from train_support import (
 from asyncrl.engines.servers.errors import ServerGone
 from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.vllm.vllm_client import VllmClient
-from asyncrl.engines.vllm.vllm_launch import WORKER, command, environment, managed
+from asyncrl.engines.vllm.vllm_launch import WORKER, address, command, environment, managed
 from asyncrl.observe import run_status, summary
 from asyncrl.observe.run_dir import SERVERS, STATUS, SUMMARY
 
@@ -50,7 +50,7 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
         seed=7,
         arguments=("--gpu-memory-utilization", "0.8"),
     )
-    words = command(cuda, Path("/tmp/x/server.sock"))
+    words = command(cuda, address(Path("/tmp/x")), Path())
     assert words[:3] == ["/python", "-m", "vllm.entrypoints.openai.api_server"]
     pairs = dict(pairwise(words))
     expected = {
@@ -76,7 +76,7 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["CUDA_VISIBLE_DEVICES"] == "5,6" and found["PYTHONPATH"] == f"{WORKER}:/mine"
     assert [path.name for path in WORKER.glob("*.py")] == ["asyncrl_receiver.py"]
     assert environment(launch(Path("/m")))["TORCH_COMPILE_DISABLE"] == "1"
-    cpu = command(launch(Path("/m")), Path("/tmp/x/server.sock"))
+    cpu = command(launch(Path("/m")), address(Path("/tmp/x")), Path())
     assert "--enforce-eager" in cpu and dict(pairwise(cpu))["--num-gpu-blocks-override"] == "21"
 
 
@@ -138,7 +138,7 @@ def test_a_run_decodes_in_a_server_that_is_given_each_version(
         tiny_model(tmp_path / "model"),
         run,
         engine__kind="vllm",
-        engine__vllm__launch=[str(vllm_python)],
+        engine__vllm__launch=[*LAUNCH],
         engine__context_tokens=128,
         publication__bucket_bytes=1 << 20,
         train__steps=3,
@@ -165,7 +165,7 @@ def test_a_run_goes_on_when_a_server_the_coordinator_and_the_launcher_are_killed
         tiny_model(tmp_path / "model"),
         run,
         engine__kind="vllm",
-        engine__vllm__launch=[str(vllm_python)],
+        engine__vllm__launch=[*LAUNCH],
         engine__context_tokens=128,
         rollout__actors=2,
         rollout__lent_actors=1,

@@ -9,7 +9,6 @@ from asyncrl.config.schema.engine_sections import (
     EngineConfig,
     ServersConfig,
     SglangConfig,
-    VllmConfig,
 )
 from asyncrl.config.schema.process_sections import (
     ClusterConfig,
@@ -82,6 +81,5 @@ __all__ = [
     "TaskConfig",
     "TeacherConfig",
     "TrainConfig",
-    "VllmConfig",
     "Whole",
 ]

@@ -3,12 +3,24 @@ does not fit the run is a named error before the server is sent anything."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from asyncrl.engines.servers.errors import ServerError
 from asyncrl.engines.servers.server_types import ModelInfo, ServerInfo
 
 
 class Incompatible(ServerError):
     """The server is of another kind than the run needs."""
+
+
+class Needs(NamedTuple):
+    """Needs of a run: servers with a model of `architecture` (a class's name) that compute in
+    `dtype`, and have room for `slots` rollouts of at most `context_tokens` tokens at a time."""
+
+    architecture: str
+    dtype: str
+    context_tokens: int
+    slots: int
 
 
 def refuse_other_model(

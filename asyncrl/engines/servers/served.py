@@ -1,21 +1,33 @@
-"""Protocols of the calls that are made of a server. Invariant: an engine and its weights know
-nothing of whose server it is; every call raises ServerError, and returns in bounded time."""
+"""The calls of a server. Invariant: an engine and its weights know nothing of whose server it is;
+every call returns a typed answer, or raises a ServerError in bounded time.
+
+Nothing is tried again here: who calls knows whether that is safe.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import ClassVar, NamedTuple, Protocol, Self
 
+import httpx2
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.engines.servers.errors import RequestRefused, ServerGone
+from asyncrl.engines.servers.http_connection import READY_WITHIN_S, HttpConnection
 from asyncrl.engines.servers.server_types import (
+    SAID,
     Mode,
     ModelInfo,
     RankChecksums,
     ServerInfo,
     StreamEvent,
+    StreamEvents,
+    StreamFailure,
 )
+from asyncrl.escape import escaped
 
 
 class Served(Protocol):
@@ -47,41 +59,205 @@ class Served(Protocol):
         ...
 
 
-class ServerClient(Served, Protocol):
-    """The calls by which one server is given weights."""
+class AskedTokens(NamedTuple):
+    """One request, as `ServerClient.generate` is asked for it."""
 
-    async def model_info(self) -> ModelInfo: ...
+    rid: str
+    ids: NDArray[np.int32]
+    max_new_tokens: int
+    temperature: float
+    stream_interval: int
+    stop_ids: Sequence[int]
+    extra_key: str
 
-    async def server_info(self) -> ServerInfo: ...
 
-    async def pause(self, mode: Mode) -> None:
-        """Have it stand still until `resume`."""
+class Increments(Protocol):
+    """The events of one request, each resolved to what is new in it."""
+
+    def read(self, data: bytes) -> StreamEvent | StreamFailure | None:
+        """The news of one event; None for one that has none. Raises Garbled where its tokens cannot
+        be told, or come without a log-probability each."""
         ...
 
-    async def resume(self) -> None: ...
 
+class ServerClient(ABC):
+    """One server, through `open`. Every method raises ServerError: ServerGone, RequestRefused or
+    Misread. A subclass has the endpoints and the fields of one kind of server."""
+
+    READY: ClassVar[str]
+    """The path that answers with 200 while the server takes requests."""
+    GENERATE: ClassVar[str]
+    """The path that a request is posted to."""
+
+    def __init__(self, connection: HttpConnection) -> None:
+        self._connection, self.url = connection, connection.url
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        url: str,
+        *,
+        api_key: str = "",
+        socket: str = "",
+        deadline_s: float = 60.0,
+        silence_s: float = 600.0,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> AsyncIterator[Self]:
+        """The server at `url` (`http://host:port`), or at the Unix socket `socket` where that is
+        given, which need not be there yet.
+
+        `deadline_s` bounds each answer, and `silence_s` what may take long: the time between two
+        pieces of a stream, a pause, and whatever moves weights (seconds). `transport` stands for
+        the network in tests.
+        """
+        if socket:
+            transport = httpx2.AsyncHTTPTransport(
+                uds=socket, limits=httpx2.Limits(max_connections=None)
+            )
+        async with HttpConnection.open(
+            url,
+            api_key=api_key,
+            deadline_s=deadline_s,
+            silence_s=silence_s,
+            transport=transport,
+        ) as connection:
+            yield cls(connection)
+
+    # ---------------------------------------------------------------------------------- what it is
+
+    async def ready(self) -> bool:
+        """True if it takes requests now."""
+        try:
+            return await self._connection.status(self.READY, READY_WITHIN_S) == 200
+        except ServerGone:
+            return False
+
+    async def answers(self) -> bool:
+        """True if it is there; it may be paused."""
+        return await self.ready()
+
+    async def wait_ready(self, seconds: float) -> None:
+        """Wait until it is ready. Raises ServerGone after `seconds`."""
+        await self._connection.until(self.ready, "was not ready", seconds)
+
+    async def wait_there(self, seconds: float) -> None:
+        """Wait until it answers: one that was paused by somebody who died would never be ready.
+        Raises ServerGone after `seconds`."""
+        await self._connection.until(self.answers, "did not answer", seconds)
+
+    @abstractmethod
+    async def model_info(self) -> ModelInfo:
+        """The model that it serves, and the version of its weights."""
+
+    @abstractmethod
+    async def server_info(self) -> ServerInfo:
+        """The options that it was started with."""
+
+    # ---------------------------------------------------------------------------------- generation
+
+    async def generate(
+        self,
+        rid: str,
+        ids: NDArray[np.int32],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        stream_interval: int = 1,
+        stop_ids: Sequence[int] = (),
+        extra_key: str = "",
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """Stream one request; where you may stop early, do so inside `contextlib.aclosing`. Closing
+        it closes the connection, which ends the request on the server within seconds.
+
+        `ids` (int32) must lie in the vocabulary: another id kills the server. `rid` must be as long
+        as all others: an abort may match beginnings. An event comes at the first token and then
+        about every `stream_interval` tokens, where a server is not told that at its start;
+        `extra_key` names the part of the prefix cache that this request shares. The last event has
+        an `ending`; a stream that breaks off without one raises ServerGone.
+        """
+        asked = AskedTokens(
+            rid, ids, max_new_tokens, temperature, stream_interval, stop_ids, extra_key
+        )
+        events, increments = StreamEvents(max_new_tokens), self._increments()
+        with self._connection.named(self.GENERATE):
+            async with self._connection.stream(self.GENERATE, self._generation(asked)) as parts:
+                async for data in parts:
+                    for text in events.feed(data):
+                        event = increments.read(text)
+                        if event is None:
+                            continue
+                        if isinstance(event, StreamFailure):
+                            raise self._refused(rid, "refused", event.message, event.code)
+                        end = event.ending
+                        if end is not None and (end.status_code or 0) >= 400:
+                            raise self._refused(rid, "ended", end.message, end.status_code or 0)
+                        yield event
+                        if end is not None:
+                            return
+        raise ServerGone(f"{self.url} broke off the stream of request {rid}")
+
+    def _refused(self, rid: str, did: str, message: str, status: int) -> RequestRefused:
+        return RequestRefused(f"{self.url} {did} request {rid}: {escaped(message, SAID)}", status)
+
+    @abstractmethod
+    def _generation(self, asked: AskedTokens) -> Mapping[str, object]:
+        """The body that asks for it, as a stream with the log-probability of each token, under the
+        whole distribution: a server may have been started with other options, and its
+        log-probabilities are not those of what is cut."""
+
+    @abstractmethod
+    def _increments(self) -> Increments:
+        """The reader of one stream."""
+
+    @abstractmethod
     async def score(self, ids: NDArray[np.int32], *, extra_key: str = "") -> list[float]:
-        """The log-probability of each id given those before it, at temperature 1: `len(ids) - 1`
-        numbers."""
-        ...
+        """The log-probability of each id given those before it, at temperature 1, from one prefill:
+        `len(ids) - 1` numbers."""
 
-    async def checksums(self) -> list[RankChecksums]:
-        """Checksums of what each rank holds now, in the order of ranks."""
-        ...
+    @abstractmethod
+    async def abort(self, rid: str) -> None:
+        """Ask that this request end; it has ended when its stream has."""
 
+    @abstractmethod
+    async def abort_all(self) -> None:
+        """Ask that every request end."""
+
+    async def clear(self) -> None:
+        """Undo what an actor that died may have left there."""
+        await self.abort_all()
+
+    @abstractmethod
+    async def pause(self, mode: Mode) -> None:
+        """Stop decoding; new requests wait. With `abort` this returns when nothing is left on the
+        server."""
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """Go on after `pause`, or if nothing was paused."""
+
+    # ------------------------------------------------------------------------------------- weights
+
+    @abstractmethod
     async def init_group(
         self, address: str, port: int, world: int, name: str, backend: str, *, first: int = 1
     ) -> None:
         """Join a group of `world` processes as its ranks from `first` on; rank 0 meets it at
         `address`:`port` at the same time."""
-        ...
 
-    async def destroy_group(self, name: str) -> None: ...
+    @abstractmethod
+    async def destroy_group(self, name: str) -> None:
+        """Leave the group."""
 
-    async def begin_update(self) -> None: ...
+    @abstractmethod
+    async def begin_update(self) -> None:
+        """Begin the transaction in which all parameters are updated."""
 
-    async def end_update(self) -> None: ...
+    @abstractmethod
+    async def end_update(self) -> None:
+        """End it."""
 
+    @abstractmethod
     async def update(
         self,
         names: Sequence[str],
@@ -93,9 +269,14 @@ class ServerClient(Served, Protocol):
         flush: bool,
     ) -> None:
         """Take these parameters, in this order, from one broadcast of rank 0 (a flattened bucket of
-        bytes), and call the weights `version`, or as before where that is None."""
-        ...
+        bytes), and call the weights `version`, or as before where that is None. Unknown names may
+        be taken without a word, and a refusal may come after some or all was changed."""
 
     async def update_from_disk(self, path: str, version: int, *, flush: bool) -> None:
-        """Load a model directory that the server can see, and call the weights `version`."""
-        ...
+        """Load a model directory that the server can see, and call the weights `version`. Raises
+        ValueError where this kind of server is not given weights so."""
+        raise ValueError(f"{self.url} takes no weights from a disk")
+
+    @abstractmethod
+    async def checksums(self) -> list[RankChecksums]:
+        """Checksums of what each rank holds now, in the order of ranks."""

@@ -261,7 +261,7 @@ def likeness(command: Sequence[str], variables: Mapping[str, str]) -> str:
     return hashlib.sha256(said.encode()).hexdigest()
 
 
-_HEEDED = ("CUDA", "GLOO", "HF_", "LD_", "NCCL", "PYTHON", "SGLANG", "TORCH", "TRITON", "VLLM")
+_HEEDED = ("CUDA", "GLOO", "HF_", "LD_", "NCCL", "PYTHON", "TORCH", "TRITON")
 
 
 def _of_server(error: BaseException) -> bool:

@@ -69,6 +69,13 @@ class StreamEvent(msgspec.Struct, frozen=True):
     retractions: int = 0
 
 
+class StreamFailure(msgspec.Struct, frozen=True):
+    """An error inside a stream, whose HTTP status was 200 by then."""
+
+    message: str = ""
+    code: int = 500
+
+
 class ModelInfo(msgspec.Struct, frozen=True):
     """`GET /model_info`: what is served now. `weight_version` is `default` until somebody names
     one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from asyncrl.engines.servers.other_model import Incompatible, refuse_other_model
+from asyncrl.engines.servers.other_model import Incompatible, Needs, refuse_other_model
 from asyncrl.engines.servers.server_types import ServerInfo
 from asyncrl.engines.sglang.sglang_client import SglangClient
 
@@ -18,15 +18,13 @@ CANARIES = 1
 """Requests of ours beside the rollouts."""
 
 
-async def check_compatibility(
-    client: SglangClient, *, architecture: str, dtype: str, context_tokens: int, slots: int
-) -> None:
+async def check_compatibility(client: SglangClient, needs: Needs) -> None:
     """Ask a server what it is. Raises Incompatible, and any other ServerError where it does not
     say."""
     model, server = await client.model_info(), await client.server_info()
     try:
-        refuse_other_model(model, server, architecture=architecture, dtype=dtype)
-        refuse_other_start(server, context_tokens=context_tokens, slots=slots)
+        refuse_other_model(model, server, architecture=needs.architecture, dtype=needs.dtype)
+        refuse_other_start(server, context_tokens=needs.context_tokens, slots=needs.slots)
     except ValueError as error:
         raise Incompatible(f"{client.url} does not fit this run: {error}") from None
 

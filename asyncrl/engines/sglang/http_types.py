@@ -18,6 +18,7 @@ from asyncrl.engines.servers.server_types import (
     Garbled,
     ServerSpan,
     StreamEvent,
+    StreamFailure,
     decode_event,
     token_ids,
 )
@@ -50,8 +51,8 @@ class Loads(msgspec.Struct, frozen=True):
     loads: list[RankLoad]
 
 
-class ServerFailure(msgspec.Struct, frozen=True):
-    """An error inside a stream, whose HTTP status was 200 by then."""
+class ServerFailure(StreamFailure, frozen=True):
+    """An error that SGLang sends in place of tokens."""
 
     message: str
     code: int = 400
@@ -86,15 +87,13 @@ class PromptScores(msgspec.Struct, frozen=True):
 _OUTPUT = msgspec.json.Decoder(_Output)
 
 
-class Increments:
-    """The events of one request, each resolved to what is new in it."""
+class SglangIncrements:
+    """The `Increments` of one request."""
 
     def __init__(self) -> None:
         self._done = 0
 
     def read(self, data: bytes) -> StreamEvent | ServerFailure:
-        """The news of one event. Raises Garbled where its tokens cannot be told, or come without a
-        log-probability each."""
         output = decode_event(_OUTPUT, data)
         if output.error is not None:
             return output.error

@@ -1,50 +1,34 @@
-"""The calls of one SGLang server. Invariant: a call returns a typed answer or raises a named error
-in bounded time.
+"""The calls of one SGLang server.
 
-Nothing is tried again here: who calls knows whether that is safe. Requests to a server that is
-paused wait for as long as it is paused, and an abort that meets one is lost, so the engine sends
-neither while it has its server paused.
+Requests to a server that is paused wait for as long as it is paused, and an abort that meets one is
+lost, so the engine sends neither while it has its server paused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Literal
+from collections.abc import Mapping, Sequence
 
-import httpx2
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.engines.servers.errors import Misread, RequestRefused, ServerGone
-from asyncrl.engines.servers.http_connection import (
-    CHECKSUM_BYTES,
-    READY_WITHIN_S,
-    HttpConnection,
-)
+from asyncrl.engines.servers.http_connection import CHECKSUM_BYTES
+from asyncrl.engines.servers.served import AskedTokens, ServerClient
 from asyncrl.engines.servers.server_types import (
-    SAID,
+    Mode,
     ModelInfo,
     RankChecksums,
     ServerInfo,
-    StreamEvent,
-    StreamEvents,
     largest_event,
 )
 from asyncrl.engines.sglang.http_types import (
     Entry,
-    Increments,
     Loads,
     PromptScores,
-    ServerFailure,
     ServerLoad,
+    SglangIncrements,
 )
-from asyncrl.escape import escaped
-
-Mode = Literal["retract", "in_place", "abort"]
-"""The effect of a pause on unfinished requests: they go back to the queue and are recomputed, are
-frozen with their cache, or end."""
 
 WHOLE_DISTRIBUTION = {
     "top_p": 1.0,
@@ -54,67 +38,21 @@ WHOLE_DISTRIBUTION = {
     "presence_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Options of each request: a server may have been started with others, and its log-probabilities
-are not those of what is cut."""
+"""Options of each request."""
 
 
-class SglangClient:
-    """One server, through `open`. Every method raises ServerError: ServerGone, RequestRefused or
-    Misread."""
+class SglangClient(ServerClient):
+    """One SGLang server, through `open`."""
 
-    def __init__(self, connection: HttpConnection) -> None:
-        self._connection, self.url = connection, connection.url
-
-    @staticmethod
-    @asynccontextmanager
-    async def open(
-        url: str,
-        *,
-        api_key: str = "",
-        deadline_s: float = 60.0,
-        silence_s: float = 600.0,
-        transport: httpx2.AsyncBaseTransport | None = None,
-    ) -> AsyncIterator[SglangClient]:
-        """The server at `url` (`http://host:port`), which need not be there yet.
-
-        `deadline_s` bounds each answer, and `silence_s` what may take long: the time between two
-        pieces of a stream, a pause, and whatever moves weights (seconds). `transport` stands for
-        the network in tests.
-        """
-        async with HttpConnection.open(
-            url,
-            api_key=api_key,
-            deadline_s=deadline_s,
-            silence_s=silence_s,
-            transport=transport,
-        ) as connection:
-            yield SglangClient(connection)
-
-    # ---------------------------------------------------------------------------------- what it is
-
-    async def ready(self) -> bool:
-        """True if it takes requests now: it is there, healthy and not paused."""
-        try:
-            return await self._connection.status("/ready", READY_WITHIN_S) == 200
-        except ServerGone:
-            return False
+    READY = "/ready"  # which a paused server refuses
+    GENERATE = "/generate"
 
     async def answers(self) -> bool:
-        """True if it says what it serves: it is there, and may be paused."""
         try:
             await self.model_info()
         except (ServerGone, RequestRefused):
             return False
         return True
-
-    async def wait_ready(self, seconds: float) -> None:
-        """Wait until it is ready. Raises ServerGone after `seconds`."""
-        await self._connection.until(self.ready, "was not ready", seconds)
-
-    async def wait_there(self, seconds: float) -> None:
-        """Wait until it answers: one that was paused by somebody who died would never be ready.
-        Raises ServerGone after `seconds`."""
-        await self._connection.until(self.answers, "did not answer", seconds)
 
     async def model_info(self) -> ModelInfo:
         return await self._connection.get("/model_info", ModelInfo)
@@ -132,69 +70,26 @@ class SglangClient:
 
     # ---------------------------------------------------------------------------------- generation
 
-    async def generate(
-        self,
-        rid: str,
-        ids: NDArray[np.int32],
-        *,
-        max_new_tokens: int,
-        temperature: float,
-        stream_interval: int = 1,
-        stop_ids: Sequence[int] = (),
-        extra_key: str = "",
-    ) -> AsyncGenerator[StreamEvent, None]:
-        """Stream one request; where you may stop early, do so inside `contextlib.aclosing`. Closing
-        it closes the connection, which ends the request on the server within seconds.
-
-        `ids` (int32) must lie in the vocabulary: another id kills the server. `rid` must be as long
-        as all others: an abort matches beginnings. An event comes at the first token and then about
-        every `stream_interval` tokens; `extra_key` names the part of the prefix cache that this
-        request shares. The last event has an `ending`; a stream that breaks off without one raises
-        ServerGone.
-        """
+    def _generation(self, asked: AskedTokens) -> Mapping[str, object]:
         sampling = {
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-            "stream_interval": stream_interval,
-            "stop_token_ids": list(stop_ids),
+            "max_new_tokens": asked.max_new_tokens,
+            "temperature": asked.temperature,
+            "stream_interval": asked.stream_interval,
+            "stop_token_ids": list(asked.stop_ids),
         } | WHOLE_DISTRIBUTION
-        body = {
-            "rid": rid,
-            "input_ids": ids.tolist(),
+        return {
+            "rid": asked.rid,
+            "input_ids": asked.ids.tolist(),
             "sampling_params": sampling,
             "return_logprob": True,
             "stream": True,
-            "extra_key": extra_key or None,
+            "extra_key": asked.extra_key or None,
         }
-        events, increments = StreamEvents(max_new_tokens), Increments()
-        with self._connection.named("/generate"):
-            async with self._connection.stream("/generate", body) as parts:
-                async for data in parts:
-                    for text in events.feed(data):
-                        event = increments.read(text)
-                        if isinstance(event, ServerFailure):
-                            raise RequestRefused(
-                                f"{self.url} refused request {rid}: {escaped(event.message, SAID)}",
-                                event.code,
-                            )
-                        if (
-                            event.ending is not None
-                            and event.ending.status_code is not None
-                            and event.ending.status_code >= 400
-                        ):
-                            raise RequestRefused(
-                                f"{self.url} ended request {rid}: "
-                                f"{escaped(event.ending.message, SAID)}",
-                                event.ending.status_code,
-                            )
-                        yield event
-                        if event.ending is not None:
-                            return
-        raise ServerGone(f"{self.url} broke off the stream of request {rid}")
+
+    def _increments(self) -> SglangIncrements:
+        return SglangIncrements()
 
     async def score(self, ids: NDArray[np.int32], *, extra_key: str = "") -> list[float]:
-        """The log-probability of each id given those before it, at temperature 1, from one prefill:
-        `len(ids) - 1` numbers."""
         entries = await self._prefilled(ids, extra_key=extra_key or None)
         return [math.nan if entry[0] is None else entry[0] for entry in entries[1:]]
 
@@ -224,17 +119,14 @@ class SglangClient:
         return entries
 
     async def abort(self, rid: str) -> None:
-        """Ask that this request end; it has ended when its stream has. An abort that comes before
-        its request reached the scheduler is lost, and others of the same request are then ignored.
-        """
+        """As of any server. An abort that comes before its request reached the scheduler is lost,
+        and others of the same request are then ignored."""
         await self._connection.tell("/abort_request", {"rid": rid})
 
     async def abort_all(self) -> None:
         await self._connection.tell("/abort_request", {"abort_all": True})
 
     async def pause(self, mode: Mode) -> None:
-        """Stop decoding; new requests wait. With `abort` this returns when nothing is left on the
-        server."""
         await self._connection.tell("/pause_generation", {"mode": mode}, slow=True)
 
     async def resume(self) -> None:
@@ -249,8 +141,6 @@ class SglangClient:
     async def init_group(
         self, address: str, port: int, world: int, name: str, backend: str, *, first: int = 1
     ) -> None:
-        """Join a group of `world` processes as its ranks from `first` on; rank 0 meets it at
-        `address`:`port` at the same time."""
         meeting = {
             "master_address": address,
             "master_port": port,
@@ -280,9 +170,6 @@ class SglangClient:
         version: int | None,
         flush: bool,
     ) -> None:
-        """Take these parameters, in this order, from one broadcast of rank 0 (a flattened bucket of
-        bytes), and call the weights `version`, or as before where that is None. Unknown names are
-        taken without a word, and a refusal may come after some or all was changed."""
         body = {
             "names": list(names),
             "dtypes": list(dtypes),
@@ -295,11 +182,9 @@ class SglangClient:
         await self._connection.control("/update_weights_from_distributed", body)
 
     async def update_from_disk(self, path: str, version: int, *, flush: bool) -> None:
-        """Load a model directory that the server can see, and call the weights `version`."""
         body = {"model_path": path, "weight_version": str(version), "flush_cache": flush}
         await self._connection.control("/update_weights_from_disk", body)
 
     async def checksums(self) -> list[RankChecksums]:
-        """Checksums of what each rank holds now, in the order of ranks."""
         asked = {"action": "checksum"}
         return (await self._connection.control("/weights_checker", asked, CHECKSUM_BYTES)).ranks

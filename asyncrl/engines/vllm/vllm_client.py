@@ -1,49 +1,37 @@
-"""The calls of one vLLM server. Invariant: a call returns a typed answer or raises a named error in
-bounded time.
-
-Nothing is tried again here: who calls knows whether that is safe. The server must have been started
-as `vllm_launch.command` does; what it does otherwise is found before a run (`vllm_fit`).
-"""
+"""The calls of one vLLM server, which must have been started as `vllm_launch.command` does; what it
+does otherwise is found before a run (`vllm_fit`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
 
-import httpx2
 import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from asyncrl.engines.servers.errors import Misread, RequestRefused, ServerGone
-from asyncrl.engines.servers.http_connection import (
-    CHECKSUM_BYTES,
-    READY_WITHIN_S,
-    HttpConnection,
-)
+from asyncrl.engines.servers.errors import Misread, ServerGone
+from asyncrl.engines.servers.http_connection import CHECKSUM_BYTES, HttpConnection
+from asyncrl.engines.servers.served import AskedTokens, ServerClient
 from asyncrl.engines.servers.server_types import (
-    SAID,
     Mode,
     ModelInfo,
     RankChecksums,
     ServerInfo,
     StreamEvent,
-    StreamEvents,
     largest_event,
 )
 from asyncrl.engines.vllm.vllm_types import (
-    DONE,
     ScoredPrompt,
     VllmChecksums,
     VllmConfigs,
-    VllmFailure,
     VllmIncrements,
     VllmStart,
     VllmVersion,
     WeightInfo,
 )
-from asyncrl.escape import escaped
 from asyncrl.ipc.waits import Pulse
 
 HASH_DIGITS = 16
@@ -59,66 +47,23 @@ WHOLE_DISTRIBUTION = {
     "presence_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Options of each request: a model's `generation_config.json` may say others, and log-probabilities
-are not those of what is cut."""
+"""Options of each request."""
 
 
-class VllmClient:
-    """One server, through `open`. Every method raises ServerError: ServerGone, RequestRefused or
-    Misread. It is a `ServerClient`."""
+class VllmClient(ServerClient):
+    """One vLLM server, through `open`."""
+
+    READY = "/health"
+    GENERATE = "/inference/v1/generate"
 
     def __init__(self, connection: HttpConnection) -> None:
-        self._connection, self.url = connection, connection.url
+        super().__init__(connection)
         self._version = ""  # of the weights that are served; asked for where nobody said it here
         self._open = set[str]()  # requests whose stream is read
         self._unheard = set[str]()  # those of them of which the server has said nothing yet
         self._changed = Pulse()
         self._going = trio.Event()  # unset from a pause on until the end of it
         self._going.set()
-
-    @staticmethod
-    @asynccontextmanager
-    async def open(
-        url: str,
-        *,
-        api_key: str = "",
-        socket: str = "",
-        deadline_s: float = 60.0,
-        silence_s: float = 600.0,
-        transport: httpx2.AsyncBaseTransport | None = None,
-    ) -> AsyncIterator[VllmClient]:
-        """The server at `url` (`http://host:port`), or at the Unix socket `socket` where that is
-        given, which need not be there yet.
-
-        `deadline_s` bounds each answer, and `silence_s` what may take long: the time between two
-        pieces of a stream, a pause, and whatever moves weights (seconds). `transport` stands for
-        the network in tests.
-        """
-        if socket:
-            transport = httpx2.AsyncHTTPTransport(
-                uds=socket, limits=httpx2.Limits(max_connections=None)
-            )
-        async with HttpConnection.open(
-            url,
-            api_key=api_key,
-            deadline_s=deadline_s,
-            silence_s=silence_s,
-            transport=transport,
-        ) as connection:
-            yield VllmClient(connection)
-
-    # ---------------------------------------------------------------------------------- what it is
-
-    async def ready(self) -> bool:
-        """True if it takes requests now."""
-        try:
-            return await self._connection.status("/health", READY_WITHIN_S) == 200
-        except ServerGone:
-            return False
-
-    async def wait_ready(self, seconds: float) -> None:
-        """Wait until it answers. Raises ServerGone after `seconds`."""
-        await self._connection.until(self.ready, "was not ready", seconds)
 
     async def model_info(self) -> ModelInfo:
         start = (await self.start()).model_config
@@ -150,81 +95,54 @@ class VllmClient:
     # ---------------------------------------------------------------------------------- generation
 
     async def generate(
-        self,
-        rid: str,
-        ids: NDArray[np.int32],
-        *,
-        max_new_tokens: int,
-        temperature: float,
-        stream_interval: int = 1,
-        stop_ids: Sequence[int] = (),
-        extra_key: str = "",
+        self, rid: str, ids: NDArray[np.int32], **options: Any
     ) -> AsyncGenerator[StreamEvent, None]:
-        """Stream one request; where you may stop early, do so inside `contextlib.aclosing`. Closing
-        it closes the connection, which ends the request on the server.
-
-        `ids` (int32) must lie in the vocabulary: another id kills the server. An event comes at the
-        first token and then as often as the server was told at its start: `stream_interval` has no
-        say. `extra_key` names the part of the prefix cache that this request shares. The last event
-        has an `ending`; a stream that breaks off without one raises ServerGone.
-        """
-        sampling = {
-            "max_tokens": max_new_tokens,
-            "temperature": temperature,
-            "stop_token_ids": list(stop_ids),
-            "ignore_eos": True,  # what ends a response is said above, whatever the model says
-            "logprobs": 0,
-            "detokenize": False,
-        } | WHOLE_DISTRIBUTION
-        body = {
-            "request_id": rid,
-            "token_ids": ids.tolist(),
-            "sampling_params": sampling,
-            "stream": True,
-        } | _salt(extra_key)
-        path = "/inference/v1/generate"
+        """As of any server; it waits for the end of a pause. An event comes as often as the server
+        was told at its start: `stream_interval` has no say."""
         if not self._version:
             self._version = (await self.model_info()).weight_version
         while not self._going.is_set():
             await self._going.wait()
         # from here on a pause waits for this request
-        events, increments = StreamEvents(max_new_tokens), VllmIncrements(self._version)
         self._open.add(rid)
         self._unheard.add(rid)
         try:
-            with self._connection.named(path):
-                async with self._connection.stream(path, body) as parts:
-                    async for data in parts:
-                        for text in events.feed(data):
-                            if text == DONE:
-                                continue
-                            event = increments.read(text)
-                            if isinstance(event, VllmFailure):
-                                raise RequestRefused(
-                                    f"{self.url} refused request {rid}: "
-                                    f"{escaped(event.message, SAID)}",
-                                    event.code,
-                                )
-                            self._unheard.discard(rid)
-                            self._changed.set()
-                            yield event
-                            if event.ending is not None:
-                                return
-            raise ServerGone(f"{self.url} broke off the stream of request {rid}")
+            async with aclosing(super().generate(rid, ids, **options)) as events:
+                async for event in events:
+                    self._unheard.discard(rid)
+                    self._changed.set()
+                    yield event
         finally:
             self._open.discard(rid)
             self._unheard.discard(rid)
             self._changed.set()
 
+    def _generation(self, asked: AskedTokens) -> Mapping[str, object]:
+        sampling = {
+            "max_tokens": asked.max_new_tokens,
+            "temperature": asked.temperature,
+            "stop_token_ids": list(asked.stop_ids),
+            "ignore_eos": True,  # what ends a response is said above, whatever the model says
+            "logprobs": 0,
+            "detokenize": False,
+        } | WHOLE_DISTRIBUTION
+        return {
+            "request_id": asked.rid,
+            "token_ids": asked.ids.tolist(),
+            "sampling_params": sampling,
+            "stream": True,
+        } | _salt(asked.extra_key)
+
+    def _increments(self) -> VllmIncrements:
+        return VllmIncrements(self._version)
+
     async def score(self, ids: NDArray[np.int32], *, extra_key: str = "") -> list[float]:
-        """The log-probability of each id given those before it, at temperature 1, from one prefill:
-        `len(ids) - 1` numbers."""
         body = {
             "token_ids": ids.tolist(),
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False},
         } | _salt(extra_key)
-        path = "/inference/v1/generate"
-        found = await self._connection.post(path, body, ScoredPrompt, largest_event(2 * len(ids)))
+        most = largest_event(2 * len(ids))
+        found = await self._connection.post(self.GENERATE, body, ScoredPrompt, most)
         entries = [
             (entry or {}).get(str(id))
             for entry, id in zip(found.prompt_logprobs[1:], body["token_ids"][1:], strict=False)
@@ -240,13 +158,16 @@ class VllmClient:
         ]
 
     async def abort(self, rid: str) -> None:
-        """Ask that this request end; it has ended when its stream has."""
         await self._connection.tell(
             "/inference/v1/abort_requests", {"request_ids": [OF_REQUEST + rid]}
         )
 
     async def abort_all(self) -> None:
         await self._connection.tell("/abort_requests", {})
+
+    async def clear(self) -> None:
+        await self.resume()
+        await self.abort_all()
 
     async def pause(self, mode: Mode) -> None:
         """End every request and stand still; returns when nothing is left on the server, and each
@@ -281,8 +202,6 @@ class VllmClient:
     async def init_group(
         self, address: str, port: int, world: int, name: str, backend: str, *, first: int = 1
     ) -> None:
-        """Join a group of `world` processes as its ranks from `first` on; rank 0 meets it at
-        `address`:`port` at the same time."""
         meeting = {
             "address": address,
             "port": port,
@@ -312,9 +231,7 @@ class VllmClient:
         version: int | None,
         flush: bool,
     ) -> None:
-        """Take these parameters, in this order, from one broadcast of rank 0 (a flattened bucket of
-        bytes), and call the weights `version`, or as before where that is None. The prefix cache
-        was forgotten by the pause, so `flush` is."""
+        """As of any server. The prefix cache was forgotten by the pause, so `flush` is."""
         bucket = {
             "names": list(names),
             "dtypes": list(dtypes),
@@ -326,12 +243,7 @@ class VllmClient:
             named = {"new_version": self._version}
             await self._connection.control("/update_weight_version", named)
 
-    async def update_from_disk(self, path: str, version: int, *, flush: bool) -> None:
-        """Refuse: a vLLM server is given weights by broadcast alone."""
-        raise ValueError("a vLLM server takes no weights from a disk here")
-
     async def checksums(self) -> list[RankChecksums]:
-        """Checksums of what each rank holds now, in the order of ranks."""
         asked = {"action": "checksum"}
         found = await self._connection.post("/weight_checker", asked, VllmChecksums, CHECKSUM_BYTES)
         ranks: dict[str, dict[str, str]] = {}

@@ -9,17 +9,21 @@ import numpy as np
 
 from asyncrl.engines import canary
 from asyncrl.engines.servers.errors import RequestRefused
-from asyncrl.engines.servers.other_model import Incompatible
+from asyncrl.engines.servers.other_model import Incompatible, Needs
 from asyncrl.engines.servers.server_types import ServerInfo
 from asyncrl.engines.vllm.vllm_client import VllmClient
-from asyncrl.engines.vllm.vllm_launch import BACKEND, EXTENSION, LOGPROBS
 from asyncrl.engines.vllm.vllm_types import VllmConfigs
 
+EXTENSION, BACKEND = "asyncrl_receiver.Extension", "asyncrl"
+"""The class by which a server imports our module into its workers, and the name of the transfer
+that this registers."""
+LOGPROBS = "processed_logprobs"
+"""The log-probabilities that are asked for: of the temperature-scaled distribution."""
 OLDEST = (0, 32, 0)
 """The first version that all of this was tried with."""
 
 
-async def check_vllm(client: VllmClient, *, dtype: str, context_tokens: int, slots: int) -> None:
+async def check_vllm(client: VllmClient, needs: Needs) -> None:
     """Ask a server what it is. Raises Incompatible, and any other ServerError where it does not
     say."""
     try:
@@ -30,7 +34,7 @@ async def check_vllm(client: VllmClient, *, dtype: str, context_tokens: int, slo
             "VLLM_SERVER_DEV_MODE=1, without which it takes no weights either"
         ) from None
     try:
-        refuse_start(start, server, dtype=dtype, context_tokens=context_tokens, slots=slots)
+        refuse_start(start, server, needs)
     except ValueError as error:
         raise Incompatible(f"{client.url} does not fit this run: {error}") from None
     try:
@@ -41,11 +45,9 @@ async def check_vllm(client: VllmClient, *, dtype: str, context_tokens: int, slo
         ) from None
 
 
-def refuse_start(
-    start: VllmConfigs, server: ServerInfo, *, dtype: str, context_tokens: int, slots: int
-) -> None:
-    """Raise ValueError where the server was started otherwise than a run with such contexts and
-    slots needs it."""
+def refuse_start(start: VllmConfigs, server: ServerInfo, needs: Needs) -> None:
+    """Raise ValueError where the server was started otherwise than a run needs it."""
+    _, dtype, context_tokens, slots = needs
     numbers = tuple(int(number) for number in re.findall(r"\d+", server.version)[:3])
     if numbers < OLDEST:
         raise ValueError(

@@ -9,41 +9,36 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from asyncrl.config.gpus import visible
 from asyncrl.engines import canary
 from asyncrl.engines.servers.kept_servers import ServerAddress
-from asyncrl.engines.servers.server_process import (
-    TAKEN_OVER_S,
-    Keeping,
-    ServerLaunch,
-    ServerProcess,
-    ServerStart,
-    server_process,
-)
+from asyncrl.engines.servers.managed import ServerProgram, offline
+from asyncrl.engines.servers.managed import managed as managed_server
+from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.vllm.vllm_client import VllmClient
+from asyncrl.engines.vllm.vllm_fit import BACKEND, EXTENSION, LOGPROBS, check_vllm
 
 WORKER = Path(__file__).with_name("worker")
 """The folder of the module that a server imports into its workers, and of nothing else."""
-EXTENSION, BACKEND = "asyncrl_receiver.Extension", "asyncrl"
-"""The class by which it does so, and the name of the transfer that this registers."""
-LOGPROBS = "processed_logprobs"
-"""The log-probabilities that are asked for: of the temperature-scaled distribution."""
 URL = "http://vllm"
 """The address of a server that has none: requests name some host."""
 
 
-def command(launch: ServerLaunch, socket: Path) -> list[str]:
-    """The command line of a server at `socket`. `launch.arguments` come last, and so win."""
+def address(files: Path) -> ServerAddress:
+    """That of a server with this folder."""
+    return ServerAddress(URL, socket=str(files / "server.sock"))
+
+
+def command(launch: ServerLaunch, at: ServerAddress, _: Path) -> list[str]:
+    """The command line of a server."""
     context = max(launch.context_tokens, canary.TOKENS + 1)  # which is asked for one token more
     options = {
         "model": launch.model,
         "load-format": launch.weights,
-        "uds": socket,
+        "uds": at.socket,
         "dtype": launch.dtype,
         "tensor-parallel-size": launch.tensor_parallel,
         # one more for the canary, which must not wait for a rollout to end
@@ -73,21 +68,16 @@ _BLOCK = 128
 """Tokens of a block of the cache on a processor."""
 
 
-def environment(launch: ServerLaunch) -> dict[str, str]:
-    """The variables of a server's environment beyond ours. Nothing is fetched from anywhere or
-    told to anybody. On a CPU it has one thread, since more make a small model slower, and compiles
-    nothing: what counts ranks of log-probabilities would be, for 30 s amid the first response."""
+def environment(launch: ServerLaunch, _: Sequence[int] = ()) -> dict[str, str]:
+    """The variables of a server's environment beyond ours. Nothing is told to anybody. On a CPU it
+    has one thread, since more make a small model slower, and compiles nothing: what counts ranks of
+    log-probabilities would be, for 30 s amid the first response."""
     path = os.environ.get("PYTHONPATH")
-    always = {
+    always = offline(launch) | {
         "PYTHONPATH": f"{WORKER}{os.pathsep}{path}" if path else str(WORKER),
         "VLLM_SERVER_DEV_MODE": "1",  # else it cannot be paused or given weights
         "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
     }
-    if launch.gpus:
-        allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-        always["CUDA_VISIBLE_DEVICES"] = visible(launch.gpus, allowed)
     if launch.device != "cpu":
         return always
     return always | {
@@ -97,39 +87,5 @@ def environment(launch: ServerLaunch) -> dict[str, str]:
     }
 
 
-@asynccontextmanager
-async def managed(
-    launch: ServerLaunch,
-    *,
-    log: Path,
-    name: str = "server",
-    ready_s: float = 600.0,
-    keeping: Keeping | None = None,
-) -> AsyncIterator[ServerProcess]:
-    """A server for the length of the block, started and ready within `ready_s` seconds, or one
-    that was kept; its output goes to `log`.
-
-    Use it in the main thread. Raises ServerGone where it dies before it is ready, or is not in
-    time; then nothing of it is left either. In the block, run `watch` beside everything else.
-    """
-
-    def begin(files: Path) -> tuple[list[str], ServerAddress]:
-        at = files / "server.sock"
-        return command(launch, at), ServerAddress(URL, socket=str(at))
-
-    async def ready(server: ServerProcess, seconds: float) -> None:
-        async with VllmClient.open(server.url, socket=server.socket) as client:
-            await client.wait_ready(seconds)
-
-    start = ServerStart(
-        name=name,
-        log=log,
-        cores=None,
-        environment=environment(launch),
-        like=command(launch, Path()),
-        begin=begin,
-        ready=partial(ready, seconds=ready_s),
-        answers=partial(ready, seconds=TAKEN_OVER_S),
-    )
-    async with server_process(start, keeping) as server:
-        yield server
+PROGRAM = ServerProgram(VllmClient, check_vllm, address, command, environment, "VLLM")
+managed = partial(managed_server, PROGRAM)

@@ -15,6 +15,7 @@ from asyncrl.engines.servers.server_types import (
     Garbled,
     ServerSpan,
     StreamEvent,
+    StreamFailure,
     decode_event,
     token_ids,
 )
@@ -39,16 +40,9 @@ class _Choice(msgspec.Struct, frozen=True):
     weight_versions: tuple[ServerSpan, ...] | None = None
 
 
-class VllmFailure(msgspec.Struct, frozen=True):
-    """An error, as an answer or inside of a stream."""
-
-    message: str = ""
-    code: int = 500
-
-
 class _VllmOutput(msgspec.Struct, frozen=True):
     choices: list[_Choice] = []
-    error: VllmFailure | None = None
+    error: StreamFailure | None = None
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
@@ -129,15 +123,16 @@ _OUTPUT = msgspec.json.Decoder(_VllmOutput)
 
 
 class VllmIncrements:
-    """The events of one request, of a server whose weights were called `version` when it began."""
+    """The `Increments` of one request, of a server whose weights were called `version` when it
+    began."""
 
     def __init__(self, version: str) -> None:
         self._version = version
         self._done = 0
 
-    def read(self, data: bytes) -> StreamEvent | VllmFailure:
-        """The news of one event. Raises Garbled where its tokens cannot be told, or come without a
-        log-probability each."""
+    def read(self, data: bytes) -> StreamEvent | StreamFailure | None:
+        if data == DONE:
+            return None
         output = decode_event(_OUTPUT, data)
         if output.error is not None:
             return output.error

@@ -1,0 +1,204 @@
+"""Servers of a rollout actor, of whichever kind: one that it starts, or some that run already."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import trio
+
+from actors.engines.server_parts import broadcast, key_of, launched, load_all, weight_loader
+from asyncrl.config import Config, ConfigError
+from asyncrl.config.fields import lookup
+from asyncrl.config.published import engine_dtype
+from asyncrl.config.servers import Servers
+from asyncrl.engines.options import EngineOptions
+from asyncrl.engines.protocol import Engine
+from asyncrl.engines.spec import EngineContext, EngineKind
+
+if TYPE_CHECKING:
+    from asyncrl.engines.servers.kept_servers import ServerAddress
+    from asyncrl.engines.servers.managed import ServerProgram
+    from asyncrl.engines.servers.other_model import Needs
+    from asyncrl.engines.servers.served import Served
+    from asyncrl.engines.servers.server_process import ServerProcess
+    from asyncrl.engines.servers.weight_loader import WeightLoader
+
+SERVER_S = 10.0
+"""Seconds that a server gets to say what it is, before a run."""
+BUNDLED = "Qwen3ForCausalLM"
+"""The class of the bundled model."""
+
+
+class ServerKind(EngineKind):
+    """Base of engines that are servers. A kind has its `table` of run.toml, the `make` target that
+    builds one for a CPU, and its `program`."""
+
+    table: ClassVar[str]
+    built_by: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def program(cls) -> ServerProgram[Any]:
+        """The program of this kind; imported in here, because every process imports this class,
+        and few need the program."""
+
+    @classmethod
+    def servers(cls, config: Config) -> Servers:
+        """The settings of the servers."""
+        return Servers(cls.table, lookup(config, cls.table))
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Look at the program, the key, and what servers that are there already say of
+        themselves."""
+        key = cls.key(config)
+        for url in cls.servers(config).settings.urls:
+            trio.run(cls._check_server, url, key, config)
+
+    @classmethod
+    def key(cls, config: Config) -> str:
+        """The key of servers that run already. Raises ConfigError where it cannot be read."""
+        return key_of(cls.servers(config), cls.built_by)
+
+    @classmethod
+    async def _check_server(cls, url: str, key: str, config: Config) -> None:
+        """Ask a server that is there already what it is. One that is not may come yet: its rollout
+        actor waits for it."""
+        from asyncrl.engines.servers.errors import ServerError, ServerGone
+        from asyncrl.engines.servers.kept_servers import ServerAddress
+
+        needs, program = needs_of(config, _architecture(config)), cls.program()
+        try:
+            async with program.open(ServerAddress(url, key), SERVER_S) as client:
+                await program.fits(client, needs)
+        except ServerGone:
+            return
+        except ServerError as error:
+            raise ConfigError(
+                f"{cls.table}.urls names a server that cannot be used: {error}."
+            ) from None
+
+    # -------------------------------------------------------------------------------------- a run
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, context: EngineContext) -> AsyncIterator[Engine]:
+        """The engine of this actor's servers. A server's death ends the block with its name."""
+        async with AsyncExitStack() as stack:
+            clients = await cls._clients(stack, context)
+            yield await cls.engine(stack, context, clients)
+
+    @classmethod
+    async def engine(
+        cls, stack: AsyncExitStack, context: EngineContext, clients: list[Any]
+    ) -> Engine:
+        """The engine of these servers, each of which the actor gives weights."""
+        from asyncrl.engines.servers.server_engine import ServerEngine
+
+        loaders = [
+            await stack.enter_async_context(cls.loader(context, client)) for client in clients
+        ]
+        return ServerEngine(
+            await cls.served(stack, context.config, clients),
+            partial(load_all, loaders),
+            EngineOptions.of(context.config.engine),
+            vocab_size=context.tokenizer.sampled,
+            stop_ids=frozenset(context.tokenizer.stop_ids),
+            idle=context.waits.spent,
+        )
+
+    @classmethod
+    def urls(cls, config: Config, index: int) -> tuple[str, ...]:
+        """The addresses of an actor's servers among those that run already."""
+        return cls.servers(config).settings.urls[index : index + 1]
+
+    @classmethod
+    async def served(cls, stack: AsyncExitStack, config: Config, clients: list[Any]) -> Served:
+        """The receiver of requests."""
+        served: Served = clients[0]
+        return served
+
+    @classmethod
+    def loader(cls, context: EngineContext, client: Any) -> AbstractAsyncContextManager[Any]:
+        """The loader of weights of one server, by broadcast, in whose pauses requests end."""
+        return _by_broadcast(context, client, cls.servers(context.config))
+
+    @classmethod
+    async def _clients(cls, stack: AsyncExitStack, context: EngineContext) -> list[Any]:
+        """A client of each server of this actor, all of which fit the run and hold no request."""
+        config, servers = context.config, cls.servers(context.config)
+        if servers.settings.launch:
+            from asyncrl.engines.servers.managed import managed
+
+            start = partial(managed, cls.program())
+            server = await stack.enter_async_context(launched(context, servers, start))
+            client = await stack.enter_async_context(cls.client(config, server))
+            if server.taken_over:
+                await client.clear()
+            return [client]
+        from asyncrl.engines.servers.kept_servers import ServerAddress
+
+        key = cls.key(config)
+        clients = [
+            await stack.enter_async_context(cls.client(config, ServerAddress(url, key)))
+            for url in cls.urls(config, context.index)
+        ]
+        needs = needs_of(config, type(context.model).__name__)
+        start_s = config.supervision.start_s
+        for client in clients:
+            owner = f"rollout-{context.index}"
+            with context.waits.on("server", owner=owner, deadline_s=2 * start_s):
+                await client.wait_there(start_s)
+            await cls.takes(client, needs)
+        return clients
+
+    @classmethod
+    async def takes(cls, client: Any, needs: Needs) -> None:
+        """Check that a server that runs already fits, and clear it."""
+        await cls.program().fits(client, needs)
+        await client.clear()
+
+    @classmethod
+    def client(
+        cls, config: Config, at: ServerAddress | ServerProcess
+    ) -> AbstractAsyncContextManager[Any]:
+        """A client of one server."""
+        return cls.program().open(at, config.publication.deadline_s)
+
+
+@asynccontextmanager
+async def _by_broadcast(
+    context: EngineContext, client: Any, servers: Servers
+) -> AsyncIterator[WeightLoader]:
+    async with broadcast(context, servers) as way:
+        yield weight_loader(context, client, way, servers, "abort")
+
+
+def needs_of(config: Config, architecture: str) -> Needs:
+    """The needs of this run."""
+    from asyncrl.engines.servers.other_model import Needs
+
+    engine = config.engine
+    return Needs(architecture, engine_dtype(config), engine.context_tokens, engine.slots)
+
+
+def _architecture(config: Config) -> str:
+    """The class of the run's model; of the bundled one where none is given."""
+    if not config.model.path:
+        return BUNDLED
+    try:
+        found = json.loads((Path(config.model.path) / "config.json").read_bytes())["architectures"][
+            0
+        ]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        raise ConfigError(
+            f"model.path is {config.model.path!r}, and config.json in it does not say its "
+            "architecture."
+        ) from None
+    return str(found)
