@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import trio
-
 from actors.coordinator.admission import Admission
 from actors.coordinator.changes import Changes
 from actors.coordinator.chunks import ChunkIntake
@@ -42,13 +40,15 @@ from asyncrl.observe.curve import Curve
 from asyncrl.observe.evaluation_figures import Figures
 from asyncrl.observe.metrics import Metrics
 from asyncrl.observe.run_status import JournalStatus, RunStatus
+from asyncrl.processes.standstill import RunClock
 
 
 @dataclass(eq=False)
 class Components:
     """One part for each subject. `playing` has no episode where nobody plays. `stepping` is None
-    until the trainer is ready, `outcome` until the run is over. `journal_status()` says how the
-    journal stands; `stalled(run_status)` hears how the run stands when the watchdog ends it."""
+    until the trainer is ready, `outcome` until the run is over. All deadlines are on `clock`.
+    `journal_status()` says how the journal stands; `stalled(run_status)` hears how the run stands
+    when the watchdog ends it."""
 
     config: Config
     store: EventStore
@@ -57,6 +57,7 @@ class Components:
     journal_status: Callable[[], JournalStatus]
     stalled: Callable[[RunStatus], None]
     waits: Waits
+    clock: RunClock
     changes: Changes
     roster: Roster
     lifecycle: Lifecycle
@@ -104,7 +105,8 @@ def assemble(
     """Build the parts of a run that begins now. `fence(actor, reason)` has an actor replaced,
     `give_up(reason, heals)` ends the run, `served(version, evaluate)` hears of each version that
     every engine serves, `evaluated(version, accuracy, figures)` of each evaluation."""
-    changes = Changes(waits, config.supervision.stall_s)
+    clock = RunClock()
+    changes = Changes(waits, clock, config.supervision.stall_s)
     expected = [
         "trainer-0",
         *(f"rollout-{n}" for n in range(config.rollout.actors)),
@@ -116,9 +118,9 @@ def assemble(
     leases = LeaseTable(config.rollout.lease_s)
     reclaiming = Reclaiming(store, engines, leases, config)
     pinning = Pinning(store, engines, leases, reclaiming, config)
-    placement = Placement(store, engines, leases, reclaiming, pinning, config)
+    placement = Placement(store, engines, leases, reclaiming, pinning, config, clock)
     episode_placement = EpisodePlacement(
-        roster, engines, config.agent.concurrency, config.supervision.stall_s
+        roster, engines, clock, config.agent.concurrency, config.supervision.stall_s
     )
     playing = Playing(
         store,
@@ -130,6 +132,7 @@ def assemble(
             context_tokens=config.engine.context_tokens,
         ),
         partial(temperature_of, config=config),
+        clock,
     )
     admission = Admission(store, prompts, config)
     chunks = ChunkIntake(
@@ -137,6 +140,7 @@ def assemble(
         engines,
         leases,
         reclaiming,
+        clock,
         vocabulary=prompts.vocabulary,
         garbled=metrics.garbled,
     )
@@ -148,6 +152,7 @@ def assemble(
         placement,
         reclaiming,
         pinning,
+        clock,
         prompts=prompts.evaluation_items(),
         every=config.train.eval_every,
         sampling=config.evaluation,
@@ -166,9 +171,10 @@ def assemble(
         journal_status=journal_status,
         stalled=stalled,
         waits=waits,
+        clock=clock,
         changes=changes,
         roster=roster,
-        lifecycle=Lifecycle(expected, config.supervision, trio.current_time()),
+        lifecycle=Lifecycle(expected, config.supervision, clock.now()),
         engines=engines,
         leases=leases,
         lent=LentEngines(engines, reclaiming, chunks, config, metrics.lent),
@@ -179,7 +185,9 @@ def assemble(
         playing=playing,
         admission=admission,
         chunks=chunks,
-        scoring=Scoring(store, roster, config),
-        publishing=Publishing(store, engines, config, fence=fence, give_up=give_up, done=served),
+        scoring=Scoring(store, roster, config, clock),
+        publishing=Publishing(
+            store, engines, config, clock, fence=fence, give_up=give_up, done=served
+        ),
         evaluation=evaluation,
     )

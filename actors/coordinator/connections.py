@@ -128,18 +128,18 @@ class Connections:
         if (previous := roster.add(peer)) is not None:
             self._take_back(previous)
             previous.scope.cancel()
-        peer.heard = trio.current_time()
+        peer.heard = self._parts.clock.now()
         logger.info("%s is here (process %d, start %d)", peer.name, peer.pid, peer.incarnation)
         if lifecycle.ending and peer.role in ACTORS:
             peer.send(Drain())
         elif peer.role in ("reward", "agents"):
-            lifecycle.came(peer.name, trio.current_time())
+            lifecycle.came(peer.name, self._parts.clock.now())
         try:
             with peer.scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(peer.write)
                     async for message, buffers in peer.link:
-                        peer.heard = trio.current_time()
+                        peer.heard = self._parts.clock.now()
                         self._accept(peer, message, buffers)
                         if not isinstance(message, Report):  # a report makes nothing due
                             self._parts.changes.set()
@@ -227,7 +227,7 @@ class Connections:
             case EngineReady(slots):
                 parts.engines.add(EngineHandle(peer, slots))
                 parts.publishing.join(peer.index)
-                parts.lifecycle.came(peer.name, trio.current_time())
+                parts.lifecycle.came(peer.name, parts.clock.now())
             case Leaving():
                 self._drain(peer)
             case TrainerReady(version, store):
@@ -236,13 +236,14 @@ class Connections:
                     peer,
                     version,
                     parts.config,
+                    clock=parts.clock,
                     leases=parts.leases,
                     exhausted=lambda: parts.admission.exhausted,
                     whole=lambda: parts.lent.whole_step,
                     label=partial(parts.admission.label, "train"),
                 )
                 parts.publishing.trainer(peer, store)
-                parts.lifecycle.came(peer.name, trio.current_time())
+                parts.lifecycle.came(peer.name, parts.clock.now())
             case Drained():
                 parts.roster.drained.add(peer.name)
             case Exited():
@@ -293,7 +294,7 @@ class Connections:
         if not parts.roster.remove(peer):
             return
         logger.info("%s is gone", peer.name)
-        now = trio.current_time()
+        now = parts.clock.now()
         parts.roster.last_seen[peer.name] = LastSeen(peer.incarnation, peer.pid, now)
         if peer.role == "trainer" and not parts.lifecycle.ending:
             parts.end(False, "the trainer was lost", heals="lost")
@@ -324,7 +325,7 @@ class Connections:
             return
         if message.role == "rollout" and not parts.lifecycle.ending:
             why = f"{describe_exit(message.code)}, and its restarts are spent"
-            parts.lifecycle.remove(name, why, trio.current_time())
+            parts.lifecycle.remove(name, why, parts.clock.now())
             if parts.lifecycle.rollout_actors:
                 logger.warning("the run goes on without %s, which %s", name, why)
                 parts.metrics.removed(message.role)

@@ -119,10 +119,10 @@ class Coordinator:
                 await parts.changes.next("progress")
             logger.info("the run ends: %s", outcome.reason)
             parts.outcome = outcome
-            parts.lifecycle.over(trio.current_time())
+            parts.lifecycle.over(parts.clock.now())
             await drain(parts)
             nursery.cancel_scope.cancel()
-        parts.lifecycle.drained(trio.current_time())
+        parts.lifecycle.drained(parts.clock.now())
         return outcome
 
     def _pump(self) -> None:
@@ -133,7 +133,7 @@ class Coordinator:
             return
         stepping.feed(parts.publishing.committed, parts.publishing.served)
         if parts.publishing.committed is not None:
-            parts.lent.pump(stepping.idle, stepping.version, trio.current_time())
+            parts.lent.pump(stepping.idle, stepping.version, parts.clock.now())
             parts.playing.pump(stepping.version - max_lag(parts.config))
             self._generate(stepping)
             parts.evaluation.pump()
@@ -163,7 +163,7 @@ class Coordinator:
     def _on_served(self, version: int, evaluate: bool) -> None:
         """Every engine serves `version`, which was pinned for evaluation or was not."""
         parts, publishing = self.parts, self.parts.publishing
-        parts.lifecycle.published(trio.current_time())
+        parts.lifecycle.published(parts.clock.now())
         parts.metrics.published(publishing.seconds[-1], publishing.pauses[-1])
         if evaluate:
             parts.evaluation.start(version)

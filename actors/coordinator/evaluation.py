@@ -16,8 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-import trio
-
 from actors.coordinator.admission import Admission
 from actors.coordinator.engine_pool import EnginePool
 from actors.coordinator.event_store import EventStore
@@ -28,7 +26,7 @@ from actors.coordinator.reclaiming import Reclaiming
 from asyncrl.config.schema import EvaluationConfig
 from asyncrl.experience.events import Dropped
 from asyncrl.observe.evaluation_figures import Figures, evaluation_figures
-from asyncrl.processes.standstill import shifted
+from asyncrl.processes.standstill import RunClock
 
 PERFECT = 1.0
 """The reward of a correct answer. Verifiers may give less for a part of it."""
@@ -46,6 +44,7 @@ class Evaluation:
         placement: Placement,
         reclaiming: Reclaiming,
         pinning: Pinning,
+        clock: RunClock,
         *,
         prompts: range,
         every: int,
@@ -69,6 +68,7 @@ class Evaluation:
         self._placement = placement
         self._reclaiming = reclaiming
         self._pinning = pinning
+        self._clock = clock
         self._prompts = prompts
         self._every = every
         self._sampling = sampling
@@ -114,17 +114,13 @@ class Evaluation:
     @property
     def _mixing(self) -> bool:
         """True if what is not answered yet may be answered under any version."""
-        held_s = trio.current_time() - self._since
+        held_s = self._clock.now() - self._since
         return not self._engines.keeps and held_s >= self._hold_s
-
-    def shift(self, stood: float, now: float) -> None:
-        """Nothing could be answered for `stood` seconds until `now`."""
-        self._since = shifted(self._since, stood, now)
 
     def start(self, version: int) -> None:
         """Ask the held-out prompts. `version` is pinned in every engine that serves it."""
         self.running, self._given_up, self._mixed = version, False, 0
-        self._since = trio.current_time()
+        self._since = self._clock.now()
         self._correct, self._right = {}, {}
         pinned = version if self._engines.keeps or math.isinf(self._hold_s) else None
         ways = (0, self._sampling.samples) if self._sampling.samples else (0,)

@@ -22,11 +22,10 @@ from actors.coordinator.reclaiming import Reclaiming
 from asyncrl.config import Config
 from asyncrl.config.lending import lent_actors
 from asyncrl.observe.run_status import LendingStatus
-from asyncrl.processes.standstill import shifted
 
 
 class LoanTimes:
-    """The moments of one loan, in seconds on trio's clock: its begin, its first token and its
+    """The moments of one loan, in seconds on the run's clock: its begin, its first token and its
     end; None for what has not come."""
 
     def __init__(self, began: float) -> None:
@@ -44,12 +43,6 @@ class LoanTimes:
         assert self.ended is not None
         first = self.ended if self.first is None else self.first
         return Loan(first - self.began, self.ended - first, now - self.ended)
-
-    def shift(self, stood: float, now: float) -> None:
-        """Forget `stood` seconds until `now`, in which this process stood still."""
-        self.began = shifted(self.began, stood, now)
-        self.first = None if self.first is None else shifted(self.first, stood, now)
-        self.ended = None if self.ended is None else shifted(self.ended, stood, now)
 
 
 class LentEngines:
@@ -116,13 +109,6 @@ class LentEngines:
             self._over(now - self._loan.began)
         for engine in lent:
             self._set(engine, closed=not self._open)
-
-    def shift(self, stood: float, now: float) -> None:
-        """Forget `stood` seconds until `now`, in which this process stood still."""
-        if self._idle_since is not None:
-            self._idle_since = shifted(self._idle_since, stood, now)
-        if self._loan is not None:
-            self._loan.shift(stood, now)
 
     def status(self, now: float) -> LendingStatus | None:
         """The state of lending; None where nothing is lent so."""

@@ -27,8 +27,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-import trio
-
 from actors.coordinator.engine_pool import EnginePool
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import Peer
@@ -46,7 +44,7 @@ from asyncrl.ipc.messages import (
 )
 from asyncrl.observe.run_status import PublicationStatus
 from asyncrl.observe.summary import Publications
-from asyncrl.processes.standstill import shifted
+from asyncrl.processes.standstill import RunClock
 from weightsync.membership import Membership
 from weightsync.publication import Publication
 from weightsync.publication_actions import (
@@ -77,6 +75,7 @@ class Publishing:
         store: EventStore,
         engines: EnginePool,
         config: Config,
+        clock: RunClock,
         *,
         fence: Callable[[str, str], None],
         give_up: Callable[[str, Healable | None], None],
@@ -87,6 +86,7 @@ class Publishing:
         if it was pinned for evaluation."""
         self._store = store
         self._engines = engines
+        self._clock = clock
         self._fence = fence
         self._give_up = give_up
         self._done = done
@@ -159,7 +159,7 @@ class Publishing:
         """An engine is gone, so there is nothing left to fence."""
         self._membership = self._membership.left(member)
         if self._current is not None:
-            actions = self._current.lost(member, reason, trio.current_time())
+            actions = self._current.lost(member, reason, self._clock.now())
             self._carry_out(
                 [a for a in actions if not (isinstance(a, Fence) and a.member == member)]
             )
@@ -175,7 +175,7 @@ class Publishing:
         if not receivers.members:
             return
         self._number += 1
-        self._began, self._pauses, self._pin = trio.current_time(), {}, pin
+        self._began, self._pauses, self._pin = self._clock.now(), {}, pin
         self._current = Publication(
             self._number,
             version,
@@ -203,35 +203,27 @@ class Publishing:
         return receivers
 
     def late(self, now: float) -> None:
-        """Give up what the publication under way has waited for too long; `now` is trio's clock."""
+        """Give up what the publication under way has waited for too long, by the run's clock."""
         if self._current is not None:
             self._carry_out(self._current.late(now))
-
-    def shift(self, stood: float, now: float) -> None:
-        """Put off the deadline of what is under way: this process stood still for `stood` seconds
-        until `now`."""
-        self._began = shifted(self._began, stood, now)
-        if self._current is not None and (deadline := self._current.deadline) is not None:
-            entered = deadline - self._deadline_s
-            self._current.put_off(shifted(entered, stood, now) - entered)
 
     def on_joined(self, member: int | None, message: Joined) -> None:
         """An engine, or with None the trainer, is in the group."""
         if self._current is not None:
-            self._carry_out(self._current.joined(member, message, trio.current_time()))
+            self._carry_out(self._current.joined(member, message, self._clock.now()))
 
     def on_quiesced(self, member: int, message: Quiesced) -> None:
         if self._current is not None:
-            self._carry_out(self._current.quiesced(member, message, trio.current_time()))
+            self._carry_out(self._current.quiesced(member, message, self._clock.now()))
 
     def on_transferred(self, message: Transferred) -> None:
         if self._current is not None:
             self._sent_bytes = message.sent_bytes
-            self._carry_out(self._current.transferred(message, trio.current_time()))
+            self._carry_out(self._current.transferred(message, self._clock.now()))
 
     def on_prepared(self, member: int, message: Prepared) -> None:
         if self._current is not None:
-            self._carry_out(self._current.prepared(member, message, trio.current_time()))
+            self._carry_out(self._current.prepared(member, message, self._clock.now()))
 
     def on_committed(self, member: int, name: str, message: Committed) -> None:
         """The engine `name` serves the version now."""
@@ -239,7 +231,7 @@ class Publishing:
             return
         self._engines.serve(name, message.version, pin=self._pin or self._own)
         self._pauses[member] = message.pause_seconds
-        self._carry_out(self._current.committed(member, message, trio.current_time()))
+        self._carry_out(self._current.committed(member, message, self._clock.now()))
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -264,7 +256,7 @@ class Publishing:
                     self._give_up(f"the trainer does not answer: {reason}", "stalled")
                 case Done(version):
                     self._current, self._failures, self.served = None, 0, version
-                    self._count(trio.current_time() - self._began, self._pauses)
+                    self._count(self._clock.now() - self._began, self._pauses)
                     self._done(version, self._pin)
                 case Failed(reason):
                     assert self._current is not None

@@ -73,7 +73,7 @@ class Reclaiming:
         """End the leases that have run out by `now`. Their engines are told; tokens that they still
         send are late.
 
-        `streamed` says when each engine streamed last, in seconds on trio's clock. Returns the
+        `streamed` says when each engine streamed last, in seconds on the run's clock. Returns the
         engines that streamed nothing since they were given one of these rollouts: they are to be
         replaced.
         """

@@ -58,7 +58,7 @@ from asyncrl.ipc.messages import (
 )
 from asyncrl.observe.curve import Curve
 from asyncrl.observe.response_sums import ResponseSums
-from asyncrl.processes.standstill import shifted
+from asyncrl.processes.standstill import RunClock
 from asyncrl.strategies.replay_choice import Candidate, replayed, useful
 from staleness.advantages.to_go import by_turn
 from staleness.truncation import loss_mask, trainable_by_lag
@@ -83,6 +83,7 @@ class Stepping:
         version: int,
         config: Config,
         *,
+        clock: RunClock,
         leases: LeaseTable,
         exhausted: Callable[[], bool],
         whole: Callable[[], bool],
@@ -92,6 +93,7 @@ class Stepping:
         `whole()` if a step is taken at once; `label(prompt_index)` names a prompt's task, where
         there are several."""
         self._store = store
+        self._clock = clock
         self._whole = whole
         self._exhausted = exhausted
         self.trainer = trainer
@@ -121,8 +123,10 @@ class Stepping:
         self._responses = ResponseSums()  # of what was looked at for the step closed last
         self._by_task: dict[str, float] = {}  # its rewards, by task
         self.alarms = StepAlarms(config)
-        # seconds on trio's clock: when the trainer answered last, and when it made a step last
-        self.last_activity = self.last_step = trio.current_time()
+        self.last_activity = clock.now()
+        """Seconds on the run's clock when the trainer answered last."""
+        self.last_step = trio.current_time()
+        """Seconds on trio's clock when the trainer made a step last."""
 
     @property
     def finished(self) -> bool:
@@ -358,7 +362,7 @@ class Stepping:
     def on_scored_proximal(self, message: ScoredProximal) -> None:
         """The trainer keeps scores. Raises ImpossibleEvent for those that it was not asked for."""
         self._commands.answered(ScoreProximal)
-        self.last_activity = trio.current_time()
+        self.last_activity = self._clock.now()
 
     def on_consumed(self, message: Consumed) -> None:
         """The trainer accumulated a micro-batch. Raises ImpossibleEvent for one that it does not
@@ -374,7 +378,7 @@ class Stepping:
             self._replayed += sum(count.trained for count in message.counts)
         else:
             self._consumed[message.step].append((message.counts, lags))
-        self.last_activity = trio.current_time()
+        self.last_activity = self._clock.now()
 
     def on_stepped(self, message: Stepped, curve: Curve) -> None:
         """A new version exists: the work that its step consumed is trained. `curve` is that of the
@@ -408,7 +412,7 @@ class Stepping:
         if self._config.train.replay_groups:
             self.metrics["replayed_tokens"] = float(self._replayed)
         self._replayed = 0
-        self.last_activity = self.last_step = trio.current_time()
+        self.last_activity, self.last_step = self._clock.now(), trio.current_time()
         every = self._config.train.checkpoint_every
         self._save_due |= self.finished or bool(every and self.version % every == 0)
 
@@ -433,10 +437,6 @@ class Stepping:
             return by_turn(group.rewards, group.turns)
         return [tuple(group.rewards)]
 
-    def shift(self, stood: float, now: float) -> None:
-        """Forget `stood` seconds until `now`, in which this process stood still."""
-        self.last_activity = shifted(self.last_activity, stood, now)
-
     def save(self) -> bool:
         """Have the trainer save its version, once. Returns False if that has to wait
         (`Checkpointing.save`)."""
@@ -454,4 +454,4 @@ class Stepping:
         was not asked for."""
         self._commands.saved()
         self._checkpoints.on_saved(message)
-        self.last_activity = trio.current_time()
+        self.last_activity = self._clock.now()
