@@ -23,7 +23,7 @@ those versions.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import trio
@@ -42,6 +42,7 @@ from asyncrl.config.flow import max_lag
 from asyncrl.config.losses import advantage_of
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.events import Replayed, StoredForReplay, Taken, Trained
+from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.replay_buffer import ReplayGroup
 from asyncrl.experience.rollout import Group, Rollout
@@ -99,6 +100,7 @@ class Stepping:
         self.trainer = trainer
         self._commands = TrainerCommands(trainer)
         self._config = config
+        self._whole_step = advantage_of(config.train).whole_step  # advantages compare all groups
         self.version = self.began_with = version
         # the open step: `version`, or one more while the optimizer step before it is under way
         self._step = version
@@ -247,97 +249,84 @@ class Stepping:
         taken = [rollout for unit in units for rollout in unit]
         self._store.record(Taken(self._step, [rollout.id for rollout in taken]))
         groups = {rollout.group: self._store.experience.groups[rollout.group] for rollout in taken}
-        whole = advantage_of(self._config.train).whole_step
+        facts = {number: group.facts for number, group in groups.items()}
         for batch in micro_batches(units, self._tokens, self._config.train.micro_tokens):
-            named = groups if whole else {rollout.group: groups[rollout.group] for rollout in batch}
-            rewards = {number: group.rewards for number, group in named.items()}
-            parts = {number: group.parts for number, group in named.items() if any(group.parts)}
-            turns = {number: group.turns for number, group in named.items() if any(group.turns)}
-            self._send(
-                [
-                    sequence
-                    for rollout in batch
-                    for sequence in of_rollout(groups[rollout.group], rollout, self._config)
-                ],
-                rewards,
-                parts,
-                {number: group.lengths for number, group in named.items()} if whole else {},
-                turns,
-            )
-
-    def _send(
-        self,
-        pieces: list[SequenceToTrain],
-        rewards: dict[int, list[float]],
-        parts: dict[int, list[list[float]]],
-        lengths: dict[int, list[int]],
-        turns: dict[int, list[list[float]]],
-    ) -> None:
-        most, mask, lags = max_lag(self._config), bytearray(), Counter[int]()
-        for piece in pieces:
-            spans = piece.sequence.spans
-            cut = self._config.rollout.truncated == "mask" and piece.sequence.finish == "length"
-            errors = piece.sequence.errors
-            of_piece = loss_mask(spans, self._step, most, truncated=cut, errors=errors)
-            lags.update(trainable_by_lag(spans, self._step, of_piece))
-            mask += of_piece
-        sequences = [piece.sequence for piece in pieces]
-        self._outstanding[self._step, self._index] = lags
-        message = MicroBatch(
-            self._step,
-            self._index,
-            [piece.sample for piece in pieces],
-            rewards,
-            parts,
-            lengths,
-            turns,
-        )
-        self._commands.queue(
-            message, joined_ids(sequences), joined_behaviour(sequences), bytes(mask)
-        )
-        self._index += 1
+            sequences = [
+                sequence
+                for rollout in batch
+                for sequence in of_rollout(groups[rollout.group], rollout, self._config)
+            ]
+            self._send(sequences, self._named(facts, [rollout.group for rollout in batch]))
 
     def _replay(self) -> None:
         """Train groups of earlier steps once more, beside those of the open one."""
-        staleness, replay_buffer = self._config.staleness, self._store.experience.replay_buffer
-        candidates = [
-            Candidate(number, kept.oldest, self._compared(kept))
-            for number, kept in replay_buffer.kept.items()
-        ]
-        chosen = [
-            replay_buffer.kept[n]
-            for n in replayed(
-                candidates, self._step, staleness.max_lag, self._config.train.replay_groups
-            )
-        ]
+        chosen = self._chosen_for_replay()
         if not chosen:
             return
         self._store.record(Replayed(self._step, [kept.group for kept in chosen]))
         groups = [
-            [of_replayed(kept, place, self._config) for place in range(len(kept.members))]
+            [of_replayed(kept, member, self._config) for member in range(len(kept.members))]
             for kept in chosen
         ]
-        rewards = {kept.group: list(kept.rewards) for kept in chosen}
-        parts = {kept.group: [member.parts for member in kept.members] for kept in chosen}
-        turns = {kept.group: kept.turns for kept in chosen}
-        whole = advantage_of(self._config.train).whole_step
-        lengths = {kept.group: list(kept.lengths) for kept in chosen} if whole else {}
+        facts = {kept.group: kept.facts for kept in chosen}
         for members in micro_batches(
             groups,
-            lambda member: sum(piece.tokens for piece in member),
+            lambda member: sum(sequence.tokens for sequence in member),
             self._config.train.micro_tokens,
         ):
-            batch = [piece for member in members for piece in member]
-            named = rewards if whole else {piece.sample.group for piece in batch}
+            batch = [sequence for member in members for sequence in member]
             self._replays.add((self._step, self._index))
-            self._again |= {piece.sample.rollout for piece in batch}
-            self._send(
-                batch,
-                {n: rewards[n] for n in named},
-                {n: parts[n] for n in named if any(parts[n])},
-                lengths,
-                {n: turns[n] for n in named if any(turns[n])},
+            self._again |= {sequence.sample.rollout for sequence in batch}
+            self._send(batch, self._named(facts, [sequence.sample.group for sequence in batch]))
+
+    def _chosen_for_replay(self) -> list[ReplayGroup]:
+        """The kept groups that the open step trains once more."""
+        kept = self._store.experience.replay_buffer.kept
+        candidates = [
+            Candidate(number, group.oldest, self._compared(group)) for number, group in kept.items()
+        ]
+        chosen = replayed(
+            candidates,
+            self._step,
+            self._config.staleness.max_lag,
+            self._config.train.replay_groups,
+        )
+        return [kept[number] for number in chosen]
+
+    def _named(
+        self, facts: Mapping[int, GroupFacts], groups: Iterable[int]
+    ) -> Mapping[int, GroupFacts]:
+        """The facts that go with a micro-batch of members of these `groups`: theirs, or all where
+        advantages compare the whole step."""
+        return facts if self._whole_step else {number: facts[number] for number in groups}
+
+    def _send(self, batch: list[SequenceToTrain], facts: Mapping[int, GroupFacts]) -> None:
+        """Send a micro-batch of the open step, with the facts of the groups that it names."""
+        most, mask, lags = max_lag(self._config), bytearray(), Counter[int]()
+        for _, sequence in batch:
+            cut = self._config.rollout.truncated == "mask" and sequence.finish == "length"
+            marks = loss_mask(
+                sequence.spans, self._step, most, truncated=cut, errors=sequence.errors
             )
+            lags.update(trainable_by_lag(sequence.spans, self._step, marks))
+            mask += marks
+        self._outstanding[self._step, self._index] = lags
+        message = MicroBatch(
+            self._step,
+            self._index,
+            samples=[sample for sample, _ in batch],
+            rewards={number: group.rewards for number, group in facts.items()},
+            parts={number: group.parts for number, group in facts.items() if any(group.parts)},
+            lengths={number: group.lengths for number, group in facts.items()}
+            if self._whole_step
+            else {},
+            turns={number: group.turns for number, group in facts.items() if any(group.turns)},
+        )
+        sequences = [sequence for _, sequence in batch]
+        self._commands.queue(
+            message, joined_ids(sequences), joined_behaviour(sequences), bytes(mask)
+        )
+        self._index += 1
 
     def _tokens(self, rollout: Rollout) -> int:
         return self._store.experience.groups[rollout.group].sequence_tokens(rollout)
