@@ -6,15 +6,16 @@ Invariant: a peer that does something wrong loses its own connection; the others
 from __future__ import annotations
 
 import logging
-from functools import partial
 
 import trio
 
+from actors.coordinator.carry_out import carry_out
 from actors.coordinator.collect_point import step_point
 from actors.coordinator.components import Components
+from actors.coordinator.decisions import Decision
 from actors.coordinator.engine_pool import EngineHandle
 from actors.coordinator.peers import LastSeen, Peer
-from actors.coordinator.stepping import Stepping
+from actors.coordinator.stepping import Stepping, StepSources
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.ipc.errors import LinkError
@@ -207,17 +208,8 @@ class Connections:
                 parts.scoring.on_score_result(peer, message)
             case Consumed() | ScoredProximal() | Stepped() | Saved() if parts.stepping is not None:
                 self._from_trainer(parts.stepping, message)
-            case Joined():
-                member = None if peer.role == "trainer" else peer.index
-                parts.publishing.on_joined(member, message)
-            case Quiesced():
-                parts.publishing.on_quiesced(peer.index, message)
-            case Transferred():
-                parts.publishing.on_transferred(message)
-            case Prepared():
-                parts.publishing.on_prepared(peer.index, message)
-            case Committed():
-                parts.publishing.on_committed(peer.index, peer.name, message)
+            case Joined() | Quiesced() | Transferred() | Prepared() | Committed():
+                carry_out(parts, self._of_publication(peer, message), self.replace)
             case Ask() | Enough() | Note() | GiveReward() | GiveFailure() | Played():
                 parts.playing.on_message(peer, message, buffers)
             case Report():
@@ -233,14 +225,11 @@ class Connections:
             case TrainerReady(version, store):
                 parts.stepping = Stepping(
                     parts.store,
+                    parts.config,
+                    parts.clock,
+                    StepSources(parts.admission, parts.leases, parts.lent),
                     peer,
                     version,
-                    parts.config,
-                    clock=parts.clock,
-                    leases=parts.leases,
-                    exhausted=lambda: parts.admission.exhausted,
-                    whole=lambda: parts.lent.whole_step,
-                    label=partial(parts.admission.label, "train"),
                 )
                 parts.publishing.trainer(peer, store)
                 parts.lifecycle.came(peer.name, parts.clock.now())
@@ -256,6 +245,23 @@ class Connections:
                     f"{peer.name} sent {type(message).__name__}, which the coordinator does not "
                     "take from it now",
                 )
+
+    def _of_publication(
+        self, peer: Peer, message: Joined | Quiesced | Transferred | Prepared | Committed
+    ) -> list[Decision]:
+        publishing = self._parts.publishing
+        match message:
+            case Joined():
+                member = None if peer.role == "trainer" else peer.index
+                return publishing.on_joined(member, message)
+            case Quiesced():
+                return publishing.on_quiesced(peer.index, message)
+            case Transferred():
+                return publishing.on_transferred(message)
+            case Prepared():
+                return publishing.on_prepared(peer.index, message)
+            case Committed():
+                return publishing.on_committed(peer.index, peer.name, message)
 
     def _from_trainer(
         self, stepping: Stepping, message: Consumed | ScoredProximal | Stepped | Saved
@@ -313,7 +319,7 @@ class Connections:
             parts.engines.remove(peer.name)
             parts.chunks.suspects.forget(peer.name)
             parts.reclaiming.lose(engine)
-            parts.publishing.lose(peer.index, "it was lost")
+            carry_out(parts, parts.publishing.lose(peer.index, "it was lost"), self.replace)
 
     def _exited(self, message: Exited) -> None:
         """The launcher saw a process end. The run goes on without a rollout actor that is not

@@ -13,9 +13,10 @@ A run whose other engines are all gone lends whatever that is worth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from actors.coordinator.chunks import ChunkIntake
+from actors.coordinator.decisions import Decision, LoanEnded
 from actors.coordinator.engine_pool import EngineHandle, EnginePool
 from actors.coordinator.lending_choice import LendingChoice, Loan
 from actors.coordinator.reclaiming import Reclaiming
@@ -54,10 +55,7 @@ class LentEngines:
         reclaiming: Reclaiming,
         chunks: ChunkIntake,
         config: Config,
-        over: Callable[[float], None],
     ) -> None:
-        """`over(seconds)` hears of each loan that is over."""
-        self._over = over
         self._engines, self._reclaiming, self._chunks = engines, reclaiming, chunks
         self._names = lent_actors(config)
         own = config.rollout.actors - len(self._names)
@@ -86,11 +84,12 @@ class LentEngines:
         """True while there is a loan."""
         return self._loan is not None and self._loan.ended is None
 
-    def pump(self, idle: bool, version: int, now: float) -> None:
+    def pump(self, idle: bool, version: int, now: float) -> list[Decision]:
         """Open or close the lent engines. The trainer has nothing to do if `idle`; `version` is its
         last."""
         if not self._names:
-            return
+            return []
+        decisions: list[Decision] = []
         lent = self._lent
         lendable = idle and _able(lent)
         self._wait(idle, version, now)
@@ -106,9 +105,10 @@ class LentEngines:
         if not lendable and self._loan is not None and self._loan.ended is None:
             self._loan.ended = now
             self._seconds += now - self._loan.began
-            self._over(now - self._loan.began)
+            decisions.append(LoanEnded(now - self._loan.began))
         for engine in lent:
             self._set(engine, closed=not self._open)
+        return decisions
 
     def status(self, now: float) -> LendingStatus | None:
         """The state of lending; None where nothing is lent so."""

@@ -23,15 +23,17 @@ those versions.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import trio
 
+from actors.coordinator.admission import Admission
 from actors.coordinator.batching import Batching
 from actors.coordinator.checkpointing import Checkpointing
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.leases import LeaseTable
+from actors.coordinator.lent_engines import LentEngines
 from actors.coordinator.peers import Peer
 from actors.coordinator.proximal_scoring import ProximalScoring
 from actors.coordinator.sequences import SequenceToTrain, by_rollout, of_replayed, of_rollout
@@ -74,29 +76,31 @@ class StepAccount(NamedTuple):
     lags: Counter[int]
 
 
+class StepSources(NamedTuple):
+    """Parts that a step looks at: `admission` knows if a prompt is left, `leases` which versions
+    are still sampled from, `lent` if a step is taken at once."""
+
+    admission: Admission
+    leases: LeaseTable
+    lent: LentEngines
+
+
 class Stepping:
     """The steps of a run, from the trainer's first version on."""
 
     def __init__(
         self,
         store: EventStore,
+        config: Config,
+        clock: RunClock,
+        sources: StepSources,
         trainer: Peer,
         version: int,
-        config: Config,
-        *,
-        clock: RunClock,
-        leases: LeaseTable,
-        exhausted: Callable[[], bool],
-        whole: Callable[[], bool],
-        label: Callable[[int], str],
     ) -> None:
-        """`version` is that of the trainer's weights. `exhausted()` is True if no prompt is left,
-        `whole()` if a step is taken at once; `label(prompt_index)` names a prompt's task, where
-        there are several."""
+        """`version` is that of the trainer's weights."""
         self._store = store
         self._clock = clock
-        self._whole = whole
-        self._exhausted = exhausted
+        self._admission, self._lent = sources.admission, sources.lent
         self.trainer = trainer
         self._commands = TrainerCommands(trainer)
         self._config = config
@@ -104,7 +108,7 @@ class Stepping:
         self.version = self.began_with = version
         # the open step: `version`, or one more while the optimizer step before it is under way
         self._step = version
-        self._batching = Batching(store, config, exhausted, label)
+        self._batching = Batching(store, config, sources.admission)
         self._index = 0  # micro-batches given for the open step
         # (step, index) of each micro-batch that is not consumed, and its tokens by lag
         self._outstanding: dict[tuple[int, int], Counter[int]] = {}
@@ -114,7 +118,7 @@ class Stepping:
         )
         self._checkpoints = Checkpointing(store, self._commands, version)
         self._save_due = False  # the present version, or the next one
-        self._proximal = ProximalScoring(store, self._commands, leases, config)
+        self._proximal = ProximalScoring(store, self._commands, sources.leases, config)
         self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
         # micro-batches not consumed that train again what the ledger has counted before
         self._replays: set[tuple[int, int]] = set()
@@ -196,7 +200,7 @@ class Stepping:
 
     @property
     def _no_more_work(self) -> bool:
-        return self._exhausted() and not self._batching.untaken
+        return self._admission.exhausted and not self._batching.untaken
 
     # ---------------------------------------------------------------------------------------- feed
 
@@ -231,7 +235,7 @@ class Stepping:
         if (prescribed := self._store.experience.prescribed) is None:
             if self._redone:
                 return []
-            return self._batching.next(self._step, self._tokens, whole=self._whole())
+            return self._batching.next(self._step, self._tokens, whole=self._lent.whole_step)
         step, rollouts = prescribed
         return self._batching.retake(rollouts) if step == self._step else []
 

@@ -15,11 +15,11 @@ or that it writes a checkpoint, a publication that is under way, a verdict that 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import msgspec
 import trio
 
+from actors.coordinator.carry_out import Replace, carry_out
 from actors.coordinator.collect_progress import under_way
 from actors.coordinator.collect_status import collect_status, collect_update
 from actors.coordinator.components import Components
@@ -34,9 +34,6 @@ logger = logging.getLogger(__name__)
 SILENT_S = 60.0
 """Seconds of silence after which an agents actor that has episodes is replaced. It reports each
 second, so it hangs, or its link is dead."""
-
-Replace = Callable[[str, str], None]
-"""`replace(actor, reason)` has an actor ended and another one started."""
 
 
 async def tick(parts: Components, replace: Replace) -> None:
@@ -69,7 +66,7 @@ async def tick(parts: Components, replace: Replace) -> None:
 def _end_what_is_late(parts: Components, now: float, replace: Replace) -> None:
     for engine in parts.reclaiming.expire(now, parts.chunks.streamed):
         replace(engine, "it streamed nothing in the whole time of a lease")
-    parts.publishing.late(now)
+    carry_out(parts, parts.publishing.late(now), replace)
     if (name := parts.scoring.overdue(now)) is not None:
         replace(name, "it owes a verdict for too long")
     for peer in parts.roster.of("agents"):
