@@ -17,7 +17,7 @@ from asyncrl.config import Config
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import Busy, Command, Report
 from asyncrl.ipc.waits import Waits
-from asyncrl.processes.standstill import shifted, stood_s
+from asyncrl.processes.standstill import RunClock
 
 REPORT_S = 1.0
 """Seconds between two reports of an actor, at least."""
@@ -40,18 +40,19 @@ class Reporter:
         self._counts: Counter[str] = Counter()
         self._sent: dict[str, float] = {}
         self._since = trio.current_time()
+        self._clock = RunClock()
         self._command: Command | None = None
-        self._command_since = self._since
+        self._command_since = self._clock.now()
         self._saving_since: float | None = None
 
     def busy_with(self, command: Command | None) -> None:
         """Work on `command` begins now; None: it is done."""
-        self._command, self._command_since = command, trio.current_time()
+        self._command, self._command_since = command, self._clock.now()
 
     @contextmanager
     def saving(self) -> Iterator[None]:
         """A checkpoint is written as long as the block lasts."""
-        self._saving_since = trio.current_time()
+        self._saving_since = self._clock.now()
         try:
             yield
         finally:
@@ -63,23 +64,17 @@ class Reporter:
 
     def take(self) -> Report:
         """The report of everything since the last call."""
-        now = trio.current_time()
+        now, at = trio.current_time(), self._clock.now()
         total = self._waits.idle()
         idle = {cause: seconds - self._sent.get(cause, 0.0) for cause, seconds in total.items()}
         counts, self._counts = self._counts, Counter()
         seconds, self._since, self._sent = now - self._since, now, total
-        busy = None if self._command is None else Busy(self._command, now - self._command_since)
-        saving_s = None if self._saving_since is None else now - self._saving_since
+        busy = None if self._command is None else Busy(self._command, at - self._command_since)
+        saving_s = None if self._saving_since is None else at - self._saving_since
         return Report(seconds, idle, dict(counts), self._waits.table(), busy, saving_s)
 
     async def run(self, link: Link) -> None:
         """Report until cancelled."""
         while True:
-            due = trio.current_time() + self._every_s
-            await trio.sleep_until(due)
-            now = trio.current_time()
-            stood = stood_s(due, now)
-            self._command_since = shifted(self._command_since, stood, now)
-            if self._saving_since is not None:
-                self._saving_since = shifted(self._saving_since, stood, now)
+            await self._clock.sleep_until(trio.current_time() + self._every_s)
             await link.send(self.take())

@@ -68,6 +68,7 @@ logger = logging.getLogger(__name__)
 
 async def coordinator(place: ActorContext) -> None:
     """The coordinator's process. It ends when the launcher has heard that the run is over."""
+    from actors.coordinator.components import Observers
     from actors.coordinator.coordinator import Coordinator
     from actors.coordinator.event_store import EventStore
     from actors.coordinator.lifecycle import Outcome
@@ -122,12 +123,14 @@ async def coordinator(place: ActorContext) -> None:
             config,
             store,
             prompts,
-            metrics,
             Waits(),
-            RunStatistics(),
-            curve,
-            journal=partial(_standing, journal),
-            stalled=partial(_keep, place.run / STALL),
+            Observers(
+                metrics,
+                RunStatistics(),
+                curve,
+                partial(_standing, journal),
+                partial(_keep, place.run / STALL),
+            ),
         )
         outcome = Outcome(False, "the coordinator failed; its log says why")
         try:

@@ -307,11 +307,6 @@ class Publication:
             return [*fences, FenceTrainer(missing), self._failed()]
         return self._without(silent, missing, now)
 
-    def put_off(self, seconds: float) -> None:
-        """Put off the deadline of the phase, if it has one."""
-        if self.deadline is not None:
-            self.deadline += seconds
-
     # ---- what follows from them
 
     def _silent(self) -> list[int]:

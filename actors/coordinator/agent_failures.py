@@ -24,7 +24,7 @@ def delay_s(failures: int, longest_s: float = LONGEST_S) -> float:
 
 class AgentFailures:
     """The failures at one agents actor since an attempt was played to its end. `reason` is that of
-    the last one; `since` and `until` are the seconds on trio's clock between which no episode
+    the last one; `since` and `until` are the seconds on the run's clock between which no episode
     begins, at most `longest_s`."""
 
     def __init__(self, longest_s: float = LONGEST_S) -> None:

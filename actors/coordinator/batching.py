@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
+from actors.coordinator.admission import Admission
 from actors.coordinator.eligibility import Eligibility
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.units import GroupUnits, RolloutUnits, Units
@@ -31,17 +33,9 @@ class Batching:
     """Batches of one step after another. The open step has taken `units` units of `tokens` response
     tokens."""
 
-    def __init__(
-        self,
-        store: EventStore,
-        config: Config,
-        exhausted: Callable[[], bool],
-        label: Callable[[int], str] = lambda prompt_index: "",
-    ) -> None:
-        """`exhausted()` is True if no prompt is left; `label(prompt_index)` names a prompt's task,
-        where there are several."""
-        self._store, self._config, self._exhausted = store, config, exhausted
-        self._eligibility = Eligibility(store, config, label)
+    def __init__(self, store: EventStore, config: Config, admission: Admission) -> None:
+        self._store, self._config, self._admission = store, config, admission
+        self._eligibility = Eligibility(store, config, partial(admission.label, "train"))
         kind = GroupUnits if config.train.unit == "group" else RolloutUnits
         self._units: Units = kind(store, config, self._eligibility)
         self._policy = admission_policy(config)
@@ -172,7 +166,9 @@ class Batching:
     def _last(self, chosen: list[list[Rollout]]) -> bool:
         """True if nothing else can come for the step: these are all there is, finished or not, and
         no group can start."""
-        return (self._exhausted() and len(chosen) == self._units.untaken) or self._alone(chosen)
+        return (self._admission.exhausted and len(chosen) == self._units.untaken) or self._alone(
+            chosen
+        )
 
     def _alone(self, chosen: list[list[Rollout]]) -> bool:
         """True if the step has, with these, all there is, and leaves no room for another group:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-
-import trio
+from functools import partial
 
 from asyncrl.ipc.waits import Pulse, WaitExpired, Waits
+from asyncrl.processes.standstill import RunClock
 
 logger = logging.getLogger(__name__)
 
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 class Changes:
     """Wakes the one task that waits for something to happen. Many changes before a wait are one."""
 
-    def __init__(self, waits: Waits, stall_s: float) -> None:
+    def __init__(self, waits: Waits, clock: RunClock, stall_s: float) -> None:
         """`stall_s` is more than the seconds between two ticks (watchdog.py), each of which is a
         change."""
-        self._waits = waits
+        self._waits, self._clock = waits, clock
         self._stall_s = stall_s
         self._pulse = Pulse()
 
@@ -37,9 +37,8 @@ class Changes:
             await self._pulse.wait()
 
     async def until(self, name: str, done: Callable[[], bool], deadline: float) -> None:
-        """Wait until `done()`, or until `deadline` (trio's clock), of which the log is told."""
-        with trio.move_on_at(deadline) as patience:
-            while not done():
-                await self.next(name)
-        if patience.cancelled_caught:
-            logger.warning("drained without %s", name)
+        """Wait until `done()`, or until `deadline` (the run's clock), which is logged."""
+        while not done():
+            if not await self._clock.repeat(partial(self.next, name), deadline):
+                logger.warning("drained without %s", name)
+                return

@@ -15,8 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 
-import trio
-
 from actors.coordinator.chunk_validation import Defect, Suspects, defects, fits, refusal
 from actors.coordinator.engine_pool import EnginePool
 from actors.coordinator.event_store import EventStore
@@ -25,7 +23,7 @@ from actors.coordinator.reclaiming import Reclaiming, completed
 from asyncrl.experience.call import Call, ImpossibleEvent
 from asyncrl.experience.events import Extended, LateTokens
 from asyncrl.ipc.messages import ChunkHead, Chunks
-from asyncrl.processes.standstill import shifted
+from asyncrl.processes.standstill import RunClock
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +37,7 @@ class ChunkIntake:
         engines: EnginePool,
         leases: LeaseTable,
         reclaiming: Reclaiming,
+        clock: RunClock,
         *,
         vocabulary: int,
         garbled: Callable[[Defect], None],
@@ -48,12 +47,13 @@ class ChunkIntake:
         self._engines = engines
         self._leases = leases
         self._reclaiming = reclaiming
+        self._clock = clock
         self._vocabulary = vocabulary
         self.suspects = Suspects(garbled)
         self.streamed: dict[str, float] = {}
-        """Seconds on trio's clock when each engine streamed last, by its name."""
-        self.last_activity = trio.current_time()
-        """Seconds on trio's clock when any engine streamed last."""
+        """Seconds on the run's clock when each engine streamed last, by its name."""
+        self.last_activity = clock.now()
+        """Seconds on the run's clock when any engine streamed last."""
 
     def on_chunks(
         self, sender: str, message: Chunks, ids: memoryview, behaviour: memoryview
@@ -78,7 +78,7 @@ class ChunkIntake:
             vocabulary=self._vocabulary,
             newest=self._store.experience.version,
         )
-        self.last_activity = self.streamed[sender] = trio.current_time()
+        self.last_activity = self.streamed[sender] = self._clock.now()
         given_back = any(head.finish == "interrupted" for head in message.heads)
         queued = self._reclaiming.queued(sender) if given_back else ()
         at = 0
@@ -101,11 +101,6 @@ class ChunkIntake:
         if bad:
             self._suspect(sender, list(bad.values()))
 
-    def shift(self, stood: float, now: float) -> None:
-        """Forget `stood` seconds until `now`, in which this process stood still."""
-        self.last_activity = shifted(self.last_activity, stood, now)
-        self.streamed = {name: shifted(at, stood, now) for name, at in self.streamed.items()}
-
     def _extend(self, call: Call, head: ChunkHead, ids: bytes, behaviour: bytes) -> bool:
         """Append a chunk to its call. Returns False, with nothing done, if it cannot follow."""
         pinned = self._leases.of(call.id).version
@@ -124,7 +119,7 @@ class ChunkIntake:
         if head.finish == "interrupted":
             self._reclaiming.interrupted(call, queued)
             return
-        self._leases.times.took(trio.current_time() - self._leases.of(call.id).since)
+        self._leases.times.took(self._clock.now() - self._leases.of(call.id).since)
         self._reclaiming.release(call)
         self._store.record(completed(call, head.finish))
 

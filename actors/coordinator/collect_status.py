@@ -30,7 +30,7 @@ RESPONSES = ("exact", "truncated", "response_tokens", "entropy")
 
 def collect_status(parts: Components) -> RunStatus:
     """The state of the run at this moment."""
-    now, config, stepping = trio.current_time(), parts.config, parts.stepping
+    now, config, stepping = parts.clock.now(), parts.config, parts.stepping
     experience, statistics, leases = parts.store.experience, parts.statistics, parts.leases
     statuses = experience.statuses()
     generated_per_s, trained_per_s = statistics.rates
@@ -44,7 +44,7 @@ def collect_status(parts: Components) -> RunStatus:
         committed=parts.publishing.committed,
         token_s=now - parts.chunks.last_activity,
         verdict_s=now - parts.scoring.last_activity,
-        step_s=now - (stepping.last_step if stepping else statistics.began),
+        step_s=trio.current_time() - (stepping.last_step if stepping else statistics.began),
         stall_s=config.supervision.stall_s,
         report_s=report_s(config),
         window_s=statistics.window_s,

@@ -1,24 +1,22 @@
 """The parts of a coordinator, and nothing that acts on them.
 
 The loop, the links, the status, the watchdog and the shutdown depend on `Components`, and none of
-them on another. A part that needs one of the loop's actions is given it as a function.
+them on another. A part that wants something of the loop returns a decision (`decisions.py`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-
-import trio
+from typing import NamedTuple
 
 from actors.coordinator.admission import Admission
 from actors.coordinator.changes import Changes
 from actors.coordinator.chunks import ChunkIntake
 from actors.coordinator.engine_pool import EnginePool
 from actors.coordinator.episode_placement import EpisodePlacement
-from actors.coordinator.evaluation import Evaluation
+from actors.coordinator.evaluation import Evaluation, evaluation_plan
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.leases import LeaseTable
 from actors.coordinator.lent_engines import LentEngines
@@ -39,16 +37,17 @@ from asyncrl.config.engines import capabilities
 from asyncrl.ipc.messages import Healable
 from asyncrl.ipc.waits import Waits
 from asyncrl.observe.curve import Curve
-from asyncrl.observe.evaluation_figures import Figures
 from asyncrl.observe.metrics import Metrics
 from asyncrl.observe.run_status import JournalStatus, RunStatus
+from asyncrl.processes.standstill import RunClock
 
 
 @dataclass(eq=False)
 class Components:
     """One part for each subject. `playing` has no episode where nobody plays. `stepping` is None
-    until the trainer is ready, `outcome` until the run is over. `journal_status()` says how the
-    journal stands; `stalled(run_status)` hears how the run stands when the watchdog ends it."""
+    until the trainer is ready, `outcome` until the run is over. All deadlines are on `clock`.
+    `journal_status()` says how the journal stands; `stalled(run_status)` hears how the run stands
+    when the watchdog ends it."""
 
     config: Config
     store: EventStore
@@ -57,6 +56,7 @@ class Components:
     journal_status: Callable[[], JournalStatus]
     stalled: Callable[[RunStatus], None]
     waits: Waits
+    clock: RunClock
     changes: Changes
     roster: Roster
     lifecycle: Lifecycle
@@ -85,44 +85,93 @@ class Components:
         self.changes.set()
 
 
+class Observers(NamedTuple):
+    """What is told of a run: its metrics, its counts for people, and its curve.
+    `journal_status()` says how the journal stands; `stalled(run_status)` hears how the run stands
+    when the watchdog ends it."""
+
+    metrics: Metrics
+    statistics: RunStatistics
+    curve: Curve
+    journal_status: Callable[[], JournalStatus] = JournalStatus
+    stalled: Callable[[RunStatus], None] = lambda run_status: None
+
+
 def assemble(
-    config: Config,
-    store: EventStore,
-    prompts: PromptSource,
-    metrics: Metrics,
-    waits: Waits,
-    statistics: RunStatistics,
-    curve: Curve,
-    *,
-    journal_status: Callable[[], JournalStatus],
-    stalled: Callable[[RunStatus], None],
-    fence: Callable[[str, str], None],
-    give_up: Callable[[str, Healable | None], None],
-    served: Callable[[int, bool], None],
-    evaluated: Callable[[int, float, Figures], None],
+    config: Config, store: EventStore, prompts: PromptSource, waits: Waits, observers: Observers
 ) -> Components:
-    """Build the parts of a run that begins now. `fence(actor, reason)` has an actor replaced,
-    `give_up(reason, heals)` ends the run, `served(version, evaluate)` hears of each version that
-    every engine serves, `evaluated(version, accuracy, figures)` of each evaluation."""
-    changes = Changes(waits, config.supervision.stall_s)
-    expected = [
-        "trainer-0",
-        *(f"rollout-{n}" for n in range(config.rollout.actors)),
-        *(f"reward-{n}" for n in range(config.reward.actors)),
-        *(f"agents-{n}" for n in range(config.agent.actors if config.agent.run else 0)),
-    ]
+    """Build the parts of a run that begins now."""
+    clock = RunClock()
+    changes = Changes(waits, clock, config.supervision.stall_s)
     roster = Roster(changes.set)
     engines = EnginePool(keeps=capabilities(config.engine.kind).keeps_versions)
     leases = LeaseTable(config.rollout.lease_s)
     reclaiming = Reclaiming(store, engines, leases, config)
     pinning = Pinning(store, engines, leases, reclaiming, config)
-    placement = Placement(store, engines, leases, reclaiming, pinning, config)
+    admission = Admission(store, prompts, config)
     episode_placement = EpisodePlacement(
-        roster, engines, config.agent.concurrency, config.supervision.stall_s
+        roster, engines, clock, config.agent.concurrency, config.supervision.stall_s
     )
-    playing = Playing(
+    chunks = ChunkIntake(
         store,
-        episode_placement,
+        engines,
+        leases,
+        reclaiming,
+        clock,
+        vocabulary=prompts.vocabulary,
+        garbled=observers.metrics.garbled,
+    )
+    plan = evaluation_plan(config, prompts)
+    return Components(
+        metrics=observers.metrics,
+        statistics=observers.statistics,
+        curve=observers.curve,
+        journal_status=observers.journal_status,
+        stalled=observers.stalled,
+        underway=Underway(),
+        config=config,
+        store=store,
+        waits=waits,
+        clock=clock,
+        changes=changes,
+        roster=roster,
+        lifecycle=Lifecycle(_expected(config), config.supervision, clock.now()),
+        engines=engines,
+        leases=leases,
+        lent=LentEngines(engines, reclaiming, chunks, config),
+        reclaiming=reclaiming,
+        pinning=pinning,
+        placement=Placement(store, engines, leases, reclaiming, pinning, config, clock),
+        episode_placement=episode_placement,
+        playing=_playing(config, store, episode_placement, reclaiming, clock),
+        admission=admission,
+        chunks=chunks,
+        scoring=Scoring(store, roster, config, clock),
+        publishing=Publishing(store, engines, config, clock),
+        evaluation=Evaluation(store, engines, admission, clock, plan, observers.curve.accuracy),
+    )
+
+
+def _expected(config: Config) -> list[str]:
+    """The names of a run's actors."""
+    return [
+        "trainer-0",
+        *(f"rollout-{n}" for n in range(config.rollout.actors)),
+        *(f"reward-{n}" for n in range(config.reward.actors)),
+        *(f"agents-{n}" for n in range(config.agent.actors if config.agent.run else 0)),
+    ]
+
+
+def _playing(
+    config: Config,
+    store: EventStore,
+    placement: EpisodePlacement,
+    reclaiming: Reclaiming,
+    clock: RunClock,
+) -> Playing:
+    return Playing(
+        store,
+        placement,
         reclaiming,
         PlayingLimits(
             max_calls=config.agent.max_calls,
@@ -130,56 +179,5 @@ def assemble(
             context_tokens=config.engine.context_tokens,
         ),
         partial(temperature_of, config=config),
-    )
-    admission = Admission(store, prompts, config)
-    chunks = ChunkIntake(
-        store,
-        engines,
-        leases,
-        reclaiming,
-        vocabulary=prompts.vocabulary,
-        garbled=metrics.garbled,
-    )
-    evaluation = Evaluation(
-        store,
-        engines,
-        admission,
-        playing,
-        placement,
-        reclaiming,
-        pinning,
-        prompts=prompts.evaluation_items(),
-        every=config.train.eval_every,
-        sampling=config.evaluation,
-        hold_s=config.agent.eval_s if config.agent.run else math.inf,
-        label=partial(prompts.label, "evaluation"),
-        known=curve.accuracy,
-        evaluated=evaluated,
-    )
-    return Components(
-        curve=curve,
-        underway=Underway(),
-        config=config,
-        store=store,
-        metrics=metrics,
-        statistics=statistics,
-        journal_status=journal_status,
-        stalled=stalled,
-        waits=waits,
-        changes=changes,
-        roster=roster,
-        lifecycle=Lifecycle(expected, config.supervision, trio.current_time()),
-        engines=engines,
-        leases=leases,
-        lent=LentEngines(engines, reclaiming, chunks, config, metrics.lent),
-        reclaiming=reclaiming,
-        pinning=pinning,
-        placement=placement,
-        episode_placement=episode_placement,
-        playing=playing,
-        admission=admission,
-        chunks=chunks,
-        scoring=Scoring(store, roster, config),
-        publishing=Publishing(store, engines, config, fence=fence, give_up=give_up, done=served),
-        evaluation=evaluation,
+        clock,
     )

@@ -6,15 +6,16 @@ Invariant: a peer that does something wrong loses its own connection; the others
 from __future__ import annotations
 
 import logging
-from functools import partial
 
 import trio
 
+from actors.coordinator.carry_out import carry_out
 from actors.coordinator.collect_point import step_point
 from actors.coordinator.components import Components
+from actors.coordinator.decisions import Decision
 from actors.coordinator.engine_pool import EngineHandle
 from actors.coordinator.peers import LastSeen, Peer
-from actors.coordinator.stepping import Stepping
+from actors.coordinator.stepping import Stepping, StepSources
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.ipc.errors import LinkError
@@ -128,18 +129,18 @@ class Connections:
         if (previous := roster.add(peer)) is not None:
             self._take_back(previous)
             previous.scope.cancel()
-        peer.heard = trio.current_time()
+        peer.heard = self._parts.clock.now()
         logger.info("%s is here (process %d, start %d)", peer.name, peer.pid, peer.incarnation)
         if lifecycle.ending and peer.role in ACTORS:
             peer.send(Drain())
         elif peer.role in ("reward", "agents"):
-            lifecycle.came(peer.name, trio.current_time())
+            lifecycle.came(peer.name, self._parts.clock.now())
         try:
             with peer.scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(peer.write)
                     async for message, buffers in peer.link:
-                        peer.heard = trio.current_time()
+                        peer.heard = self._parts.clock.now()
                         self._accept(peer, message, buffers)
                         if not isinstance(message, Report):  # a report makes nothing due
                             self._parts.changes.set()
@@ -207,17 +208,8 @@ class Connections:
                 parts.scoring.on_score_result(peer, message)
             case Consumed() | ScoredProximal() | Stepped() | Saved() if parts.stepping is not None:
                 self._from_trainer(parts.stepping, message)
-            case Joined():
-                member = None if peer.role == "trainer" else peer.index
-                parts.publishing.on_joined(member, message)
-            case Quiesced():
-                parts.publishing.on_quiesced(peer.index, message)
-            case Transferred():
-                parts.publishing.on_transferred(message)
-            case Prepared():
-                parts.publishing.on_prepared(peer.index, message)
-            case Committed():
-                parts.publishing.on_committed(peer.index, peer.name, message)
+            case Joined() | Quiesced() | Transferred() | Prepared() | Committed():
+                carry_out(parts, self._of_publication(peer, message), self.replace)
             case Ask() | Enough() | Note() | GiveReward() | GiveFailure() | Played():
                 parts.playing.on_message(peer, message, buffers)
             case Report():
@@ -227,22 +219,20 @@ class Connections:
             case EngineReady(slots):
                 parts.engines.add(EngineHandle(peer, slots))
                 parts.publishing.join(peer.index)
-                parts.lifecycle.came(peer.name, trio.current_time())
+                parts.lifecycle.came(peer.name, parts.clock.now())
             case Leaving():
                 self._drain(peer)
             case TrainerReady(version, store):
                 parts.stepping = Stepping(
                     parts.store,
+                    parts.config,
+                    parts.clock,
+                    StepSources(parts.admission, parts.leases, parts.lent),
                     peer,
                     version,
-                    parts.config,
-                    leases=parts.leases,
-                    exhausted=lambda: parts.admission.exhausted,
-                    whole=lambda: parts.lent.whole_step,
-                    label=partial(parts.admission.label, "train"),
                 )
                 parts.publishing.trainer(peer, store)
-                parts.lifecycle.came(peer.name, trio.current_time())
+                parts.lifecycle.came(peer.name, parts.clock.now())
             case Drained():
                 parts.roster.drained.add(peer.name)
             case Exited():
@@ -255,6 +245,23 @@ class Connections:
                     f"{peer.name} sent {type(message).__name__}, which the coordinator does not "
                     "take from it now",
                 )
+
+    def _of_publication(
+        self, peer: Peer, message: Joined | Quiesced | Transferred | Prepared | Committed
+    ) -> list[Decision]:
+        publishing = self._parts.publishing
+        match message:
+            case Joined():
+                member = None if peer.role == "trainer" else peer.index
+                return publishing.on_joined(member, message)
+            case Quiesced():
+                return publishing.on_quiesced(peer.index, message)
+            case Transferred():
+                return publishing.on_transferred(message)
+            case Prepared():
+                return publishing.on_prepared(peer.index, message)
+            case Committed():
+                return publishing.on_committed(peer.index, peer.name, message)
 
     def _from_trainer(
         self, stepping: Stepping, message: Consumed | ScoredProximal | Stepped | Saved
@@ -293,7 +300,7 @@ class Connections:
         if not parts.roster.remove(peer):
             return
         logger.info("%s is gone", peer.name)
-        now = trio.current_time()
+        now = parts.clock.now()
         parts.roster.last_seen[peer.name] = LastSeen(peer.incarnation, peer.pid, now)
         if peer.role == "trainer" and not parts.lifecycle.ending:
             parts.end(False, "the trainer was lost", heals="lost")
@@ -312,7 +319,7 @@ class Connections:
             parts.engines.remove(peer.name)
             parts.chunks.suspects.forget(peer.name)
             parts.reclaiming.lose(engine)
-            parts.publishing.lose(peer.index, "it was lost")
+            carry_out(parts, parts.publishing.lose(peer.index, "it was lost"), self.replace)
 
     def _exited(self, message: Exited) -> None:
         """The launcher saw a process end. The run goes on without a rollout actor that is not
@@ -324,7 +331,7 @@ class Connections:
             return
         if message.role == "rollout" and not parts.lifecycle.ending:
             why = f"{describe_exit(message.code)}, and its restarts are spent"
-            parts.lifecycle.remove(name, why, trio.current_time())
+            parts.lifecycle.remove(name, why, parts.clock.now())
             if parts.lifecycle.rollout_actors:
                 logger.warning("the run goes on without %s, which %s", name, why)
                 parts.metrics.removed(message.role)

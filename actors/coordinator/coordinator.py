@@ -18,22 +18,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import trio
 
-from actors.coordinator.collect_point import evaluation_point
+from actors.coordinator.carry_out import carry_out
 from actors.coordinator.collect_status import collect_status
 from actors.coordinator.collect_summary import collect_summary
-from actors.coordinator.components import assemble
+from actors.coordinator.components import Observers, assemble
 from actors.coordinator.connections import Connections
+from actors.coordinator.decisions import Decision
 from actors.coordinator.ending import ending
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.lifecycle import Outcome, Phase
 from actors.coordinator.peers import Peer
 from actors.coordinator.prompts import PromptSource
 from actors.coordinator.shutdown import drain
-from actors.coordinator.statistics import RunStatistics
 from actors.coordinator.stepping import Stepping
 from actors.coordinator.watchdog import tick
 from asyncrl.config import Config
@@ -41,10 +41,7 @@ from asyncrl.config.flow import max_lag
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import RunFinished
 from asyncrl.ipc.waits import Waits
-from asyncrl.observe.curve import Curve
-from asyncrl.observe.evaluation_figures import Figures
-from asyncrl.observe.metrics import Metrics
-from asyncrl.observe.run_status import JournalStatus, RunStatus
+from asyncrl.observe.run_status import RunStatus
 from asyncrl.observe.summary import Summary
 
 logger = logging.getLogger(__name__)
@@ -58,34 +55,14 @@ class Coordinator:
         config: Config,
         store: EventStore,
         prompts: PromptSource,
-        metrics: Metrics,
         waits: Waits,
-        statistics: RunStatistics,
-        curve: Curve,
-        *,
-        journal: Callable[[], JournalStatus] = JournalStatus,
-        stalled: Callable[[RunStatus], None] = lambda run_status: None,
+        observers: Observers,
     ) -> None:
-        """`journal()` says how the journal stands. `stalled(run_status)` hears how the run stands
-        when the watchdog ends it."""
-        self.parts = assemble(
-            config,
-            store,
-            prompts,
-            metrics,
-            waits,
-            statistics,
-            curve,
-            journal_status=journal,
-            stalled=stalled,
-            fence=lambda actor, reason: self._connections.replace(actor, reason),
-            give_up=lambda reason, heals: self.parts.end(False, reason, heals=heals),
-            served=self._on_served,
-            evaluated=self._on_evaluated,
-        )
+        self.parts = assemble(config, store, prompts, waits, observers)
         self._connections = Connections(self.parts)
+        curve = observers.curve
         for version, accuracy in curve.accuracy.items():  # of the run's earlier lives
-            metrics.evaluated(version, accuracy, curve.figures[version])
+            observers.metrics.evaluated(version, accuracy, curve.figures[version])
 
     def status(self) -> RunStatus:
         """The state of the run at this moment."""
@@ -119,10 +96,10 @@ class Coordinator:
                 await parts.changes.next("progress")
             logger.info("the run ends: %s", outcome.reason)
             parts.outcome = outcome
-            parts.lifecycle.over(trio.current_time())
+            parts.lifecycle.over(parts.clock.now())
             await drain(parts)
             nursery.cancel_scope.cancel()
-        parts.lifecycle.drained(trio.current_time())
+        parts.lifecycle.drained(parts.clock.now())
         return outcome
 
     def _pump(self) -> None:
@@ -133,10 +110,10 @@ class Coordinator:
             return
         stepping.feed(parts.publishing.committed, parts.publishing.served)
         if parts.publishing.committed is not None:
-            parts.lent.pump(stepping.idle, stepping.version, trio.current_time())
+            self._carry_out(parts.lent.pump(stepping.idle, stepping.version, parts.clock.now()))
             parts.playing.pump(stepping.version - max_lag(parts.config))
             self._generate(stepping)
-            parts.evaluation.pump()
+            self._carry_out(parts.evaluation.pump())
             parts.playing.observe()
         parts.scoring.dispatch()
         if stepping.starved and not stepping.unsaved:
@@ -155,24 +132,14 @@ class Coordinator:
     def _publish(self, stepping: Stepping) -> None:
         """Bring the trainer's version to the engines, unless the trainer is about to change it, or
         has to make again what a crash undid, or engines must keep the one that is evaluated."""
-        evaluation = self.parts.evaluation
+        publishing, evaluation = self.parts.publishing, self.parts.evaluation
         if not (stepping.closing or stepping.redoing or evaluation.holds_publication):
             last = stepping.finished or stepping.starved
-            self.parts.publishing.pump(stepping.version, evaluation.due(stepping.version, last))
+            due = evaluation.due(stepping.version, last)
+            self._carry_out(publishing.pump(stepping.version, due))
 
-    def _on_served(self, version: int, evaluate: bool) -> None:
-        """Every engine serves `version`, which was pinned for evaluation or was not."""
-        parts, publishing = self.parts, self.parts.publishing
-        parts.lifecycle.published(trio.current_time())
-        parts.metrics.published(publishing.seconds[-1], publishing.pauses[-1])
-        if evaluate:
-            parts.evaluation.start(version)
-        parts.pinning.release(parts.evaluation.running)
-
-    def _on_evaluated(self, version: int, accuracy: float, figures: Figures) -> None:
-        """Every held-out answer of `version` is judged."""
-        self.parts.metrics.evaluated(version, accuracy, figures)
-        self.parts.curve.add(evaluation_point(self.parts, version, accuracy, figures))
+    def _carry_out(self, decisions: Iterable[Decision]) -> None:
+        carry_out(self.parts, decisions, self._connections.replace)
 
     async def say_goodbye(self, outcome: Outcome) -> None:
         """Tell the launcher that the summary is written, and wait until it has hung up."""

@@ -13,14 +13,13 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-import trio
-
 from actors.coordinator.agent_failures import FREE, LONGEST_S, AgentFailures
 from actors.coordinator.engine_pool import EnginePool
 from actors.coordinator.peers import Peer, Roster
 from asyncrl.escape import escaped
 from asyncrl.ipc.messages import Wait
 from asyncrl.observe.run_status import FailedEpisodes
+from asyncrl.processes.standstill import RunClock
 from staleness.live_episodes import LiveEpisodes
 
 logger = logging.getLogger(__name__)
@@ -34,11 +33,17 @@ class EpisodePlacement:
     being played."""
 
     def __init__(
-        self, roster: Roster, engines: EnginePool, concurrency: int, stall_s: float
+        self,
+        roster: Roster,
+        engines: EnginePool,
+        clock: RunClock,
+        concurrency: int,
+        stall_s: float,
     ) -> None:
         """A run that is silent for `stall_s` seconds ends, and so no pause is longer than half of
         that."""
-        self._roster, self._engines, self._concurrency = roster, engines, concurrency
+        self._roster, self._engines, self._clock = roster, engines, clock
+        self._concurrency = concurrency
         self._live = LiveEpisodes()
         longest_s = min(LONGEST_S, stall_s / 2)
         self._failures: defaultdict[str, AgentFailures] = defaultdict(
@@ -53,7 +58,7 @@ class EpisodePlacement:
     def observe(self, thinking: int) -> None:
         """From now on so many agents have the ball."""
         decoding = min(self._engines.slots, self._engines.held.total())
-        self._live.observe(trio.current_time(), thinking, decoding)
+        self._live.observe(self._clock.now(), thinking, decoding)
 
     def call_ended(self) -> None:
         """A call of an episode has ended."""
@@ -66,7 +71,7 @@ class EpisodePlacement:
     def failed(self, peer: Peer, reason: str) -> None:
         """An attempt failed."""
         failures = self._failures[peer.name]
-        failures.failed(escaped(reason, REASON), trio.current_time())
+        failures.failed(escaped(reason, REASON), self._clock.now())
         if failures.count == FREE:
             logger.warning(
                 "all of the last %d episodes of %s failed; the last one: %s",
@@ -87,7 +92,7 @@ class EpisodePlacement:
     @property
     def waits(self) -> list[Wait]:
         """The waits of agents actors that fail, until another episode begins."""
-        now = trio.current_time()
+        now = self._clock.now()
         return [
             Wait("agents that fail", name, now - failures.since, failures.until - failures.since)
             for name, failures in sorted(self._failures.items())
@@ -105,10 +110,10 @@ class EpisodePlacement:
             peer = max(open_to_more, key=lambda peer: room[peer])
             room[peer] -= 1
             if peer.name in self._failures:
-                self._failures[peer.name].begins(trio.current_time())
+                self._failures[peer.name].begins(self._clock.now())
             yield peer
 
     def _takes_one(self, peer: Peer) -> bool:
         failures = self._failures.get(peer.name)
-        delayed = failures is not None and failures.delays(trio.current_time())
+        delayed = failures is not None and failures.delays(self._clock.now())
         return not delayed and peer.has_room()

@@ -14,24 +14,47 @@ lost, the evaluation is given up by name, and the next version is evaluated in i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-
-import trio
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from actors.coordinator.admission import Admission
+from actors.coordinator.decisions import Decision, Evaluated, GaveUpEvaluation, LeaseAnswers
 from actors.coordinator.engine_pool import EnginePool
 from actors.coordinator.event_store import EventStore
-from actors.coordinator.pinning import Pinning
-from actors.coordinator.placement import Placement
-from actors.coordinator.playing import Playing
-from actors.coordinator.reclaiming import Reclaiming
+from actors.coordinator.prompts import PromptSource
+from asyncrl.config import Config
 from asyncrl.config.schema import EvaluationConfig
 from asyncrl.experience.events import Dropped
 from asyncrl.observe.evaluation_figures import Figures, evaluation_figures
-from asyncrl.processes.standstill import shifted
+from asyncrl.processes.standstill import RunClock
 
 PERFECT = 1.0
 """The reward of a correct answer. Verifiers may give less for a part of it."""
+
+
+class EvaluationPlan(NamedTuple):
+    """What is evaluated, and when: the held-out `prompts`, by their index, and the `labels` of
+    their tasks, where there are several; every `every`-th version, 0 for none but the first and the
+    last; how often each prompt is answered beside the greedy answer (`sampling`); and the seconds
+    for which an engine that holds one version gets no other meanwhile (`hold_s`)."""
+
+    prompts: range
+    labels: list[str]
+    every: int
+    sampling: EvaluationConfig
+    hold_s: float
+
+
+def evaluation_plan(config: Config, source: PromptSource) -> EvaluationPlan:
+    """The plan of a run's evaluations."""
+    prompts = source.evaluation_items()
+    return EvaluationPlan(
+        prompts,
+        [source.label("evaluation", prompt_index) for prompt_index in prompts],
+        config.train.eval_every,
+        config.evaluation,
+        config.agent.eval_s if config.agent.run else math.inf,
+    )
 
 
 class Evaluation:
@@ -42,39 +65,16 @@ class Evaluation:
         store: EventStore,
         engines: EnginePool,
         admission: Admission,
-        playing: Playing,
-        placement: Placement,
-        reclaiming: Reclaiming,
-        pinning: Pinning,
-        *,
-        prompts: range,
-        every: int,
-        sampling: EvaluationConfig,
-        hold_s: float,
-        label: Callable[[int], str],
+        clock: RunClock,
+        plan: EvaluationPlan,
         known: Mapping[int, float],
-        evaluated: Callable[[int, float, Figures], None],
     ) -> None:
-        """`prompts` are the held-out ones, by their index. Every `every`-th version is evaluated; 0
-        stands for none but the first and the last. `sampling` says how often each prompt is
-        answered beside the greedy answer, `hold_s` is how many seconds an engine that holds one
-        version gets no other meanwhile, and `label(prompt_index)` names its task, where there
-        are several. What is `known`, an accuracy by version, is not measured again.
-        `evaluated(version, accuracy, figures)` hears of each result: the greedy accuracy, from 0 to
-        1, and what sampled answers and single tasks say."""
+        """What is `known`, an accuracy by version, is not measured again."""
         self._store = store
         self._engines = engines
         self._admission = admission
-        self._playing = playing
-        self._placement = placement
-        self._reclaiming = reclaiming
-        self._pinning = pinning
-        self._prompts = prompts
-        self._every = every
-        self._sampling = sampling
-        self._hold_s = hold_s
-        self._labels = [label(prompt_index) for prompt_index in prompts]
-        self._evaluated = evaluated
+        self._clock = clock
+        self._plan = plan
         self._first: int | None = None
         self._given_up = False  # the last evaluation was
         self.running: int | None = None
@@ -100,9 +100,11 @@ class Evaluation:
         `last` one, or it replaces one that was given up."""
         if self._first is None:
             self._first = version
-        if self.running is not None or version in self.accuracy or not self._prompts:
+        if self.running is not None or version in self.accuracy or not self._plan.prompts:
             return False
-        regular = version == self._first or bool(self._every and version % self._every == 0)
+        regular = version == self._first or bool(
+            self._plan.every and version % self._plan.every == 0
+        )
         return regular or last or self._given_up
 
     @property
@@ -114,36 +116,30 @@ class Evaluation:
     @property
     def _mixing(self) -> bool:
         """True if what is not answered yet may be answered under any version."""
-        held_s = trio.current_time() - self._since
-        return not self._engines.keeps and held_s >= self._hold_s
-
-    def shift(self, stood: float, now: float) -> None:
-        """Nothing could be answered for `stood` seconds until `now`."""
-        self._since = shifted(self._since, stood, now)
+        held_s = self._clock.now() - self._since
+        return not self._engines.keeps and held_s >= self._plan.hold_s
 
     def start(self, version: int) -> None:
         """Ask the held-out prompts. `version` is pinned in every engine that serves it."""
         self.running, self._given_up, self._mixed = version, False, 0
-        self._since = trio.current_time()
+        self._since = self._clock.now()
         self._correct, self._right = {}, {}
-        pinned = version if self._engines.keeps or math.isinf(self._hold_s) else None
-        ways = (0, self._sampling.samples) if self._sampling.samples else (0,)
+        pinned = version if self._engines.keeps or math.isinf(self._plan.hold_s) else None
+        ways = (0, self._plan.sampling.samples) if self._plan.sampling.samples else (0,)
         self._open = self._asked = sum(
             self._admission.start("evaluation", prompt_index, version=pinned, samples=samples)
             for samples in ways
-            for prompt_index in self._prompts
+            for prompt_index in self._plan.prompts
         )
 
-    def pump(self) -> None:
-        """Lease the answers that wait, and count those that are judged."""
+    def pump(self) -> list[Decision]:
+        """Count the answers that are judged, and say what is due."""
         if self.running is None:
-            return
+            return []
         pinned = None if self._mixing else self.running
         if pinned is not None and not self._engines.serves("evaluation", pinned):
-            self._give_up()
-            return
-        self._playing.begin("evaluation")
-        self._placement.lease("evaluation", pinned)
+            self.running, self._given_up = None, True
+            return [GaveUpEvaluation()]
         for group in self._store.experience.ready("evaluation"):
             self._mixed += any(
                 span.version != self.running for member in group.members for span in member.spans
@@ -152,35 +148,23 @@ class Evaluation:
             answers[group.prompt_index] = sum(reward >= PERFECT for reward in group.rewards)
             self._open -= 1
             self._store.record(Dropped(group.id, "evaluation"))
-        if not self._open:
-            self.accuracy[self.running] = sum(self._correct.values()) / len(self._prompts)
-            self.figures[self.running] = self._figures()
-            self._evaluated(self.running, self.accuracy[self.running], self.figures[self.running])
-            self._end()
+        return [LeaseAnswers(pinned)] if self._open else [self._end(self.running)]
+
+    def _end(self, version: int) -> Evaluated:
+        """All answers of `version` are judged."""
+        self.accuracy[version] = sum(self._correct.values()) / len(self._plan.prompts)
+        self.figures[version] = self._figures()
+        self.running = None
+        return Evaluated(version, self.accuracy[version], self.figures[version])
 
     def _figures(self) -> Figures:
         """The figures of sampled answers, and of each task by itself. A prompt that has no answer
         is answered wrongly. Of answers that mixed versions, their groups' share."""
         mixed = {"mixed": self._mixed / self._asked} if self._mixed else {}
         return mixed | evaluation_figures(
-            [self._correct.get(prompt_index, 0) for prompt_index in self._prompts],
-            [self._right.get(prompt_index, 0) for prompt_index in self._prompts],
-            self._labels,
-            self._sampling.samples,
-            self._sampling.pass_at,
+            [self._correct.get(prompt_index, 0) for prompt_index in self._plan.prompts],
+            [self._right.get(prompt_index, 0) for prompt_index in self._plan.prompts],
+            self._plan.labels,
+            self._plan.sampling.samples,
+            self._plan.sampling.pass_at,
         )
-
-    def _give_up(self) -> None:
-        experience = self._store.experience
-        for group in [g for g in experience.groups.values() if g.split == "evaluation"]:
-            for call in [c for c in experience.calls.values() if c.group == group.id]:
-                self._reclaiming.stop(call)
-                self._reclaiming.release(call)
-            self._store.record(Dropped(group.id, "evaluation"))
-        self._given_up = True
-        self._end()
-
-    def _end(self) -> None:
-        assert self.running is not None
-        self.running = None
-        self._pinning.release(None)

@@ -22,8 +22,6 @@ from collections import deque
 
 import msgspec
 
-from asyncrl.processes.standstill import shifted
-
 WINDOW = 1000
 """Ended leases that are remembered."""
 ENOUGH = 100
@@ -65,7 +63,7 @@ class LeaseTimes:
 
 class ActiveLease(msgspec.Struct, frozen=True):
     """A lease: its `number` in the order of giving, the rollout's `attempt`, its beginning `since`
-    and its `deadline` (seconds on trio's clock), the `tokens` that the rollout had at its
+    and its `deadline` (seconds on the run's clock), the `tokens` that the rollout had at its
     beginning, the `version` that it is pinned to (None: to none), and the version that its engine
     `served` then."""
 
@@ -124,18 +122,6 @@ class LeaseTable:
             if held is not None and held.attempt == attempt:
                 found.append(rollout)
         return found
-
-    def shift(self, stood: float, now: float) -> None:
-        """Put off every deadline: this process stood still for `stood` seconds until `now`."""
-        for rollout, lease in self._held.items():
-            since = shifted(lease.since, stood, now)
-            self._held[rollout] = msgspec.structs.replace(
-                lease, since=since, deadline=lease.deadline + since - lease.since
-            )
-        self._order = [
-            (lease.deadline, rollout, lease.attempt) for rollout, lease in self._held.items()
-        ]
-        heapq.heapify(self._order)
 
     def oldest(self, count: int) -> list[tuple[int, ActiveLease]]:
         """At most `count` rollouts and their leases, the oldest lease first."""

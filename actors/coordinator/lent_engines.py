@@ -13,20 +13,20 @@ A run whose other engines are all gone lends whatever that is worth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from actors.coordinator.chunks import ChunkIntake
+from actors.coordinator.decisions import Decision, LoanEnded
 from actors.coordinator.engine_pool import EngineHandle, EnginePool
 from actors.coordinator.lending_choice import LendingChoice, Loan
 from actors.coordinator.reclaiming import Reclaiming
 from asyncrl.config import Config
 from asyncrl.config.lending import lent_actors
 from asyncrl.observe.run_status import LendingStatus
-from asyncrl.processes.standstill import shifted
 
 
 class LoanTimes:
-    """The moments of one loan, in seconds on trio's clock: its begin, its first token and its
+    """The moments of one loan, in seconds on the run's clock: its begin, its first token and its
     end; None for what has not come."""
 
     def __init__(self, began: float) -> None:
@@ -45,12 +45,6 @@ class LoanTimes:
         first = self.ended if self.first is None else self.first
         return Loan(first - self.began, self.ended - first, now - self.ended)
 
-    def shift(self, stood: float, now: float) -> None:
-        """Forget `stood` seconds until `now`, in which this process stood still."""
-        self.began = shifted(self.began, stood, now)
-        self.first = None if self.first is None else shifted(self.first, stood, now)
-        self.ended = None if self.ended is None else shifted(self.ended, stood, now)
-
 
 class LentEngines:
     """The engines that are lent, of which a run may have none."""
@@ -61,10 +55,7 @@ class LentEngines:
         reclaiming: Reclaiming,
         chunks: ChunkIntake,
         config: Config,
-        over: Callable[[float], None],
     ) -> None:
-        """`over(seconds)` hears of each loan that is over."""
-        self._over = over
         self._engines, self._reclaiming, self._chunks = engines, reclaiming, chunks
         self._names = lent_actors(config)
         own = config.rollout.actors - len(self._names)
@@ -93,11 +84,12 @@ class LentEngines:
         """True while there is a loan."""
         return self._loan is not None and self._loan.ended is None
 
-    def pump(self, idle: bool, version: int, now: float) -> None:
+    def pump(self, idle: bool, version: int, now: float) -> list[Decision]:
         """Open or close the lent engines. The trainer has nothing to do if `idle`; `version` is its
         last."""
         if not self._names:
-            return
+            return []
+        decisions: list[Decision] = []
         lent = self._lent
         lendable = idle and _able(lent)
         self._wait(idle, version, now)
@@ -113,16 +105,10 @@ class LentEngines:
         if not lendable and self._loan is not None and self._loan.ended is None:
             self._loan.ended = now
             self._seconds += now - self._loan.began
-            self._over(now - self._loan.began)
+            decisions.append(LoanEnded(now - self._loan.began))
         for engine in lent:
             self._set(engine, closed=not self._open)
-
-    def shift(self, stood: float, now: float) -> None:
-        """Forget `stood` seconds until `now`, in which this process stood still."""
-        if self._idle_since is not None:
-            self._idle_since = shifted(self._idle_since, stood, now)
-        if self._loan is not None:
-            self._loan.shift(stood, now)
+        return decisions
 
     def status(self, now: float) -> LendingStatus | None:
         """The state of lending; None where nothing is lent so."""

@@ -28,7 +28,6 @@ from typing import NamedTuple
 
 from asyncrl.config.schema import SupervisionConfig
 from asyncrl.ipc.messages import Healable
-from asyncrl.processes.standstill import shifted
 
 GOODBYE_S = 10.0
 """Seconds in which the launcher hangs up. It may wait for an actor's end before it does
@@ -73,7 +72,8 @@ class OverduePhase(NamedTuple):
 
 
 class Lifecycle:
-    """One run's phase. It reads no clock: every method is told the time, in seconds."""
+    """One run's phase. It reads no clock: every method is told the time, in seconds of the
+    run's clock."""
 
     def __init__(self, expected: Iterable[str], settings: SupervisionConfig, now: float) -> None:
         """`expected` are the names of the run's actors."""
@@ -138,10 +138,6 @@ class Lifecycle:
         if self.phase is not Phase.DRAIN:
             raise ValueError(f"a run stops after its drain, not after {self.phase.value}")
         self._enter(Phase.STOP, now)
-
-    def shift(self, stood: float, now: float) -> None:
-        """Put off the deadline: this process stood still for `stood` seconds until `now`."""
-        self.since = shifted(self.since, stood, now)
 
     @property
     def ending(self) -> bool:

@@ -37,7 +37,7 @@ class Peer:
         self.incarnation = hello.incarnation
         self.link = link
         self.report = Report(0.0, {}, {}, [])
-        self.heard = 0.0  # seconds on trio's clock when it said anything last
+        self.heard = 0.0  # seconds on the run's clock when it said anything last
         self.scope = trio.CancelScope()  # around its connection
         self.freed: Callable[[], None] = lambda: None
         self._more_waits = False  # somebody had no room for more
@@ -70,7 +70,7 @@ class Peer:
 
 class LastSeen(NamedTuple):
     """An actor that was connected and is lost: its incarnation and process, and the seconds on
-    trio's clock when its link ended."""
+    the run's clock when its link ended."""
 
     incarnation: int
     pid: int

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import trio
-
 from actors.coordinator.engine_pool import EngineHandle, EnginePool
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.leases import LeaseTable
@@ -26,6 +24,7 @@ from asyncrl.experience.episode import AgentCall
 from asyncrl.experience.events import Leased
 from asyncrl.experience.rollout import Group
 from asyncrl.ipc.messages import Lease, Leases, Split
+from asyncrl.processes.standstill import RunClock
 
 
 class Placement:
@@ -39,8 +38,10 @@ class Placement:
         reclaiming: Reclaiming,
         pinning: Pinning,
         config: Config,
+        clock: RunClock,
     ) -> None:
         self._store = store
+        self._clock = clock
         self._engines = engines
         self._leases = leases
         self._reclaiming = reclaiming
@@ -169,7 +170,7 @@ class Placement:
                 self._last[call.id] = engine.name
             self._store.record(Leased(call.id, engine.name, attempt))
             self._leases.give(
-                call.id, attempt, call.tokens, trio.current_time(), pinned, engine.version
+                call.id, attempt, call.tokens, self._clock.now(), pinned, engine.version
             )
         engine.peer.send(Leases(leases), bytes(ids))
 

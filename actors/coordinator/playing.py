@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-import trio
 
 from actors.coordinator.episode_placement import EpisodePlacement
 from actors.coordinator.event_store import EventStore
@@ -58,7 +57,7 @@ from asyncrl.ipc.messages import (
     StopPlaying,
 )
 from asyncrl.observe.run_status import EpisodeCounts
-from asyncrl.processes.standstill import shifted
+from asyncrl.processes.standstill import RunClock
 
 logger = logging.getLogger(__name__)
 
@@ -103,12 +102,13 @@ class Playing:
         reclaiming: Reclaiming,
         limits: PlayingLimits,
         temperature: Callable[[Group], float],
+        clock: RunClock,
     ) -> None:
         self._store, self._placement, self._reclaiming = store, placement, reclaiming
-        self._limits, self._temperature = limits, temperature
+        self._limits, self._temperature, self._clock = limits, temperature, clock
         self._attempts: dict[int, _Attempt] = {}
-        self.last_activity = trio.current_time()
-        """Seconds on trio's clock when an agent said something last."""
+        self.last_activity = clock.now()
+        """Seconds on the run's clock when an agent said something last."""
         self.diverged = 0
         """Attempts that made another call than the one before had made."""
 
@@ -225,10 +225,6 @@ class Playing:
 
     def _refuse(self, attempt: _Attempt, number: int, why: str, finish: Finish = "") -> None:
         attempt.peer.send(Reply(attempt.rollout, attempt.attempt, number, 0, finish, why), b"", b"")
-
-    def shift(self, stood: float, now: float) -> None:
-        """This process stood still for `stood` seconds until `now`."""
-        self.last_activity = shifted(self.last_activity, stood, now)
 
     # ------------------------------------------------------------------------------------- messages
 
@@ -466,7 +462,7 @@ class Playing:
         attempt = self._attempts.get(message.rollout)
         if attempt is None or attempt.peer is not sender or attempt.attempt != message.attempt:
             return None
-        self.last_activity = trio.current_time()
+        self.last_activity = self._clock.now()
         return attempt if self._plays(attempt) else None
 
     def _plays(self, attempt: _Attempt) -> bool:

@@ -25,10 +25,9 @@ budget of its own, and the next publication goes on without it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import trio
-
+from actors.coordinator.decisions import Decision, EndRun, ReplaceActor, Served
 from actors.coordinator.engine_pool import EnginePool
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import Peer
@@ -37,7 +36,6 @@ from asyncrl.experience.events import Published
 from asyncrl.ipc.messages import (
     Commit,
     Committed,
-    Healable,
     Joined,
     Prepared,
     Quiesced,
@@ -46,7 +44,7 @@ from asyncrl.ipc.messages import (
 )
 from asyncrl.observe.run_status import PublicationStatus
 from asyncrl.observe.summary import Publications
-from asyncrl.processes.standstill import shifted
+from asyncrl.processes.standstill import RunClock
 from weightsync.membership import Membership
 from weightsync.publication import Publication
 from weightsync.publication_actions import (
@@ -73,23 +71,11 @@ class Publishing:
     """The publications of a run."""
 
     def __init__(
-        self,
-        store: EventStore,
-        engines: EnginePool,
-        config: Config,
-        *,
-        fence: Callable[[str, str], None],
-        give_up: Callable[[str, Healable | None], None],
-        done: Callable[[int, bool], None],
+        self, store: EventStore, engines: EnginePool, config: Config, clock: RunClock
     ) -> None:
-        """`fence(actor, reason)` has an engine replaced. `give_up(reason, heals)` ends the run.
-        `done(version, evaluate)` hears of each version that every engine serves; `evaluate` is True
-        if it was pinned for evaluation."""
         self._store = store
         self._engines = engines
-        self._fence = fence
-        self._give_up = give_up
-        self._done = done
+        self._clock = clock
         self._deadline_s = config.publication.deadline_s
         self._own = config.staleness.finish_on == "own"
         self._average = config.evaluation.weights == "ema"
@@ -155,27 +141,28 @@ class Publishing:
         """True if an engine takes part in the publication under way."""
         return self._current is not None and member in self._current.live
 
-    def lose(self, member: int, reason: str) -> None:
+    def lose(self, member: int, reason: str) -> list[Decision]:
         """An engine is gone, so there is nothing left to fence."""
         self._membership = self._membership.left(member)
-        if self._current is not None:
-            actions = self._current.lost(member, reason, trio.current_time())
-            self._carry_out(
-                [a for a in actions if not (isinstance(a, Fence) and a.member == member)]
-            )
+        if self._current is None:
+            return []
+        actions = self._current.lost(member, reason, self._clock.now())
+        return self._carry_out(
+            [a for a in actions if not (isinstance(a, Fence) and a.member == member)]
+        )
 
     # ------------------------------------------------------------------------------------- driving
 
-    def pump(self, version: int, pin: bool) -> None:
+    def pump(self, version: int, pin: bool) -> list[Decision]:
         """Start the publication that is due, if any. `version` is the trainer's. With `pin` it is
         to be evaluated."""
         if self._current is not None or self._trainer is None:
-            return
+            return []
         receivers = self._membership if pin else self._receivers(version)
         if not receivers.members:
-            return
+            return []
         self._number += 1
-        self._began, self._pauses, self._pin = trio.current_time(), {}, pin
+        self._began, self._pauses, self._pin = self._clock.now(), {}, pin
         self._current = Publication(
             self._number,
             version,
@@ -186,7 +173,7 @@ class Publishing:
             average=pin and self._average,
             direct=self._direct,
         )
-        self._carry_out(self._current.begin(self._began))
+        return self._carry_out(self._current.begin(self._began))
 
     def _receivers(self, version: int) -> Membership:
         """The members that do not decode with `version`: all of them, or in an epoch of their own
@@ -202,87 +189,89 @@ class Publishing:
         self._membership = Membership(receivers.epoch + 1, self._membership.members)
         return receivers
 
-    def late(self, now: float) -> None:
-        """Give up what the publication under way has waited for too long; `now` is trio's clock."""
-        if self._current is not None:
-            self._carry_out(self._current.late(now))
+    def late(self, now: float) -> list[Decision]:
+        """Give up what the publication under way has waited for too long, by the run's clock."""
+        return [] if self._current is None else self._carry_out(self._current.late(now))
 
-    def shift(self, stood: float, now: float) -> None:
-        """Put off the deadline of what is under way: this process stood still for `stood` seconds
-        until `now`."""
-        self._began = shifted(self._began, stood, now)
-        if self._current is not None and (deadline := self._current.deadline) is not None:
-            entered = deadline - self._deadline_s
-            self._current.put_off(shifted(entered, stood, now) - entered)
-
-    def on_joined(self, member: int | None, message: Joined) -> None:
+    def on_joined(self, member: int | None, message: Joined) -> list[Decision]:
         """An engine, or with None the trainer, is in the group."""
-        if self._current is not None:
-            self._carry_out(self._current.joined(member, message, trio.current_time()))
+        if self._current is None:
+            return []
+        return self._carry_out(self._current.joined(member, message, self._clock.now()))
 
-    def on_quiesced(self, member: int, message: Quiesced) -> None:
-        if self._current is not None:
-            self._carry_out(self._current.quiesced(member, message, trio.current_time()))
+    def on_quiesced(self, member: int, message: Quiesced) -> list[Decision]:
+        """An engine stands still."""
+        if self._current is None:
+            return []
+        return self._carry_out(self._current.quiesced(member, message, self._clock.now()))
 
-    def on_transferred(self, message: Transferred) -> None:
-        if self._current is not None:
-            self._sent_bytes = message.sent_bytes
-            self._carry_out(self._current.transferred(message, trio.current_time()))
+    def on_transferred(self, message: Transferred) -> list[Decision]:
+        """The trainer has sent the weights, or failed to."""
+        if self._current is None:
+            return []
+        self._sent_bytes = message.sent_bytes
+        return self._carry_out(self._current.transferred(message, self._clock.now()))
 
-    def on_prepared(self, member: int, message: Prepared) -> None:
-        if self._current is not None:
-            self._carry_out(self._current.prepared(member, message, trio.current_time()))
+    def on_prepared(self, member: int, message: Prepared) -> list[Decision]:
+        """An engine has the weights, or failed to receive them."""
+        if self._current is None:
+            return []
+        return self._carry_out(self._current.prepared(member, message, self._clock.now()))
 
-    def on_committed(self, member: int, name: str, message: Committed) -> None:
+    def on_committed(self, member: int, name: str, message: Committed) -> list[Decision]:
         """The engine `name` serves the version now."""
         if self._current is None or message.publication != self._number:
-            return
+            return []
         self._engines.serve(name, message.version, pin=self._pin or self._own)
         self._pauses[member] = message.pause_seconds
-        self._carry_out(self._current.committed(member, message, trio.current_time()))
+        return self._carry_out(self._current.committed(member, message, self._clock.now()))
 
-    def _carry_out(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            match action:
-                case ToTrainer(message):
-                    assert self._trainer is not None
-                    self._trainer[0].send(message)
-                case ToMember(member, message):
-                    if (engine := self._engines.get(f"rollout-{member}")) is not None:
-                        engine.peer.send(message)
-                        if isinstance(message, Commit):
-                            self._engines.commit(engine.name)
-                        if isinstance(message, Resend):
-                            self._engines.tear(engine.name)
-                case Decided(version):
-                    self._store.record(Published(version))
-                    self.committed = version
-                case Fence(member, reason):
-                    self._membership = self._membership.left(member)
-                    self._fence(f"rollout-{member}", reason)
-                case FenceTrainer(reason):
-                    self._give_up(f"the trainer does not answer: {reason}", "stalled")
-                case Done(version):
-                    self._current, self._failures, self.served = None, 0, version
-                    self._count(trio.current_time() - self._began, self._pauses)
-                    self._done(version, self._pin)
-                case Failed(reason):
-                    assert self._current is not None
-                    lost = len(self._current.live) < len(self._current.membership.members)
-                    self._current, self._failures = None, self._failures + (not lost)
-                    self.failed = [*self.failed, reason][-RECENT:]
-                    self._membership = self._membership.renewed()
-                    logger.warning(
-                        "publication %d failed and is tried again: %s", self._number, reason
-                    )
-                    if self._failures == FAILURES and not lost:
-                        self._give_up(
-                            f"{FAILURES} publications failed in a row, the last because of "
-                            f"{reason}",
-                            None,
-                        )
-                case _:
-                    raise AssertionError(action)
+    def _carry_out(self, actions: Sequence[Action]) -> list[Decision]:
+        """Carry out what the publication asks for. Returns what is left for the loop."""
+        return [decision for action in actions for decision in self._do(action)]
+
+    def _do(self, action: Action) -> list[Decision]:
+        match action:
+            case ToTrainer(message):
+                assert self._trainer is not None
+                self._trainer[0].send(message)
+            case ToMember(member, message):
+                if (engine := self._engines.get(f"rollout-{member}")) is not None:
+                    engine.peer.send(message)
+                    if isinstance(message, Commit):
+                        self._engines.commit(engine.name)
+                    if isinstance(message, Resend):
+                        self._engines.tear(engine.name)
+            case Decided(version):
+                self._store.record(Published(version))
+                self.committed = version
+            case Fence(member, reason):
+                self._membership = self._membership.left(member)
+                return [ReplaceActor(f"rollout-{member}", reason)]
+            case FenceTrainer(reason):
+                return [EndRun(f"the trainer does not answer: {reason}", "stalled")]
+            case Done(version):
+                self._current, self._failures, self.served = None, 0, version
+                self._count(self._clock.now() - self._began, self._pauses)
+                return [Served(version, self._pin)]
+            case Failed(reason):
+                return self._failed(reason)
+            case _:
+                raise AssertionError(action)
+        return []
+
+    def _failed(self, reason: str) -> list[Decision]:
+        """The publication under way has failed: another one is tried, unless too many failed in a
+        row."""
+        assert self._current is not None
+        lost = len(self._current.live) < len(self._current.membership.members)
+        self._current, self._failures = None, self._failures + (not lost)
+        self.failed = [*self.failed, reason][-RECENT:]
+        self._membership = self._membership.renewed()
+        logger.warning("publication %d failed and is tried again: %s", self._number, reason)
+        if self._failures < FAILURES or lost:
+            return []
+        return [EndRun(f"{FAILURES} publications failed in a row, the last because of {reason}")]
 
     def _count(self, seconds: float, pauses: dict[int, float]) -> None:
         self.seconds, self.pauses = (

@@ -26,7 +26,7 @@ from actors.coordinator.leases import LeaseTable
 from asyncrl.config import Config
 from asyncrl.experience.call import Call, RolloutStatus
 from asyncrl.experience.episode import AgentCall
-from asyncrl.experience.events import Answered, Buried, Requeued, Sealed
+from asyncrl.experience.events import Answered, Buried, Dropped, Requeued, Sealed
 from asyncrl.ipc.messages import Finish, Interrupt, Split
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Reclaiming:
         """End the leases that have run out by `now`. Their engines are told; tokens that they still
         send are late.
 
-        `streamed` says when each engine streamed last, in seconds on trio's clock. Returns the
+        `streamed` says when each engine streamed last, in seconds on the run's clock. Returns the
         engines that streamed nothing since they were given one of these rollouts: they are to be
         replaced.
         """
@@ -186,6 +186,15 @@ class Reclaiming:
         """Tell the engine that has a rollout to stop it."""
         if (engine := self._engines.get(call.holder)) is not None:
             engine.peer.send(Interrupt([call.id]))
+
+    def abandon_evaluation(self) -> None:
+        """Drop every held-out group, and have engines stop what they have of it."""
+        experience = self._store.experience
+        for group in [g for g in experience.groups.values() if g.split == "evaluation"]:
+            for call in [c for c in experience.calls.values() if c.group == group.id]:
+                self.stop(call)
+                self.release(call)
+            self._store.record(Dropped(group.id, "evaluation"))
 
     def release(self, call: Call) -> None:
         """The rollout is with no engine any more."""

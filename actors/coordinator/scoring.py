@@ -11,7 +11,6 @@ import logging
 from collections import deque
 
 import msgspec
-import trio
 
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import Peer, Roster
@@ -20,7 +19,7 @@ from asyncrl.config.flow import penalty_band
 from asyncrl.experience.events import Judged
 from asyncrl.experience.rollout import Rollout
 from asyncrl.ipc.messages import Finish, NoVerdict, Scored, ScoreRequest, ScoreResult, Verdict
-from asyncrl.processes.standstill import shifted
+from asyncrl.processes.standstill import RunClock
 from staleness.truncation import overlong_penalty
 
 logger = logging.getLogger(__name__)
@@ -33,8 +32,9 @@ waits for the next."""
 class Scoring:
     """The answers that each reward actor has to judge."""
 
-    def __init__(self, store: EventStore, roster: Roster, config: Config) -> None:
+    def __init__(self, store: EventStore, roster: Roster, config: Config, clock: RunClock) -> None:
         self._store = store
+        self._clock = clock
         self._roster = roster
         self._played = bool(config.agent.run)
         self._capacity = AHEAD * config.reward.concurrency
@@ -52,8 +52,8 @@ class Scoring:
         """Answers without a verdict, by reason."""
         self.slowest: tuple[float, int] = (0.0, -1)
         """Seconds of the slowest verdict, and the prompt's index; -1 before the first."""
-        self.last_activity = trio.current_time()
-        """Seconds on trio's clock when a verdict came last."""
+        self.last_activity = clock.now()
+        """Seconds on the run's clock when a verdict came last."""
 
     def dispatch(self) -> None:
         """Ask for every verdict that is due, as far as reward actors have room."""
@@ -80,7 +80,7 @@ class Scoring:
                 return
             self._due.popleft()
             group = experience.groups[rollout.group]
-            self._with[rollout.id] = peer.name, trio.current_time() + self.patience_s
+            self._with[rollout.id] = peer.name, self._clock.now() + self.patience_s
             self._load[peer.name] = self._load.get(peer.name, 0) + 1
             tokens, finish = _reply(rollout)
             request = ScoreRequest(rollout.id, group.split, group.prompt_index, finish)
@@ -103,7 +103,7 @@ class Scoring:
             before = rollout.tokens - _reply(rollout)[0]
             errors = [(start + before, end + before) for start, end in verdict.errors]
             verdict = msgspec.structs.replace(verdict, errors=errors)
-        self.last_activity = trio.current_time()
+        self.last_activity = self._clock.now()
         prompt_index = self._store.experience.groups[rollout.group].prompt_index
         self.slowest = max(self.slowest, (message.seconds, prompt_index))
         self._judge(rollout, verdict)
@@ -163,13 +163,6 @@ class Scoring:
     def pending(self) -> bool:
         """True if a verdict is owed, or still to be asked for."""
         return bool(self._with or self._due)
-
-    def shift(self, stood: float, now: float) -> None:
-        """Put off every deadline: this process stood still for `stood` seconds until `now`."""
-        self.last_activity = shifted(self.last_activity, stood, now)
-        for rollout, (name, deadline) in self._with.items():
-            asked = deadline - self.patience_s
-            self._with[rollout] = name, shifted(asked, stood, now) + self.patience_s
 
     def _release(self, rollout: int) -> None:
         name, _ = self._with.pop(rollout)

@@ -13,8 +13,7 @@ meanwhile, and one that comes is sent home.
 from __future__ import annotations
 
 import logging
-
-import trio
+from functools import partial
 
 from actors.coordinator.components import Components
 from actors.coordinator.lifecycle import Stage
@@ -46,15 +45,18 @@ async def drain(parts: Components) -> None:
         "the checkpoint", lambda: _saved(parts, asked), lifecycle.stage_deadline(Stage.TRAINER)
     )
     await _send_home(parts, "trainer", Stage.TRAINER)
-    with trio.move_on_at(lifecycle.stage_deadline(Stage.JOURNAL)) as patience:
-        with parts.waits.on(
-            "the journal", owner="coordinator", deadline_s=parts.config.supervision.grace_s
-        ):
-            await parts.store.log.flush()
-    if patience.cancelled_caught:
+    if not await parts.clock.repeat(
+        partial(_flush, parts), lifecycle.stage_deadline(Stage.JOURNAL)
+    ):
         logger.warning(
             "drained before the journal was on disk; it is written to until the process ends"
         )
+
+
+async def _flush(parts: Components) -> None:
+    grace_s = parts.config.supervision.grace_s
+    with parts.waits.on("the journal", owner="coordinator", deadline_s=grace_s):
+        await parts.store.log.flush()
 
 
 async def _send_home(parts: Components, role: Role, stage: Stage) -> None:

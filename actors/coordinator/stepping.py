@@ -23,15 +23,17 @@ those versions.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import trio
 
+from actors.coordinator.admission import Admission
 from actors.coordinator.batching import Batching
 from actors.coordinator.checkpointing import Checkpointing
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.leases import LeaseTable
+from actors.coordinator.lent_engines import LentEngines
 from actors.coordinator.peers import Peer
 from actors.coordinator.proximal_scoring import ProximalScoring
 from actors.coordinator.sequences import SequenceToTrain, by_rollout, of_replayed, of_rollout
@@ -42,6 +44,7 @@ from asyncrl.config.flow import max_lag
 from asyncrl.config.losses import advantage_of
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.events import Replayed, StoredForReplay, Taken, Trained
+from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.replay_buffer import ReplayGroup
 from asyncrl.experience.rollout import Group, Rollout
@@ -58,7 +61,7 @@ from asyncrl.ipc.messages import (
 )
 from asyncrl.observe.curve import Curve
 from asyncrl.observe.response_sums import ResponseSums
-from asyncrl.processes.standstill import shifted
+from asyncrl.processes.standstill import RunClock
 from asyncrl.strategies.replay_choice import Candidate, replayed, useful
 from staleness.advantages.to_go import by_turn
 from staleness.truncation import loss_mask, trainable_by_lag
@@ -73,34 +76,39 @@ class StepAccount(NamedTuple):
     lags: Counter[int]
 
 
+class StepSources(NamedTuple):
+    """Parts that a step looks at: `admission` knows if a prompt is left, `leases` which versions
+    are still sampled from, `lent` if a step is taken at once."""
+
+    admission: Admission
+    leases: LeaseTable
+    lent: LentEngines
+
+
 class Stepping:
     """The steps of a run, from the trainer's first version on."""
 
     def __init__(
         self,
         store: EventStore,
+        config: Config,
+        clock: RunClock,
+        sources: StepSources,
         trainer: Peer,
         version: int,
-        config: Config,
-        *,
-        leases: LeaseTable,
-        exhausted: Callable[[], bool],
-        whole: Callable[[], bool],
-        label: Callable[[int], str],
     ) -> None:
-        """`version` is that of the trainer's weights. `exhausted()` is True if no prompt is left,
-        `whole()` if a step is taken at once; `label(prompt_index)` names a prompt's task, where
-        there are several."""
+        """`version` is that of the trainer's weights."""
         self._store = store
-        self._whole = whole
-        self._exhausted = exhausted
+        self._clock = clock
+        self._admission, self._lent = sources.admission, sources.lent
         self.trainer = trainer
         self._commands = TrainerCommands(trainer)
         self._config = config
+        self._whole_step = advantage_of(config.train).whole_step  # advantages compare all groups
         self.version = self.began_with = version
         # the open step: `version`, or one more while the optimizer step before it is under way
         self._step = version
-        self._batching = Batching(store, config, exhausted, label)
+        self._batching = Batching(store, config, sources.admission)
         self._index = 0  # micro-batches given for the open step
         # (step, index) of each micro-batch that is not consumed, and its tokens by lag
         self._outstanding: dict[tuple[int, int], Counter[int]] = {}
@@ -110,7 +118,7 @@ class Stepping:
         )
         self._checkpoints = Checkpointing(store, self._commands, version)
         self._save_due = False  # the present version, or the next one
-        self._proximal = ProximalScoring(store, self._commands, leases, config)
+        self._proximal = ProximalScoring(store, self._commands, sources.leases, config)
         self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
         # micro-batches not consumed that train again what the ledger has counted before
         self._replays: set[tuple[int, int]] = set()
@@ -121,8 +129,10 @@ class Stepping:
         self._responses = ResponseSums()  # of what was looked at for the step closed last
         self._by_task: dict[str, float] = {}  # its rewards, by task
         self.alarms = StepAlarms(config)
-        # seconds on trio's clock: when the trainer answered last, and when it made a step last
-        self.last_activity = self.last_step = trio.current_time()
+        self.last_activity = clock.now()
+        """Seconds on the run's clock when the trainer answered last."""
+        self.last_step = trio.current_time()
+        """Seconds on trio's clock when the trainer made a step last."""
 
     @property
     def finished(self) -> bool:
@@ -190,7 +200,7 @@ class Stepping:
 
     @property
     def _no_more_work(self) -> bool:
-        return self._exhausted() and not self._batching.untaken
+        return self._admission.exhausted and not self._batching.untaken
 
     # ---------------------------------------------------------------------------------------- feed
 
@@ -225,7 +235,7 @@ class Stepping:
         if (prescribed := self._store.experience.prescribed) is None:
             if self._redone:
                 return []
-            return self._batching.next(self._step, self._tokens, whole=self._whole())
+            return self._batching.next(self._step, self._tokens, whole=self._lent.whole_step)
         step, rollouts = prescribed
         return self._batching.retake(rollouts) if step == self._step else []
 
@@ -243,97 +253,84 @@ class Stepping:
         taken = [rollout for unit in units for rollout in unit]
         self._store.record(Taken(self._step, [rollout.id for rollout in taken]))
         groups = {rollout.group: self._store.experience.groups[rollout.group] for rollout in taken}
-        whole = advantage_of(self._config.train).whole_step
+        facts = {number: group.facts for number, group in groups.items()}
         for batch in micro_batches(units, self._tokens, self._config.train.micro_tokens):
-            named = groups if whole else {rollout.group: groups[rollout.group] for rollout in batch}
-            rewards = {number: group.rewards for number, group in named.items()}
-            parts = {number: group.parts for number, group in named.items() if any(group.parts)}
-            turns = {number: group.turns for number, group in named.items() if any(group.turns)}
-            self._send(
-                [
-                    sequence
-                    for rollout in batch
-                    for sequence in of_rollout(groups[rollout.group], rollout, self._config)
-                ],
-                rewards,
-                parts,
-                {number: group.lengths for number, group in named.items()} if whole else {},
-                turns,
-            )
-
-    def _send(
-        self,
-        pieces: list[SequenceToTrain],
-        rewards: dict[int, list[float]],
-        parts: dict[int, list[list[float]]],
-        lengths: dict[int, list[int]],
-        turns: dict[int, list[list[float]]],
-    ) -> None:
-        most, mask, lags = max_lag(self._config), bytearray(), Counter[int]()
-        for piece in pieces:
-            spans = piece.sequence.spans
-            cut = self._config.rollout.truncated == "mask" and piece.sequence.finish == "length"
-            errors = piece.sequence.errors
-            of_piece = loss_mask(spans, self._step, most, truncated=cut, errors=errors)
-            lags.update(trainable_by_lag(spans, self._step, of_piece))
-            mask += of_piece
-        sequences = [piece.sequence for piece in pieces]
-        self._outstanding[self._step, self._index] = lags
-        message = MicroBatch(
-            self._step,
-            self._index,
-            [piece.sample for piece in pieces],
-            rewards,
-            parts,
-            lengths,
-            turns,
-        )
-        self._commands.queue(
-            message, joined_ids(sequences), joined_behaviour(sequences), bytes(mask)
-        )
-        self._index += 1
+            sequences = [
+                sequence
+                for rollout in batch
+                for sequence in of_rollout(groups[rollout.group], rollout, self._config)
+            ]
+            self._send(sequences, self._named(facts, [rollout.group for rollout in batch]))
 
     def _replay(self) -> None:
         """Train groups of earlier steps once more, beside those of the open one."""
-        staleness, replay_buffer = self._config.staleness, self._store.experience.replay_buffer
-        candidates = [
-            Candidate(number, kept.oldest, self._compared(kept))
-            for number, kept in replay_buffer.kept.items()
-        ]
-        chosen = [
-            replay_buffer.kept[n]
-            for n in replayed(
-                candidates, self._step, staleness.max_lag, self._config.train.replay_groups
-            )
-        ]
+        chosen = self._chosen_for_replay()
         if not chosen:
             return
         self._store.record(Replayed(self._step, [kept.group for kept in chosen]))
         groups = [
-            [of_replayed(kept, place, self._config) for place in range(len(kept.members))]
+            [of_replayed(kept, member, self._config) for member in range(len(kept.members))]
             for kept in chosen
         ]
-        rewards = {kept.group: list(kept.rewards) for kept in chosen}
-        parts = {kept.group: [member.parts for member in kept.members] for kept in chosen}
-        turns = {kept.group: kept.turns for kept in chosen}
-        whole = advantage_of(self._config.train).whole_step
-        lengths = {kept.group: list(kept.lengths) for kept in chosen} if whole else {}
+        facts = {kept.group: kept.facts for kept in chosen}
         for members in micro_batches(
             groups,
-            lambda member: sum(piece.tokens for piece in member),
+            lambda member: sum(sequence.tokens for sequence in member),
             self._config.train.micro_tokens,
         ):
-            batch = [piece for member in members for piece in member]
-            named = rewards if whole else {piece.sample.group for piece in batch}
+            batch = [sequence for member in members for sequence in member]
             self._replays.add((self._step, self._index))
-            self._again |= {piece.sample.rollout for piece in batch}
-            self._send(
-                batch,
-                {n: rewards[n] for n in named},
-                {n: parts[n] for n in named if any(parts[n])},
-                lengths,
-                {n: turns[n] for n in named if any(turns[n])},
+            self._again |= {sequence.sample.rollout for sequence in batch}
+            self._send(batch, self._named(facts, [sequence.sample.group for sequence in batch]))
+
+    def _chosen_for_replay(self) -> list[ReplayGroup]:
+        """The kept groups that the open step trains once more."""
+        kept = self._store.experience.replay_buffer.kept
+        candidates = [
+            Candidate(number, group.oldest, self._compared(group)) for number, group in kept.items()
+        ]
+        chosen = replayed(
+            candidates,
+            self._step,
+            self._config.staleness.max_lag,
+            self._config.train.replay_groups,
+        )
+        return [kept[number] for number in chosen]
+
+    def _named(
+        self, facts: Mapping[int, GroupFacts], groups: Iterable[int]
+    ) -> Mapping[int, GroupFacts]:
+        """The facts that go with a micro-batch of members of these `groups`: theirs, or all where
+        advantages compare the whole step."""
+        return facts if self._whole_step else {number: facts[number] for number in groups}
+
+    def _send(self, batch: list[SequenceToTrain], facts: Mapping[int, GroupFacts]) -> None:
+        """Send a micro-batch of the open step, with the facts of the groups that it names."""
+        most, mask, lags = max_lag(self._config), bytearray(), Counter[int]()
+        for _, sequence in batch:
+            cut = self._config.rollout.truncated == "mask" and sequence.finish == "length"
+            marks = loss_mask(
+                sequence.spans, self._step, most, truncated=cut, errors=sequence.errors
             )
+            lags.update(trainable_by_lag(sequence.spans, self._step, marks))
+            mask += marks
+        self._outstanding[self._step, self._index] = lags
+        message = MicroBatch(
+            self._step,
+            self._index,
+            samples=[sample for sample, _ in batch],
+            rewards={number: group.rewards for number, group in facts.items()},
+            parts={number: group.parts for number, group in facts.items() if any(group.parts)},
+            lengths={number: group.lengths for number, group in facts.items()}
+            if self._whole_step
+            else {},
+            turns={number: group.turns for number, group in facts.items() if any(group.turns)},
+        )
+        sequences = [sequence for _, sequence in batch]
+        self._commands.queue(
+            message, joined_ids(sequences), joined_behaviour(sequences), bytes(mask)
+        )
+        self._index += 1
 
     def _tokens(self, rollout: Rollout) -> int:
         return self._store.experience.groups[rollout.group].sequence_tokens(rollout)
@@ -358,7 +355,7 @@ class Stepping:
     def on_scored_proximal(self, message: ScoredProximal) -> None:
         """The trainer keeps scores. Raises ImpossibleEvent for those that it was not asked for."""
         self._commands.answered(ScoreProximal)
-        self.last_activity = trio.current_time()
+        self.last_activity = self._clock.now()
 
     def on_consumed(self, message: Consumed) -> None:
         """The trainer accumulated a micro-batch. Raises ImpossibleEvent for one that it does not
@@ -374,7 +371,7 @@ class Stepping:
             self._replayed += sum(count.trained for count in message.counts)
         else:
             self._consumed[message.step].append((message.counts, lags))
-        self.last_activity = trio.current_time()
+        self.last_activity = self._clock.now()
 
     def on_stepped(self, message: Stepped, curve: Curve) -> None:
         """A new version exists: the work that its step consumed is trained. `curve` is that of the
@@ -408,7 +405,7 @@ class Stepping:
         if self._config.train.replay_groups:
             self.metrics["replayed_tokens"] = float(self._replayed)
         self._replayed = 0
-        self.last_activity = self.last_step = trio.current_time()
+        self.last_activity, self.last_step = self._clock.now(), trio.current_time()
         every = self._config.train.checkpoint_every
         self._save_due |= self.finished or bool(every and self.version % every == 0)
 
@@ -433,10 +430,6 @@ class Stepping:
             return by_turn(group.rewards, group.turns)
         return [tuple(group.rewards)]
 
-    def shift(self, stood: float, now: float) -> None:
-        """Forget `stood` seconds until `now`, in which this process stood still."""
-        self.last_activity = shifted(self.last_activity, stood, now)
-
     def save(self) -> bool:
         """Have the trainer save its version, once. Returns False if that has to wait
         (`Checkpointing.save`)."""
@@ -454,4 +447,4 @@ class Stepping:
         was not asked for."""
         self._commands.saved()
         self._checkpoints.on_saved(message)
-        self.last_activity = trio.current_time()
+        self.last_activity = self._clock.now()

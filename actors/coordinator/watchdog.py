@@ -3,7 +3,8 @@
 Invariant: nothing lasts too long unnoticed, and no actor is blamed for what the coordinator itself
 has not read.
 
-    the coordinator itself stood still → every deadline is put off by as much
+    the coordinator itself stood still, or could not read → nothing is judged; the run's clock has
+      stopped for as long (`RunClock`)
     deadlines of leases, publications, verdicts and the trainer's work → the deadline of the run's
       phase → metrics → the launcher's status
 
@@ -14,11 +15,11 @@ or that it writes a checkpoint, a publication that is under way, a verdict that 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import msgspec
 import trio
 
+from actors.coordinator.carry_out import Replace, carry_out
 from actors.coordinator.collect_progress import under_way
 from actors.coordinator.collect_status import collect_status, collect_update
 from actors.coordinator.components import Components
@@ -26,7 +27,7 @@ from actors.coordinator.lifecycle import OverduePhase, Phase
 from asyncrl.ipc.messages import Busy, Healable
 from asyncrl.observe.diagnosis import diagnose, listed
 from asyncrl.observe.metrics import observe
-from asyncrl.processes.standstill import TICK_S, shifted, stood_s
+from asyncrl.processes.standstill import TICK_S
 
 logger = logging.getLogger(__name__)
 
@@ -34,27 +35,20 @@ SILENT_S = 60.0
 """Seconds of silence after which an agents actor that has episodes is replaced. It reports each
 second, so it hangs, or its link is dead."""
 
-Replace = Callable[[str, str], None]
-"""`replace(actor, reason)` has an actor ended and another one started."""
-
 
 async def tick(parts: Components, replace: Replace) -> None:
     """Look every second until cancelled."""
-    now, stuck = trio.current_time(), False
-    excused = now  # when somebody last had time of their own, which is no silence of the run's
+    clock, woke = parts.clock, trio.current_time()
+    excused = clock.now()  # when somebody last had time of their own, which is no silence of theirs
+    stuck = unread = False
     while True:
-        due = now + TICK_S
-        await trio.sleep_until(due)
-        now = trio.current_time()
+        # a journal without room for events: the actors that bring them are not read
+        stopped = unread and not parts.lifecycle.ending
+        stood = await clock.sleep_until(woke + TICK_S, stopped=stopped)
+        woke, now = trio.current_time(), clock.now()
         before, stuck = stuck, bool(parts.journal_status().trouble)
-        stood = stood_s(due, now)
-        if (before or stuck) and not parts.lifecycle.ending:
-            # the journal has no room for events, so the actors that bring them are not read
-            stood += TICK_S
-        if stood:
-            _put_off(parts, stood, now)
-            excused = shifted(excused, stood, now)
-        elif not (before or stuck):
+        unread = before or stuck
+        if not (stood or unread):
             if parts.publishing.busy or parts.playing.thinking:  # bounded where they run
                 excused = now
             _end_what_is_late(parts, now, replace)
@@ -69,26 +63,10 @@ async def tick(parts: Components, replace: Replace) -> None:
         parts.changes.set()
 
 
-def _put_off(parts: Components, stood: float, now: float) -> None:
-    """Put off every deadline by `stood` seconds until `now`, in which nobody could be heard."""
-    parts.leases.shift(stood, now)
-    parts.chunks.shift(stood, now)
-    parts.scoring.shift(stood, now)
-    parts.playing.shift(stood, now)
-    parts.publishing.shift(stood, now)
-    parts.lent.shift(stood, now)
-    parts.evaluation.shift(stood, now)
-    parts.lifecycle.shift(stood, now)
-    if parts.stepping is not None:
-        parts.stepping.shift(stood, now)
-    for peer in parts.roster:
-        peer.heard = shifted(peer.heard, stood, now)
-
-
 def _end_what_is_late(parts: Components, now: float, replace: Replace) -> None:
     for engine in parts.reclaiming.expire(now, parts.chunks.streamed):
         replace(engine, "it streamed nothing in the whole time of a lease")
-    parts.publishing.late(now)
+    carry_out(parts, parts.publishing.late(now), replace)
     if (name := parts.scoring.overdue(now)) is not None:
         replace(name, "it owes a verdict for too long")
     for peer in parts.roster.of("agents"):
@@ -165,7 +143,7 @@ def _measure(parts: Components) -> None:
     metrics.leasing(times.p95_s, times.deadline_s)
     metrics.journalled(journal.disk_bytes, journal.pending_bytes)
     metrics.pumped(parts.statistics.pump_s)
-    if (lending := parts.lent.status(trio.current_time())) is not None:
+    if (lending := parts.lent.status(parts.clock.now())) is not None:
         metrics.lending(lending.worth, lending.used_s, lending.cost_s)
     if parts.config.agent.run:
         episodes = parts.playing.counts

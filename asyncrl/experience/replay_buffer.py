@@ -13,6 +13,7 @@ import msgspec
 
 from asyncrl.experience.call import ImpossibleEvent, RolloutStatus
 from asyncrl.experience.episode import Strand, Turn, sequences, turn_rewards
+from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.rollout import Group
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.ipc.messages import Finish, Scored, Span
@@ -57,6 +58,12 @@ class ReplayGroup(msgspec.Struct, array_like=True):
     def lengths(self) -> tuple[int, ...]:
         """The sampled tokens of each of the `members`."""
         return tuple(len(member.ids) >> 2 for member in self.members)
+
+    @property
+    def facts(self) -> GroupFacts:
+        """What the advantages of its members are made of, as `Group.facts`."""
+        parts = [member.parts for member in self.members]
+        return GroupFacts(list(self.rewards), parts, list(self.lengths), self.turns)
 
     def sequences(self, member: ReplayMember) -> list[TrainingSequence]:
         """Sequences of a member, to be trained again, as `Group.sequences` gave them."""

@@ -19,6 +19,7 @@ from asyncrl.experience.episode import (
     turn_rewards,
 )
 from asyncrl.experience.events import Admitted
+from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.ipc.messages import NoVerdict, Scored, Split, Verdict
 
@@ -214,6 +215,11 @@ class Group(msgspec.Struct):
     def lengths(self) -> list[int]:
         """The sampled tokens of each member with a reward, in the order of `scored`."""
         return [member.tokens for member in self.scored]
+
+    @property
+    def facts(self) -> GroupFacts:
+        """What the advantages of its members are made of."""
+        return GroupFacts(self.rewards, self.parts, self.lengths, self.turns)
 
     def sequences(self, member: Rollout) -> list[TrainingSequence]:
         """All that is trained of a member: the prompt and what there is of its response; of a

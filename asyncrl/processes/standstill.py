@@ -1,15 +1,16 @@
 """Standstill of a process: it did not run, because it was stopped, its machine was paused, or a
 write to a terminal did not return.
 
-Whoever has a task that wakes at a known moment sees it by how late the task wakes. One rule holds
-for every deadline that a process keeps for others: it is put off by the standstill, and is not
-looked at before what came meanwhile could be read. So nobody is blamed for time in which nobody
-could be heard.
+A task that is to wake at a known moment sees it by how late it wakes. One rule holds for every
+deadline that a process keeps for others: time of a standstill does not count, and no deadline is
+judged before what came meanwhile could be read. So nobody is blamed for time in which nobody could
+be heard. Moments and deadlines are therefore read from a `RunClock`, which stops in a standstill.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -17,6 +18,8 @@ TICK_S = 1.0
 """Seconds between two looks at a deadline."""
 LATE_S = 1.0
 """Seconds from which a late wake-up is a standstill; a busy process is late by less."""
+_BRIEF_S = 0.01
+"""Seconds that a wait for a deadline lasts at least, so that one that is stopped does not spin."""
 
 
 def stood_s(due: float, now: float) -> float:
@@ -27,10 +30,49 @@ def stood_s(due: float, now: float) -> float:
     return now - due if now - due >= LATE_S else 0.0
 
 
-def shifted(since: float, stood: float, now: float) -> float:
-    """The moment `since`, put off by `stood` seconds, but not beyond `now`: what began after the
-    standstill has lost nothing by it."""
-    return max(since, min(now, since + stood))
+class RunClock:
+    """Trio's clock less the standstills of this process, in seconds. It never goes back.
+
+    One task sleeps on it all the time (`sleep_until`) and sees standstills by waking late. Until
+    that task wakes, the clock does not pass the moment at which it was due. So a reader that runs
+    first after a standstill reads no time of it, and knows nothing of standstills. While no task
+    sleeps on it, it is trio's clock less what was lost before.
+
+    Example: a task is due at 10 s, and the process stops from 5 s to 60 s. The clock shows 10 s
+    until the task has woken at 60 s, and 11 s at 61 s.
+    """
+
+    def __init__(self) -> None:
+        self._lost_s = 0.0  # in all standstills so far
+        self._limit = math.inf  # in trio's time: the clock goes no further for now
+
+    def now(self) -> float:
+        """Seconds on this clock."""
+        return min(trio.current_time(), self._limit) - self._lost_s
+
+    async def sleep_until(self, due: float, *, stopped: bool = False) -> float:
+        """Sleep until `due`, in trio's time. Returns the seconds of the standstill that the sleep
+        ended in, 0.0 if there was none. With `stopped` the clock stops for the whole sleep."""
+        began = trio.current_time()
+        self._limit = began if stopped else due
+        try:
+            await trio.sleep_until(due)
+        finally:
+            now = trio.current_time()
+            stood = stood_s(due, now)
+            self._lost_s += now - began if stopped else stood
+            self._limit = math.inf
+        return stood
+
+    async def repeat(self, wait: Callable[[], Awaitable[None]], deadline: float) -> bool:
+        """Do `wait()`, and do it again if a standstill cancelled it, until it returns or this clock
+        shows `deadline`. Returns True if it returned. `wait` must be one that may be cancelled and
+        begun again."""
+        while (left_s := deadline - self.now()) > 0:
+            with trio.move_on_after(max(left_s, _BRIEF_S)):
+                await wait()
+                return True
+        return False
 
 
 class Patience:

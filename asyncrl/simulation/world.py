@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import trio
 
+from actors.coordinator.components import Observers
 from actors.coordinator.coordinator import Coordinator
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.lifecycle import Outcome
@@ -263,10 +264,8 @@ class World(ABC):
                 self.config,
                 store,
                 self.prompts(),
-                metrics,
                 process.waits,
-                RunStatistics(),
-                self.curve(),
+                Observers(metrics, RunStatistics(), self.curve()),
             )
             async with trio.open_nursery() as nursery:
                 self._listening = nursery

@@ -12,6 +12,7 @@ from actors.coordinator.agent_failures import FREE, LONGEST_S, AgentFailures, de
 from actors.coordinator.engine_pool import EnginePool
 from actors.coordinator.episode_placement import EpisodePlacement
 from actors.coordinator.peers import Roster
+from asyncrl.processes.standstill import RunClock
 
 
 @given(st.integers(0, 10**6), st.floats(0.5, 60.0))
@@ -23,7 +24,7 @@ def test_no_delay_is_longer_than_was_said(failures: int, longest_s: float) -> No
 async def test_no_delay_is_taken_for_a_stall(
     stall_s: float, longest_s: float, autojump_clock: object
 ) -> None:
-    placement = EpisodePlacement(Roster(lambda: None), EnginePool(), 8, stall_s)
+    placement = EpisodePlacement(Roster(lambda: None), EnginePool(), RunClock(), 8, stall_s)
     peer = SimpleNamespace(name="agents-0")
     for _ in range(40):
         placement.failed(peer, "raised")  # type: ignore[arg-type]

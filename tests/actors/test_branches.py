@@ -31,4 +31,4 @@ def test_a_token_counts_once_or_once_for_each_branch(
     member = ReplayMember(7, *arrays, 1.0, [], "stop", [], TURNS, strands)
     kept = ReplayGroup(1, PROMPT, 9, [member])
     found = of_replayed(kept, 0, configured(train={"branches": branches}))
-    assert [one.sample.leaves for one in found] == leaves
+    assert [one.sample.path_counts for one in found] == leaves

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,26 +89,3 @@ def test_the_oldest_leases_are_found() -> None:
     for rollout in range(20):
         leased.give(rollout, 1, 0, float(rollout * 7 % 20))
     assert [held.since for _, held in leased.oldest(3)] == [0.0, 1.0, 2.0]
-
-
-@given(
-    st.lists(st.floats(0, 100), min_size=1, max_size=20),
-    st.floats(1, 1e4),
-    st.lists(st.floats(0, 50), max_size=5),
-)
-def test_a_standstill_puts_off_each_lease_by_what_it_lived_through_of_it(
-    given_at: list[float], stood: float, after: list[float]
-) -> None:
-    """Some are given before it, and some after it, before it is known."""
-    table, end = LeaseTable(60.0), 100.0 + stood
-    given_at = [*sorted(given_at), *(end + at for at in sorted(after))]
-    now = max(end, given_at[-1])
-    for rollout, at in enumerate(given_at):
-        table.give(rollout, 1, 0, at)
-    table.shift(now - 100.0, now)
-    for rollout, at in enumerate(given_at):
-        lease = table.of(rollout)
-        assert at <= lease.since <= now and lease.deadline - lease.since == pytest.approx(60.0)
-    early = table.over(now)
-    assert all(given_at[rollout] <= 40.0 + 1e-6 for rollout in early)
-    assert sorted(early + table.over(1e9)) == list(range(len(given_at)))

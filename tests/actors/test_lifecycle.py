@@ -113,12 +113,6 @@ def test_who_is_removed_is_not_waited_for_unless_nobody_is_left() -> None:
     assert alone.phase is Phase.INIT and not alone.quorum and alone.rollout_actors == 0
 
 
-def test_a_standstill_puts_the_deadline_off() -> None:
-    life = Lifecycle(ACTORS, RUN, 5.0)
-    life.shift(200.0, 210.0)
-    assert life.late(0.0, 210.0) is None and life.deadline(0.0) == 305.0
-
-
 @pytest.mark.parametrize("phases", [(Phase.READY,), (Phase.READY, Phase.RUN)])
 def test_the_watchdog_counts_from_what_happened_last(phases: tuple[Phase, ...]) -> None:
     life = begun(*phases)

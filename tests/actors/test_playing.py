@@ -43,6 +43,7 @@ from asyncrl.ipc.messages import (
     Reply,
     StopPlaying,
 )
+from asyncrl.processes.standstill import RunClock
 
 LIMITS = PlayingLimits(max_calls=4, attempts=2, context_tokens=40)
 BUDGET = 16
@@ -88,8 +89,11 @@ class Parts:
         )
         self.engine = Actor("rollout")
         self.pool.add(EngineHandle(self.engine, slots))
-        placement = EpisodePlacement(self.roster, self.pool, concurrency, math.inf)
-        self.playing = Playing(self.store, placement, self.reclaiming, limits, lambda group: 1.0)
+        clock = RunClock()
+        placement = EpisodePlacement(self.roster, self.pool, clock, concurrency, math.inf)
+        self.playing = Playing(
+            self.store, placement, self.reclaiming, limits, lambda group: 1.0, clock
+        )
 
     @property
     def experience(self) -> Experience:

@@ -18,6 +18,7 @@ from asyncrl.experience.experience import Experience
 from asyncrl.ipc.link import memory_links
 from asyncrl.ipc.messages import Hello, Message, NoVerdict, Scored, ScoreRequest, ScoreResult
 from asyncrl.ipc.waits import Pulse
+from asyncrl.processes.standstill import RunClock
 
 TOKEN = np.ones(1, np.int32).tobytes()
 
@@ -38,7 +39,8 @@ class Reward(Peer):
 
 async def test_verdicts_are_asked_in_order_once_and_again_first_where_an_actor_was_lost() -> None:
     store, roster = EventStore(Experience(), MemoryLog()), Roster(lambda: None)
-    scoring = Scoring(store, roster, configured(reward={"concurrency": 1}))  # two answers at a time
+    config = configured(reward={"concurrency": 1})  # two answers at a time
+    scoring = Scoring(store, roster, config, RunClock())
     for number in range(6):
         store.record(e.Admitted(number, number, 1, "train", number, TOKEN, 4, None, None))
     order = [3, 0, 5, 1, 4]
@@ -74,7 +76,7 @@ async def test_a_group_is_judged_by_one_set_of_rewards_whatever_its_verifier_bec
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store, roster = EventStore(Experience(), MemoryLog()), Roster(lambda: None)
-    scoring, peer = Scoring(store, roster, configured()), Reward(0)
+    scoring, peer = Scoring(store, roster, configured(), RunClock()), Reward(0)
     roster.add(peer)
     store.record(e.Admitted(0, 0, 4, "train", 7, TOKEN, 4, None, None))
     for number in range(4):
@@ -102,7 +104,7 @@ async def test_a_group_is_judged_by_one_set_of_rewards_whatever_its_verifier_bec
 async def test_more_answers_at_once_than_an_outbox_holds_cut_nobody_off() -> None:
     due = Pulse()
     store, roster = EventStore(Experience(), MemoryLog()), Roster(due.set)
-    scoring = Scoring(store, roster, configured(reward={"concurrency": 4 * OUTBOX}))
+    scoring = Scoring(store, roster, configured(reward={"concurrency": 4 * OUTBOX}), RunClock())
     store.record(e.Admitted(0, 0, 3 * OUTBOX, "train", 0, TOKEN, 4, None, None))
     for number in range(3 * OUTBOX):
         store.record(e.Leased(number, "rollout-0", 1))
@@ -138,7 +140,7 @@ def sealed(store: EventStore, count: int) -> None:
 
 async def test_answers_go_to_the_one_who_has_the_fewest_and_no_further_than_its_room() -> None:
     store, roster = EventStore(Experience(), MemoryLog()), Roster(lambda: None)
-    scoring = Scoring(store, roster, configured(reward={"concurrency": 2}))
+    scoring = Scoring(store, roster, configured(reward={"concurrency": 2}), RunClock())
     sealed(store, 12)
     rewards = [Reward(0), Reward(1)]
     for peer in rewards:
@@ -156,7 +158,7 @@ async def test_who_owes_a_verdict_for_longer_than_all_it_had_before_can_take_is_
 ) -> None:
     store, roster = EventStore(Experience(), MemoryLog()), Roster(lambda: None)
     config = configured(task={"verdict_s": 5.0}, reward={"concurrency": 1})
-    scoring, began = Scoring(store, roster, config), trio.current_time()
+    scoring, began = Scoring(store, roster, config, RunClock()), trio.current_time()
     first, second = Reward(0), Reward(1)
     assert scoring.overdue(began + 1e9) is None, "nobody owes anything"
     sealed(store, 3)
@@ -179,7 +181,7 @@ async def test_the_slowest_verdict_the_last_one_and_the_commonest_complaint_are_
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     store, roster = EventStore(Experience(), MemoryLog()), Roster(lambda: None)
-    scoring, peer = Scoring(store, roster, configured()), Reward(0)
+    scoring, peer = Scoring(store, roster, configured(), RunClock()), Reward(0)
     assert scoring.slowest[1] == -1 and scoring.complaint() == ""
     roster.add(peer)
     sealed(store, 5)
@@ -206,13 +208,13 @@ async def test_time_in_which_nobody_could_be_heard_puts_off_what_is_owed(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     store, roster = EventStore(Experience(), MemoryLog()), Roster(lambda: None)
-    scoring, began = (
-        Scoring(store, roster, configured(task={"verdict_s": 5.0})),
-        trio.current_time(),
-    )
+    clock = RunClock()
+    scoring = Scoring(store, roster, configured(task={"verdict_s": 5.0}), clock)
     sealed(store, 1)
     roster.add(Reward(0))
     scoring.dispatch()
-    scoring.shift(40.0, began + 40.0)
-    assert scoring.overdue(began + 40.0 + scoring.patience_s) is None
-    assert scoring.overdue(began + 40.0 + scoring.patience_s + 0.1) == "reward-0"
+    await clock.sleep_until(trio.current_time() + 40.0, stopped=True)
+    await trio.sleep(scoring.patience_s)
+    assert scoring.overdue(clock.now()) is None
+    await trio.sleep(0.1)
+    assert scoring.overdue(clock.now()) == "reward-0"

@@ -241,15 +241,6 @@ def test_an_engine_that_hangs_is_found_out_by_the_abort() -> None:
     ]
 
 
-def test_a_deadline_that_is_put_off_is_not_late_before() -> None:
-    p = new()
-    p.put_off(100.0)
-    assert p.deadline is None
-    p.begin(0.0)
-    p.put_off(100.0)
-    assert p.late(109.9) == [] and p.late(110.0) != []
-
-
 def test_a_trainer_that_hangs_ends_the_run() -> None:
     p = new((4,))
     p.begin(0.0)

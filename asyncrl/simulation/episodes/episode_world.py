@@ -45,6 +45,7 @@ from asyncrl.ipc.messages import (
     Role,
     Scored,
 )
+from asyncrl.processes.standstill import RunClock
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.strand_checks import check_sealed
 from asyncrl.simulation.episodes.episode_actors import (
@@ -154,27 +155,35 @@ class EpisodeWorld:
     def _begin(self, experience: Experience) -> None:
         """Start a coordinator with this state, and everybody else anew."""
         self.store = EventStore(experience, _Log(self._events, self.checker))
-        self.roster = Roster(lambda: None)
+        self.roster, self.run_clock = Roster(lambda: None), RunClock()
         self.pool, self.leases = EnginePool(), LeaseTable(LEASE_S)
         self.reclaiming = Reclaiming(self.store, self.pool, self.leases, self.config)
         pinning = Pinning(self.store, self.pool, self.leases, self.reclaiming, self.config)
         self.placement = Placement(
-            self.store, self.pool, self.leases, self.reclaiming, pinning, self.config
+            self.store,
+            self.pool,
+            self.leases,
+            self.reclaiming,
+            pinning,
+            self.config,
+            self.run_clock,
         )
         self.chunks = ChunkIntake(
             self.store,
             self.pool,
             self.leases,
             self.reclaiming,
+            self.run_clock,
             vocabulary=policy.VOCABULARY,
             garbled=lambda defect: self.checker.violated("blame", f"a chunk has {defect}"),
         )
         self.playing = Playing(
             self.store,
-            EpisodePlacement(self.roster, self.pool, self.concurrency, math.inf),
+            EpisodePlacement(self.roster, self.pool, self.run_clock, self.concurrency, math.inf),
             self.reclaiming,
             self.limits,
             lambda group: TEMPERATURE,
+            self.run_clock,
         )
         if self._events:
             begin_again(self.store, self.store.log, experience.version or 0)  # type: ignore[arg-type]
@@ -248,7 +257,7 @@ class EpisodeWorld:
     def _tick(self) -> None:
         """Let time pass: leases and agents that hang run out."""
         self.clock.jump(LEASE_S * self.draw.choice((0.1, 0.3, 0.6)))
-        for name in self.reclaiming.expire(trio.current_time(), self.chunks.streamed):
+        for name in self.reclaiming.expire(self.run_clock.now(), self.chunks.streamed):
             self._lose_engine(name)
         for actor in self._agents.values():
             actor.expire()

@@ -1,0 +1,56 @@
+"""Carries out what the coordinator's parts decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from actors.coordinator.collect_point import evaluation_point
+from actors.coordinator.components import Components
+from actors.coordinator.decisions import (
+    Decision,
+    EndRun,
+    Evaluated,
+    GaveUpEvaluation,
+    LeaseAnswers,
+    LoanEnded,
+    ReplaceActor,
+    Served,
+)
+
+Replace = Callable[[str, str], None]
+"""`replace(actor, reason)` has an actor ended and another one started (`Connections.replace`)."""
+
+
+def carry_out(parts: Components, decisions: Iterable[Decision], replace: Replace) -> None:
+    """Carry out these decisions, in their order."""
+    for decision in decisions:
+        match decision:
+            case ReplaceActor(name, reason):
+                replace(name, reason)
+            case EndRun(reason, heals):
+                parts.end(False, reason, heals=heals)
+            case Served():
+                _served(parts, decision)
+            case LoanEnded(seconds):
+                parts.metrics.lent(seconds)
+            case LeaseAnswers(version):
+                parts.playing.begin("evaluation")
+                parts.placement.lease("evaluation", version)
+            case GaveUpEvaluation():
+                parts.reclaiming.abandon_evaluation()
+                parts.pinning.release(None)
+            case Evaluated(version, accuracy, figures):
+                parts.metrics.evaluated(version, accuracy, figures)
+                parts.curve.add(evaluation_point(parts, version, accuracy, figures))
+                parts.pinning.release(None)
+            case _:
+                raise AssertionError(decision)
+
+
+def _served(parts: Components, served: Served) -> None:
+    publishing = parts.publishing
+    parts.lifecycle.published(parts.clock.now())
+    parts.metrics.published(publishing.seconds[-1], publishing.pauses[-1])
+    if served.evaluate:
+        parts.evaluation.start(served.version)
+    parts.pinning.release(parts.evaluation.running)
