@@ -54,8 +54,8 @@ class VllmServers(EngineKind):
         servers = Servers(TABLE, config.engine.vllm)
         async with AsyncExitStack() as stack:
             client = await _client(stack, context)
-            transfer = await stack.enter_async_context(broadcast(context, servers))
-            loader = weight_loader(context, client, transfer, servers, "abort")
+            way = await stack.enter_async_context(broadcast(context, servers))
+            loader = weight_loader(context, client, way, servers, "abort")
             yield ServerEngine(
                 client,
                 partial(load_all, [loader]),

@@ -20,11 +20,11 @@ import torch
 import trio
 from torch import Tensor
 
+from weightsync.broadcast import BroadcastReceiver, BroadcastSender
+from weightsync.broadcast_group import EpochGroup, SendResult, Staged
 from weightsync.buckets import Plan, PlanMismatch
-from weightsync.collective import Receiver, Sender
-from weightsync.epoch_group import EpochGroup, SendResult, Staged
 from weightsync.errors import TransferError
-from weightsync.group import Job, Worker
+from weightsync.process_group import Job, Worker
 
 HOST = "127.0.0.1"
 AMPLE = 30.0
@@ -56,8 +56,8 @@ Outcome = Staged | Exception
 
 
 async def everybody(
-    sender: Sender,
-    receivers: list[Receiver],
+    sender: BroadcastSender,
+    receivers: list[BroadcastReceiver],
     epoch: int,
     weights: dict[str, Tensor],
     plans: list[Plan] | None = None,
@@ -103,12 +103,12 @@ def assert_equal(staged: Outcome, weights: dict[str, Tensor]) -> None:
 @asynccontextmanager
 async def ends(
     count: int, host: str = HOST, full_every: int = 1
-) -> AsyncIterator[tuple[Sender, list[Receiver]]]:
+) -> AsyncIterator[tuple[BroadcastSender, list[BroadcastReceiver]]]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        opened = Sender.open(host, folder / "weights.store", full_every=full_every)
+        opened = BroadcastSender.open(host, folder / "weights.store", full_every=full_every)
         sender = await stack.enter_async_context(opened)
-        receivers = [Receiver.open(full_every=full_every) for _ in range(count)]
+        receivers = [BroadcastReceiver.open(full_every=full_every) for _ in range(count)]
         yield sender, [await stack.enter_async_context(receiver) for receiver in receivers]
 
 
@@ -287,7 +287,7 @@ async def test_deadlines_hold_and_say_who_is_missing() -> None:
         ):
             await receiver.receive(sender.store, 3, 1, 2, PLAN, 3.0)
         store = sender.store
-    async with Receiver.open() as receiver:
+    async with BroadcastReceiver.open() as receiver:
         with (
             trio.fail_after(30),
             pytest.raises(
@@ -300,7 +300,7 @@ async def test_deadlines_hold_and_say_who_is_missing() -> None:
 
 async def test_an_address_of_another_machine(tmp_path: Path) -> None:
     with pytest.raises(TransferError, match=r"cannot listen on 192.0.2.1 .*set publication.host"):
-        async with Sender.open("192.0.2.1", tmp_path / "s"):
+        async with BroadcastSender.open("192.0.2.1", tmp_path / "s"):
             pass
 
 
@@ -474,7 +474,7 @@ async def test_engines_that_die_and_hang_in_mid_transfer(tmp_path: Path, direct:
 
     engines = [Engine() for _ in range(3)]
     try:
-        async with Sender.open(HOST, tmp_path / "s") as sender:
+        async with BroadcastSender.open(HOST, tmp_path / "s") as sender:
             for engine in engines:
                 assert await engine.answer() == {"ready": True}
             for epoch, how, deadline_s, within in [

@@ -8,14 +8,14 @@ import trio
 from test_collective import AMPLE, HOST, PLAN, ends, model
 from torch import Tensor
 
+from weightsync.broadcast import BroadcastReceiver, BroadcastSender
+from weightsync.broadcast_group import SendResult
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.checksum import checksum
-from weightsync.collective import Receiver, Sender
 from weightsync.direct_weights import DirectWeights
-from weightsync.epoch_group import SendResult
 from weightsync.errors import TransferError
-from weightsync.group import Job
 from weightsync.narrowed import narrowed
+from weightsync.process_group import Job
 
 assert HOST
 
@@ -32,8 +32,8 @@ def empty(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 async def published(
-    sender: Sender,
-    receivers: list[Receiver],
+    sender: BroadcastSender,
+    receivers: list[BroadcastReceiver],
     epoch: int,
     weights: dict[str, Tensor],
     engines: list[DirectWeights],

@@ -32,7 +32,7 @@ from weightsync.checksum import checksum
 from weightsync.deltas import Delta, delta, empty_body, empty_head, whole
 from weightsync.direct_weights import DirectWeights
 from weightsync.errors import TransferError
-from weightsync.group import Collective, Job, connect_group
+from weightsync.process_group import Collective, Job, connect_group
 from weightsync.stores import open_store, own_address
 
 _AGREED = "agreed"

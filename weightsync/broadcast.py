@@ -28,45 +28,45 @@ import torch
 import trio
 from torch import Tensor
 
+from weightsync.broadcast_group import EpochGroup, Rendezvous, SendResult, Staged
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.direct_weights import DirectWeights
-from weightsync.epoch_group import EpochGroup, Rendezvous, SendResult, Staged
 from weightsync.errors import TransferError
-from weightsync.group import Job, Worker
+from weightsync.process_group import Job, Worker
 from weightsync.stores import served_store
 
 T = TypeVar("T")
 
 
-class Sender:
-    """The trainer's side. Use `async with Sender.open(host, path) as sender`."""
+class BroadcastSender:
+    """The trainer's side. Use `async with BroadcastSender.open(host, path) as sender`."""
 
     def __init__(self, store: str, device: torch.device, full_every: int) -> None:
         self.store = store
         """The address at which engines find the store."""
-        self._transport = _Transport(device, full_every)
+        self._groups = _EpochGroups(device, full_every)
 
     @staticmethod
     @asynccontextmanager
     async def open(
         host: str, path: Path, device: torch.device | str = "cpu", full_every: int = 1
-    ) -> AsyncIterator[Sender]:
+    ) -> AsyncIterator[BroadcastSender]:
         """Have the store for engines of this machine (`host` is loopback) in the file `path`, or
         for those of several at this one's address `host`, at a port the system chooses. Of
         `full_every` transfers one has all bytes, the others what changed; every process has to have
         the same. Raises TransferError when that is not possible."""
         with served_store(host, path) as store:
-            sender = Sender(store, torch.device(device), full_every)
+            sender = BroadcastSender(store, torch.device(device), full_every)
             try:
                 yield sender
             finally:
-                await sender._transport.close()
+                await sender._groups.close()
 
     async def join(self, epoch: int, world: int, plan: Plan, deadline_s: float) -> None:
         """Meet the engines of the epoch and compare plans, within `deadline_s` seconds, and send
         nothing yet. Errors as of `send`."""
         rendezvous = Rendezvous(epoch, 0, world, self.store)
-        await self._transport.run(rendezvous, plan, deadline_s, _nothing)
+        await self._groups.run(rendezvous, plan, deadline_s, _nothing)
 
     async def send(
         self,
@@ -91,11 +91,11 @@ class Sender:
             return sent if average is None else sent.followed_by(group.send(job, average))
 
         rendezvous = Rendezvous(epoch, 0, world, self.store)
-        return await self._transport.run(rendezvous, plan, deadline_s, transfer)
+        return await self._groups.run(rendezvous, plan, deadline_s, transfer)
 
 
-class Receiver:
-    """An engine's side. Use `async with Receiver.open() as receiver`.
+class BroadcastReceiver:
+    """An engine's side. Use `async with BroadcastReceiver.open() as receiver`.
 
     It holds two staging sets at most: one kept, one to receive into (and a third while a cancelled
     transfer still writes to it).
@@ -103,7 +103,7 @@ class Receiver:
 
     def __init__(self, device: torch.device, full_every: int) -> None:
         self._device = device
-        self._transport = _Transport(device, full_every)
+        self._groups = _EpochGroups(device, full_every)
         self._kept: Tensor | None = None
         self._spare: Tensor | None = None
 
@@ -111,12 +111,12 @@ class Receiver:
     @asynccontextmanager
     async def open(
         device: torch.device | str = "cpu", full_every: int = 1
-    ) -> AsyncIterator[Receiver]:
-        receiver = Receiver(torch.device(device), full_every)
+    ) -> AsyncIterator[BroadcastReceiver]:
+        receiver = BroadcastReceiver(torch.device(device), full_every)
         try:
             yield receiver
         finally:
-            await receiver._transport.close()
+            await receiver._groups.close()
 
     async def receive(
         self,
@@ -147,7 +147,7 @@ class Receiver:
             return staged if second is None else staged.followed_by(group.receive(job, second))
 
         rendezvous = Rendezvous(epoch, rank, world, store)
-        staged = await self._transport.run(rendezvous, plan, deadline_s, transfer)
+        staged = await self._groups.run(rendezvous, plan, deadline_s, transfer)
         self._spare = flat
         return staged
 
@@ -157,7 +157,7 @@ class Receiver:
         """Meet the trainer and the other engines of the epoch and compare plans, and receive
         nothing yet. Arguments and errors as of `receive`."""
         rendezvous = Rendezvous(epoch, rank, world, store)
-        await self._transport.run(rendezvous, plan, deadline_s, _nothing)
+        await self._groups.run(rendezvous, plan, deadline_s, _nothing)
 
     async def receive_direct(
         self,
@@ -172,7 +172,7 @@ class Receiver:
         of what stands there afterwards, one a bucket. Errors as of `receive`; the weights are of no
         version then."""
         rendezvous = Rendezvous(epoch, rank, world, store)
-        return await self._transport.run(
+        return await self._groups.run(
             rendezvous,
             weights.plan,
             deadline_s,
@@ -196,7 +196,7 @@ def _nothing(group: EpochGroup, job: Job) -> None:
     """Joining is all."""
 
 
-class _Transport:
+class _EpochGroups:
     """Runs one transfer at a time in a worker thread, and owns the group of the current epoch
     between transfers."""
 
