@@ -66,9 +66,8 @@ class Own:
         start = time.monotonic()
         for name, weight in staged.weights.items():
             self.weights[name].copy_(weight)
-        receiver.keep(staged)
         pause, total = time.monotonic() - start, self.plan.total_bytes
-        return {"sums": staged.checksums, "pause": pause, "held": 2 * total, "copied": total}
+        return {"sums": staged.checksums, "pause": pause, "held": total, "copied": total}
 
     async def directly(self, receiver: BroadcastReceiver, place: tuple[Any, ...]) -> dict[str, Any]:
         await receiver.join(*place, self.plan, DEADLINE_S)

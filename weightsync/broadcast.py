@@ -28,12 +28,13 @@ import torch
 import trio
 from torch import Tensor
 
-from weightsync.broadcast_group import EpochGroup, Rendezvous, SendResult, Staged
+from weightsync.broadcast_group import EpochGroup, Rendezvous
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.direct_weights import DirectWeights
 from weightsync.errors import TransferError
 from weightsync.process_group import Job, Worker
 from weightsync.stores import served_store
+from weightsync.transport import Received, Sent
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ class BroadcastSender:
         tensors: Iterable[tuple[str, Tensor]],
         deadline_s: float,
         average: Iterable[tuple[str, Tensor]] | None = None,
-    ) -> SendResult:
+    ) -> Sent:
         """Broadcast the tensors to the `world - 1` engines of the epoch, all within `deadline_s`
         seconds; then, of the same plan, their `average`, whose checksums are the last ones.
 
@@ -86,9 +87,12 @@ class BroadcastSender:
         over; PlanMismatch when the tensors are not the plan's.
         """
 
-        def transfer(group: EpochGroup, job: Job) -> SendResult:
+        def transfer(group: EpochGroup, job: Job) -> Sent:
             sent = group.send(job, tensors)
-            return sent if average is None else sent.followed_by(group.send(job, average))
+            if average is None:
+                return sent
+            checksums, sent_bytes, _ = group.send(job, average)
+            return Sent(sent.checksums + checksums, sent.sent_bytes + sent_bytes, [])
 
         rendezvous = Rendezvous(epoch, 0, world, self.store)
         return await self._groups.run(rendezvous, plan, deadline_s, transfer)
@@ -97,15 +101,13 @@ class BroadcastSender:
 class BroadcastReceiver:
     """An engine's side. Use `async with BroadcastReceiver.open() as receiver`.
 
-    It holds two staging sets at most: one kept, one to receive into (and a third while a cancelled
-    transfer still writes to it).
+    It holds one staging set (and a second while a cancelled transfer still writes to it).
     """
 
     def __init__(self, device: torch.device, full_every: int) -> None:
         self._device = device
         self._groups = _EpochGroups(device, full_every)
-        self._kept: Tensor | None = None
-        self._spare: Tensor | None = None
+        self._staging: Tensor | None = None
 
     @staticmethod
     @asynccontextmanager
@@ -128,28 +130,33 @@ class BroadcastReceiver:
         deadline_s: float,
         *,
         average: bool = False,
-    ) -> Staged:
+    ) -> Received:
         """Join the epoch if need be, and receive one publication into staging memory, all within
         `deadline_s` seconds; with `average`, the average that follows it too, into memory of its
-        own that nothing reuses.
+        own that nothing reuses. The next reception overwrites the weights.
 
         `plan` is that of this engine's own model. Raises PlanMismatch, naming the first difference,
         when the trainer's is another; TransferError when the trainer or another engine dies, is
         late or refuses, and when the epoch is over.
         """
-        flat, self._spare = self._spare, None
+        flat, self._staging = self._staging, None
         if flat is None or flat.numel() != plan.total_bytes:
             flat = self._memory(plan)
         target, second = flat, self._memory(plan) if average else None
 
-        def transfer(group: EpochGroup, job: Job) -> Staged:
-            staged = group.receive(job, target)
-            return staged if second is None else staged.followed_by(group.receive(job, second))
+        def transfer(group: EpochGroup, job: Job) -> Received:
+            received = group.receive(job, target)
+            if second is None:
+                return received
+            average = group.receive(job, second)
+            return Received(
+                received.checksums + average.checksums, received.weights, average.weights
+            )
 
         rendezvous = Rendezvous(epoch, rank, world, store)
-        staged = await self._groups.run(rendezvous, plan, deadline_s, transfer)
-        self._spare = flat
-        return staged
+        received = await self._groups.run(rendezvous, plan, deadline_s, transfer)
+        self._staging = flat
+        return received
 
     async def join(
         self, store: str, epoch: int, rank: int, world: int, plan: Plan, deadline_s: float
@@ -181,15 +188,6 @@ class BroadcastReceiver:
 
     def _memory(self, plan: Plan) -> Tensor:
         return torch.empty(plan.total_bytes, dtype=torch.uint8, device=self._device)
-
-    def keep(self, staged: Staged) -> None:
-        """These weights are in use from now on, and no `receive` writes to them until others are
-        kept. Only the last ones staged can be."""
-        if staged.flat is not self._spare:
-            raise ValueError(
-                "only the weights staged last can be kept: another receive has begun since"
-            )
-        self._kept, self._spare = staged.flat, self._kept
 
 
 def _nothing(group: EpochGroup, job: Job) -> None:

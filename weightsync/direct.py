@@ -12,7 +12,6 @@ from torch import Tensor
 
 from asyncrl.ipc.messages import Prepare, Publish
 from weightsync.broadcast import BroadcastReceiver, BroadcastSender
-from weightsync.broadcast_group import SendResult
 from weightsync.direct_weights import DirectWeights
 from weightsync.errors import TransferError
 from weightsync.handoff import Handoff
@@ -29,7 +28,7 @@ class DirectSender(StagedSender):
             return await super().send(message)
         handoff, deadline_s = Handoff(self._deadline_s), self._deadline_s
         epoch, world, plan = message.epoch, message.world, self._source.plan
-        sent: SendResult | TransferError
+        sent: Sent | TransferError
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._source.hand_over, handoff)
             try:
@@ -40,7 +39,7 @@ class DirectSender(StagedSender):
                 handoff.leave()
         if isinstance(sent, TransferError):
             raise sent
-        return Sent(sent.checksums, sent.sent_bytes, [])
+        return sent
 
 
 class DirectReceiver(StagedReceiver):

@@ -39,7 +39,7 @@ class StagedSender:
             self._deadline_s,
             gathered.average,
         )
-        return Sent(sent.checksums, sent.sent_bytes, gathered.canary)
+        return sent._replace(canary=gathered.canary)
 
 
 class StagedReceiver:
@@ -55,10 +55,9 @@ class StagedReceiver:
 
     async def receive(self, message: Prepare, own: Mapping[str, Tensor]) -> Received:
         group = message.store, message.epoch, message.rank, message.world
-        staged = await self._broadcast.receive(
+        received = await self._broadcast.receive(
             *group, self._side.plan, self._deadline_s, average=message.average
         )
-        received = Received(staged.checksums, staged.weights, staged.average)
         merge = self._side.merge
         return await trio.to_thread.run_sync(merge, received) if merge else received
 

@@ -9,13 +9,13 @@ from test_collective import AMPLE, HOST, PLAN, ends, model
 from torch import Tensor
 
 from weightsync.broadcast import BroadcastReceiver, BroadcastSender
-from weightsync.broadcast_group import SendResult
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.checksum import checksum
 from weightsync.direct_weights import DirectWeights
 from weightsync.errors import TransferError
 from weightsync.narrowed import narrowed
 from weightsync.process_group import Job
+from weightsync.transport import Sent
 
 assert HOST
 
@@ -37,12 +37,12 @@ async def published(
     epoch: int,
     weights: dict[str, Tensor],
     engines: list[DirectWeights],
-) -> tuple[SendResult, list[list[int]]]:
+) -> tuple[Sent, list[list[int]]]:
     """A direct publication: all join, and only then is anything sent."""
     world, plan = len(receivers) + 1, engines[0].plan
     joined, everybody = 0, trio.Event()
     found: dict[int, list[int]] = {}
-    sent: list[SendResult] = []
+    sent: list[Sent] = []
 
     async def came() -> None:
         nonlocal joined
