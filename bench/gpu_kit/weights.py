@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.distributed import FileStore
 
 from asyncrl.config.schema import StalenessConfig
-from asyncrl.engines.servers import server_hashes
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import parameters_for_publication
 from weightsync.broadcast import BroadcastReceiver, BroadcastSender
 from weightsync.buckets import Plan
 from weightsync.checksum import checksum
 from weightsync.process_group import connect_group
+from weightsync.servers import server_hashes
 
 from .check import Number, Place
 from .peers import peer

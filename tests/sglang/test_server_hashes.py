@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_sglang import PYTHON, START_S
 
-from asyncrl.engines.servers import server_hashes
+from weightsync.servers import server_hashes
 from weightsync.servers.server_hashes import hash_on, of_gpu, of_host
 
 KERNEL = {
