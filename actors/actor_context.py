@@ -23,6 +23,7 @@ from asyncrl.observe.run_dir import COORDINATOR, INITIAL, KEY, TLS
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,16 @@ class ActorContext:
     def engine_dtype(self) -> torch.dtype:
         """The type of the weights that engines hold."""
         return _dtype(engine_dtype(self.config))
+
+    def engine_model(self) -> PreTrainedModel:
+        """The run's model as engines have it, without numbers. Raises ModelError."""
+        from asyncrl.training.models import empty_model
+        from asyncrl.training.output_layer import float32_output
+
+        model = empty_model(self.initial, self.engine_dtype)
+        if self.config.model.output_dtype == "float32":
+            float32_output(model)
+        return model
 
     @property
     def tls(self) -> Tls | None:

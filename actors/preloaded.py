@@ -19,7 +19,6 @@ from asyncrl.engines.spec import engine_kind
 from asyncrl.processes import forkserver
 
 MODULES = (
-    "actors.adapted_base",
     "actors.coordinator.coordinator",
     "actors.coordinator.resume",
     "actors.engines.embedded",
@@ -39,7 +38,9 @@ MODULES = (
     "asyncrl.training.learner",
     "asyncrl.training.models",
     "asyncrl.training.trial",
-    "weightsync.collective",
+    "weightsync.adapted_base",
+    "weightsync.direct",
+    "weightsync.staged",
 )
 """Modules that the roles import when they start."""
 OF_AGENTS = ("actors.agents_actor", "actors.agents_gateway")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -22,16 +22,12 @@ from actors.actor_context import ActorContext, refused_as_input
 from actors.notice import GONE, open_notice
 from actors.reporting import Reporter, report_s
 from asyncrl.config.cluster import joined
-from asyncrl.config.engines import capabilities
 from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.mix import named
 from asyncrl.ipc.address import TcpAddress, UnixAddress
 from asyncrl.ipc.endpoints import connect, serve
 from asyncrl.ipc.keys import read_key
-from asyncrl.ipc.messages import (
-    Hello,
-    Prepare,
-)
+from asyncrl.ipc.messages import Hello
 from asyncrl.ipc.tls import Tls
 from asyncrl.ipc.waits import Waits
 from asyncrl.observe import run_status
@@ -49,17 +45,9 @@ from asyncrl.observe.run_dir import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel
-
     from actors.coordinator.coordinator import Coordinator
-    from actors.direct_reception import DirectReceive
-    from asyncrl.engines.protocol import Engine
     from asyncrl.journal import Journal
     from asyncrl.observe.metrics import Metrics
-    from weightsync.buckets import Plan
-    from weightsync.collective import Receiver
-    from weightsync.direct_weights import DirectWeights
 
 STATUS_S = 1.0
 
@@ -216,83 +204,39 @@ def _keep(path: Path, found: run_status.RunStatus) -> None:
 
 async def rollout(place: ActorContext) -> None:
     """A rollout actor's process: an engine, and a receiver of weights."""
-    from actors.adapted_base import AdaptedBase
-    from actors.rollout_actor import Received, rollout_actor
+    from actors.rollout_actor import rollout_actor
     from asyncrl.engines.spec import EngineContext, engine_kind
     from asyncrl.tasks.text import Tokenizer
     from asyncrl.training.adapters import published
-    from asyncrl.training.models import empty_model
-    from asyncrl.training.output_layer import float32_output
+    from weightsync.adapted_base import AdaptedBase
     from weightsync.buckets import Plan
-    from weightsync.collective import Receiver
     from weightsync.narrowed import narrowed
+    from weightsync.reception import RECEPTIONS
+    from weightsync.transport import EngineSide, transport_of
 
-    config, waits = place.config, Waits()
-    model, tokenizer = empty_model(place.initial, place.engine_dtype), Tokenizer(place.initial)
-    if config.model.output_dtype == "float32":
-        with refused_as_input():
-            float32_output(model)
-    base = None
-    if config.model.lora.rank:
-        with refused_as_input():
-            base = AdaptedBase(place)
+    config, waits, base = place.config, Waits(), None
+    with refused_as_input():
+        model, tokenizer = place.engine_model(), Tokenizer(place.initial)
+        if config.model.lora.rank:
+            base = AdaptedBase(place.initial, place.dtype, config.model.lora)
     sent = narrowed(published(base.model if base else model), place.published_dtype)
     plan = Plan.of(sent, config.publication.bucket_bytes)
     context = EngineContext(
         config, place.run, place.initial, place.index, model, tokenizer, waits, place.takes_over
     )
-    async with (
-        engine_kind(config.engine.kind).open(context) as engine,
-        Receiver.open(full_every=config.publication.full_every) as receiver,
-        await place.link() as link,
-        open_notice() as notice,
-    ):
-
-        async def receive(message: Prepare) -> Received:
-            rendezvous = message.store, message.epoch, message.rank, message.world
-            deadline_s, average = config.publication.deadline_s, message.average
-            staged = await receiver.receive(*rendezvous, plan, deadline_s, average=average)
-            return await trio.to_thread.run_sync(base.merged, staged) if base else staged
-
-        reporter = Reporter(waits, report_s(config))
-        direct: DirectReceive | None = None
-        if config.publication.path == "direct":
-            direct = _reception(place, engine, receiver, plan, model)
-        await rollout_actor(link, engine, receive, reporter, direct, told_to_end=notice.wait)
+    async with engine_kind(config.engine.kind).open(context) as engine:
+        parameters, merge = dict(model.named_parameters()), base.merged if base else None
+        side = EngineSide(config, plan, parameters, engine, merge)
+        async with (
+            transport_of(config).open_receiver(side) as receiver,
+            await place.link() as link,
+            open_notice() as notice,
+        ):
+            reception = RECEPTIONS[config.publication.path](engine, receiver, link.send)
+            reporter = Reporter(waits, report_s(config))
+            await rollout_actor(link, engine, reception, reporter, told_to_end=notice.wait)
     if notice.is_set():
         raise SystemExit(GONE)
-
-
-def _reception(
-    place: ActorContext, engine: Engine, receiver: Receiver, plan: Plan, model: PreTrainedModel
-) -> DirectReceive:
-    """The engine's side of direct transfers: its servers', where it has such."""
-    config = place.config
-    if not capabilities(config.engine.kind).serves_apart:
-        return _DirectReceive(receiver, plan, config.publication.deadline_s)
-    from actors.direct_reception import reception_of_servers
-
-    return reception_of_servers(engine, dict(model.named_parameters()), config.publication)
-
-
-class _DirectReceive:
-    """Direct transfers into the weights of one engine, which are always the same tensors."""
-
-    def __init__(self, receiver: Receiver, plan: Plan, deadline_s: float) -> None:
-        self._receiver, self._plan, self._deadline_s = receiver, plan, deadline_s
-        self._weights: DirectWeights | None = None
-
-    async def join(self, message: Prepare) -> None:
-        rendezvous = message.store, message.epoch, message.rank, message.world
-        await self._receiver.join(*rendezvous, self._plan, self._deadline_s)
-
-    async def receive(self, message: Prepare, weights: Mapping[str, Tensor]) -> list[int]:
-        from weightsync.direct_weights import DirectWeights
-
-        if self._weights is None:
-            self._weights = DirectWeights(self._plan, weights)
-        rendezvous = message.store, message.epoch, message.rank, message.world
-        return await self._receiver.receive_direct(*rendezvous, self._weights, self._deadline_s)
 
 
 async def reward(place: ActorContext) -> None:

@@ -51,6 +51,7 @@ from asyncrl.ipc.messages import (
 from asyncrl.ipc.waits import Waits
 from asyncrl.training.checkpoint_index import CheckpointError
 from weightsync.errors import TransferError
+from weightsync.transport import Publisher
 
 FOR_EVER_S = 1e9
 """Seconds for which a command may be long in coming while engines are at work, and a checkpoint be
@@ -99,38 +100,10 @@ class LearnerProtocol(Protocol):
         ...
 
 
-class Sent(Protocol):
-    """The result of a transfer: one checksum a bucket, and the bytes that each engine was sent."""
-
-    @property
-    def checksums(self) -> list[int]: ...
-
-    @property
-    def sent_bytes(self) -> int: ...
-
-    @property
-    def canary(self) -> list[float]:
-        """Of the weights, where engines compare it; else empty."""
-        ...
-
-
-class TransferProtocol(Protocol):
-    """Sends the learner's weights."""
-
-    @property
-    def store(self) -> str: ...
-
-    async def join(self, message: Publish) -> None:
-        """Meet the engines of a direct publication. Raises TransferError."""
-        ...
-
-    async def send(self, message: Publish) -> Sent: ...
-
-
 async def trainer_actor(
     link: Link,
     learner: LearnerProtocol,
-    transfer: TransferProtocol,
+    sender: Publisher,
     waits: Waits,
     reporter: Reporter,
 ) -> None:
@@ -158,10 +131,10 @@ async def trainer_actor(
             try:
                 if message.direct:
                     still = engines_still[message.publication] = trio.Event()
-                    await transfer.join(message)
+                    await sender.join(message)
                     await link.send(Joined(message.publication))
                     await still.wait()
-                sent = await transfer.send(message)
+                sent = await sender.send(message)
                 checksums, canary = sent.checksums, sent.canary
                 sent_bytes, error = sent.sent_bytes, ""
             except TransferError as failure:
@@ -216,7 +189,7 @@ async def trainer_actor(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read)
         nursery.start_soon(reporter.run, link)
-        await link.send(TrainerReady(learner.version, transfer.store))
+        await link.send(TrainerReady(learner.version, sender.store))
         while True:
             reporter.busy_with(None)
             with waits.on("command", owner="trainer", deadline_s=FOR_EVER_S):

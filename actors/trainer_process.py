@@ -13,22 +13,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
 from actors.actor_context import ActorContext, refused_as_input
-from actors.engine_transfer import TransferToEngines, to_publish
+from actors.published_weights import PublishedWeights
 from actors.rank_orders import RankOrders, obey, open_orders, open_rank
 from actors.rank_parts import CarriedOrder, RankedLearner
 from actors.reporting import Reporter
 from actors.scoring_servers import ScoringServers
-from actors.server_transfer import TransferToServers
 from actors.trainer_actor import trainer_actor
-from actors.trainer_canary import TrainerCanary
-from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.config.ranks import ranks_of
 from asyncrl.ipc.address import Address, UnixAddress
@@ -57,10 +53,10 @@ from asyncrl.training.stored_state import read_state, share_state
 from asyncrl.training.supervised import open_supervised
 from asyncrl.training.trial import try_passes
 from weightsync.buckets import Plan
-from weightsync.collective import Sender
 from weightsync.narrowed import narrowed
-from weightsync.server_sender import ServerSender
 from weightsync.stores import LOOPBACK, interface_of, open_store, own_address, served_store
+from weightsync.trainer_canary import TrainerCanary
+from weightsync.transport import TrainerSide, transport_of
 
 logger = logging.getLogger(__name__)
 
@@ -137,56 +133,21 @@ async def _lead(
     place: ActorContext, learner: Learner, plan: Plan, orders: RankOrders, waits: Waits
 ) -> None:
     """Rank 0's life: a sender of weights, and the coordinator's link."""
-    config = place.config
+    config, dtype = place.config, place.published_dtype
     async with ScoringServers.open(config, waits) as servers:
         with refused_as_input():
             own, patience_s = Tokenizer(place.initial), config.supervision.start_s / 2
             await servers.refuse_other_vocabularies(own, patience_s)
         compared = capabilities(config.engine.kind).compares_canary
-        canary = TrainerCanary(place, own) if compared else None
-        threaded = RankedLearner(learner, orders, servers, place, Staging())
-        if canary is not None and _to_servers(config):
-            from actors.engines.sglang_direct import compute
-
-            async with (
-                ServerSender.open(
-                    config.publication.host,
-                    place.run / WEIGHT_STORE,
-                    bucket_bytes=config.publication.bucket_bytes,
-                    device="cuda:0" if config.engine.sglang.backend == "nccl" else "cpu",
-                ) as to_servers,
-                await place.link() as link,
-            ):
-                await trainer_actor(
-                    link,
-                    threaded,
-                    TransferToServers(
-                        to_servers,
-                        plan,
-                        partial(to_publish, learner, orders, place, canary),
-                        compute,
-                        config.publication.deadline_s,
-                    ),
-                    waits,
-                    Reporter(waits),
-                )
-            return
+        canary = TrainerCanary(place.engine_model, dtype, own) if compared else None
+        source = PublishedWeights(learner, orders, plan, dtype, canary)
+        side = TrainerSide(config, place.run / WEIGHT_STORE, source)
         async with (
-            Sender.open(
-                config.publication.host,
-                place.run / WEIGHT_STORE,
-                full_every=config.publication.full_every,
-            ) as sender,
+            transport_of(config).open_sender(side) as sender,
             await place.link() as link,
         ):
-            transfer = TransferToEngines(sender, learner, orders, plan, place, canary)
-            await trainer_actor(link, threaded, transfer, waits, Reporter(waits))
-
-
-def _to_servers(config: Config) -> bool:
-    """True if weights are sent straight into servers."""
-    direct = config.publication.path == "direct"
-    return direct and capabilities(config.engine.kind).serves_apart
+            threaded = RankedLearner(learner, orders, servers, place, Staging())
+            await trainer_actor(link, threaded, sender, waits, Reporter(waits))
 
 
 @contextmanager

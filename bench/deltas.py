@@ -34,8 +34,8 @@ import trio
 from torch import Tensor
 
 from asyncrl.training.master_weights import MasterWeights
+from weightsync.broadcast import BroadcastReceiver, BroadcastSender
 from weightsync.buckets import Plan
-from weightsync.collective import Receiver, Sender
 
 HOST = "127.0.0.1"
 DEADLINE_S = 120.0
@@ -58,7 +58,7 @@ async def engine() -> None:
     torch.set_num_threads(1)
     async with AsyncExitStack() as stack:
         receivers = {
-            way: await stack.enter_async_context(Receiver.open(full_every=every))
+            way: await stack.enter_async_context(BroadcastReceiver.open(full_every=every))
             for way, every in WAYS.items()
         }
         while line := await trio.to_thread.run_sync(sys.stdin.readline):
@@ -66,7 +66,6 @@ async def engine() -> None:
             receiver, plan = receivers[order["way"]], msgspec.convert(order["plan"], Plan)
             staged = await receiver.receive(order["store"], order["epoch"], 1, 2, plan, DEADLINE_S)
             at = time.monotonic()
-            receiver.keep(staged)
             found = digest(staged.weights) if order["digest"] else ""
             print(
                 json.dumps({"checksums": staged.checksums, "at": at, "digest": found}), flush=True
@@ -103,7 +102,9 @@ async def main(steps: int, rates: list[float], layers: int) -> None:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         senders = {
-            way: await stack.enter_async_context(Sender.open(HOST, folder / way, full_every=every))
+            way: await stack.enter_async_context(
+                BroadcastSender.open(HOST, folder / way, full_every=every)
+            )
             for way, every in WAYS.items()
         }
         with subprocess.Popen(  # noqa: ASYNC220 nothing else runs here

@@ -34,8 +34,8 @@ import torch.distributed as dist
 import trio
 
 from asyncrl.processes.machine import free_port
+from weightsync.broadcast import BroadcastReceiver, BroadcastSender
 from weightsync.buckets import Plan
-from weightsync.collective import Receiver, Sender
 from weightsync.direct_weights import DirectWeights
 
 HOST = "127.0.0.1"
@@ -61,16 +61,15 @@ class Own:
         self.weights = plan.unpack(torch.zeros(plan.total_bytes, dtype=torch.uint8))
         self.direct = DirectWeights(plan, self.weights)
 
-    async def staged(self, receiver: Receiver, place: tuple[Any, ...]) -> dict[str, Any]:
+    async def staged(self, receiver: BroadcastReceiver, place: tuple[Any, ...]) -> dict[str, Any]:
         staged = await receiver.receive(*place, self.plan, DEADLINE_S)
         start = time.monotonic()
         for name, weight in staged.weights.items():
             self.weights[name].copy_(weight)
-        receiver.keep(staged)
         pause, total = time.monotonic() - start, self.plan.total_bytes
-        return {"sums": staged.checksums, "pause": pause, "held": 2 * total, "copied": total}
+        return {"sums": staged.checksums, "pause": pause, "held": total, "copied": total}
 
-    async def directly(self, receiver: Receiver, place: tuple[Any, ...]) -> dict[str, Any]:
+    async def directly(self, receiver: BroadcastReceiver, place: tuple[Any, ...]) -> dict[str, Any]:
         await receiver.join(*place, self.plan, DEADLINE_S)
         start = time.monotonic()
         sums = await receiver.receive_direct(*place, self.direct, DEADLINE_S)
@@ -88,7 +87,7 @@ async def engine(store: str, bare_port: int, rank: int, world: int) -> None:
     torch.set_num_threads(1)
     bare = bare_group(bare_port, rank, world)
     target, own = torch.empty(0, dtype=torch.uint8), None
-    async with Receiver.open() as receiver:
+    async with BroadcastReceiver.open() as receiver:
         while line := await trio.to_thread.run_sync(sys.stdin.readline):
             order = json.loads(line)
             plan = msgspec.convert(order["plan"], Plan)
@@ -138,7 +137,13 @@ class Engines:
 
 
 async def measured(
-    sender: Sender, bare: Any, engines: Engines, world: int, plan: Plan, way: str, epoch: int
+    sender: BroadcastSender,
+    bare: Any,
+    engines: Engines,
+    world: int,
+    plan: Plan,
+    way: str,
+    epoch: int,
 ) -> tuple[float, float, list[dict[str, Any]]]:
     """Seconds of a bare broadcast and of a publication, and the engines' answers to the second."""
     weights = {spec.name: torch.randn(LAYER) for spec in plan.specs}
@@ -181,7 +186,9 @@ async def main(sizes: list[int], receivers: list[int], repeat: int, bucket_mb: i
     for count in receivers:
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory()))
-            sender = await stack.enter_async_context(Sender.open(HOST, folder / "weights.store"))
+            sender = await stack.enter_async_context(
+                BroadcastSender.open(HOST, folder / "weights.store")
+            )
             port = free_port()
             engines = Engines(stack, count, sender.store, port)
             bare = await trio.to_thread.run_sync(bare_group, port, 0, count + 1)

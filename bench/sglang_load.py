@@ -34,8 +34,6 @@ from asyncrl.engines import canary
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.servers.server_engine import ServerEngine
 from asyncrl.engines.servers.server_process import ServerLaunch, ServerProcess
-from asyncrl.engines.servers.weight_loader import WeightLoader
-from asyncrl.engines.servers.weight_transfer import DiskTransfer
 from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.engines.sglang.sglang_launch import managed
 from asyncrl.ipc.link import Link
@@ -44,6 +42,8 @@ from asyncrl.ipc.waits import Waits
 from asyncrl.simulation.network import links
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model, write_tokenizer
 from asyncrl.training.models import parameters_for_publication
+from weightsync.servers.from_disk import FromDisk
+from weightsync.servers.load import WeightLoader
 
 ROOT = Path(__file__).parent.parent
 PROMPT, CHUNK, CONTEXT = 18, 8, 256
@@ -140,7 +140,7 @@ async def measure(concurrent: int, args: argparse.Namespace, folder: Path) -> fl
         text = canary.text(VOCABULARY, (END_ID,))
         publisher = WeightLoader(
             client,
-            DiskTransfer(folder / "weights"),
+            FromDisk(folder / "weights"),
             model,
             text,
             mode="retract",

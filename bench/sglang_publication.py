@@ -23,12 +23,13 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.engines import canary
 from asyncrl.engines.servers.server_process import ServerLaunch
-from asyncrl.engines.servers.weight_loader import Loaded, WeightLoader
-from asyncrl.engines.servers.weight_transfer import BroadcastTransfer, DiskTransfer
 from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.engines.sglang.sglang_launch import managed
 from asyncrl.training.bundled import END_ID, PADDING_ID, VOCABULARY, new_model, write_tokenizer
-from weightsync.server_group import ServerGroup, cut
+from weightsync.servers.by_broadcast import ByBroadcast
+from weightsync.servers.from_disk import FromDisk
+from weightsync.servers.load import Loaded, WeightLoader
+from weightsync.servers.server_group import ServerGroup, cut
 
 ROOT = Path(__file__).parents[1]
 HOST = "127.0.0.1"
@@ -72,8 +73,8 @@ async def measure(name: str, python: Path, repeat: int, bucket_bytes: int, direc
     ):
         text = canary.text(VOCABULARY, {END_ID, PADDING_ID})
         ways = {
-            "broadcast": BroadcastTransfer(group, DEADLINE_S),
-            "disk": DiskTransfer(directory / "versions"),
+            "broadcast": ByBroadcast(group, DEADLINE_S),
+            "disk": FromDisk(directory / "versions"),
         }
         publishers = {
             way: WeightLoader(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weightsync.buckets import DTYPES, Plan, PlanMismatch, Spec, copy_bytes
-from weightsync.group import Job
+from weightsync.process_group import Job
 
 
 class DirectWeights:

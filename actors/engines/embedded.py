@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class Embedded(EngineKind):
     """`engine.kind = "embedded"`."""
 
-    capabilities = Capabilities(keeps_averages=True, takes_directly=True, widens=True)
+    capabilities = Capabilities(keeps_averages=True, direct_transport="direct", widens=True)
 
     @classmethod
     @asynccontextmanager

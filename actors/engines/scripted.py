@@ -15,7 +15,7 @@ from asyncrl.engines.spec import EngineContext, EngineKind
 class Scripted(EngineKind):
     """`engine.kind = "scripted"`."""
 
-    capabilities = Capabilities(keeps_averages=True, takes_directly=True)
+    capabilities = Capabilities(keeps_averages=True, direct_transport="direct")
 
     @classmethod
     @asynccontextmanager

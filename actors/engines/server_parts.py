@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from asyncrl.engines.servers.served import ServerClient
     from asyncrl.engines.servers.server_process import ServerProcess
     from asyncrl.engines.servers.server_types import Mode
-    from asyncrl.engines.servers.weight_loader import WeightLoader
-    from asyncrl.engines.servers.weight_transfer import BroadcastTransfer, WeightTransfer
+    from weightsync.servers.by_broadcast import ByBroadcast
+    from weightsync.servers.load import IntoServer, WeightLoader
 
 
 def key_of(servers: Servers, built_by: str) -> str:
@@ -105,10 +105,10 @@ async def launched(
 
 
 @asynccontextmanager
-async def broadcast(context: EngineContext, servers: Servers) -> AsyncIterator[BroadcastTransfer]:
-    """The transfer to one server by broadcast, for the length of the block."""
-    from asyncrl.engines.servers.weight_transfer import BroadcastTransfer
-    from weightsync.server_group import ServerGroup
+async def broadcast(context: EngineContext, servers: Servers) -> AsyncIterator[ByBroadcast]:
+    """The way into one server by broadcast, for the length of the block."""
+    from weightsync.servers.by_broadcast import ByBroadcast
+    from weightsync.servers.server_group import ServerGroup
 
     publication = context.config.publication
     sender = actor_gpus(context.config, context.index).sender
@@ -118,24 +118,24 @@ async def broadcast(context: EngineContext, servers: Servers) -> AsyncIterator[B
         bucket_bytes=publication.bucket_bytes,
         device=f"cuda:{sender[0]}" if sender else "cpu",
     ) as group:
-        yield BroadcastTransfer(group, publication.deadline_s)
+        yield ByBroadcast(group, publication.deadline_s)
 
 
 def weight_loader(
     context: EngineContext,
     client: ServerClient,
-    transfer: WeightTransfer,
+    way: IntoServer,
     servers: Servers,
     mode: Mode,
 ) -> WeightLoader:
     """The loader of weights of one server."""
     from asyncrl.engines import canary
-    from asyncrl.engines.servers.weight_loader import WeightLoader
+    from weightsync.servers.load import WeightLoader
 
     config, tokenizer = context.config, context.tokenizer
     return WeightLoader(
         client,
-        transfer,
+        way,
         context.model,
         canary.text(tokenizer.vocabulary, tokenizer.stop_ids),
         mode=mode,

@@ -20,9 +20,9 @@ from asyncrl.engines.spec import EngineContext
 if TYPE_CHECKING:
     from asyncrl.engines.servers.managed import ServerProgram
     from asyncrl.engines.servers.served import Served
-    from asyncrl.engines.servers.weight_loader import WeightLoader
     from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
     from asyncrl.engines.sglang.sglang_client import SglangClient
+    from weightsync.servers.load import WeightLoader
 
 TABLE = "engine.sglang"
 
@@ -33,7 +33,7 @@ class SglangServers(ServerKind):
     table, built_by = TABLE, "make sglang-cpu"
     capabilities = Capabilities(
         keeps_versions=False,
-        takes_directly=True,
+        direct_transport="into_servers",
         serves_apart=True,
         compares_canary=True,
         tables=frozenset({TABLE}),
@@ -91,12 +91,12 @@ def _direct_engine(
     """The engine of servers to which the trainer sends weights itself."""
     from asyncrl.engines import canary
     from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
-    from asyncrl.engines.sglang.direct_load import DirectLoad
+    from weightsync.servers.direct_server import DirectServer
 
     config, tokenizer = context.config, context.tokenizer
     sglang = config.engine.sglang
     servers = [
-        DirectLoad(
+        DirectServer(
             client,
             dict(context.model.named_parameters()),
             type(context.model).__name__,
@@ -122,14 +122,13 @@ async def _weight_loader(
     context: EngineContext, client: SglangClient
 ) -> AsyncIterator[WeightLoader]:
     """The loader of weights of one server."""
-    from asyncrl.engines.servers.weight_transfer import DiskTransfer, WeightTransfer
+    from weightsync.servers.from_disk import FromDisk
 
-    sglang = context.config.engine.sglang
-    servers = Servers(TABLE, sglang)
-    async with AsyncExitStack() as stack:
-        transfer: WeightTransfer
-        if servers.by_broadcast:
-            transfer = await stack.enter_async_context(broadcast(context, servers))
-        else:
-            transfer = DiskTransfer(context.run / "weights" / f"rollout-{context.index}")
-        yield weight_loader(context, client, transfer, servers, sglang.interrupt)
+    servers = Servers(TABLE, context.config.engine.sglang)
+    mode = context.config.engine.sglang.interrupt
+    if servers.by_broadcast:
+        async with broadcast(context, servers) as way:
+            yield weight_loader(context, client, way, servers, mode)
+    else:
+        files = FromDisk(context.run / "weights" / f"rollout-{context.index}")
+        yield weight_loader(context, client, files, servers, mode)

@@ -25,13 +25,14 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     of the weights beside the version that it is of. Without it `evaluation.weights = "ema"` is
     refused."""
 
-    takes_directly: bool = False
-    """True if it is a `DirectEngine` (`asyncrl.engines.protocol`), whose own weights a publication
-    may write while it stands still. Without it `publication.path = "direct"` is refused."""
+    direct_transport: str = ""
+    """The transport (`weightsync.transport.TRANSPORTS`) of its direct publications: "direct" if it
+    is a `DirectEngine` (`asyncrl.engines.protocol`), whose own weights a publication may write
+    while it stands still; "into_servers" if these are in its servers. Without one
+    `publication.path = "direct"` is refused."""
 
     serves_apart: bool = False
-    """True if servers of its own decode. They meet the trainer in a direct publication, by a
-    `DirectReceive` (`actors.direct_reception`) that the engine has."""
+    """True if servers of its own decode."""
 
     widens: bool = False
     """True if it holds weights in `model.dtype`, whatever type they are sent in

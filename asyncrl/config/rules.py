@@ -106,7 +106,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
 
 def _direct(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """Rules of publications straight into engines' weights."""
-    if not capabilities(config.engine.kind).takes_directly:
+    if not capabilities(config.engine.kind).direct_transport:
         yield (
             ("publication.path", "engine.kind"),
             "nothing can be sent straight into this engine's weights: set path to staged, or kind "

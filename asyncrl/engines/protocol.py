@@ -195,7 +195,7 @@ class CanaryEngine(Engine, Protocol):
 
 @runtime_checkable
 class DirectEngine(Engine, Protocol):
-    """An engine whose own weights a publication may write (`Capabilities.takes_directly`).
+    """An engine whose own weights a publication may write (`Capabilities.direct_transport`).
 
     It stands still from `quiesce` to `adopt`, or to `resume` if nothing was written:
 

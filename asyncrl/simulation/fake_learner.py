@@ -18,32 +18,15 @@ from asyncrl.ipc.messages import MicroBatch, Publish, Sample, ScoreProximal, Tok
 from asyncrl.simulation import policy
 from asyncrl.simulation.observer import WorldObserver
 from weightsync.errors import TransferError
+from weightsync.transport import Sent
 
 NUMBER = "number"
 
 
-class FakeWeights:
-    """Weights that are a number, their average, which is None where it was not asked for, and the
-    checksums of both."""
-
-    def __init__(self, number: int, average: int | None = None) -> None:
-        self._number, self._average = number, average
-        self.sent_bytes = 8
-        self.canary: list[float] = []
-        self.checksums = [
-            half
-            for one in (number, average)
-            if one is not None
-            for half in (one & 0xFFFFFFFF, one >> 32)
-        ]
-
-    @property
-    def weights(self) -> Any:
-        return {NUMBER: self._number}
-
-    @property
-    def average(self) -> Any:
-        return None if self._average is None else {NUMBER: self._average}
+def checksums(number: int, average: int | None = None) -> list[int]:
+    """Those of weights that are a number, and of their average, where there is one."""
+    both = (number,) if average is None else (number, average)
+    return [half for one in both for half in (one & 0xFFFFFFFF, one >> 32)]
 
 
 class Broadcast:
@@ -225,7 +208,7 @@ class FakeLearner:
         await trio.sleep(self.send_s / 2)
         self._broadcasts.setdefault(message.publication, Broadcast()).opened.set()
 
-    async def send(self, message: Publish) -> FakeWeights:
+    async def send(self, message: Publish) -> Sent:
         broadcast = self._broadcasts.setdefault(message.publication, Broadcast())
         broadcast.sending.set()
         try:
@@ -240,4 +223,4 @@ class FakeLearner:
         broadcast.number = self.weights
         broadcast.average = policy.average(self.weights) if message.average else None
         broadcast.sent.set()
-        return FakeWeights(broadcast.number, broadcast.average)
+        return Sent(checksums(broadcast.number, broadcast.average), 8, [])

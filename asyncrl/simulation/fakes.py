@@ -7,7 +7,7 @@ Their attributes say what goes wrong; the kinds of fault (`fault_kinds.py`) set 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import msgspec
 import numpy as np
@@ -21,9 +21,10 @@ from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
 from asyncrl.ipc.messages import Finish, NoVerdict, Prepare, Scored, Split, Verdict
 from asyncrl.simulation import policy
-from asyncrl.simulation.fake_learner import NUMBER, Broadcast, FakeWeights
+from asyncrl.simulation.fake_learner import NUMBER, Broadcast, checksums
 from asyncrl.simulation.observer import WorldObserver
 from weightsync.errors import TransferError
+from weightsync.transport import Received
 
 if TYPE_CHECKING:
     import torch
@@ -267,12 +268,6 @@ class FakeReceiver:
         self.fault: Literal["", "wrong", "error"] = ""
         self.failed: Callable[[], None] = lambda: None
 
-    async def __call__(self, message: Prepare) -> FakeWeights:
-        try:
-            return await self._receive(message)
-        finally:
-            self._let_go(message.publication)
-
     async def join(self, message: Prepare) -> None:
         """Meet the trainer in a direct publication."""
         broadcast = self._broadcasts.setdefault(message.publication, Broadcast())
@@ -284,23 +279,24 @@ class FakeReceiver:
             self._let_go(message.publication)
         raise TransferError(f"no trainer within {self._deadline_s:g} s")
 
-    async def receive(self, message: Prepare, weights: Mapping[str, torch.Tensor]) -> list[int]:
-        """Write what the broadcast holds where the engine has its weights: half of it before
-        anything goes wrong."""
-        broadcast = self._broadcasts[message.publication]
-        write: Any = weights[NUMBER]
+    async def receive(self, message: Prepare, own: Mapping[str, torch.Tensor]) -> Received:
+        """Receive what the broadcast holds; a direct one where the engine has its weights, half of
+        it before anything goes wrong."""
         try:
+            if not message.direct:
+                return await self._receive(message)
+            broadcast, write = self._broadcasts[message.publication], cast(Any, own[NUMBER])
             with trio.move_on_after(self._deadline_s):
                 await broadcast.sending.wait()
                 write(TORN)
                 received = await self._receive(message)
-                write(received.weights[NUMBER])
-                return received.checksums
+                write(cast(Any, received.weights)[NUMBER])
+                return received
         finally:
             self._let_go(message.publication)
         raise TransferError(f"nothing within {self._deadline_s:g} s")
 
-    async def _receive(self, message: Prepare) -> FakeWeights:
+    async def _receive(self, message: Prepare) -> Received:
         broadcast = self._broadcasts.setdefault(message.publication, Broadcast())
         with trio.move_on_after(self._deadline_s):
             await broadcast.sent.wait()
@@ -310,10 +306,14 @@ class FakeReceiver:
                 self.failed()
             if fault == "error":
                 raise TransferError("the plan says that this reception fails")
-            wrong = fault == "wrong"
-            if broadcast.average is None:
-                return FakeWeights(broadcast.number ^ wrong)
-            return FakeWeights(broadcast.number, broadcast.average ^ wrong)
+            number, average, wrong = broadcast.number, broadcast.average, fault == "wrong"
+            if average is None:
+                number ^= wrong
+            else:
+                average ^= wrong
+            averaged = None if average is None else {NUMBER: average}
+            weights: Any = {NUMBER: number}
+            return Received(checksums(number, average), weights, cast(Any, averaged))
         raise TransferError(f"nothing within {self._deadline_s:g} s")
 
 

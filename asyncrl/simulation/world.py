@@ -30,7 +30,7 @@ from actors.errors import CoordinatorLost
 from actors.notice import GONE
 from actors.reporting import Reporter, report_s
 from actors.reward_actor import reward_actor
-from actors.rollout_actor import Receive, rollout_actor
+from actors.rollout_actor import rollout_actor
 from actors.trainer_actor import trainer_actor
 from asyncrl.config import Config
 from asyncrl.engines.protocol import Engine
@@ -48,6 +48,8 @@ from asyncrl.simulation.network import MemoryPipe, pipes
 from asyncrl.simulation.observer import WorldObserver
 from asyncrl.simulation.scripted_agents import ScriptedAgents
 from asyncrl.simulation.sim_process import SimProcess, leaves
+from weightsync.reception import RECEPTIONS
+from weightsync.transport import Receiver
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -110,13 +112,13 @@ class World(ABC):
         """The engine of a rollout actor."""
 
     @abstractmethod
-    def make_receiver(self, process: SimProcess) -> Receive:
+    def make_receiver(self, process: SimProcess) -> Receiver:
         """Reception of weights by a rollout actor."""
 
     @abstractmethod
     def make_learner(self, process: SimProcess) -> Any:
         """The learner of a trainer, which sends its weights, too: `actors.trainer_actor.Learner`
-        and `Transfer`. Raises CheckpointError where it cannot start."""
+        and `weightsync.transport.Publisher`. Raises CheckpointError where it cannot start."""
 
     @abstractmethod
     def make_verifiers(self, process: SimProcess) -> Any:
@@ -312,9 +314,9 @@ class World(ABC):
         engine, receiver = self.make_engine(process), self.make_receiver(process)
         reporter = Reporter(process.waits, report_s(self.config))
         async with link:
-            direct: Any = receiver if self.config.publication.path == "direct" else None
+            reception = RECEPTIONS[self.config.publication.path](engine, receiver, link.send)
             told_to_end = process.noticed.wait
-            await rollout_actor(link, engine, receiver, reporter, direct, told_to_end=told_to_end)
+            await rollout_actor(link, engine, reception, reporter, told_to_end=told_to_end)
         if process.noticed.is_set():
             process.exit(GONE)
 

@@ -21,7 +21,7 @@ from asyncrl.training.learner import Learner
 from asyncrl.training.ranks.rank import ALONE
 from asyncrl.training.ranks.rank_group import open_ranks, shard
 from weightsync.errors import TransferError
-from weightsync.group import Job, connect_group
+from weightsync.process_group import Job, connect_group
 
 from .check import Number, Place
 from .peers import peer

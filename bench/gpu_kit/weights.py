@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.distributed import FileStore
 
 from asyncrl.config.schema import StalenessConfig
-from asyncrl.engines.servers import server_hashes
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import parameters_for_publication
+from weightsync.broadcast import BroadcastReceiver, BroadcastSender
 from weightsync.buckets import Plan
 from weightsync.checksum import checksum
-from weightsync.collective import Receiver, Sender
-from weightsync.group import connect_group
+from weightsync.process_group import connect_group
+from weightsync.servers import server_hashes
 
 from .check import Number, Place
 from .peers import peer
@@ -106,7 +106,7 @@ def publication(place: Place) -> list[Number]:
         while not done.is_set():
             steps.append(step())
 
-    async def publish(sender: Sender) -> tuple[list[float], list[int]]:
+    async def publish(sender: BroadcastSender) -> tuple[list[float], list[int]]:
         seconds = []
         for _ in range(PUBLICATIONS):
             start = time.perf_counter()
@@ -115,7 +115,7 @@ def publication(place: Place) -> list[Number]:
         return seconds, sent.checksums
 
     async def both() -> tuple[list[float], list[float], bool]:
-        async with Sender.open(HOST, place.folder / "store") as sender:
+        async with BroadcastSender.open(HOST, place.folder / "store") as sender:
             with peer(_receive, sender.store, 2 * PUBLICATIONS, plan) as other:
                 alone, _ = await publish(sender)
                 async with trio.open_nursery() as nursery:
@@ -147,7 +147,7 @@ def _receive(store: str, times: int, plan: Plan) -> list[int]:
     """Receive publications of one epoch; gives the last one's checksums."""
 
     async def receive() -> list[int]:
-        async with Receiver.open() as receiver:
+        async with BroadcastReceiver.open() as receiver:
             for _ in range(times):
                 staged = await receiver.receive(store, 0, 1, 2, plan, DEADLINE_S)
         return staged.checksums

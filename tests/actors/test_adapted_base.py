@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,20 +12,13 @@ from train_support import tiny_model
 
 from actors import roles
 from actors.actor_context import ActorContext
-from actors.adapted_base import AdaptedBase
 from asyncrl.config import load
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.observe.run_dir import INITIAL
 from asyncrl.training.adapters import adapters, add_adapters, merged, published, set_adapters
 from asyncrl.training.models import load_model
-
-
-class Came(NamedTuple):
-    """Received adapters."""
-
-    weights: dict[str, torch.Tensor]
-    average: dict[str, torch.Tensor] | None
-    checksums: list[int]
+from weightsync.adapted_base import AdaptedBase
+from weightsync.transport import Received
 
 
 def place_of(run: Path, *sets: str) -> ActorContext:
@@ -38,8 +30,10 @@ def place_of(run: Path, *sets: str) -> ActorContext:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_are_the_trainers_own(tmp_path: Path, dtype: str) -> None:
     place = place_of(tmp_path, f"model.dtype={dtype}")
-    base, trainer = AdaptedBase(place), load_model(place.initial, place.dtype)
-    add_adapters(trainer, place.config.model.lora)
+    lora = place.config.model.lora
+    base = AdaptedBase(place.initial, place.dtype, lora)
+    trainer = load_model(place.initial, place.dtype)
+    add_adapters(trainer, lora)
     made = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -47,13 +41,14 @@ def test_weights_are_the_trainers_own(tmp_path: Path, dtype: str) -> None:
         sent = {name: tensor.clone() for name, tensor in published(trainer)}
         made.append((sent, dict(merged(trainer))))
     (sent, whole), (of_average, whole_average) = made
-    found = base.merged(Came(sent, of_average, [7]))
-    assert found.checksums == [7] and found.average is not None
+    found = base.merged(Received([7], sent, of_average))
+    assert found.checksums == [7]
+    assert found.weights is not None and found.average is not None
     for got, expected in ((found.weights, whole), (found.average, whole_average)):
         assert got.keys() == expected.keys()
         assert all(torch.equal(got[name], expected[name]) for name in expected)
     assert any(not torch.equal(whole[name], whole_average[name]) for name in whole)
-    assert base.merged(Came(sent, None, [])).average is None
+    assert base.merged(Received([], sent)).average is None
 
 
 async def test_a_model_without_such_layers_is_bad_input(

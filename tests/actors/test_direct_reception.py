@@ -27,6 +27,8 @@ from asyncrl.ipc.messages import (
 )
 from asyncrl.ipc.waits import Waits
 from weightsync.errors import TransferError
+from weightsync.reception import DirectReception
+from weightsync.transport import Received
 
 
 class _Engine:
@@ -74,13 +76,13 @@ class _Receive:
     async def join(self, message: Prepare) -> None:
         await trio.sleep(0.01)
 
-    async def receive(self, message: Prepare, weights: Mapping[str, Any]) -> list[int]:
+    async def receive(self, message: Prepare, own: Mapping[str, Any]) -> Received:
         if message.publication == 1:
             await trio.sleep_forever()
         if message.publication == 2:
             raise TransferError("the sender was lost")
         await trio.sleep(0.01)
-        return [message.publication]
+        return Received([message.publication])
 
 
 def prepare(publication: int) -> Prepare:
@@ -143,7 +145,8 @@ async def test_an_actor_goes_on_with_whole_weights_alone(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(listen)
-        nursery.start_soon(rollout_actor, theirs, engine, None, Reporter(Waits()), _Receive())
+        reception = DirectReception(engine, _Receive(), theirs.send)
+        nursery.start_soon(rollout_actor, theirs, engine, reception, Reporter(Waits()))
         expected = list[Message]()
         for message in talk:
             if isinstance(message, answers):

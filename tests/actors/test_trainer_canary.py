@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from actors import trainer_canary
-from actors.actor_context import ActorContext
-from actors.trainer_canary import TrainerCanary
-from asyncrl.config import Config
 from asyncrl.engines import canary
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.bundled import new_model, write_tokenizer
-from asyncrl.training.models import model_with
+from asyncrl.training.models import empty_model, model_with
+from weightsync import trainer_canary
+from weightsync.trainer_canary import TrainerCanary
 
 
 def opened(folder: Path, published: torch.dtype, engine: torch.dtype) -> TrainerCanary:
     new_model(0).save_pretrained(folder)
     write_tokenizer(folder)
-    place = SimpleNamespace(
-        config=Config(), initial=folder, published_dtype=published, engine_dtype=engine
-    )
-    return TrainerCanary(cast(ActorContext, place), Tokenizer(folder))
+    return TrainerCanary(partial(empty_model, folder, engine), published, Tokenizer(folder))
 
 
 async def test_it_is_computed_once_for_each_version(

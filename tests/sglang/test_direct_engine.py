@@ -4,7 +4,6 @@ and nothing leaves that was sampled meanwhile."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 import trio
@@ -14,7 +13,6 @@ from fake_sglang import URL, FakeServer, token
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import CanaryEngine, Chunk, DirectEngine, Request
 from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
-from asyncrl.engines.sglang.direct_load import DirectLoad
 from asyncrl.engines.sglang.sglang_client import SglangClient
 
 
@@ -57,7 +55,7 @@ async def test_it_stands_still_until_it_adopts_or_resumes_and_tokens_bear_their_
     async with SglangClient.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
         engine = DirectSglangEngine(
             client,
-            [cast(DirectLoad, server)],
+            [server],
             EngineOptions(slots=2, context_tokens=400, chunk_tokens=8),
             vocab_size=97,
             stop_ids=frozenset({96}),
@@ -104,7 +102,7 @@ async def test_one_that_must_stand_still_again_before_it_went_on_stands_still(
     async with SglangClient.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
         engine = DirectSglangEngine(
             client,
-            [cast(DirectLoad, server)],
+            [server],
             EngineOptions(slots=2, context_tokens=400, chunk_tokens=8),
             vocab_size=97,
             stop_ids=frozenset({96}),

@@ -19,11 +19,11 @@ from asyncrl.engines import canary
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Emit
 from asyncrl.engines.servers.server_engine import ServerEngine
-from asyncrl.engines.servers.weight_loader import WeightLoader
-from asyncrl.engines.servers.weight_transfer import DiskTransfer
 from asyncrl.engines.sglang import sglang_client as client_module
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model
+from weightsync.servers.from_disk import FromDisk
+from weightsync.servers.load import WeightLoader
 
 CONTEXT = 600
 SEEDS = [21, 22]
@@ -66,7 +66,7 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
             text = canary.text(VOCABULARY, {END_ID})
             publisher = WeightLoader(
                 client,
-                DiskTransfer(tmp_path / "weights"),
+                FromDisk(tmp_path / "weights"),
                 new_model(0),
                 text,
                 mode="retract",

@@ -12,12 +12,12 @@ import torch
 import trio
 from torch import Tensor
 
-from asyncrl.engines.servers import server_hashes
-from asyncrl.engines.servers.server_checksums import Checks, UnknownName, WrongWeights, sources
-from asyncrl.engines.servers.server_hashes import of_gpu, of_host
 from asyncrl.engines.servers.server_types import RankChecksums
-from asyncrl.engines.servers.weight_loader import WeightLoader
 from asyncrl.engines.sglang.sglang_client import SglangClient
+from weightsync.servers import server_hashes
+from weightsync.servers.load import WeightLoader
+from weightsync.servers.server_checksums import Checks, UnknownName, WrongWeights, sources
+from weightsync.servers.server_hashes import of_gpu, of_host
 
 LAYER = "model.layers.0"
 Weights = dict[str, Tensor]

@@ -26,13 +26,14 @@ from asyncrl.config.schema import LoraConfig
 from asyncrl.engines import canary
 from asyncrl.engines.servers.errors import RequestRefused, ServerGone
 from asyncrl.engines.servers.server_types import Mode, StreamEvent
-from asyncrl.engines.servers.weight_loader import HalfLoaded, Loaded, NotLoaded, WeightLoader
-from asyncrl.engines.servers.weight_transfer import BroadcastTransfer, DiskTransfer, WeightTransfer
 from asyncrl.engines.sglang import sglang_client as client_module
 from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.training.adapters import adapters, add_adapters, merged, set_adapters
 from asyncrl.training.bundled import model_config, new_model
-from weightsync.server_group import ServerGroup, ServerTransfer
+from weightsync.servers.by_broadcast import ByBroadcast
+from weightsync.servers.from_disk import FromDisk
+from weightsync.servers.load import HalfLoaded, IntoServer, Loaded, NotLoaded, WeightLoader
+from weightsync.servers.server_group import BucketStream, ServerGroup
 
 HOST = "127.0.0.1"
 DEADLINE_S = 60.0
@@ -103,7 +104,7 @@ class Publisher(WeightLoader):
 
 def publisher(
     client: SglangClient,
-    way: WeightTransfer,
+    way: IntoServer,
     *,
     mode: Mode = "retract",
     tolerance: float = 1e-3,
@@ -120,8 +121,8 @@ def publisher(
     )
 
 
-def by_broadcast(group: ServerGroup) -> BroadcastTransfer:
-    return BroadcastTransfer(group, DEADLINE_S)
+def by_broadcast(group: ServerGroup) -> ByBroadcast:
+    return ByBroadcast(group, DEADLINE_S)
 
 
 class Decoding:
@@ -182,7 +183,7 @@ async def test_version_after_version_is_served_to_the_bit(
     server: Server, tmp_path: Path, kind: str
 ) -> None:
     async with connected(server) as (client, group):
-        way = by_broadcast(group) if kind == "broadcast" else DiskTransfer(tmp_path / "weights")
+        way = by_broadcast(group) if kind == "broadcast" else FromDisk(tmp_path / "weights")
         publish = publisher(client, way)
         for version in (3, 4):
             loaded = await publish.load(version, weights(version))
@@ -265,7 +266,7 @@ async def test_hazard_4_a_flush_refused_for_frozen_requests_comes_when_the_weigh
             before = (await client.checksums())[0].per_gpu_checksum
             await client.pause("in_place")
             await client.begin_update()
-            sending = ServerGroup.transfer(group, {"model.norm.weight": torch.full((128,), 0.5)})
+            sending = ServerGroup.stream(group, {"model.norm.weight": torch.full((128,), 0.5)})
             bucket = sending.buckets[0]
             refusals = []
 
@@ -312,7 +313,7 @@ async def test_hazard_5_an_unknown_name_is_taken_by_the_server_and_refused_by_us
         publish = publisher(client, by_broadcast(group))
         await publish.load(1, weights(1))
         before = (await client.checksums())[0].per_gpu_checksum
-        sending = group.transfer({"model.norm.weigth": torch.zeros(128)})
+        sending = group.stream({"model.norm.weigth": torch.zeros(128)})
         bucket = sending.buckets[0]
         await client.begin_update()
         async with trio.open_nursery() as nursery:
@@ -380,13 +381,13 @@ class Meddler:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
 
-    def transfer(self, weights: Weights) -> Any:
-        return _Meddling(self._group.transfer(weights), self._at, self._before)
+    def stream(self, weights: Weights) -> Any:
+        return _Meddling(self._group.stream(weights), self._at, self._before)
 
 
 class _Meddling:
     def __init__(
-        self, transfer: ServerTransfer, at: int, before: Callable[[], Awaitable[None]]
+        self, transfer: BucketStream, at: int, before: Callable[[], Awaitable[None]]
     ) -> None:
         self.buckets = transfer.buckets
         self._transfer, self._left, self._before = transfer, at, before
@@ -428,7 +429,7 @@ async def test_our_side_failing_in_mid_transfer_is_told_to_the_server_at_once(
         raise OSError("the network is down")
 
     async with connected(server) as (client, group):
-        publish = publisher(client, BroadcastTransfer(Meddler(group, 2, fail), DEADLINE_S))
+        publish = publisher(client, ByBroadcast(Meddler(group, 2, fail), DEADLINE_S))
         with (
             trio.fail_after(DEADLINE_S / 2),
             pytest.raises(HalfLoaded, match="the network is down"),
@@ -450,9 +451,7 @@ async def test_what_fails_before_the_first_byte_leaves_the_old_version_decoding(
             nursery.start_soon(stream.run, client)
             await stream.has(5)
             with pytest.raises(NotLoaded, match=r"goes on with what it had: .*Not a directory"):
-                await publisher(client, DiskTransfer(tmp_path / "file" / "weights")).load(
-                    2, weights(2)
-                )
+                await publisher(client, FromDisk(tmp_path / "file" / "weights")).load(2, weights(2))
 
             async def never() -> None:
                 raise RequestRefused("no session today", 400)
@@ -530,13 +529,13 @@ def publisher_sending(publish: WeightLoader, group: ServerGroup, instead: Weight
     """The same publisher, which now sends other weights than it is given, and does not know."""
 
     class Swapped(Meddler):
-        def transfer(self, weights: Weights) -> Any:
-            return group.transfer(instead)
+        def stream(self, weights: Weights) -> Any:
+            return group.stream(instead)
 
     async def nothing() -> None:
         pass
 
-    swapped = publisher(publish._client, BroadcastTransfer(Swapped(group, 0, nothing), DEADLINE_S))
+    swapped = publisher(publish._client, ByBroadcast(Swapped(group, 0, nothing), DEADLINE_S))
     swapped._checks = publish._checks
     return swapped
 
@@ -579,7 +578,7 @@ async def test_a_server_that_dies_during_a_load_is_named_at_once(
 
     async with connected(sglang_last) as (client, group):
         with trio.fail_after(DEADLINE_S / 2), pytest.raises(HalfLoaded) as failure:
-            await publisher(client, BroadcastTransfer(Meddler(group, 1, kill), DEADLINE_S)).load(
+            await publisher(client, ByBroadcast(Meddler(group, 1, kill), DEADLINE_S)).load(
                 1, weights(1)
             )
         with pytest.raises((NotLoaded, ServerGone)):

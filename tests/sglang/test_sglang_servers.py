@@ -25,19 +25,19 @@ import pytest
 import trio
 from real_sglang import LAUNCH, PYTHON
 from some_values import some
+from weightsync.server_group import ServerGroup
 
 from asyncrl.engines import canary
 from asyncrl.engines.servers.errors import RequestRefused, ServerGone
 from asyncrl.engines.servers.kept_servers import ServerAddress
 from asyncrl.engines.servers.managed import NOWHERE
 from asyncrl.engines.servers.server_process import ServerLaunch
-from asyncrl.engines.servers.weight_loader import WeightLoader
-from asyncrl.engines.servers.weight_transfer import BroadcastTransfer
 from asyncrl.engines.sglang import sglang_client as client_module
 from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.engines.sglang.sglang_launch import command, environment, managed
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model
-from weightsync.server_group import ServerGroup
+from weightsync.servers.by_broadcast import ByBroadcast
+from weightsync.servers.load import WeightLoader
 
 START_S = 240.0
 
@@ -364,7 +364,7 @@ async def both_ranks_get_the_same_weights(client: SglangClient) -> None:
         text, shell = canary.text(VOCABULARY, [END_ID]), new_model(0)
         loader = WeightLoader(
             client,
-            BroadcastTransfer(group, 60.0),
+            ByBroadcast(group, 60.0),
             shell,
             text,
             mode="retract",

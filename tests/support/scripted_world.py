@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,7 +26,6 @@ from actors.coordinator.coordinator import Coordinator
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.lifecycle import Outcome
 from actors.coordinator.prompts import PromptSource
-from actors.rollout_actor import Receive
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.engines.options import EngineOptions
@@ -267,8 +266,8 @@ class ScriptedWorld(World):
             keeps_versions=capabilities(self.config.engine.kind).keeps_versions,
         )
 
-    def make_receiver(self, process: SimProcess) -> Receive:
-        return partial(self.receive, process.index)
+    def make_receiver(self, process: SimProcess) -> Any:
+        return SimpleNamespace(receive=lambda message, own: self.receive(process.index, message))
 
     async def receive(self, index: int, message: Prepare) -> Any:
         """The weights that a rollout actor receives."""

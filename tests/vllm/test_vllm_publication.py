@@ -20,11 +20,11 @@ from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.servers.server_engine import ServerEngine
 from asyncrl.engines.servers.server_types import StreamEvent
-from asyncrl.engines.servers.weight_loader import HalfLoaded, Loaded, NotLoaded, WeightLoader
-from asyncrl.engines.servers.weight_transfer import BroadcastTransfer
 from asyncrl.engines.vllm.vllm_client import VllmClient
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model
-from weightsync.server_group import ServerGroup, ServerTransfer
+from weightsync.servers.by_broadcast import ByBroadcast
+from weightsync.servers.load import HalfLoaded, Loaded, NotLoaded, WeightLoader
+from weightsync.servers.server_group import BucketStream, ServerGroup
 
 HOST, DEADLINE_S, EXACT = "127.0.0.1", 60.0, 1e-4
 TEXT = canary.text(VOCABULARY, [END_ID])
@@ -50,7 +50,7 @@ class Publisher:
     def __init__(self, client: VllmClient, group: ServerGroup) -> None:
         self.loader = WeightLoader(
             client,
-            BroadcastTransfer(group, DEADLINE_S),
+            ByBroadcast(group, DEADLINE_S),
             new_model(0),
             TEXT,
             mode="abort",
@@ -267,13 +267,13 @@ async def test_one_changed_bit_on_the_way_is_found_by_the_checksums(
 ) -> None:
     async with publishing(vllm) as publisher:
         await publisher.load(1, weights(1))
-        sent, take = weights(2), ServerTransfer.take
+        sent, take = weights(2), BucketStream.take
 
-        def flipped(self: ServerTransfer) -> Tensor:
+        def flipped(self: BucketStream) -> Tensor:
             flat = take(self).clone()
             flat[5] ^= 1
             return flat
 
-        monkeypatch.setattr(ServerTransfer, "take", flipped)
+        monkeypatch.setattr(BucketStream, "take", flipped)
         with pytest.raises(HalfLoaded, match="holds other bytes than were sent"):
             await publisher.load(2, sent)

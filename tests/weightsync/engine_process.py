@@ -10,15 +10,15 @@ import msgspec
 import torch
 import trio
 
+from weightsync.broadcast import BroadcastReceiver
 from weightsync.buckets import Plan
-from weightsync.collective import Receiver
 from weightsync.direct_weights import DirectWeights
 from weightsync.errors import TransferError
 
 
 async def main() -> None:
     torch.set_num_threads(1)
-    async with Receiver.open() as receiver:
+    async with BroadcastReceiver.open() as receiver:
         print(json.dumps({"ready": True}), flush=True)
         while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
             order = json.loads(line)

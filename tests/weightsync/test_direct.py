@@ -8,14 +8,14 @@ import trio
 from test_collective import AMPLE, HOST, PLAN, ends, model
 from torch import Tensor
 
+from weightsync.broadcast import BroadcastReceiver, BroadcastSender
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.checksum import checksum
-from weightsync.collective import Receiver, Sender
 from weightsync.direct_weights import DirectWeights
-from weightsync.epoch_group import SendResult
 from weightsync.errors import TransferError
-from weightsync.group import Job
 from weightsync.narrowed import narrowed
+from weightsync.process_group import Job
+from weightsync.transport import Sent
 
 assert HOST
 
@@ -32,17 +32,17 @@ def empty(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 async def published(
-    sender: Sender,
-    receivers: list[Receiver],
+    sender: BroadcastSender,
+    receivers: list[BroadcastReceiver],
     epoch: int,
     weights: dict[str, Tensor],
     engines: list[DirectWeights],
-) -> tuple[SendResult, list[list[int]]]:
+) -> tuple[Sent, list[list[int]]]:
     """A direct publication: all join, and only then is anything sent."""
     world, plan = len(receivers) + 1, engines[0].plan
     joined, everybody = 0, trio.Event()
     found: dict[int, list[int]] = {}
-    sent: list[SendResult] = []
+    sent: list[Sent] = []
 
     async def came() -> None:
         nonlocal joined

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weightsync.errors import TransferError
-from weightsync.server_group import ServerBucket, ServerGroup, cut
+from weightsync.servers.server_group import ServerBucket, ServerGroup, cut
 
 HOST = "127.0.0.1"
 AMPLE = 60.0
@@ -130,7 +130,7 @@ async def test_two_ranks_get_the_same_bytes_version_after_version_in_one_group()
         name = group.name
         for seed in range(2):
             weights = model(seed)
-            transfer = group.transfer(weights)
+            transfer = group.stream(weights)
             assert len(transfer.buckets) >= 4
             for bucket in transfer.buckets:
                 for rank in ranks:
@@ -152,7 +152,7 @@ async def test_a_rank_that_dies_ends_the_group_and_the_next_one_has_another_name
         await meet(group, [rank])
         rank.process.kill()
         rank.process.wait()
-        transfer = group.transfer(model())
+        transfer = group.stream(model())
         with (
             trio.fail_after(AMPLE / 2),
             pytest.raises(TransferError, match="failed while sending bucket 1"),
@@ -189,7 +189,7 @@ async def test_nobody_comes() -> None:
             await group.join(3.0)
         assert not group.joined
         with pytest.raises(ValueError, match="not joined"):
-            await group.transfer(model()).send(1)
+            await group.stream(model()).send(1)
 
 
 @pytest.mark.explore
@@ -198,7 +198,7 @@ async def test_a_rank_that_does_not_take_part_is_out_of_time_by_name() -> None:
     async with server(1) as [rank], ServerGroup.open(HOST, 1, bucket_bytes=1 << 22) as group:
         await meet(group, [rank])
         with trio.fail_after(AMPLE), pytest.raises(TransferError, match="sending bucket 1 of 1"):
-            await group.transfer({"large": torch.zeros(1 << 22)}).send(3.0)
+            await group.stream({"large": torch.zeros(1 << 22)}).send(3.0)
         assert not group.joined
 
 

@@ -13,14 +13,26 @@ from test_server_group import AMPLE, HOST, Rank, flat, model, server
 
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.errors import TransferError
-from weightsync.group import Worker
-from weightsync.server_group import cut
-from weightsync.server_meeting import MeetingAnswer, ServerGo, ServerMeeting
-from weightsync.server_sender import ServerSender
+from weightsync.process_group import Worker
+from weightsync.servers.meeting import MeetingAnswer, ServerGo, ServerMeeting, WantedOfServer
+from weightsync.servers.server_checksums import Expected, WantedHashes
+from weightsync.servers.server_group import cut
+from weightsync.servers.servers_sender import ServersSender
 
 BUCKET = 4096
 WEIGHTS = {name: weight.contiguous() for name, weight in model().items()}
 PLAN = Plan.of(WEIGHTS, BUCKET)
+
+
+def wanted(rank: int) -> WantedOfServer:
+    """What the actor's server of one rank is compared with: a tensor by a name of its own."""
+    return WantedOfServer(1, "cpu", WantedHashes(1, {f"of {rank}": (("norm",), ("whole",))}))
+
+
+def hashes(rank: int) -> Expected:
+    """What that server must give: SGLang's hash of the tensor."""
+    norm = WEIGHTS["norm"].view(torch.uint8).numpy().tobytes()
+    return {f"of {rank}": {"whole": [hashlib.sha256(norm).hexdigest()[:16]]}}
 
 
 async def meets(
@@ -33,7 +45,7 @@ async def meets(
         def meet() -> tuple[ServerGo, str]:
             meeting = ServerMeeting(job, store, publication)
             offer = meeting.offer(plan, rank)
-            meeting.answer(MeetingAnswer(1, f"wanted by {rank}".encode()), rank)
+            meeting.answer(MeetingAnswer([wanted(rank)]), rank)
             go = meeting.wait(rank)
             if own is not None and offer.name != group:
                 place = {"host": offer.host, "port": offer.port, "name": offer.name}
@@ -52,14 +64,14 @@ async def test_servers_of_two_actors_get_each_version_in_one_group_and_each_what
 ) -> None:
     async with (
         server(2) as ranks,
-        ServerSender.open(HOST, tmp_path / "s", bucket_bytes=BUCKET) as sender,
+        ServersSender.open(HOST, tmp_path / "s", bucket_bytes=BUCKET) as sender,
     ):
         group = ""
         for publication, epoch in ((1, 1), (2, 1), (3, 4)):
             digest, found = await joined(sender, publication, epoch, ranks, group)
             told = [go for go, _ in found]
             assert [(go.first, go.world) for go in told] == [(1, 3), (2, 3)]
-            assert [go.computed for go in told] == [b"wanted by 1", b"wanted by 2"]
+            assert [go.hashes for go in told] == [[hashes(1)], [hashes(2)]] != [[hashes(1)]] * 2
             assert {go.digest for go in told} == {digest}
             (name,) = {name for _, name in found}
             assert (name == group) == (publication == 2)
@@ -68,7 +80,7 @@ async def test_servers_of_two_actors_get_each_version_in_one_group_and_each_what
 
 
 async def joined(
-    sender: ServerSender, publication: int, epoch: int, ranks: list[Rank], group: str = ""
+    sender: ServersSender, publication: int, epoch: int, ranks: list[Rank], group: str = ""
 ) -> tuple[int, list[tuple[ServerGo, str]]]:
     """A meeting of all: the trainer's digest, and what each actor was told."""
     digests: list[int] = []
@@ -76,7 +88,7 @@ async def joined(
 
     async def join() -> None:
         actors = len(ranks)
-        digests.append(await sender.join(publication, epoch, actors, PLAN, list, AMPLE))
+        digests.append(await sender.join(publication, epoch, actors, PLAN, WEIGHTS, AMPLE))
 
     async def come(rank: int, own: Rank) -> None:
         found[rank] = await meets(sender.store, publication, rank, own, group)
@@ -88,7 +100,7 @@ async def joined(
     return digests[0], [found[rank] for rank in sorted(found)]
 
 
-async def assert_sent(sender: ServerSender, ranks: list[Rank]) -> None:
+async def assert_sent(sender: ServersSender, ranks: list[Rank]) -> None:
     buckets = cut(WEIGHTS, BUCKET)
     for bucket in buckets:
         for each in ranks:
@@ -103,11 +115,11 @@ async def assert_sent(sender: ServerSender, ranks: list[Rank]) -> None:
 async def test_another_model_is_refused_by_both_before_any_server_is_asked(tmp_path: Path) -> None:
     other = Plan.of({**WEIGHTS, "norm": torch.zeros(63)}, BUCKET)
     errors: list[Exception] = []
-    async with ServerSender.open(HOST, tmp_path / "s", bucket_bytes=BUCKET) as sender:
+    async with ServersSender.open(HOST, tmp_path / "s", bucket_bytes=BUCKET) as sender:
 
         async def join() -> None:
             with pytest.raises(TransferError, match=r"rank 2 refused: tensor 1 is norm"):
-                await sender.join(1, 1, 2, PLAN, list, AMPLE)
+                await sender.join(1, 1, 2, PLAN, WEIGHTS, AMPLE)
 
         async def come(rank: int, plan: Plan) -> None:
             try:
@@ -125,14 +137,14 @@ async def test_another_model_is_refused_by_both_before_any_server_is_asked(tmp_p
 
 
 async def test_nobody_comes_and_an_epoch_does_not_come_back(tmp_path: Path) -> None:
-    async with ServerSender.open(HOST, tmp_path / "s", bucket_bytes=BUCKET) as sender:
+    async with ServersSender.open(HOST, tmp_path / "s", bucket_bytes=BUCKET) as sender:
         with (
             trio.fail_after(AMPLE),
             pytest.raises(TransferError, match="waiting for the engine of rank 1 to answer"),
         ):
-            await sender.join(1, 2, 1, PLAN, list, 2.0)
+            await sender.join(1, 2, 1, PLAN, WEIGHTS, 2.0)
         with pytest.raises(TransferError, match="epoch 1 is over"):
-            await sender.join(2, 1, 1, PLAN, list, 2.0)
+            await sender.join(2, 1, 1, PLAN, WEIGHTS, 2.0)
 
 
 @pytest.mark.explore
@@ -142,7 +154,7 @@ async def test_a_server_that_dies_amid_it_is_an_error_in_time_and_the_next_epoch
 ) -> None:
     async with (
         server(2) as [first, second],
-        ServerSender.open(HOST, tmp_path / "s", bucket_bytes=BUCKET) as sender,
+        ServersSender.open(HOST, tmp_path / "s", bucket_bytes=BUCKET) as sender,
     ):
         await joined(sender, 1, 1, [first, second])
         first.process.kill()

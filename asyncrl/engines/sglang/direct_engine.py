@@ -1,15 +1,16 @@
 """The engine `sglang` whose servers the trainer writes itself. Invariant: while it stands still the
 gate is shut: no request and no abort goes to a server, and no chunk leaves.
 
-What a server that stands still holds is the trainer's business (`direct_load`); this file stops it
-and has it go on. After a publication that was aborted that takes calls, so it is done in `run`.
+What a server that stands still holds is the trainer's business (`weightsync.servers`); this file
+stops it and has it go on. After a publication that was aborted that takes calls, so it is done in
+`run`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -18,11 +19,20 @@ from asyncrl.engines.protocol import Emit, Idle
 from asyncrl.engines.servers.gather import gather
 from asyncrl.engines.servers.served import Served
 from asyncrl.engines.servers.server_engine import ServerEngine
-from asyncrl.engines.sglang.direct_load import DirectLoad
 from asyncrl.ipc.waits import Pulse
 
 if TYPE_CHECKING:
     import torch
+
+
+class StandingServer(Protocol):
+    """One server that the trainer writes (`weightsync.servers.direct_server`)."""
+
+    async def pause(self) -> None: ...
+
+    async def adopt(self, version: int, reference: Sequence[float]) -> None: ...
+
+    async def resume(self) -> None: ...
 
 
 class DirectSglangEngine(ServerEngine):
@@ -32,7 +42,7 @@ class DirectSglangEngine(ServerEngine):
     def __init__(
         self,
         client: Served,
-        servers: Sequence[DirectLoad],
+        servers: Sequence[StandingServer],
         options: EngineOptions,
         *,
         vocab_size: int,
@@ -89,7 +99,7 @@ class DirectSglangEngine(ServerEngine):
                     await self._all(lambda server: server.resume())
                     self._serve(self._version)
 
-    async def _all(self, call: Callable[[DirectLoad], Awaitable[None]]) -> None:
+    async def _all(self, call: Callable[[StandingServer], Awaitable[None]]) -> None:
         await gather(*(partial(call, server) for server in self.servers))
 
 

@@ -52,8 +52,8 @@ from asyncrl.ipc.messages import (
 from asyncrl.observe.run_dir import COORDINATOR, INITIAL, KEY, RANK_STORE, RANKS, RUN_TOML
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model, parameters_for_publication
+from weightsync.broadcast import Receiver
 from weightsync.buckets import Plan
-from weightsync.collective import Receiver
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

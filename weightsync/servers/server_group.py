@@ -5,7 +5,7 @@ describes; after a failure the group is not used again.
 
 The server asks for everything by HTTP, which is not this file's business: whoever sends the request
 (`init_weights_update_group`, then one `update_weights_from_distributed` a bucket) calls `join` and
-`ServerTransfer.send` at the same time. The two sides meet as torch.distributed's
+`BucketStream.send` at the same time. The two sides meet as torch.distributed's
 `init_process_group` would have it: in a store on our side, under a prefix of the group's name. That
 is a TCPStore, since SGLang knows no other, so every user of this machine may write to it.
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from asyncrl.ipc.address import TcpAddress
-from weightsync.group import Collective, Job, Worker, connect_group
+from weightsync.process_group import Collective, Job, Worker, connect_group
 from weightsync.stores import open_store, own_address, serve_tcp_store
 
 
@@ -123,9 +123,9 @@ class ServerGroup:
                 lambda: self._connect(job, self.name), lambda: None
             )
 
-    def transfer(self, weights: Mapping[str, Tensor]) -> ServerTransfer:
-        """The sending of `weights`, which must not change until all of it is sent."""
-        return ServerTransfer(self, weights, cut(weights, self._bucket_bytes))
+    def stream(self, weights: Mapping[str, Tensor]) -> BucketStream:
+        """A stream of `weights`, which must not change until all of it is sent."""
+        return BucketStream(self, weights, cut(weights, self._bucket_bytes))
 
     def leave(self) -> None:
         """Let go of the group, so that the server's ranks notice; the next one has another name."""
@@ -150,7 +150,7 @@ class ServerGroup:
                 meeting, 0, self.world, address=address, device=self._device, timeout=left
             )
 
-    async def _broadcast(self, transfer: ServerTransfer, doing: str, deadline_s: float) -> None:
+    async def _broadcast(self, stream: BucketStream, doing: str, deadline_s: float) -> None:
         async with self._worker.turn(deadline_s) as job:
             # only success puts it back, so that a broken one has no way to be used again
             if self._group is None:
@@ -160,8 +160,8 @@ class ServerGroup:
             def send() -> Collective:
                 used = held[0]
                 with job.step(doing) as left:
-                    work = used.broadcast(transfer.take(), 0, left)
-                transfer.assemble()  # the next bucket, while this one is on the wire
+                    work = used.broadcast(stream.take(), 0, left)
+                stream.assemble()  # the next bucket, while this one is on the wire
                 with job.step(doing) as left:
                     work.wait(left)
                 return used
@@ -171,7 +171,7 @@ class ServerGroup:
             self._group = await self._worker.run(send, lambda: self._close(held.pop()))
 
 
-class ServerTransfer:
+class BucketStream:
     """Weights on their way into a server, bucket by bucket: call `send` once for each of `buckets`,
     in their order."""
 

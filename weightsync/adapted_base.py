@@ -9,39 +9,33 @@ a base that is another one is refused where the epoch is joined.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from actors.actor_context import ActorContext
-from actors.rollout_actor import Received
+from asyncrl.config.schema import LoraConfig
 from asyncrl.training.adapters import add_adapters, merged, set_adapters
 from asyncrl.training.models import load_model
-
-
-class MergedWeights(NamedTuple):
-    """Whole weights that were made of received adapters, and the checksums of these."""
-
-    weights: Mapping[str, Tensor]
-    average: Mapping[str, Tensor] | None
-    checksums: list[int]
+from weightsync.transport import Received
 
 
 class AdaptedBase:
     """The run's initial model with adapters, in host memory. Raises ModelError where it has none
     to be had."""
 
-    def __init__(self, place: ActorContext) -> None:
-        self.model = load_model(place.initial, place.dtype)
-        add_adapters(self.model, place.config.model.lora)
+    def __init__(self, initial: Path, dtype: torch.dtype, lora: LoraConfig) -> None:
+        self.model = load_model(initial, dtype)
+        add_adapters(self.model, lora)
 
-    def merged(self, received: Received) -> MergedWeights:
+    def merged(self, received: Received) -> Received:
         """The weights of what was received. It takes a matrix product for each adapter."""
-        average = received.average
-        return MergedWeights(
-            self._whole(received.weights),
-            None if average is None else self._whole(average),
+        adapters, average = received.weights, received.average
+        assert adapters is not None, "they were staged"
+        return Received(
             received.checksums,
+            self._whole(adapters),
+            None if average is None else self._whole(average),
         )
 
     def _whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,25 +8,29 @@ where adapters are merged.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
+import torch
 import trio
 from transformers import PreTrainedModel
 
-from actors.actor_context import ActorContext
 from asyncrl.engines import canary
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.adapters import adapted, merged
-from asyncrl.training.models import empty_model, parameters_for_publication
-from asyncrl.training.output_layer import float32_output
+from asyncrl.training.models import parameters_for_publication
 from weightsync.narrowed import narrowed
 
 
 class TrainerCanary:
-    """The canary of the newest version that was asked for."""
+    """The canary of the newest version that was asked for. `empty` makes a model as engines have
+    it; its own weights are neither read nor written, so they take no memory. Weights are sent in
+    the type `dtype`."""
 
-    def __init__(self, place: ActorContext, tokenizer: Tokenizer) -> None:
-        self._place = place
+    def __init__(
+        self, empty: Callable[[], PreTrainedModel], dtype: torch.dtype, tokenizer: Tokenizer
+    ) -> None:
+        self._empty, self._dtype = empty, dtype
         self._text = canary.text(tokenizer.vocabulary, tokenizer.stop_ids)
         self._last: tuple[int, list[float]] = (-1, [])
 
@@ -39,14 +43,9 @@ class TrainerCanary:
 
     @cached_property
     def _shape(self) -> PreTrainedModel:
-        """A model to compute with, as engines have it. Its own weights are neither read nor
-        written, so they take no memory."""
-        model = empty_model(self._place.initial, self._place.engine_dtype)
-        if self._place.config.model.output_dtype == "float32":
-            float32_output(model)
-        return model
+        return self._empty()
 
     def _computed(self, model: PreTrainedModel) -> list[float]:
         whole = merged(model) if adapted(model) else parameters_for_publication(model)
-        weights = dict(narrowed(whole, self._place.published_dtype))
+        weights = dict(narrowed(whole, self._dtype))
         return canary.reference(self._shape, weights, self._text)

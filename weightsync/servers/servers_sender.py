@@ -8,28 +8,34 @@ broadcast, whatever their number.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import accumulate
 from pathlib import Path
 
+import msgspec
 import torch
 import trio
 from torch import Tensor
 
 from weightsync.buckets import Plan
 from weightsync.errors import TransferError
-from weightsync.group import Worker
-from weightsync.server_group import ServerGroup
-from weightsync.server_meeting import MeetingAnswer, ServerGo, ServerMeeting, ServerOffer
+from weightsync.process_group import Worker
+from weightsync.servers.meeting import (
+    MeetingAnswer,
+    ServerGo,
+    ServerMeeting,
+    ServerOffer,
+    WantedOfServer,
+)
+from weightsync.servers.server_checksums import Expected, expected
+from weightsync.servers.server_group import ServerGroup
+from weightsync.servers.server_hashes import hash_on
 from weightsync.stores import served_store
 
-Compute = Callable[[list[bytes]], list[bytes]]
-"""Makes of what each actor wants what it gets: hashing, in a worker thread."""
 
-
-class ServerSender:
-    """Use `async with ServerSender.open(host, path) as sender`."""
+class ServersSender:
+    """Use `async with ServersSender.open(host, path, …) as sender`."""
 
     def __init__(self, store: str, group: ServerGroup) -> None:
         self.store = store
@@ -42,12 +48,12 @@ class ServerSender:
     @asynccontextmanager
     async def open(
         host: str, path: Path, *, bucket_bytes: int, device: torch.device | str = "cpu"
-    ) -> AsyncIterator[ServerSender]:
-        """Have the store as of `Sender.open`, and groups of servers that reach this machine at
-        `host`. Raises TransferError."""
+    ) -> AsyncIterator[ServersSender]:
+        """Have the store as of `BroadcastSender.open`, and groups of servers that reach this
+        machine at `host`. Raises TransferError."""
         with served_store(host, path) as store:
             async with ServerGroup.open(host, 0, bucket_bytes=bucket_bytes, device=device) as group:
-                yield ServerSender(store, group)
+                yield ServersSender(store, group)
 
     async def join(
         self,
@@ -55,14 +61,14 @@ class ServerSender:
         epoch: int,
         actors: int,
         plan: Plan,
-        compute: Compute,
+        weights: Mapping[str, Tensor],
         deadline_s: float,
     ) -> int:
-        """Meet the `actors` of the epoch: compare plans, compute what they want, and join their
-        servers, unless that was done in this epoch. Returns a digest of what was computed, which
-        each actor has, and answers with when it has compared its servers with it. Raises
-        TransferError where one refuses or does not come, within `deadline_s` seconds, and for an
-        epoch that is over."""
+        """Meet the `actors` of the epoch: compare plans, compute the hashes of `weights` that each
+        one's servers must give, and join these, unless that was done in this epoch. Returns a
+        digest of the hashes, with which each actor answers when it has compared its servers.
+        Raises TransferError where one refuses or does not come, within `deadline_s` seconds, and
+        for an epoch that is over."""
         group = self._group
         if epoch < self._epoch:
             raise TransferError(f"epoch {epoch} is over: publish in a new one")
@@ -84,9 +90,9 @@ class ServerSender:
                 if refusals:
                     meeting.go([ServerGo(error="; ".join(refusals))] * actors)
                     raise TransferError("; ".join(refusals))
-                computed = compute([answer.wanted for answer in answers])
-                digest = _digest(publication, computed)
-                meeting.go(_places(answers, computed, digest))
+                hashes = _hashes(answers, weights)
+                digest = _digest(publication, hashes)
+                meeting.go(_places(answers, hashes, digest))
                 return sum(answer.ranks for answer in answers), digest
 
             ranks, digest = await self._worker.run(meet, _nothing)
@@ -101,11 +107,11 @@ class ServerSender:
         if not self._group.joined:
             raise TransferError("the servers have not joined, or have left: publish again")
         end = trio.current_time() + deadline_s
-        transfer = self._group.transfer(weights)
-        for _ in transfer.buckets:
+        stream = self._group.stream(weights)
+        for _ in stream.buckets:
             left = max(0.1, end - trio.current_time())
-            await self._left_if_failed(transfer.send(left))
-        return sum(bucket.total_bytes for bucket in transfer.buckets)
+            await self._left_if_failed(stream.send(left))
+        return sum(bucket.total_bytes for bucket in stream.buckets)
 
     async def _left_if_failed(self, step: Awaitable[None]) -> None:
         done = False
@@ -117,20 +123,38 @@ class ServerSender:
                 self._group.leave()
 
 
-def _places(answers: list[MeetingAnswer], computed: list[bytes], digest: int) -> list[ServerGo]:
+def _hashes(
+    answers: Sequence[MeetingAnswer], weights: Mapping[str, Tensor]
+) -> list[list[Expected]]:
+    """The hashes for each actor's servers. Most want the same: a server that does not is another
+    one, or has seen less of it."""
+    once = dict[bytes, Expected]()
+
+    def of(server: WantedOfServer) -> Expected:
+        key = msgspec.json.encode(server)
+        if key not in once:
+            wanted = server.hashes
+            once[key] = expected(wanted, weights, hash_on(server.device)) if wanted else {}
+        return once[key]
+
+    return [[of(server) for server in answer.servers] for answer in answers]
+
+
+def _places(
+    answers: Sequence[MeetingAnswer], hashes: Sequence[list[Expected]], digest: int
+) -> list[ServerGo]:
     """Each actor's place in the group, whose rank 0 is the trainer."""
     ends = list(accumulate((answer.ranks for answer in answers), initial=1))
     return [
-        ServerGo(ends[-1], first, found, digest)
-        for first, found in zip(ends[:-1], computed, strict=True)
+        ServerGo(ends[-1], first, own, digest) for first, own in zip(ends[:-1], hashes, strict=True)
     ]
 
 
-def _digest(publication: int, computed: list[bytes]) -> int:
-    """Of a publication and what was computed for it: 0 to 2**63 - 1."""
+def _digest(publication: int, hashes: Sequence[list[Expected]]) -> int:
+    """Of a publication and the hashes for it: 0 to 2**63 - 1."""
     hashed = hashlib.blake2b(publication.to_bytes(8, "little"), digest_size=8)
-    for part in computed:
-        hashed.update(hashlib.blake2b(part).digest())
+    for own in hashes:
+        hashed.update(hashlib.blake2b(msgspec.json.encode(own)).digest())
     return int.from_bytes(hashed.digest(), "little") >> 1
 
 

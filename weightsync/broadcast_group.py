@@ -15,12 +15,10 @@ Groups are gloo on the CPU and NCCL on CUDA devices (the latter unproven: writte
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -32,64 +30,11 @@ from weightsync.checksum import checksum
 from weightsync.deltas import Delta, delta, empty_body, empty_head, whole
 from weightsync.direct_weights import DirectWeights
 from weightsync.errors import TransferError
-from weightsync.group import Collective, Job, connect_group
+from weightsync.process_group import Collective, Job, connect_group
 from weightsync.stores import open_store, own_address
+from weightsync.transport import Received, Sent
 
 _AGREED = "agreed"
-
-T = TypeVar("T")
-
-
-class SendResult(msgspec.Struct, frozen=True):
-    """A finished sending: one checksum a bucket, and the seconds of the sending thread by cause.
-
-    `assemble_seconds`: copying tensors into buckets, gathering them where they are gathered lazily,
-    and comparing them with those before. `verify_seconds`: checksums. `wire_seconds`: waiting for
-    broadcasts, beyond what the other two overlapped. On CUDA, where copies are asynchronous, the
-    first is counted in the second. `seconds`: all three, and not the joining of the group.
-    `sent_bytes`: those that each receiver gets.
-    """
-
-    checksums: list[int]
-    sent_bytes: int
-    assemble_seconds: float
-    verify_seconds: float
-    wire_seconds: float
-    seconds: float
-
-    def followed_by(self, average: SendResult) -> SendResult:
-        """This sending, and that of the average after it, as one."""
-        return SendResult(
-            self.checksums + average.checksums,
-            self.sent_bytes + average.sent_bytes,
-            self.assemble_seconds + average.assemble_seconds,
-            self.verify_seconds + average.verify_seconds,
-            self.wire_seconds + average.wire_seconds,
-            self.seconds + average.seconds,
-        )
-
-
-class Staged(msgspec.Struct, frozen=True):
-    """A finished reception: `weights` by name are views of `flat`, and are overwritten by the
-    receiver's next `receive` unless kept. An `average` that followed has memory of its own."""
-
-    weights: dict[str, Tensor]
-    checksums: list[int]
-    wire_seconds: float
-    verify_seconds: float
-    flat: Tensor
-    average: dict[str, Tensor] | None = None
-
-    def followed_by(self, average: Staged) -> Staged:
-        """This reception, and that of the average after it, as one."""
-        return Staged(
-            self.weights,
-            self.checksums + average.checksums,
-            self.wire_seconds + average.wire_seconds,
-            self.verify_seconds + average.verify_seconds,
-            self.flat,
-            average.weights,
-        )
 
 
 class Rendezvous(msgspec.Struct, frozen=True):
@@ -144,35 +89,28 @@ class EpochGroup:
                 timeout=left,
             )
 
-    def send(self, job: Job, tensors: Iterable[tuple[str, Tensor]]) -> SendResult:
+    def send(self, job: Job, tensors: Iterable[tuple[str, Tensor]]) -> Sent:
         if not self._buffers:
             size = min(self.plan.bucket_bytes, self.plan.total_bytes)
             self._buffers = [
                 torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(2)
             ]
         count = self.plan.bucket_count
-        clock = _Clock()
         checksums: list[int] = []
         sent_bytes = 0
-        before: list[tuple[Work, Tensor]] = []
+        before: list[Work] = []
         parts = self._parts(self.plan.pack(tensors, self._buffers))
-        for bucket, cut in clock.each("assemble", parts):
-            i = len(checksums)
-            with clock("verify"):
-                checksums.append(checksum(bucket))
-            with clock("wire"):
-                doing = f"sending bucket {i + 1} of {count}"
-                sent = [(self._broadcast(job, part, doing), part) for part in cut if part.numel()]
-                # the next bucket is assembled where this one was, while bucket i is on the wire
-                self._wait_all(job, before, f"sending bucket {i} of {count}")
+        for i, (bucket, cut) in enumerate(parts):
+            checksums.append(checksum(bucket))
+            doing = f"sending bucket {i + 1} of {count}"
+            sent = [self._broadcast(job, part, doing) for part in cut if part.numel()]
+            # the next bucket is assembled where this one was, while bucket i is on the wire
+            self._wait_all(job, before, f"sending bucket {i} of {count}")
             before = sent
             sent_bytes += sum(part.nbytes for part in cut)
-        with clock("wire"):
-            self._wait_all(job, before, f"sending bucket {count} of {count}")
+        self._wait_all(job, before, f"sending bucket {count} of {count}")
         self._transfers += 1
-        return SendResult(
-            checksums, sent_bytes, clock["assemble"], clock["verify"], clock["wire"], clock.elapsed
-        )
+        return Sent(checksums, sent_bytes, [])
 
     def _parts(self, buckets: Iterator[Tensor]) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
         """Each bucket, and what is broadcast of it."""
@@ -188,26 +126,23 @@ class EpochGroup:
             cut.apply(old, old)
             yield bucket, cut
 
-    def receive(self, job: Job, flat: Tensor) -> Staged:
-        clock = _Clock()
+    def receive(self, job: Job, flat: Tensor) -> Received:
+        """The weights are views of `flat`."""
         checksums: list[int] = []
         coming = self._coming(job, flat)
         # Two are under way, so that the wire is never idle for a checksum. No more: on a peer that
         # hangs, each two wait out their deadline.
-        with clock("wire"):
-            posted = deque(islice(coming, 2))
+        posted = deque(islice(coming, 2))
         while posted:
             arrival = posted.popleft()
-            with clock("wire"):
-                if arrival.work is not None:
-                    self._wait(job, arrival.work, arrival.doing)
-                posted.extend(islice(coming, 1))
-            with clock("verify"):
-                if arrival.delta is not None:
-                    arrival.delta.apply(arrival.before, arrival.bucket)
-                checksums.append(checksum(arrival.bucket))
+            if arrival.work is not None:
+                self._wait(job, arrival.work, arrival.doing)
+            posted.extend(islice(coming, 1))
+            if arrival.delta is not None:
+                arrival.delta.apply(arrival.before, arrival.bucket)
+            checksums.append(checksum(arrival.bucket))
         self._before = flat
-        return Staged(self.plan.unpack(flat), checksums, clock["wire"], clock["verify"], flat)
+        return Received(checksums, self.plan.unpack(flat))
 
     def _coming(self, job: Job, flat: Tensor) -> Iterator[_Arrival]:
         """Post each bucket; where deltas may come, wait for its head first, which says how long its
@@ -312,8 +247,8 @@ class EpochGroup:
         with job.step(doing) as left:
             work.wait(left)
 
-    def _wait_all(self, job: Job, sent: Iterable[tuple[Work, Tensor]], doing: str) -> None:
-        for work, _ in sent:
+    def _wait_all(self, job: Job, sent: Iterable[Work], doing: str) -> None:
+        for work in sent:
             self._wait(job, work, doing)
 
 
@@ -326,33 +261,3 @@ class _Arrival(NamedTuple):
     bucket: Tensor
     delta: Delta | None
     before: Tensor
-
-
-class _Clock:
-    """Seconds by cause."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-        self._seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, cause: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._seconds[cause] = self[cause] + time.perf_counter() - start
-
-    def each(self, cause: str, items: Iterator[T]) -> Iterator[T]:
-        """The items, with the time it takes to make each."""
-        while True:
-            with self(cause):
-                item = next(items, None)
-            if item is None:
-                return
-            yield item
-
-    def __getitem__(self, cause: str) -> float:
-        return self._seconds.get(cause, 0.0)
-
-    @property
-    def elapsed(self) -> float:
-        return time.perf_counter() - self._start

@@ -28,45 +28,46 @@ import torch
 import trio
 from torch import Tensor
 
+from weightsync.broadcast_group import EpochGroup, Rendezvous
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.direct_weights import DirectWeights
-from weightsync.epoch_group import EpochGroup, Rendezvous, SendResult, Staged
 from weightsync.errors import TransferError
-from weightsync.group import Job, Worker
+from weightsync.process_group import Job, Worker
 from weightsync.stores import served_store
+from weightsync.transport import Received, Sent
 
 T = TypeVar("T")
 
 
-class Sender:
-    """The trainer's side. Use `async with Sender.open(host, path) as sender`."""
+class BroadcastSender:
+    """The trainer's side. Use `async with BroadcastSender.open(host, path) as sender`."""
 
     def __init__(self, store: str, device: torch.device, full_every: int) -> None:
         self.store = store
         """The address at which engines find the store."""
-        self._transport = _Transport(device, full_every)
+        self._groups = _EpochGroups(device, full_every)
 
     @staticmethod
     @asynccontextmanager
     async def open(
         host: str, path: Path, device: torch.device | str = "cpu", full_every: int = 1
-    ) -> AsyncIterator[Sender]:
+    ) -> AsyncIterator[BroadcastSender]:
         """Have the store for engines of this machine (`host` is loopback) in the file `path`, or
         for those of several at this one's address `host`, at a port the system chooses. Of
         `full_every` transfers one has all bytes, the others what changed; every process has to have
         the same. Raises TransferError when that is not possible."""
         with served_store(host, path) as store:
-            sender = Sender(store, torch.device(device), full_every)
+            sender = BroadcastSender(store, torch.device(device), full_every)
             try:
                 yield sender
             finally:
-                await sender._transport.close()
+                await sender._groups.close()
 
     async def join(self, epoch: int, world: int, plan: Plan, deadline_s: float) -> None:
         """Meet the engines of the epoch and compare plans, within `deadline_s` seconds, and send
         nothing yet. Errors as of `send`."""
         rendezvous = Rendezvous(epoch, 0, world, self.store)
-        await self._transport.run(rendezvous, plan, deadline_s, _nothing)
+        await self._groups.run(rendezvous, plan, deadline_s, _nothing)
 
     async def send(
         self,
@@ -76,7 +77,7 @@ class Sender:
         tensors: Iterable[tuple[str, Tensor]],
         deadline_s: float,
         average: Iterable[tuple[str, Tensor]] | None = None,
-    ) -> SendResult:
+    ) -> Sent:
         """Broadcast the tensors to the `world - 1` engines of the epoch, all within `deadline_s`
         seconds; then, of the same plan, their `average`, whose checksums are the last ones.
 
@@ -86,37 +87,38 @@ class Sender:
         over; PlanMismatch when the tensors are not the plan's.
         """
 
-        def transfer(group: EpochGroup, job: Job) -> SendResult:
+        def transfer(group: EpochGroup, job: Job) -> Sent:
             sent = group.send(job, tensors)
-            return sent if average is None else sent.followed_by(group.send(job, average))
+            if average is None:
+                return sent
+            checksums, sent_bytes, _ = group.send(job, average)
+            return Sent(sent.checksums + checksums, sent.sent_bytes + sent_bytes, [])
 
         rendezvous = Rendezvous(epoch, 0, world, self.store)
-        return await self._transport.run(rendezvous, plan, deadline_s, transfer)
+        return await self._groups.run(rendezvous, plan, deadline_s, transfer)
 
 
-class Receiver:
-    """An engine's side. Use `async with Receiver.open() as receiver`.
+class BroadcastReceiver:
+    """An engine's side. Use `async with BroadcastReceiver.open() as receiver`.
 
-    It holds two staging sets at most: one kept, one to receive into (and a third while a cancelled
-    transfer still writes to it).
+    It holds one staging set (and a second while a cancelled transfer still writes to it).
     """
 
     def __init__(self, device: torch.device, full_every: int) -> None:
         self._device = device
-        self._transport = _Transport(device, full_every)
-        self._kept: Tensor | None = None
-        self._spare: Tensor | None = None
+        self._groups = _EpochGroups(device, full_every)
+        self._staging: Tensor | None = None
 
     @staticmethod
     @asynccontextmanager
     async def open(
         device: torch.device | str = "cpu", full_every: int = 1
-    ) -> AsyncIterator[Receiver]:
-        receiver = Receiver(torch.device(device), full_every)
+    ) -> AsyncIterator[BroadcastReceiver]:
+        receiver = BroadcastReceiver(torch.device(device), full_every)
         try:
             yield receiver
         finally:
-            await receiver._transport.close()
+            await receiver._groups.close()
 
     async def receive(
         self,
@@ -128,28 +130,33 @@ class Receiver:
         deadline_s: float,
         *,
         average: bool = False,
-    ) -> Staged:
+    ) -> Received:
         """Join the epoch if need be, and receive one publication into staging memory, all within
         `deadline_s` seconds; with `average`, the average that follows it too, into memory of its
-        own that nothing reuses.
+        own that nothing reuses. The next reception overwrites the weights.
 
         `plan` is that of this engine's own model. Raises PlanMismatch, naming the first difference,
         when the trainer's is another; TransferError when the trainer or another engine dies, is
         late or refuses, and when the epoch is over.
         """
-        flat, self._spare = self._spare, None
+        flat, self._staging = self._staging, None
         if flat is None or flat.numel() != plan.total_bytes:
             flat = self._memory(plan)
         target, second = flat, self._memory(plan) if average else None
 
-        def transfer(group: EpochGroup, job: Job) -> Staged:
-            staged = group.receive(job, target)
-            return staged if second is None else staged.followed_by(group.receive(job, second))
+        def transfer(group: EpochGroup, job: Job) -> Received:
+            received = group.receive(job, target)
+            if second is None:
+                return received
+            average = group.receive(job, second)
+            return Received(
+                received.checksums + average.checksums, received.weights, average.weights
+            )
 
         rendezvous = Rendezvous(epoch, rank, world, store)
-        staged = await self._transport.run(rendezvous, plan, deadline_s, transfer)
-        self._spare = flat
-        return staged
+        received = await self._groups.run(rendezvous, plan, deadline_s, transfer)
+        self._staging = flat
+        return received
 
     async def join(
         self, store: str, epoch: int, rank: int, world: int, plan: Plan, deadline_s: float
@@ -157,7 +164,7 @@ class Receiver:
         """Meet the trainer and the other engines of the epoch and compare plans, and receive
         nothing yet. Arguments and errors as of `receive`."""
         rendezvous = Rendezvous(epoch, rank, world, store)
-        await self._transport.run(rendezvous, plan, deadline_s, _nothing)
+        await self._groups.run(rendezvous, plan, deadline_s, _nothing)
 
     async def receive_direct(
         self,
@@ -172,7 +179,7 @@ class Receiver:
         of what stands there afterwards, one a bucket. Errors as of `receive`; the weights are of no
         version then."""
         rendezvous = Rendezvous(epoch, rank, world, store)
-        return await self._transport.run(
+        return await self._groups.run(
             rendezvous,
             weights.plan,
             deadline_s,
@@ -182,21 +189,12 @@ class Receiver:
     def _memory(self, plan: Plan) -> Tensor:
         return torch.empty(plan.total_bytes, dtype=torch.uint8, device=self._device)
 
-    def keep(self, staged: Staged) -> None:
-        """These weights are in use from now on, and no `receive` writes to them until others are
-        kept. Only the last ones staged can be."""
-        if staged.flat is not self._spare:
-            raise ValueError(
-                "only the weights staged last can be kept: another receive has begun since"
-            )
-        self._kept, self._spare = staged.flat, self._kept
-
 
 def _nothing(group: EpochGroup, job: Job) -> None:
     """Joining is all."""
 
 
-class _Transport:
+class _EpochGroups:
     """Runs one transfer at a time in a worker thread, and owns the group of the current epoch
     between transfers."""
 

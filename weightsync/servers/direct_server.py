@@ -23,24 +23,16 @@ from numpy.typing import NDArray
 
 from asyncrl.engines import canary
 from asyncrl.engines.servers.errors import RequestRefused
-from asyncrl.engines.servers.server_checksums import Checks, Expected, WantedHashes, expected
-from asyncrl.engines.servers.server_hashes import hash_on
+from asyncrl.engines.servers.served import ServerClient
 from asyncrl.engines.servers.server_types import Mode
-from asyncrl.engines.servers.weight_loader import HalfLoaded, acquainted, verify
-from asyncrl.engines.servers.weight_transfer import UpdateBucket
-from asyncrl.engines.sglang.sglang_client import SglangClient
+from weightsync.servers import session
+from weightsync.servers.load import HalfLoaded, acquainted, verify
+from weightsync.servers.meeting import WantedOfServer
+from weightsync.servers.server_checksums import Checks, Expected
+from weightsync.servers.server_group import ServerBucket
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class WantedOfServer(msgspec.Struct, frozen=True):
-    """The ranks of a server, the device whose hash it gives, and the hashes that its own are
-    compared with; none from a server without checksums."""
-
-    ranks: int
-    device: str
-    hashes: WantedHashes | None
 
 
 class ServerPlace(msgspec.Struct, frozen=True):
@@ -55,20 +47,13 @@ class ServerPlace(msgspec.Struct, frozen=True):
     backend: str
 
 
-def expected_of(wanted: WantedOfServer, weights: Mapping[str, Tensor]) -> Expected:
-    """The hashes that the trainer computes for one server; for a worker thread."""
-    if wanted.hashes is None:
-        return {}
-    return expected(wanted.hashes, weights, hash_on(wanted.device))
-
-
-class DirectLoad:
+class DirectServer:
     """One server. `parameters` are what may be sent, by name (their numbers are not read), of a
     model of the class `architecture`; the rest is as of `WeightLoader`."""
 
     def __init__(
         self,
-        client: SglangClient,
+        client: ServerClient,
         parameters: Mapping[str, Tensor],
         architecture: str,
         text: NDArray[np.int32],
@@ -116,31 +101,19 @@ class DirectLoad:
 
     async def pause(self) -> None:
         """Stand still."""
-        client = self._client
-        await client.pause(self._mode)
-        try:
-            await client.begin_update()
-        except RequestRefused:  # a session was left open
-            await client.end_update()
-            await client.begin_update()
+        await self._client.pause(self._mode)
+        await session.begin(self._client)
 
     async def receive(
-        self, buckets: Sequence[UpdateBucket], version: int, hashes: Expected
+        self, buckets: Sequence[ServerBucket], version: int, hashes: Expected
     ) -> None:
         """Take what the trainer broadcasts, bucket by bucket, and compare all of it. Raises
         RequestRefused where a broadcast failed, WrongWeights, and trio's TooSlowError."""
         with trio.fail_after(self._deadline_s):
-            for number, bucket in enumerate(buckets, 1):
-                last = number == len(buckets)
-                await self._client.update(
-                    bucket.names,
-                    bucket.dtypes,
-                    bucket.shapes,
-                    group=self._group,
-                    version=version if last else None,
-                    flush=last and self._mode != "in_place",
-                )
-            await self._client.end_update()
+            flush = self._mode != "in_place"
+            await session.take(
+                self._client, buckets, group=self._group, version=version, flush=flush
+            )
             if self._checks is not None:
                 await verify(self._client, self._checks, hashes)
 

@@ -2,10 +2,10 @@
 with exactly these weights, under their version; when it raises NotLoaded, it goes on with those it
 had; and when it raises HalfLoaded, it is not to decode any more.
 
-    prepare    names, shapes, dtypes and the server's own parameters compared; group joined or
+    join       names, shapes, dtypes and the server's own parameters compared; group joined or
                files written; checksums computed
     pause      from here the server stands still
-    transfer   session begun → update calls, each beside its broadcast; the version with the last
+    send       session begun → update calls, each beside its broadcast; the version with the last
                one → session ended
     verify     the server's checksums
     resume     from here it decodes with weights that are not trusted yet: who calls holds back
@@ -22,7 +22,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -33,10 +33,10 @@ from asyncrl.engines import canary
 from asyncrl.engines.servers.errors import RequestRefused, ServerError
 from asyncrl.engines.servers.other_model import refuse_other_model
 from asyncrl.engines.servers.served import ServerClient
-from asyncrl.engines.servers.server_checksums import Checks, Expected
-from asyncrl.engines.servers.server_hashes import hash_on
 from asyncrl.engines.servers.server_types import Mode
-from asyncrl.engines.servers.weight_transfer import WeightTransfer
+from weightsync.servers.server_checksums import Checks, Expected
+from weightsync.servers.server_hashes import hash_on
+from weightsync.transport import Sender
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -69,6 +69,29 @@ class Loaded(msgspec.Struct, frozen=True):
     exact: int
 
 
+class Load(NamedTuple):
+    """Weights for one server, by parameter name. It is to forget its prefix cache where `flush`."""
+
+    client: ServerClient
+    version: int
+    weights: Mapping[str, Tensor]
+    flush: bool
+
+
+class IntoServer(Sender[Load], Protocol):
+    """A way of staged weights into one server, which stands still from before `begin` until `send`
+    has ended. Between `join` and `leave` lies one `send` at most, and nothing but it changes a
+    weight of the server."""
+
+    async def begin(self, load: Load) -> None:
+        """Take the last step that changes no weights, in a paused server."""
+        ...
+
+    async def leave(self, load: Load, *, failed: bool) -> None:
+        """Clear up, after success and failure alike."""
+        ...
+
+
 class WeightLoader:
     """Gives versions to one server, one at a time.
 
@@ -81,7 +104,7 @@ class WeightLoader:
     def __init__(
         self,
         client: ServerClient,
-        transfer: WeightTransfer,
+        way: IntoServer,
         model: nn.Module,
         text: NDArray[np.int32],
         *,
@@ -89,7 +112,7 @@ class WeightLoader:
         tolerance: float,
         deadline_s: float,
     ) -> None:
-        self._client, self._transfer, self._model = client, transfer, model
+        self._client, self._way, self._model = client, way, model
         self._text, self._tolerance = text, tolerance
         self._mode, self._deadline_s = mode, deadline_s
         self._checks: Checks | None = None
@@ -110,21 +133,20 @@ class WeightLoader:
         leaves the server as it was, and later as after HalfLoaded.
         """
         url, client = self._client.url, self._client
+        load = Load(client, version, weights, self._mode != "in_place")
         self._begun = False
         try:
-            async with self._transfer_forgotten():
+            async with self._cleared_up(load):
                 with trio.fail_after(self._deadline_s):
-                    expected = await self._prepare(version, weights, reference)
+                    expected = await self._join(load, reference)
                 start = trio.current_time()
                 stop()
                 async with self._paused():
                     with trio.fail_after(self._deadline_s):
-                        await self._transfer.begin(client)
+                        await self._way.begin(load)
                         begun = trio.current_time()
                         self._begun = True
-                        await self._transfer.transfer(
-                            client, version, weights, flush=self._mode != "in_place"
-                        )
+                        await self._way.send(load)
                         sent = trio.current_time()
                         exact = await self._verify(expected)
                     verified = trio.current_time()
@@ -155,21 +177,20 @@ class WeightLoader:
             exact=exact,
         )
 
-    async def _prepare(
-        self, version: int, weights: Mapping[str, Tensor], reference: Sequence[float]
-    ) -> Expected | None:
+    async def _join(self, load: Load, reference: Sequence[float]) -> Expected | None:
         if len(reference) != len(self._text) - 1:
             raise ValueError(
                 f"it came with {len(reference)} log-probabilities of the canary, which has "
                 f"{len(self._text) - 1}"
             )
-        refuse_misfit(dict(self._model.named_parameters()), weights)
+        refuse_misfit(dict(self._model.named_parameters()), load.weights)
         if self._checks is None:
-            self._checks = await acquainted(self._client, type(self._model).__name__, weights)
-        await self._transfer.prepare(self._client, version, weights)
+            architecture = type(self._model).__name__
+            self._checks = await acquainted(self._client, architecture, load.weights)
+        await self._way.join(load)
         if self._checks is None:
             return None
-        return await trio.to_thread.run_sync(self._checks.expect, weights)
+        return await trio.to_thread.run_sync(self._checks.expect, load.weights)
 
     async def _verify(self, expected: Expected | None) -> int:
         if self._checks is None or expected is None:
@@ -194,7 +215,7 @@ class WeightLoader:
         await self._client.resume()
 
     @asynccontextmanager
-    async def _transfer_forgotten(self) -> AsyncIterator[None]:
+    async def _cleared_up(self, load: Load) -> AsyncIterator[None]:
         failed = True
         try:
             yield
@@ -206,7 +227,7 @@ class WeightLoader:
                 trio.CancelScope(deadline=trio.current_time() + _MEND_S, shield=True),
                 suppress(ServerError),
             ):
-                await self._transfer.forget(self._client, failed=failed)
+                await self._way.leave(load, failed=failed)
 
 
 async def acquainted(

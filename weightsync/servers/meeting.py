@@ -5,8 +5,7 @@ direct publication. Invariant: nobody asks a server to join a group that anybody
     actor     compares the plan with its own → answers what its servers are → waits for go
     all       the servers join the trainer's group (`server_group`), unless they did in this epoch
 
-All of it is in the trainer's store. What an actor wants to be computed, and what is, is bytes here:
-both are the engine's business.
+All of it is in the trainer's store.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.errors import TransferError
-from weightsync.group import Job
+from weightsync.process_group import Job
+from weightsync.servers.server_checksums import Expected, WantedHashes
 from weightsync.stores import open_store
 
 T = TypeVar("T")
@@ -35,22 +35,35 @@ class ServerOffer(msgspec.Struct, frozen=True):
     backend: str
 
 
-class MeetingAnswer(msgspec.Struct, frozen=True):
-    """A rollout actor's answer: its servers' ranks together, and what it wants to be computed of
-    the weights; or an `error`."""
+class WantedOfServer(msgspec.Struct, frozen=True):
+    """The ranks of a server, the device whose hash it gives, and the hashes that its own are
+    compared with; none from a server without checksums."""
 
-    ranks: int = 0
-    wanted: bytes = b""
+    ranks: int
+    device: str
+    hashes: WantedHashes | None
+
+
+class MeetingAnswer(msgspec.Struct, frozen=True):
+    """A rollout actor's answer: its servers; or an `error`."""
+
+    servers: list[WantedOfServer] = []
     error: str = ""
+
+    @property
+    def ranks(self) -> int:
+        """Those of all servers together."""
+        return sum(server.ranks for server in self.servers)
 
 
 class ServerGo(msgspec.Struct, frozen=True):
     """The trainer's word to one actor: the processes of the group, the first rank of the actor's
-    servers, and what was computed, with a digest of what was for all of them; or an `error`."""
+    servers, and the hashes that each of these must give, with a digest of those of all actors; or
+    an `error`."""
 
     world: int = 0
     first: int = 0
-    computed: bytes = b""
+    hashes: list[Expected] = []
     digest: int = 0
     error: str = ""
 

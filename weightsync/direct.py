@@ -1,0 +1,72 @@
+"""The direct transport: one broadcast from the trainer into the weights that engines decode with,
+while they stand still. There is no second copy of a model: not in an engine's process, and where
+several ranks train it not in the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import trio
+from torch import Tensor
+
+from asyncrl.ipc.messages import Prepare, Publish
+from weightsync.broadcast import BroadcastReceiver, BroadcastSender
+from weightsync.direct_weights import DirectWeights
+from weightsync.errors import TransferError
+from weightsync.handoff import Handoff
+from weightsync.staged import StagedReceiver, StagedSender
+from weightsync.transport import EngineSide, Received, Sent, TrainerSide, Transport
+
+
+class DirectSender(StagedSender):
+    """The trainer's end. The weights of several ranks are sent as they are gathered, and nothing is
+    trained meanwhile."""
+
+    async def send(self, message: Publish, /) -> Sent:
+        if not self._source.sharded:
+            return await super().send(message)
+        handoff, deadline_s = Handoff(self._deadline_s), self._deadline_s
+        epoch, world, plan = message.epoch, message.world, self._source.plan
+        sent: Sent | TransferError
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._source.hand_over, handoff)
+            try:
+                sent = await self._broadcast.send(epoch, world, plan, handoff, deadline_s)
+            except TransferError as error:  # out of the nursery by itself
+                sent = error
+            finally:
+                handoff.leave()
+        if isinstance(sent, TransferError):
+            raise sent
+        return sent
+
+
+class DirectReceiver(StagedReceiver):
+    """A rollout actor's end; the engine's weights are always the same tensors."""
+
+    _weights: DirectWeights | None = None
+
+    async def receive(self, message: Prepare, own: Mapping[str, Tensor]) -> Received:
+        if self._weights is None:
+            self._weights = DirectWeights(self._side.plan, own)
+        group = message.store, message.epoch, message.rank, message.world
+        checksums = await self._broadcast.receive_direct(*group, self._weights, self._deadline_s)
+        return Received(checksums)
+
+
+class Direct(Transport):
+    """`publication.path = "direct"`, into an engine in the rollout actor's process."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open_sender(cls, side: TrainerSide) -> AsyncIterator[DirectSender]:
+        publication = side.config.publication
+        async with BroadcastSender.open(publication.host, side.store) as broadcast:
+            yield DirectSender(broadcast, side.source, publication.deadline_s)
+
+    @classmethod
+    @asynccontextmanager
+    async def open_receiver(cls, side: EngineSide) -> AsyncIterator[DirectReceiver]:
+        async with BroadcastReceiver.open() as broadcast:
+            yield DirectReceiver(broadcast, side)

@@ -1,0 +1,179 @@
+"""The transport into servers: one broadcast from the trainer to every rank of every server, while
+they stand still; no rollout actor holds weights. Invariant: an actor answers with the trainer's
+digest only when every one of its servers was found to hold what the digest is of.
+
+    trainer   join    gather → canary → meet: plans, hashes, the group
+              send    broadcast what was gathered
+    actor     join    meet → its servers join the group
+              receive its servers take each bucket (`direct_server`), in step with the trainer
+
+What is computed of a version's weights (the servers' hashes, the canary) is computed before any
+server stands still.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Protocol, TypeVar, cast
+
+import trio
+from torch import Tensor
+
+from asyncrl.config.servers import servers_of
+from asyncrl.engines.servers.errors import RequestRefused
+from asyncrl.engines.servers.gather import gather
+from asyncrl.ipc.messages import Prepare, Publish
+from weightsync.buckets import Plan
+from weightsync.errors import TransferError
+from weightsync.process_group import Worker
+from weightsync.servers.direct_server import DirectServer, ServerPlace
+from weightsync.servers.meeting import MeetingAnswer, ServerGo, ServerMeeting
+from weightsync.servers.server_checksums import WrongWeights
+from weightsync.servers.server_group import cut
+from weightsync.servers.servers_sender import ServersSender
+from weightsync.transport import EngineSide, Received, Sent, Source, TrainerSide, Transport
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class ServersPublisher:
+    """The trainer's end."""
+
+    def __init__(self, sender: ServersSender, source: Source, deadline_s: float) -> None:
+        self._sender, self._source, self._deadline_s = sender, source, deadline_s
+        self._joined: tuple[int, dict[str, Tensor], Sent] | None = None
+
+    @property
+    def store(self) -> str:
+        return self._sender.store
+
+    async def join(self, message: Publish, /) -> None:
+        self._joined = None
+        gathered = await self._source.gather()
+        weights, canary = dict(gathered.weights), gathered.canary
+        digest = await self._sender.join(
+            message.publication,
+            message.epoch,
+            message.world - 1,
+            self._source.plan,
+            weights,
+            self._deadline_s,
+        )
+        self._joined = message.publication, weights, Sent([digest], 0, canary)
+
+    async def send(self, message: Publish, /) -> Sent:
+        joined, self._joined = self._joined, None
+        if joined is None or joined[0] != message.publication:
+            raise TransferError(f"publication {message.publication} was not joined")
+        _, weights, sent = joined
+        return sent._replace(sent_bytes=await self._sender.send(weights, self._deadline_s))
+
+
+class HasServers(Protocol):
+    """An engine whose weights are in its servers."""
+
+    @property
+    def servers(self) -> Sequence[DirectServer]: ...
+
+
+class ServersReceiver:
+    """A rollout actor's end: that of all its `servers`. `parameters` are those of the model as they
+    are sent, by name; their numbers are not read."""
+
+    def __init__(
+        self,
+        servers: Sequence[DirectServer],
+        parameters: Mapping[str, Tensor],
+        bucket_bytes: int,
+        deadline_s: float,
+    ) -> None:
+        self._servers, self._deadline_s = servers, deadline_s
+        self._plan, self._buckets = Plan.of(parameters, bucket_bytes), cut(parameters, bucket_bytes)
+        self._worker = Worker()
+        self._go: tuple[int, ServerGo] = (-1, ServerGo())
+
+    async def join(self, message: Prepare) -> None:
+        rank = message.rank
+        async with self._worker.turn(self._deadline_s) as job:
+            meeting = await self._run(
+                lambda: ServerMeeting(job, message.store, message.publication)
+            )
+            offer = await self._run(lambda: meeting.offer(self._plan, rank))
+            answer = MeetingAnswer(await gather(*(server.wanted for server in self._servers)))
+            await self._run(lambda: meeting.answer(answer, rank))
+            go = await self._run(lambda: meeting.wait(rank))
+            job.doing = "waiting for the servers to join the trainer's group"
+            first, joins = go.first, list[Callable[[], Awaitable[None]]]()
+            for server, wanted in zip(self._servers, answer.servers, strict=True):
+                place = ServerPlace(
+                    offer.host, offer.port, go.world, first, offer.name, offer.backend
+                )
+                joins.append(partial(server.join, place))
+                first += wanted.ranks
+            await _refused_as_failed(*joins)
+        self._go = message.publication, go
+
+    async def receive(self, message: Prepare, own: Mapping[str, Tensor]) -> Received:
+        """Have the servers take the weights, and compare them; no checksum where one has others."""
+        publication, go = self._go
+        if publication != message.publication:
+            raise TransferError(f"publication {message.publication} was not joined")
+        try:
+            with trio.fail_after(self._deadline_s):
+                await _refused_as_failed(
+                    *(
+                        partial(server.receive, self._buckets, message.version, hashes)
+                        for server, hashes in zip(self._servers, go.hashes, strict=True)
+                    )
+                )
+        except trio.TooSlowError:
+            raise TransferError(f"not received within {self._deadline_s:g} s") from None
+        except WrongWeights as wrong:
+            logger.error("version %d is not what was sent: %s", message.version, wrong)
+            return Received([])
+        return Received([go.digest])
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await self._worker.run(work, _nothing)
+
+
+async def _refused_as_failed(*calls: Callable[[], Awaitable[None]]) -> None:
+    """Make the calls at once. A server that refuses one is alive: its group has failed."""
+    try:
+        await gather(*calls)
+    except RequestRefused as refusal:
+        raise TransferError(str(refusal)) from refusal
+
+
+def _nothing() -> None:
+    """Nothing is open."""
+
+
+class IntoServers(Transport):
+    """`publication.path = "direct"`, of an engine that has `servers`."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open_sender(cls, side: TrainerSide) -> AsyncIterator[ServersPublisher]:
+        publication, servers = side.config.publication, servers_of(side.config)
+        on_gpu = servers is not None and servers.settings.backend == "nccl"
+        async with ServersSender.open(
+            publication.host,
+            side.store,
+            bucket_bytes=publication.bucket_bytes,
+            device="cuda:0" if on_gpu else "cpu",
+        ) as sender:
+            yield ServersPublisher(sender, side.source, publication.deadline_s)
+
+    @classmethod
+    @asynccontextmanager
+    async def open_receiver(cls, side: EngineSide) -> AsyncIterator[ServersReceiver]:
+        publication, servers = side.config.publication, cast(HasServers, side.engine).servers
+        yield ServersReceiver(
+            servers, side.parameters, publication.bucket_bytes, publication.deadline_s
+        )
