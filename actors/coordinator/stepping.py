@@ -45,7 +45,7 @@ from asyncrl.experience.events import Replayed, StoredForReplay, Taken, Trained
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.replay_buffer import ReplayGroup
 from asyncrl.experience.rollout import Group, Rollout
-from asyncrl.experience.sequence import joined_behaviour, joined_ids
+from asyncrl.experience.training_message import Groups, training_message
 from asyncrl.ipc.messages import (
     CloseStep,
     Consumed,
@@ -61,7 +61,6 @@ from asyncrl.observe.response_sums import ResponseSums
 from asyncrl.processes.standstill import shifted
 from asyncrl.strategies.replay_choice import Candidate, replayed, useful
 from staleness.advantages.to_go import by_turn
-from staleness.truncation import loss_mask, trainable_by_lag
 
 
 class StepAccount(NamedTuple):
@@ -255,42 +254,25 @@ class Stepping:
                     for rollout in batch
                     for sequence in of_rollout(groups[rollout.group], rollout, self._config)
                 ],
-                rewards,
-                parts,
-                {number: group.lengths for number, group in named.items()} if whole else {},
-                turns,
+                Groups(
+                    rewards,
+                    parts,
+                    {number: group.lengths for number, group in named.items()} if whole else {},
+                    turns,
+                ),
             )
 
-    def _send(
-        self,
-        pieces: list[SequenceToTrain],
-        rewards: dict[int, list[float]],
-        parts: dict[int, list[list[float]]],
-        lengths: dict[int, list[int]],
-        turns: dict[int, list[list[float]]],
-    ) -> None:
-        most, mask, lags = max_lag(self._config), bytearray(), Counter[int]()
-        for piece in pieces:
-            spans = piece.sequence.spans
-            cut = self._config.rollout.truncated == "mask" and piece.sequence.finish == "length"
-            errors = piece.sequence.errors
-            of_piece = loss_mask(spans, self._step, most, truncated=cut, errors=errors)
-            lags.update(trainable_by_lag(spans, self._step, of_piece))
-            mask += of_piece
-        sequences = [piece.sequence for piece in pieces]
-        self._outstanding[self._step, self._index] = lags
-        message = MicroBatch(
+    def _send(self, pieces: list[SequenceToTrain], groups: Groups) -> None:
+        message, buffers, trainable = training_message(
             self._step,
             self._index,
-            [piece.sample for piece in pieces],
-            rewards,
-            parts,
-            lengths,
-            turns,
+            pieces,
+            groups,
+            max_lag(self._config),
+            mask_truncated=self._config.rollout.truncated == "mask",
         )
-        self._commands.queue(
-            message, joined_ids(sequences), joined_behaviour(sequences), bytes(mask)
-        )
+        self._outstanding[self._step, self._index] = trainable
+        self._commands.queue(message, *buffers)
         self._index += 1
 
     def _replay(self) -> None:
@@ -329,10 +311,12 @@ class Stepping:
             self._again |= {piece.sample.rollout for piece in batch}
             self._send(
                 batch,
-                {n: rewards[n] for n in named},
-                {n: parts[n] for n in named if any(parts[n])},
-                lengths,
-                {n: turns[n] for n in named if any(turns[n])},
+                Groups(
+                    {n: rewards[n] for n in named},
+                    {n: parts[n] for n in named if any(parts[n])},
+                    lengths,
+                    {n: turns[n] for n in named if any(turns[n])},
+                ),
             )
 
     def _tokens(self, rollout: Rollout) -> int:
