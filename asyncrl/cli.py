@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 from asyncrl.arguments import parser
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from asyncrl.config import Config
 
 INTERRUPTED = 130
@@ -48,16 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from asyncrl.launch import preflight
+    from asyncrl.library.train import train
     from asyncrl.observe.output import Output
 
+    config = _loaded(args, args.resume)
     console = Console(file=Output(sys.stdout))  # type: ignore[arg-type]
-    resume: Path | None = args.resume
-    config = _checked(args, resume, console)
-    with preflight.claimed(config):
-        from asyncrl.launch.launcher import launch
-
-        return launch(config, resume=resume and Path(config.run.dir), console=console)
+    run = train(config, resume=args.resume, console=console, models=_models(args, args.resume))
+    return run.status or 0
 
 
 def _simulate(args: argparse.Namespace) -> int:
@@ -125,8 +120,10 @@ def _calibrate(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from asyncrl.library.train import checked
+
     console = Console()
-    _checked(args, None, console)
+    checked(_loaded(args, None), None, console, _models(args, None))
     console.print("This configuration can run.")
     return 0
 
@@ -250,54 +247,29 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
-def _checked(args: argparse.Namespace, resume: Path | None, console: Console) -> Config:
-    """Resolve the configuration, check it against this machine, and show what follows from it."""
-    from datetime import datetime
-
+def _loaded(args: argparse.Namespace, resume: Path | None) -> Config:
+    """The configuration that the command line asks for."""
     from asyncrl import config as configuration
-    from asyncrl.config.derived import derived
-    from asyncrl.launch import preflight
     from asyncrl.launch.private import refuse_foreign
-    from asyncrl.launch.publication_row import publication_row
-    from asyncrl.launch.trainer_memory import memory_rows
-    from asyncrl.observe.display import show_derived
-    from asyncrl.observe.run_dir import RUN_TOML
-    from asyncrl.processes.machine import available_cores
-    from asyncrl.sandbox.support import support
 
     if resume:
         refuse_foreign(resume.absolute())  # its run.toml may name modules
-    path = args.config or (resume / RUN_TOML if resume else None)
-    cores = available_cores()
-    config = preflight.resolved(
-        configuration.load(path, args.sets, os.environ), resume, datetime.now()
-    )
-    preflight.check(config, resume, cores)
-    publication = publication_row(config, _measured_pause(path))
-    show_derived([*derived(config, cores), publication, *memory_rows(config)], console)
-    if config.task.sandbox == "process" and (missing := support().missing):
-        console.print(
-            f"This machine does not have the sandbox strict ({missing}): what judges answers can "
-            "be killed, and is kept from nothing."
-        )
-    return config
+    return configuration.load(_run_toml(args, resume), args.sets, os.environ)
 
 
-def _measured_pause(run_toml: Path | None) -> str:
-    """The pause that the models beside a run.toml have, in words; empty where there are none."""
-    from asyncrl.config import ConfigError
+def _run_toml(args: argparse.Namespace, resume: Path | None) -> Path | None:
+    from asyncrl.observe.run_dir import RUN_TOML
+
+    path: Path | None = args.config or (resume / RUN_TOML if resume else None)
+    return path
+
+
+def _models(args: argparse.Namespace, resume: Path | None) -> Path | None:
+    """The place of a cluster's models, beside the run.toml."""
     from asyncrl.observe.run_dir import CLUSTER_MODELS
 
-    models = run_toml.parent / CLUSTER_MODELS if run_toml else None
-    if models is None or not models.exists():
-        return ""
-    from asyncrl.simulation.capacity.cluster_models import read_models
-
-    try:
-        swap_s = read_models(models).network.swap_s
-    except ConfigError as error:  # a forecast needs the file, and a run does not
-        return str(error)
-    return f"{swap_s:.3g} s in {CLUSTER_MODELS}" if swap_s else ""
+    path = _run_toml(args, resume)
+    return path.parent / CLUSTER_MODELS if path else None
 
 
 VERBS = {

@@ -1,5 +1,6 @@
-"""One frozen, typed configuration for a run."""
+"""One frozen, typed configuration for a run, checked whenever it is made."""
 
+from asyncrl.config import rules as rules  # what every Config obeys
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.load import load, read, render, write
 from asyncrl.config.schema import VARIABLES, Config

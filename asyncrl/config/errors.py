@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from asyncrl.escape import escaped
 
 BAD_INPUT = 2
@@ -23,3 +25,19 @@ class ConfigError(Exception):
 
     def __init__(self, text: str) -> None:
         super().__init__(escaped(text))
+
+
+class ContradictionError(ConfigError):
+    """Settings that contradict each other: `values` are theirs in words, by key; `remedy` says what
+    to do, as the end of the sentence."""
+
+    def __init__(
+        self, values: Mapping[str, str], remedy: str, places: Mapping[str, str] | None = None
+    ) -> None:
+        """`places` says where settings were said; the others are defaults. None: nobody knows."""
+        self.values, self.remedy = values, remedy
+        said = " and ".join(
+            f"{key} is {value}" + ("" if places is None else f" ({places.get(key, 'the default')})")
+            for key, value in values.items()
+        )
+        super().__init__(f"{said}: {remedy}.")

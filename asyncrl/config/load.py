@@ -16,21 +16,18 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
-from asyncrl.config.errors import ConfigError
-from asyncrl.config.fields import (
-    FIELDS,
-    SECTIONS,
+from asyncrl.config.errors import ConfigError, ContradictionError
+from asyncrl.config.fields import FIELDS, SECTIONS, lookup
+from asyncrl.config.renamed import about_old_name
+from asyncrl.config.schema import VARIABLES, Config, Section
+from asyncrl.config.setting import (
     TEXT_OR_TEXTS,
     Field,
     checked,
-    lookup,
     nearest,
     quoted,
     shortened,
 )
-from asyncrl.config.renamed import about_old_name
-from asyncrl.config.rules import contradictions
-from asyncrl.config.schema import VARIABLES, Config, Section
 from staleness.corrections import Correction
 
 PREFIX = "ASYNCRL_"
@@ -314,11 +311,7 @@ def _build(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
     sections: dict[str, Any] = {
         section: part for section, part in built.items() if "." not in section
     }
-    config = Config(**sections)
-    for keys, remedy in contradictions(config):
-        said = " and ".join(
-            f"{key} is {quoted(lookup(config, key))} ({places.get(key, 'the default')})"
-            for key in keys
-        )
-        raise ConfigError(f"{said}: {remedy}.")
-    return config
+    try:
+        return Config(**sections)
+    except ContradictionError as error:
+        raise ContradictionError(error.values, error.remedy, places) from None

@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from asyncrl.config.errors import ConfigError
-from asyncrl.config.fields import FIELDS, checked, nearest
+from asyncrl.config.fields import FIELDS
 from asyncrl.config.schema import TaskConfig
+from asyncrl.config.setting import checked, nearest
 
 OWN = (
     *("name", "params", "path", "eval_path", "verifier", "reward", "template"),

@@ -208,3 +208,6 @@ def _one_task(config: Config, task: TaskConfig) -> Iterator[tuple[tuple[str, ...
             ("task.template",),
             "the prompt would not contain the question: put {question} in the template",
         )
+
+
+Config.rules.append(contradictions)

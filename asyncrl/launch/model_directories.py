@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import installs
-from asyncrl.config.fields import nearest
 from asyncrl.config.lora import ALL_LINEAR, is_of, named_targets
+from asyncrl.config.setting import nearest
 from asyncrl.escape import escaped
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.supervised_examples import read_examples, tokenized

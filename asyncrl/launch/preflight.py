@@ -21,13 +21,13 @@ from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.cluster import joined
 from asyncrl.config.errors import installs
-from asyncrl.config.fields import FIELDS, lookup, quoted
+from asyncrl.config.fields import FIELDS, lookup
 from asyncrl.config.gpus import gpus_of
-from asyncrl.config.lending import lending_contradictions
 from asyncrl.config.mix import each, members, named
 from asyncrl.config.ranks import settled_ranks
 from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
 from asyncrl.config.servers import TABLES
+from asyncrl.config.setting import quoted
 from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
 from asyncrl.experience.call import ImpossibleEvent
@@ -97,7 +97,8 @@ journal and weights mean."""
 def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
     """Give `config` absolute paths, a run directory (the one resumed, the one set, or
     `runs/<task>-<time>`), and where they are not set the sandbox that this machine has, the
-    reward that suits the data set, and the number of ranks."""
+    reward that suits the data set, and the number of ranks. Raises ConfigError where that many
+    ranks contradict other settings."""
     run = resume or (Path(config.run.dir) if config.run.dir else _fresh(named(config.task), now))
     absolute: dict[str, dict[str, Any]] = {
         section: {
@@ -182,9 +183,6 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     check_ports(config)
     check_certificates(config)
     refuse_unfit_sinks(config.run.sinks)
-    for keys, remedy in lending_contradictions(config):  # the number of ranks is settled by now
-        said = " and ".join(f"{key} is {quoted(lookup(config, key))}" for key in keys)
-        raise ConfigError(f"{said}: {remedy}.")
     if (gpus := gpus_of(config)).needed:
         check_gpus(gpus, torch_computes=bool(gpus.trainer or gpus.senders))
     if not joined(config):  # else each machine looks for itself

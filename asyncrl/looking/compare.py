@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from asyncrl.config import ConfigError
-from asyncrl.config.fields import quoted
 from asyncrl.config.load import settings_in
+from asyncrl.config.setting import quoted
 from asyncrl.escape import escaped_json
 from asyncrl.looking.run_figures import RunFigures, run_figures
 from asyncrl.observe.diagnosis import duration

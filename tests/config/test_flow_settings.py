@@ -7,6 +7,7 @@ import itertools
 
 import msgspec
 import pytest
+from without_rules import without_rules
 
 from asyncrl.config import Config
 from asyncrl.config.rules import contradictions
@@ -20,7 +21,9 @@ def worst_lag(depth: int, batch: int, overprovision: float, window: int) -> int:
 
 
 def refused(**sections: dict[str, object]) -> list[tuple[tuple[str, ...], str]]:
-    return list(contradictions(msgspec.convert(sections, Config)))
+    with without_rules():
+        config = msgspec.convert(sections, Config)
+    return list(contradictions(config))
 
 
 ALONE: dict[str, object] = {"unit": "rollout", "advantage": "first_k"}

@@ -10,10 +10,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from without_rules import without_rules
 
 from asyncrl.config import Config, ConfigError, load, read, render, write
 from asyncrl.config.derived import derived
 from asyncrl.config.losses import designed, loss_mean
+from asyncrl.config.schema import RunConfig, StalenessConfig
 from staleness.corrections import (
     BUILT_IN,
     K3,
@@ -177,14 +179,11 @@ def bounds(kind: Any) -> st.SearchStrategy[Any]:
 def test_any_list_is_read_as_it_was_written(
     entries: tuple[Any, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    default = Config()
-    config = msgspec.structs.replace(
-        default,
-        staleness=msgspec.structs.replace(
-            default.staleness, correction=entries, proximal="boundary"
-        ),
-        run=msgspec.structs.replace(default.run, dir="somewhere"),
-    )
+    with without_rules():
+        config = Config(
+            staleness=StalenessConfig(correction=entries, proximal="boundary"),
+            run=RunConfig(dir="somewhere"),
+        )
     path = tmp_path_factory.getbasetemp() / "corrections.toml"
     write(config, path)
     try:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from without_rules import without_rules
 
 from asyncrl.config import Config
 from asyncrl.config.published import engine_dtype, published_dtype, rounded
@@ -15,7 +16,8 @@ SERVERS: dict[str, Any] = {"kind": "sglang", "sglang": {"urls": ["http://127.0.0
 
 
 def config(**sections: dict[str, Any]) -> Config:
-    return msgspec.convert(sections, Config)
+    with without_rules():
+        return msgspec.convert(sections, Config)
 
 
 @pytest.mark.parametrize(

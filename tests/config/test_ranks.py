@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
+from without_rules import without_rules
 
 from asyncrl.config import Config
 from asyncrl.config.cluster import cluster_contradictions, ranks_here
@@ -16,14 +16,8 @@ from staleness.corrections import M2po
 
 
 def config(**sections: dict[str, Any]) -> Config:
-    base = Config()
-    return msgspec.structs.replace(
-        base,
-        **{
-            name: msgspec.structs.replace(getattr(base, name), **values)
-            for name, values in sections.items()
-        },
-    )
+    with without_rules():
+        return Config(**sections)  # type: ignore[arg-type]
 
 
 def test_ranks_on_gpus_are_those_that_nobody_else_needs() -> None:

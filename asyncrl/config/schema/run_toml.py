@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import ClassVar
+
+from asyncrl.config.errors import ContradictionError
 from asyncrl.config.schema.engine_sections import EngineConfig
 from asyncrl.config.schema.process_sections import (
     ClusterConfig,
@@ -23,10 +28,15 @@ from asyncrl.config.schema.training_sections import (
     TeacherConfig,
     TrainConfig,
 )
+from asyncrl.config.setting import quoted
 
 
 class Config(Section, frozen=True):
-    """The whole run."""
+    """The whole run. It contradicts itself nowhere, however it is made."""
+
+    rules: ClassVar[list[Callable[[Config], Iterator[tuple[tuple[str, ...], str]]]]] = []
+    """Each yields the keys that contradict each other, and the remedy as the end of a sentence.
+    `asyncrl.config.rules`, which reads this schema, adds itself."""
 
     task: TaskConfig = TaskConfig()
     model: ModelConfig = ModelConfig()
@@ -47,6 +57,15 @@ class Config(Section, frozen=True):
     cluster: ClusterConfig = ClusterConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     run: RunConfig = RunConfig()
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a setting out of its range, or settings that contradict each
+        other."""
+        super().__post_init__()
+        for rule in self.rules:
+            for keys, remedy in rule(self):
+                values = {key: quoted(attrgetter(key)(self)) for key in keys}
+                raise ContradictionError(values, remedy)
 
 
 VARIABLES: dict[str, str] = {

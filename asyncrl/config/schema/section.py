@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 from msgspec import Meta
+
+from asyncrl.config.errors import ConfigError
+from asyncrl.config.setting import Field, checked, field_of, nearest, quoted
 
 Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0)]
@@ -16,4 +21,74 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A table of run.toml."""
+    """A table of run.toml. However it is made, each of its settings has its type and is in its
+    range; a section that lies in it may be given as a mapping of settings."""
+
+    def __post_init__(self) -> None:
+        """Check what differs from the defaults. Raises ConfigError with the sentence of `load`."""
+        cls = type(self)
+        for name, default in _defaults(cls).items():
+            value = getattr(self, name)
+            if type(value) is type(default) and value == default:
+                continue
+            kind = _kind(cls, name)
+            right = (
+                checked(kind, value, cls.__name__)
+                if isinstance(kind, Field)
+                else _inner(kind, value, cls.__name__)
+            )
+            if right is not value:
+                msgspec.structs.force_setattr(self, name, right)
+
+
+@cache
+def _defaults(cls: type[Section]) -> dict[str, Any]:
+    return {
+        field.name: field.default
+        if field.default_factory is msgspec.NODEFAULT
+        else field.default_factory()
+        for field in msgspec.structs.fields(cls)
+    }
+
+
+@cache
+def _kind(cls: type[Section], name: str) -> Field | type[Section]:
+    """The setting that this field is, or the section that lies there."""
+    hint = get_type_hints(cls, include_extras=True)[name]
+    if isinstance(hint, type) and issubclass(hint, Section):
+        return hint
+    return field_of(_table(cls), name, hint)
+
+
+def _table(cls: type[Section]) -> str:
+    """The name of this table in run.toml; empty for the whole of it.
+
+    >>> from asyncrl.config.schema import SglangConfig
+    >>> _table(SglangConfig)
+    'engine.sglang'
+    """
+    for outer in Section.__subclasses__():
+        for name, hint in get_type_hints(outer).items():
+            if hint is cls:
+                return f"{_table(outer)}.{name}".lstrip(".")
+    return ""
+
+
+def _inner(cls: type[Section], value: Any, place: str) -> Section:
+    """`value` as this section. Raises ConfigError."""
+    if isinstance(value, cls):
+        return value
+    table = _table(cls)
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{place}: {table} is {quoted(value)}, and must be a {cls.__name__}, or a mapping of "
+            "its settings."
+        )
+    names = cls.__struct_fields__
+    for name in value:
+        if name not in names:
+            raise ConfigError(
+                f"{place}: there is no setting {table}.{name}; the nearest is "
+                f"{table}.{nearest(str(name), names)}."
+            )
+    return cls(**value)

@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from asyncrl.config import Config, ConfigError
-from asyncrl.config.rules import contradictions
 from asyncrl.simulation.capacity.cluster_models import ClusterModel
 from asyncrl.simulation.capacity.forecast import Cluster, Forecast, forecast
 
@@ -67,10 +66,7 @@ def with_settings(config: Config, settings: dict[str, Any]) -> Config:
     for key, value in settings.items():
         section, name = key.split(".")
         tree[section] = msgspec.structs.replace(tree[section], **{name: value})
-    changed = type(config)(**tree)
-    for keys, why in contradictions(changed):
-        raise ConfigError(f"{' and '.join(keys)}: {why}.")
-    return changed
+    return type(config)(**tree)
 
 
 def part_of(config: Config, cluster: Cluster) -> int:

@@ -1,0 +1,319 @@
+"""One setting: what it may be, in words, and the check of a value. Invariant: a message and a
+comment in run.toml say what the schema says, whether the value comes from a file or from Python.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from asyncrl.config.errors import ConfigError
+from asyncrl.config.loss_names import CORRECTIONS
+from asyncrl.config.plugins import Named
+from asyncrl.config.renamed import VALUES
+from staleness.corrections import Correction
+
+NONE = "none"
+"""A list of no tables, where it is said in one word."""
+TEXTS = tuple[str, ...]
+TEXT_OR_TEXTS = str | tuple[str, ...]
+COUNTS = tuple[Annotated[int, msgspec.Meta(ge=1)], ...]
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One setting: `key` is `section.name` (a section may lie in another: `engine.sglang`), `kind`
+    its Python type (or the Literal), `allowed` what it may be, in words, `named` the mark of a
+    setting that names code."""
+
+    key: str
+    hint: Any
+    kind: Any
+    description: str
+    allowed: str
+    named: Named | None = None
+
+    @property
+    def section(self) -> str:
+        return self.key.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition(".")[2]
+
+    @property
+    def is_table(self) -> bool:
+        """True if its keys are free (`task.params`)."""
+        return get_origin(self.kind) is dict
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that a string may be, or () where it may be anything."""
+        if self.named is not None:
+            return self.named.names
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The words that may be in it, where it is a list of such; otherwise ()."""
+        inner = get_args(self.kind)[:1] if get_origin(self.kind) is tuple else ()
+        return get_args(inner[0]) if inner and get_origin(inner[0]) is Literal else ()
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """Kinds of table that are built in, where this is a list of tables; otherwise ()."""
+        return tuple(CORRECTIONS) if self.kind == tuple[Correction, ...] else ()
+
+    @property
+    def words(self) -> str:
+        """Everything that it may be called, for the comment above it; empty where that is
+        free."""
+        listed = [*(self.choices or self.listed or self.entries)]
+        own = ["module:name"] if self.named or self.entries else []
+        return ", ".join([*listed, *own])
+
+    @property
+    def is_text(self) -> bool:
+        return self.kind is str or bool(self.choices)
+
+
+def _allowed(kind: Any, metas: list[msgspec.Meta], named: Named | None) -> str:
+    if named is not None:
+        return f"one of {', '.join(named.names)}, or module:name"
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(get_args(kind))
+    if get_origin(kind) is dict:
+        return "a table"
+    if kind == TEXTS:
+        return "a list of strings"
+    if get_origin(kind) is tuple and get_origin(get_args(kind)[0]) is Literal:
+        return "a list of " + ", ".join(get_args(get_args(kind)[0]))
+    if kind == TEXT_OR_TEXTS:
+        return "a string or a list of strings"
+    if kind == COUNTS:
+        return "a list of whole numbers, each at least 1"
+    if get_origin(kind) is tuple:
+        return "a list of tables with a kind each, or of kinds alone"
+    noun = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}[kind]
+    bounds: list[str] = []
+    for meta in metas:
+        bounds += [
+            f"{words} {bound:g}" if abs(bound) < 1e6 else f"{words} {bound}"
+            for words, bound in (
+                ("at least", meta.ge),
+                ("above", meta.gt),
+                ("at most", meta.le),
+                ("below", meta.lt),
+            )
+            if bound is not None
+        ]
+    return " ".join([noun, " and ".join(bounds)]).strip()
+
+
+def field_of(section: str, name: str, hint: Any) -> Field:
+    """Read a setting off the type of a field of `section`; empty: of no table yet."""
+    kind, metas, named = hint, [], None
+    if get_origin(hint) is Annotated:
+        kind, *rest = get_args(hint)
+        metas = [meta for meta in rest if isinstance(meta, msgspec.Meta)]
+        named = next((mark for mark in rest if isinstance(mark, Named)), None)
+    description = next((meta.description for meta in metas if meta.description), "")
+    allowed = _allowed(kind, metas, named)
+    return Field(f"{section}.{name}", hint, kind, description, allowed, named)
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """The most similar of `words`, of which there is at least one. A key matches best by its last
+    part (`train.group_size` → `rollout.group_size`)."""
+
+    def similarity(other: str) -> tuple[float, float]:
+        last, other_last = word.rpartition(".")[2], other.rpartition(".")[2]
+        whole = difflib.SequenceMatcher(None, word.lower(), other.lower()).ratio()
+        return difflib.SequenceMatcher(
+            None, last.lower(), other_last.lower()
+        ).ratio() + whole, whole
+
+    return max(words, key=similarity)
+
+
+def checked(field: Field, value: Any, place: str) -> Any:
+    """`value` as the setting's type. Raises ConfigError naming `place`, the value and what is
+    allowed."""
+    problem = ""
+    if field.entries:
+        return _listed(field, value, place)
+    if field.listed and isinstance(value, str):
+        value = [word for part in value.split(",") if (word := part.strip())]
+    if field.is_table:
+        problem = _unplain(value) if isinstance(value, dict) else "is not a table"
+    elif (
+        field.kind in (TEXTS, TEXT_OR_TEXTS)
+        and isinstance(value, list)
+        and not all(isinstance(item, str) and _is_text(item) for item in value)
+    ):
+        problem = f"is {quoted(value)}"
+    elif isinstance(value, str) and not _is_text(value):
+        problem = f"is {quoted(value)}, which is not text"
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        problem = "does not fit in 64 bits"
+    elif isinstance(value, float) and not math.isfinite(value):
+        problem = f"is {value}"
+    elif field.named is not None and isinstance(value, str) and not field.named.allows(value):
+        problem = f"is {quoted(value)}"
+    else:
+        try:
+            return msgspec.convert(value, field.hint)
+        except msgspec.ValidationError:
+            problem = f"is {quoted(value)}"
+    if not problem:
+        return value
+    hint = f" ({field.description})" if field.description else ""
+    if field.choices and isinstance(value, str):
+        now = VALUES.get(field.key, {}).get(value)
+        hint = f"; {value} is called {now} now" if now else ""
+        hint = hint or f"; the nearest is {nearest(value, field.choices)}"
+    raise ConfigError(f"{place}: {field.key} {problem}, and must be {field.allowed}{hint}.")
+
+
+def _listed(field: Field, value: Any, place: str) -> tuple[Any, ...]:
+    """A list of tagged tables; where only a kind is said the rest is its defaults. A string is such
+    kinds with commas between, or none."""
+    if isinstance(value, str):
+        value = [] if value.strip() == NONE else [kind.strip() for kind in value.split(",")]
+    if not isinstance(value, list | tuple):
+        kinds = ", ".join([*field.entries, NONE])
+        raise ConfigError(
+            f"{place}: {field.key} is {quoted(value)}, and must be {field.allowed}: {kinds} "
+            f"({field.description})."
+        )
+    return tuple(
+        _entry(field, {"kind": item} if isinstance(item, str) else item, place) for item in value
+    )
+
+
+def _entry(field: Field, table: Any, place: str) -> Any:
+    if isinstance(table, Correction):
+        return _settled(field, type(table), msgspec.structs.asdict(table), place)
+    kinds = field.entries
+    kind = table.get("kind") if isinstance(table, dict) else None
+    if not isinstance(kind, str):
+        raise ConfigError(
+            f"{place}: {field.key} has {quoted(table)} in it, and must be {field.allowed}: "
+            f"{', '.join([*kinds, NONE])}."
+        )
+    if kind == NONE:
+        raise ConfigError(
+            f"{place}: {field.key} has {NONE} beside others, which says nothing: leave it out."
+        )
+    if kind not in kinds and ":" not in kind:
+        near = nearest(kind, kinds)
+        raise ConfigError(
+            f"{place}: {field.key} has the kind {quoted(kind)}, which there is not; the nearest "
+            f"is {near}."
+        )
+    try:
+        cls = CORRECTIONS.find(kind)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {field.key}: {error}") from None
+    given = {name: value for name, value in table.items() if name != "kind"}
+    return _settled(field, cls, given, place)
+
+
+def _settled(field: Field, cls: type[Correction], given: Mapping[str, Any], place: str) -> Any:
+    """The correction of these settings."""
+    kind, values = cls.kind, dict[str, Any]()
+    try:
+        hints = _settings(cls)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {field.key}: {error}") from None
+    for name, value in given.items():
+        if name not in hints:
+            raise ConfigError(
+                f"{place}: {field.key} has a {kind} with {quoted(name)}, which it does not take; "
+                f"{_takes(str(name), hints)}."
+            )
+        values[name] = checked(field_of(f"{field.key}.{kind}", name, hints[name]), value, place)
+    for known in msgspec.structs.fields(cls):
+        if known.required and known.name not in values:
+            raise ConfigError(
+                f"{place}: {field.key} has a {kind} without {quoted(known.name)}, which it needs."
+            )
+    try:
+        return cls(**values)
+    except (TypeError, ValueError) as error:  # what __post_init__ of a user's own says
+        raise ConfigError(f"{place}: {field.key} has a {kind} that is refused: {error}.") from None
+
+
+def _settings(cls: type[Correction]) -> dict[str, Any]:
+    """The types of a correction's settings by name. Raises ConfigError for one that a table of
+    run.toml cannot have."""
+    try:
+        every = get_type_hints(cls, include_extras=True)
+        hints = {name: every[name] for name in cls.__struct_fields__}
+        for name, hint in hints.items():
+            field_of(cls.kind, name, hint)
+    except (NameError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"the settings of {cls.kind} cannot be read ({type(error).__name__}: {error}); give "
+            "each the type int, float, str, bool or Literal."
+        ) from error
+    return hints
+
+
+def _takes(name: str, hints: Iterable[str]) -> str:
+    if not (listed := list(hints)):
+        return "it takes none"
+    return f"it takes {', '.join(listed)}, and the nearest is {nearest(name, listed)}"
+
+
+def quoted(value: Any) -> str:
+    """A value as a person writes it in TOML, shortened."""
+    return shortened(_toml(value))
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Correction):
+        inner = ", ".join(f"{name} = {_toml(inner)}" for name, inner in value.table().items())
+        return f"{{{inner}}}"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return repr(value)
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _is_text(value: str) -> bool:
+    """True if it can be written to a file and name one: an environment can hold bytes that are not
+    UTF-8."""
+    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _unplain(value: Any, path: str = "") -> str:
+    """Words for what makes a free table unfit to be journalled and compared; empty where it is
+    fit."""
+    if isinstance(value, dict):
+        return next(
+            (found for key, item in value.items() if (found := _unplain(item, f"{path}.{key}"))), ""
+        )
+    if isinstance(value, list):
+        return next((found for item in value if (found := _unplain(item, path))), "")
+    if isinstance(value, bool):
+        return ""
+    if isinstance(value, str):
+        return "" if _is_text(value) else f"has at {path[1:]} {quoted(value)}, which is not text"
+    if isinstance(value, int):
+        return (
+            ""
+            if -(2**63) <= value < 2**63
+            else f"has at {path[1:]} a number that does not fit in 64 bits"
+        )
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else f"has {value} at {path[1:]}"
+    return f"has at {path[1:]} a {type(value).__name__}, which no task takes"

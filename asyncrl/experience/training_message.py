@@ -1,0 +1,66 @@
+"""Training sequences as the message that a learner takes. Invariant: whoever trains (a run's
+coordinator, a loop written by hand) packs here, so that both train alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from asyncrl.experience.group_facts import GroupFacts
+from asyncrl.experience.sequence import TrainingSequence, joined_behaviour, joined_ids
+from asyncrl.ipc.messages import MicroBatch, Sample
+from staleness.truncation import loss_mask, trainable_by_lag
+
+
+class TrainingMessage(NamedTuple):
+    """A micro-batch with its three buffers, and how many of its tokens may enter the loss, by
+    lag."""
+
+    message: MicroBatch
+    buffers: tuple[bytes, bytes, bytes]
+    trainable: Counter[int]
+
+
+def training_message(
+    step: int,
+    index: int,
+    pieces: Iterable[tuple[Sample, TrainingSequence]],
+    facts: Mapping[int, GroupFacts],
+    max_lag: int,
+    *,
+    mask_truncated: bool,
+    whole_step: bool,
+) -> TrainingMessage:
+    """Pack sequences as micro-batch `index` of a step, with the facts of groups by their number.
+
+    Tokens older than `max_lag` versions stay out of the loss, and with `mask_truncated` responses
+    that were cut at their budget do. Lengths are sent only where advantages compare the
+    `whole_step`, and parts and turns only of groups that have some.
+    """
+    samples, sequences = list[Sample](), list[TrainingSequence]()
+    mask, trainable = bytearray(), Counter[int]()
+    for sample, sequence in pieces:
+        of_sequence = loss_mask(
+            sequence.spans,
+            step,
+            max_lag,
+            truncated=mask_truncated and sequence.finish == "length",
+            errors=sequence.errors,
+        )
+        trainable.update(trainable_by_lag(sequence.spans, step, of_sequence))
+        mask += of_sequence
+        samples.append(sample)
+        sequences.append(sequence)
+    buffers = joined_ids(sequences), joined_behaviour(sequences), bytes(mask)
+    message = MicroBatch(
+        step,
+        index,
+        samples=samples,
+        rewards={number: group.rewards for number, group in facts.items()},
+        parts={number: group.parts for number, group in facts.items() if any(group.parts)},
+        lengths={number: group.lengths for number, group in facts.items()} if whole_step else {},
+        turns={number: group.turns for number, group in facts.items() if any(group.turns)},
+    )
+    return TrainingMessage(message, buffers, trainable)

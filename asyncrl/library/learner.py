@@ -1,0 +1,222 @@
+"""The learner of a loop written by hand: the one that a run's trainer has, with arrays at its
+door."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from transformers import PreTrainedModel
+
+from asyncrl.config import Config, ConfigError
+from asyncrl.config.flow import max_lag
+from asyncrl.config.losses import advantage_of
+from asyncrl.experience.group_facts import GroupFacts
+from asyncrl.experience.micro_batches import micro_batches
+from asyncrl.experience.sequence import TrainingSequence
+from asyncrl.experience.training_message import training_message
+from asyncrl.ipc.messages import Sample, TokenCount
+from asyncrl.library.models import as_model, opened
+from asyncrl.library.sequence import Sequence as PublicSequence
+from asyncrl.training import learner as core
+from asyncrl.training.checkpoint_io import export
+from asyncrl.training.kl_terms import open_kl_terms
+from asyncrl.training.models import ModelError
+from asyncrl.training.supervised import open_supervised
+from asyncrl.training.trial import try_passes
+
+
+class StepFigures(NamedTuple):
+    """One step, which made `version`: its `trained` tokens, the `discarded` ones by reason, and the
+    learner's `metrics` (loss, grad_norm, lr, k3 …: docs/metrics.md)."""
+
+    version: int
+    trained: int
+    discarded: dict[str, int]
+    metrics: dict[str, float]
+
+
+class Learner:
+    """A model that learns: `add` sequences, then `step`.
+
+    Its settings are those of a run, from the same Config: `[train]` but for what says when and how
+    often (steps, batch_groups, ranks), `[staleness]`, `model.dtype`, `rollout.temperature`, and
+    those of other policies. A step trains what was added since the last one.
+
+    >>> import asyncrl as rl
+    >>> config = rl.Config(model={"warmup_steps": 0}, train={"lr": 1e-3})
+    >>> learner = rl.Learner(rl.starting_model(config), config)
+    >>> rewards = 1.0, 0.0
+    >>> learner.add(
+    ...     rl.Sequence([65, 66 + n], [-5.5], prompt_tokens=1, reward=reward)
+    ...     for n, reward in enumerate(rewards)
+    ... )
+    >>> figures = learner.step()
+    >>> learner.version, figures.trained
+    (1, 2)
+    """
+
+    def __init__(self, model: str | Path | PreTrainedModel, config: Config | None = None) -> None:
+        """Learn from a model directory, or a model, which is the learner's from here on. Raises
+        ConfigError for settings that need a whole run, and a model that cannot be trained."""
+        self.config = config = Config() if config is None else config
+        _refuse_what_runs_alone_do(config)
+        self.path = Path(model) if isinstance(model, str | Path) else None
+        self.model = opened(model, config) if self.path else as_model(model)
+        if self.path is None and (config.reference.coefficient and not config.reference.path):
+            raise ConfigError(
+                "Learner: reference.coefficient is set, and the reference of a model that is in "
+                "memory is nowhere: give the learner a model directory, or set reference.path."
+            )
+        self.model.to(config.train.device)  # type: ignore[arg-type]
+        initial = self.path or Path()
+        try:
+            try_passes(self.model, config.engine.context_tokens)
+            terms = open_kl_terms(config, initial, self.model.dtype, self.model)
+        except ModelError as error:
+            raise ConfigError(f"{error}.") from None
+        self._core = core.Learner(
+            self.model,
+            config.train,
+            config.staleness,
+            config.rollout.temperature,
+            budget=config.rollout.max_new_tokens,
+            kl_terms=terms,
+            supervised=open_supervised(config, initial),
+        )
+        self._vocabulary = self.model.get_input_embeddings().num_embeddings
+        self._whole_step = advantage_of(config.train).whole_step
+        self._rollouts = self._index = 0
+        self._groups = set[int]()  # of the open step
+        self._counts = list[TokenCount]()
+
+    @property
+    def version(self) -> int:
+        """Number of steps taken."""
+        return self._core.version
+
+    def add(self, sequences: Iterable[PublicSequence]) -> None:
+        """Add the gradient of these to the open step. A group comes whole, in one call; with an
+        advantage that compares a whole step (reinforce_pp, gdpo) the step does. Raises ValueError
+        where they cannot be trained, before any of them is."""
+        added = list(sequences)
+        self._refuse_unfit(added)
+        members = defaultdict[int, list[PublicSequence]](list)
+        for one in added:
+            members[one.group].append(one)
+        pieces = [self._pieces(group, of_group) for group, of_group in members.items()]
+        facts = {
+            group: GroupFacts(
+                rewards=[float(one.reward or 0) for one in of_group],
+                parts=[[] for _ in of_group],
+                lengths=[one.sampled_tokens for one in of_group],
+                turns=[[] for _ in of_group],
+            )
+            for group, of_group in members.items()
+        }
+        config = self.config
+        for batch in micro_batches(pieces, _tokens, config.train.micro_tokens):
+            named = members.keys() if self._whole_step else {sample.group for sample, _ in batch}
+            packed = training_message(
+                self.version,
+                self._index,
+                batch,
+                {group: facts[group] for group in named},
+                max_lag(config),
+                mask_truncated=config.rollout.truncated == "mask",
+                whole_step=self._whole_step,
+            )
+            self._counts += self._core.accumulate(packed.message, packed.buffers)
+            self._index += 1
+        self._groups |= members.keys()
+
+    def step(self) -> StepFigures:
+        """Take the optimizer step, which makes the next version; where nothing was added, the
+        weights stay."""
+        metrics = self._core.step()
+        counts, self._counts = self._counts + self._core.counts, []
+        self._index, self._groups = 0, set()
+        discarded = Counter[str]()
+        for count in counts:
+            discarded.update(count.discarded)
+        trained = sum(count.trained for count in counts)
+        return StepFigures(self.version, trained, dict(discarded), metrics)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the model as a Hugging Face directory, in place of what is at `path`, with the
+        tokenizer of the directory that the learner began from. Raises ConfigError where that is
+        a directory of something else, and CheckpointError where it cannot be written."""
+        there = Path(path)
+        if there.exists() and not (there / "config.json").is_file():
+            raise ConfigError(f"{there}: what is there is no model directory; choose another path.")
+        return export(path, self.model, self.path or Path(path))
+
+    def _pieces(
+        self, group: int, members: Sequence[PublicSequence]
+    ) -> list[tuple[Sample, TrainingSequence]]:
+        found = []
+        for place, one in enumerate(members):
+            sequence, reward = one.to_train(), float(one.reward or 0)
+            found.append((sequence.sample(self._rollouts, group, reward, member=place), sequence))
+            self._rollouts += 1
+        return found
+
+    def _refuse_unfit(self, added: Sequence[PublicSequence]) -> None:
+        for number, one in enumerate(added):
+            if not isinstance(one, PublicSequence):
+                raise ValueError(f"item {number} is a {type(one).__name__}, and no rl.Sequence")
+            if one.reward is None or one.reward != one.reward or abs(one.reward) == float("inf"):
+                raise ValueError(
+                    f"sequence {number} has the reward {one.reward}: give each a number, as by "
+                    "sequence.rewarded(1.0)"
+                )
+            if int(one.ids.min()) < 0 or int(one.ids.max()) >= self._vocabulary:
+                raise ValueError(
+                    f"sequence {number} has an id outside of the model's vocabulary of "
+                    f"{self._vocabulary}"
+                )
+            if one.versions.max() > self.version:
+                raise ValueError(
+                    f"sequence {number} is of version {one.versions.max()}, and the learner has "
+                    f"made {self.version}: versions count its steps"
+                )
+            if len(one.ids) > self.config.train.micro_tokens:
+                raise ValueError(
+                    f"sequence {number} has {len(one.ids)} tokens, and train.micro_tokens is "
+                    f"{self.config.train.micro_tokens}: raise it"
+                )
+            if one.group in self._groups:
+                raise ValueError(
+                    f"sequence {number} is of group {one.group}, of which others were added to "
+                    "this step before: add a group in one call"
+                )
+        if self._whole_step and self._groups:
+            raise ValueError(
+                f"the advantage {self.config.train.advantage} compares a whole step: add all of "
+                "it in one call"
+            )
+
+
+def _tokens(piece: tuple[Sample, TrainingSequence]) -> int:
+    return piece[0].prompt_tokens + piece[0].response_tokens
+
+
+def _refuse_what_runs_alone_do(config: Config) -> None:
+    """Raise ConfigError for settings that a loop in one process has no part for."""
+    for key, is_set, why in (
+        ("train.ranks", config.train.ranks > 1, "several ranks are processes of a run"),
+        ("model.lora.rank", config.model.lora.rank > 0, "adapters learn in runs alone"),
+        ("reference.server", bool(config.reference.server), "a run asks servers for scores"),
+        ("teacher.server", bool(config.teacher.server), "a run asks servers for scores"),
+        (
+            "staleness.proximal",
+            config.staleness.proximal == "boundary",
+            "a run scores tokens at the end of each step",
+        ),
+    ):
+        if is_set:
+            raise ConfigError(
+                f"Learner: {key} is set, and {why}: leave it at its default, or use asyncrl.train."
+            )

@@ -1,0 +1,46 @@
+"""The models of a loop written by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from asyncrl.config import Config, ConfigError
+from asyncrl.tasks import TaskError
+from asyncrl.training.models import ModelError, load_model
+from asyncrl.training.output_layer import float32_output
+from asyncrl.training.warmup import prepare_model
+
+
+def starting_model(config: Config) -> Path:
+    """The model directory that a run of this configuration starts from: `model.path`, or the
+    bundled small model, which learns the task's own answers for `model.warmup_steps` and is kept in
+    the user's cache. Raises ConfigError."""
+    try:
+        return prepare_model(config)
+    except TaskError as error:
+        raise ConfigError(f"{error}.") from None
+
+
+def opened(path: str | Path, config: Config) -> PreTrainedModel:
+    """The model in a directory, of the types in `[model]`. Raises ConfigError."""
+    try:
+        model = load_model(path, getattr(torch, config.model.dtype))
+    except ModelError as error:
+        raise ConfigError(f"{error}.") from None
+    if config.model.output_dtype == "float32":
+        float32_output(model)
+    return model
+
+
+def as_model(given: Any) -> PreTrainedModel:
+    """Raises ConfigError for what is no model of transformers."""
+    if not isinstance(given, PreTrainedModel):
+        raise ConfigError(
+            f"a {type(given).__name__} is no model: give the path of a model directory, or a "
+            "causal language model of transformers."
+        )
+    return given

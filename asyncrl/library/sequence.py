@@ -1,0 +1,166 @@
+"""A sequence to train, as Python has it: arrays of numbers, checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listed
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from asyncrl.experience.sequence import TrainingSequence
+from asyncrl.ipc.messages import Finish, Span
+from asyncrl.tasks.answer import Answer
+
+
+class Sequence:
+    """Tokens, which of them the policy sampled, and the reward of them all.
+
+    `ids` int32 [tokens]; `mask` bool [tokens], true where the policy sampled the token; `logprobs`
+    float32 [sampled], their log-probabilities when they were sampled; `versions` int64 [sampled],
+    the version that sampled each; `reward`, None until it has one. Sequences of one `group` answer
+    one prompt, and are compared with each other. `finish` says how the response ended ("stop" or
+    "length"), where that is known; `text` is the response decoded, where a sampler did.
+
+    A prompt of two tokens, and three that version 4 sampled:
+
+    >>> one = Sequence([50, 51, 10, 11, 12], [-1.0, -2.0, -0.5], prompt_tokens=2, versions=4)
+    >>> one.mask.tolist(), one.versions.tolist(), one.rewarded(1.0).reward
+    ([False, False, True, True, True], [4, 4, 4], 1.0)
+    """
+
+    def __init__(
+        self,
+        ids: ArrayLike,
+        logprobs: ArrayLike,
+        *,
+        prompt_tokens: int | None = None,
+        mask: ArrayLike | None = None,
+        versions: ArrayLike = 0,
+        reward: float | None = None,
+        group: int = 0,
+        finish: Finish = "",
+        text: str = "",
+    ) -> None:
+        """Lists, numpy arrays and torch tensors are taken. Say either how many tokens the prompt
+        has, or give the `mask`, where tokens that were not sampled (a tool's) lie between those
+        that were. `versions` is one number for all sampled tokens, or one for each. Raises
+        ValueError where these do not fit each other."""
+        self.ids: NDArray[np.int32] = _integers("ids", ids).astype(np.int32)
+        self.mask = _mask(len(self.ids), prompt_tokens, mask)
+        sampled = int(self.mask.sum())
+        self.logprobs: NDArray[np.float32] = _line("logprobs", logprobs).astype(np.float32)
+        if len(self.logprobs) != sampled:
+            raise ValueError(
+                f"logprobs has {len(self.logprobs)} numbers, and {sampled} of the {len(self.ids)} "
+                "tokens were sampled: give one for each sampled token"
+            )
+        if np.isnan(self.logprobs).any() or (self.logprobs > 0).any():
+            raise ValueError("logprobs has a number that is no log-probability: each is at most 0")
+        given = _plain(versions)
+        spread = np.full(sampled, given) if given.ndim == 0 else given
+        self.versions: NDArray[np.int64] = _integers("versions", spread).astype(np.int64)
+        if len(self.versions) != sampled:
+            raise ValueError(
+                f"versions has {len(self.versions)} numbers, and {sampled} tokens were sampled: "
+                "give one for each of them, or one for all"
+            )
+        if (np.diff(self.versions) < 0).any() or (self.versions < 0).any():
+            raise ValueError("versions must be 0 or more, and never fall along a sequence")
+        self.reward = None if reward is None else float(reward)
+        self.group, self.finish, self.text = int(group), finish, text
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({len(self.ids)} tokens, {self.sampled_tokens} sampled, group {self.group}, "
+            f"reward {self.reward})"
+        )
+
+    @property
+    def sampled_tokens(self) -> int:
+        return len(self.logprobs)
+
+    @property
+    def answer(self) -> Answer:
+        """The response, as a verifier takes it."""
+        return Answer(self.text, finish=self.finish, tokens=self.sampled_tokens)
+
+    def rewarded(self, reward: float) -> Sequence:
+        """The same sequence with a reward."""
+        return Sequence(
+            self.ids,
+            self.logprobs,
+            mask=self.mask,
+            versions=self.versions,
+            reward=reward,
+            group=self.group,
+            finish=self.finish,
+            text=self.text,
+        )
+
+    def to_train(self) -> TrainingSequence:
+        """This sequence in the one form that is trained."""
+        behaviour = np.zeros(len(self.ids), np.float32)
+        behaviour[self.mask] = self.logprobs
+        return TrainingSequence(
+            ids=self.ids.astype("<i4").tobytes(),
+            mask=self.mask.astype(np.uint8).tobytes(),
+            behaviour=behaviour.astype("<f4").tobytes(),
+            spans=tuple(self._spans()),
+            finish=self.finish,
+        )
+
+    def _spans(self) -> Listed[Span]:
+        """Runs of consecutive tokens that one version sampled."""
+        places = np.flatnonzero(self.mask)
+        breaks = (np.diff(places) != 1) | (np.diff(self.versions) != 0)
+        edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(places)]
+        return [
+            Span(int(self.versions[start]), int(places[start]), int(places[end - 1]) + 1)
+            for start, end in pairwise(edges)
+        ]
+
+
+def _mask(tokens: int, prompt_tokens: int | None, mask: ArrayLike | None) -> NDArray[np.bool_]:
+    if (prompt_tokens is None) == (mask is None):
+        raise ValueError("say which tokens were sampled: give prompt_tokens, or mask")
+    if prompt_tokens is not None:
+        if not 1 <= prompt_tokens < tokens:
+            raise ValueError(
+                f"prompt_tokens is {prompt_tokens}, and there are {tokens} ids: a sequence has a "
+                "prompt and a response, each of at least 1 token"
+            )
+        return np.arange(tokens) >= prompt_tokens
+    found = _line("mask", mask)
+    if len(found) != tokens:
+        raise ValueError(f"mask has {len(found)} items, and there are {tokens} ids: give one each")
+    if not np.isin(found, (0, 1)).all():
+        raise ValueError("mask has an item that is neither true nor false")
+    marked: NDArray[np.bool_] = found.astype(np.bool_)
+    if not marked.any() or marked[0]:
+        raise ValueError(
+            "mask must mark at least one token as sampled, and not the first: a sequence begins "
+            "with its prompt"
+        )
+    return marked
+
+
+def _integers(name: str, given: ArrayLike) -> NDArray[Any]:
+    found = _line(name, given)
+    if found.dtype.kind not in "iu":
+        raise ValueError(f"{name} has items of type {found.dtype}, and must have whole numbers")
+    return found
+
+
+def _line(name: str, given: ArrayLike | None) -> NDArray[Any]:
+    """An array of one dimension."""
+    found = _plain(given)
+    if found.ndim != 1:
+        raise ValueError(f"{name} has the shape {list(found.shape)}, and must be one line of items")
+    return found
+
+
+def _plain(given: Any) -> NDArray[Any]:
+    """Lists, arrays and torch tensors, also of a type that numpy does not know, as an array."""
+    return np.asarray(given.tolist() if hasattr(given, "detach") else given)

@@ -1,0 +1,85 @@
+"""Tasks of a loop written by hand: those of `[task]`, and lists of Python's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from asyncrl.config import Config, ConfigError
+from asyncrl.ipc.messages import Split
+from asyncrl.tasks import Task
+from asyncrl.tasks.answer import Answer
+from asyncrl.tasks.judging import opened
+from asyncrl.tasks.verifiers import Verifier, rewarded
+
+
+def open_task(config: Config) -> Task:
+    """Open the task that `[task]` names: a data set of reasoning-gym, or a JSONL file. Raises
+    ConfigError, also for one whose verifier executes answers: it would in this process, and a run
+    has a sandbox for that."""
+    task = opened(config.task, config.run.seed)
+    if task.executes or task.languages:
+        raise ConfigError(
+            f"task.name is {config.task.name!r}, whose verifier executes what the model answers: "
+            "use asyncrl.train, which judges it in a sandbox."
+        )
+    return task
+
+
+class ListTask:
+    """Prompts in memory, judged by a function of the answer and its line. It is a `Task`.
+
+    >>> def long(answer, line):
+    ...     return len(answer) / line["most"]
+    >>> task = ListTask([{"prompt": "Say a lot: ", "most": 8}], long)
+    >>> task.prompt("train", 0), task.verify("train", 0, "well")
+    ('Say a lot: ', 0.5)
+    """
+
+    executes, writes = False, False
+    languages = frozenset[str]()
+
+    def __init__(
+        self,
+        train: Sequence[Mapping[str, Any]],
+        verifier: Verifier,
+        evaluation: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Each line has a `prompt`, and what the verifier reads. Raises ConfigError."""
+        self._lines: dict[Split, list[dict[str, Any]]] = {
+            "train": [dict(line) for line in train],
+            "evaluation": [dict(line) for line in evaluation],
+        }
+        self._verifier = verifier
+        if not callable(verifier):
+            raise ConfigError(f"a {type(verifier).__name__} is no verifier: give a function.")
+        if not self._lines["train"]:
+            raise ConfigError("a task needs at least one line to train on.")
+        for split, lines in self._lines.items():
+            for number, line in enumerate(lines):
+                if not isinstance(line.get("prompt"), str):
+                    raise ConfigError(f"line {number} of {split} has no prompt, which is a text.")
+
+    def warm(self) -> str:
+        return self.prompt("train", 0)
+
+    def size(self, split: Split) -> int:
+        return len(self._lines[split])
+
+    def prompt(self, split: Split, prompt_index: int) -> str:
+        return str(self._line(split, prompt_index)["prompt"])
+
+    def answer(self, split: Split, prompt_index: int) -> str | None:
+        answer = self._line(split, prompt_index).get("answer")
+        return None if answer is None else str(answer)
+
+    def verify(self, split: Split, prompt_index: int, answer: str) -> float:
+        line = self._line(split, prompt_index)
+        return float(rewarded(self._verifier, self._verifier(Answer.of(answer), line)))
+
+    def _line(self, split: Split, prompt_index: int) -> dict[str, Any]:
+        if not 0 <= prompt_index < self.size(split):
+            raise IndexError(
+                f"prompt {prompt_index} is outside the {split} split of {self.size(split)}"
+            )
+        return self._lines[split][prompt_index]

@@ -1,0 +1,77 @@
+"""The one way to a run, from the command line and from Python: check, claim the directory, launch.
+
+This process never imports torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from asyncrl.config import Config, ConfigError
+from asyncrl.config.derived import derived
+from asyncrl.launch import preflight
+from asyncrl.launch.private import refuse_foreign
+from asyncrl.launch.publication_row import publication_row
+from asyncrl.launch.trainer_memory import memory_rows
+from asyncrl.library.run import Run
+from asyncrl.observe.display import show_derived
+from asyncrl.observe.output import Output
+from asyncrl.observe.run_dir import CLUSTER_MODELS
+from asyncrl.processes.machine import available_cores
+from asyncrl.sandbox.support import support
+
+
+def train(
+    config: Config,
+    *,
+    resume: str | Path | None = None,
+    console: Console | None = None,
+    models: Path | None = None,
+) -> Run:
+    """Train to the end, in processes of the run's own, and return the run; how it ended is its
+    `status`. `resume` goes on with the run in that directory. `models` names the file that
+    `asyncrl calibrate` wrote, if any. Raises ConfigError where the run cannot start as
+    configured."""
+    console = Console(file=Output(sys.stdout)) if console is None else console  # type: ignore[arg-type]
+    resume = None if resume is None else Path(resume)
+    if resume is not None:
+        refuse_foreign(resume.absolute())
+    config = checked(config, resume, console, models)
+    with preflight.claimed(config) as run:
+        from asyncrl.launch.launcher import launch
+
+        status = launch(config, resume=resume and run, console=console)
+    return Run(run, status)
+
+
+def checked(config: Config, resume: Path | None, console: Console, models: Path | None) -> Config:
+    """Resolve a configuration, check it against this machine, and show what follows from it. Raises
+    ConfigError."""
+    cores = available_cores()
+    config = preflight.resolved(config, resume, datetime.now())
+    preflight.check(config, resume, cores)
+    publication = publication_row(config, _measured_pause(models))
+    show_derived([*derived(config, cores), publication, *memory_rows(config)], console)
+    if config.task.sandbox == "process" and (missing := support().missing):
+        console.print(
+            f"This machine does not have the sandbox strict ({missing}): what judges answers can "
+            "be killed, and is kept from nothing."
+        )
+    return config
+
+
+def _measured_pause(models: Path | None) -> str:
+    """The pause that models of a cluster have, in words; empty where there are none."""
+    if models is None or not models.exists():
+        return ""
+    from asyncrl.simulation.capacity.cluster_models import read_models
+
+    try:
+        swap_s = read_models(models).network.swap_s
+    except ConfigError as error:  # a forecast needs the file, and a run does not
+        return str(error)
+    return f"{swap_s:.3g} s in {CLUSTER_MODELS}" if swap_s else ""
