@@ -123,7 +123,11 @@ def assemble(
     )
     plan = evaluation_plan(config, prompts)
     return Components(
-        **observers._asdict(),
+        metrics=observers.metrics,
+        statistics=observers.statistics,
+        curve=observers.curve,
+        journal_status=observers.journal_status,
+        stalled=observers.stalled,
         underway=Underway(),
         config=config,
         store=store,

@@ -12,7 +12,7 @@ import msgspec
 from actors.coordinator.eligibility import baseline
 from asyncrl.config import Config
 from asyncrl.experience.call import RolloutStatus
-from asyncrl.experience.episode import failed_tokens, leaves_through, turn_tokens
+from asyncrl.experience.episode import failed_tokens, path_counts, turn_tokens
 from asyncrl.experience.replay_buffer import ReplayGroup, ReplayMember
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.experience.sequence import TrainingSequence
@@ -54,7 +54,7 @@ def of_rollout(group: Group, rollout: Rollout, config: Config) -> list[SequenceT
     (`train.unit = rollout`)."""
     alone = config.train.unit == "rollout" and rollout.status is RolloutStatus.TAKEN
     reward = rollout.verdict.reward if isinstance(rollout.verdict, Scored) else None
-    leaves = _leaves(rollout, config)
+    counts = _path_counts(rollout, config)
     return [
         SequenceToTrain(
             sequence.sample(
@@ -66,7 +66,7 @@ def of_rollout(group: Group, rollout: Rollout, config: Config) -> list[SequenceT
                 strand=strand,
                 share=_share(sequence, rollout.tokens),
                 turns=_turns(rollout, strand),
-                leaves=leaves[strand] if leaves else (),
+                path_counts=counts[strand] if counts else (),
             ),
             _without_failed(sequence, rollout, strand, config),
         )
@@ -77,7 +77,7 @@ def of_rollout(group: Group, rollout: Rollout, config: Config) -> list[SequenceT
 def of_replayed(kept: ReplayGroup, place: int, config: Config) -> list[SequenceToTrain]:
     """The sequences of member `place` of a group that was trained before."""
     member = kept.members[place]
-    leaves = _leaves(member, config)
+    counts = _path_counts(member, config)
     return [
         SequenceToTrain(
             sequence.sample(
@@ -88,7 +88,7 @@ def of_replayed(kept: ReplayGroup, place: int, config: Config) -> list[SequenceT
                 strand=strand,
                 share=_share(sequence, len(member.ids) // 4),
                 turns=_turns(member, strand),
-                leaves=leaves[strand] if leaves else (),
+                path_counts=counts[strand] if counts else (),
             ),
             _without_failed(sequence, member, strand, config),
         )
@@ -119,8 +119,8 @@ def _turns(of: Rollout | ReplayMember, strand: int) -> list[tuple[int, int]]:
     return turn_tokens(of.turns, of.strands[strand]) if of.strands else []
 
 
-def _leaves(of: Rollout | ReplayMember, config: Config) -> list[list[tuple[int, int]]]:
-    """Runs of each strand's sampled tokens that count as often; none where all count once."""
+def _path_counts(of: Rollout | ReplayMember, config: Config) -> list[list[tuple[int, int]]]:
+    """The `path_counts` of each strand; none where every token counts once."""
     if config.train.branches == "token" or len(of.strands) < 2:
         return []
-    return leaves_through(of.turns, of.strands)
+    return path_counts(of.turns, of.strands)

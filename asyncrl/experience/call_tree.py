@@ -1,10 +1,16 @@
-"""The tree of a session's tokens. Invariant: what each call sampled is in exactly one strand, and a
-strand has exactly one end, its leaf.
+"""The tree of an episode's tokens. Invariant: what each call sampled is in exactly one strand.
 
-A strand is a run of tokens: given and sampled ones by turns, as a conversation goes. A call that
-goes on where a strand ends makes it longer. Any other call starts a strand of its own, which hangs
-from the last token that it shares. A strand is never split: another one may hang from its middle,
-and knows the place.
+    root ── prompt ── turn 0 ┬─ tool result ── turn 1 ── leaf      strand 0
+                             └─ other result ── turn 2 ── leaf     strand 1, which hangs from 0
+
+    piece    a run of tokens that were given, or a turn: the tokens that a call sampled
+    strand   pieces one after another, as a conversation goes, to one end, its leaf
+    path     all tokens from the root to a leaf: what of other strands lies before, and the strand
+    position a number of tokens of a strand: where another one hangs, or a call ends
+
+A call that goes on where a strand ends makes it longer. Any other call starts a strand of its own,
+which hangs from the last token that it shares, also in the middle of a piece. A strand is never
+split. A training sequence is made of each path, in which only the strand's own turns are trained.
 
 Tokens that are sampled twice are two samples, also where they are equal (a greedy retry). So tokens
 are kept by sample and found by content: beside the strands there is a trie of contents, whose edges
@@ -26,8 +32,8 @@ _FIRST = 64 * ID
 
 
 class _Strand:
-    """Tokens of one path (`ids`, `int32`) from where it hangs (`parent`'s token `at`) to a leaf;
-    `base` tokens lie before them on the path."""
+    """The tokens of a strand (`ids`, `int32`), which hangs behind the first `at` tokens of
+    `parent`; `base` tokens lie before them on the path."""
 
     __slots__ = ("at", "base", "ids", "parent")
 
@@ -42,7 +48,7 @@ class _Strand:
 
 
 class TreePosition(msgspec.Struct, frozen=True, eq=False):
-    """A place in the tree: after the first `tokens` tokens of a strand."""
+    """A position in the tree: after the first `tokens` tokens of a strand."""
 
     strand: _Strand
     tokens: int
@@ -64,7 +70,7 @@ class CallTree:
         self._ends: dict[tuple[int, int], _Strand] = {}
 
     def add(self, context: bytes, sampled: bytes) -> TreePosition:
-        """One call: what it was given and what it sampled (`int32` ids). Returns the place after
+        """One call: what it was given and what it sampled (`int32` ids). Returns the position after
         its last token. Raises ValueError, with nothing changed, where `context` is empty, or either
         is no whole tokens."""
         if not context or len(context) % ID or len(sampled) % ID:
@@ -72,12 +78,12 @@ class CallTree:
                 f"a call of {len(context)} bytes of context and {len(sampled)} sampled ones is not "
                 "of int32, at least one of them given"
             )
-        place, known = self._walk(self._root, context)
+        position, known = self._walk(self._root, context)
         given = context[known * ID :]
         if not (new := given + sampled):
-            return place
-        last, shared = (place, 0) if given else self._walk(place, sampled)
-        strand = self._ending(place, shared)
+            return position
+        last, shared = (position, 0) if given else self._walk(position, sampled)
+        strand = self._ending(position, shared)
         if shared * ID == len(new):
             self._ends[id(last.strand), last.tokens] = strand
         elif last.strand is not strand:
@@ -88,10 +94,10 @@ class CallTree:
         strand.ids += new
         return TreePosition(strand, strand.tokens)
 
-    def ids(self, place: TreePosition) -> bytes:
-        """The path to a place: `int32` ids."""
+    def ids(self, position: TreePosition) -> bytes:
+        """The tokens up to a position: `int32` ids."""
         pieces = []
-        strand, tokens = place.strand, place.tokens
+        strand, tokens = position.strand, position.tokens
         while True:
             pieces.append(bytes(strand.ids[: tokens * ID]))
             if strand.parent is None:
@@ -125,8 +131,8 @@ class CallTree:
             yield parent, strand.base, pieces
 
     def _walk(self, start: TreePosition, content: bytes) -> tuple[TreePosition, int]:
-        """Follow `content` from a place as far as the trie goes: where that is, and how many tokens
-        of `content` lie before."""
+        """Follow `content` from a position as far as the trie goes: where that is, and how many
+        tokens of `content` lie before."""
         strand, at, done = start.strand, start.tokens * ID, 0
         while True:
             same = common(strand.ids, at, content, done)
@@ -139,14 +145,14 @@ class CallTree:
             strand, at = onward.strand, onward.tokens * ID
         return TreePosition(strand, at // ID), done // ID
 
-    def _ending(self, place: TreePosition, shared: int) -> _Strand:
-        """The strand that ends at a place; a new one where none does, or where another has the
+    def _ending(self, position: TreePosition, shared: int) -> _Strand:
+        """The strand that ends at a position; a new one where none does, or where another has the
         `shared` tokens it would go on with."""
-        if place.tokens == place.strand.tokens and not shared:
-            return place.strand
-        found = self._ends.pop((id(place.strand), place.tokens), None)
+        if position.tokens == position.strand.tokens and not shared:
+            return position.strand
+        found = self._ends.pop((id(position.strand), position.tokens), None)
         if found is None:
-            found = _Strand(place.strand, place.tokens)
+            found = _Strand(position.strand, position.tokens)
             self._strands.append(found)
         return found
 

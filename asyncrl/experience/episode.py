@@ -5,6 +5,7 @@ An episode is a rollout, and its calls are what is leased. An agent that dies is
 the top: the calls that it makes again are known by their keys, and are answered with what there is
 (`Reused`). What no attempt makes again is `orphaned` when the episode is sealed. Then nothing is
 left of it but its turns, in the order in which they were made, and the strands in which they lie.
+`call_tree.py` draws the tree of an episode's tokens and defines its words.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Strand(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of one path from where it hangs, behind the first `tokens` tokens of strand `parent`
-    (None: from the root), to a leaf. Its `pieces` are tokens that were given (`int32` ids) and
-    turns, by their numbers.
+    """A strand of the tree (`call_tree.py`): it hangs behind the first `tokens` tokens of the path
+    of strand `parent` (None: from the root). Its `pieces` are tokens that were given (`int32` ids)
+    and turns, by their numbers.
 
     Example: turn 0 and turn 1 of one conversation, and turn 2, which shares the first five tokens.
 
@@ -224,22 +225,22 @@ def errors_in(
     return tuple(found)
 
 
-def leaves_through(turns: Sequence[Turn], strands: Sequence[Strand]) -> list[list[tuple[int, int]]]:
-    """Of each strand, its sampled tokens in runs: the number of leaves whose paths they are in, and
-    how many tokens are in as many.
+def path_counts(turns: Sequence[Turn], strands: Sequence[Strand]) -> list[list[tuple[int, int]]]:
+    """Of each strand, its sampled tokens in runs: the number of paths that a run is in, and its
+    tokens.
 
     Example: of a strand [2 given, a turn of 3], behind whose first 4 tokens another one hangs, two
     of the sampled tokens are in both paths.
 
     >>> some = [Turn(3, "stop"), Turn(2, "stop")]
-    >>> leaves_through(some, [Strand(None, 0, [bytes(8), 0]), Strand(0, 4, [bytes(4), 1])])
+    >>> path_counts(some, [Strand(None, 0, [bytes(8), 0]), Strand(0, 4, [bytes(4), 1])])
     [[(2, 2), (1, 1)], [(1, 2)]]
     """
-    leaves, hanging = [1] * len(strands), [list[tuple[int, int]]() for _ in strands]
+    paths, hanging = [1] * len(strands), [list[tuple[int, int]]() for _ in strands]
     for number in reversed(range(len(strands))):  # a strand hangs from an earlier one
         if (parent := strands[number].parent) is not None:
-            leaves[parent] += leaves[number]
-            hanging[parent].append((strands[number].tokens, leaves[number]))
+            paths[parent] += paths[number]
+            hanging[parent].append((strands[number].tokens, paths[number]))
     found = list[list[tuple[int, int]]]()
     for strand, others in zip(strands, hanging, strict=True):
         runs, at = list[tuple[int, int]](), strand.tokens
@@ -248,9 +249,9 @@ def leaves_through(turns: Sequence[Turn], strands: Sequence[Strand]) -> list[lis
                 at += len(piece) // ID_BYTES
                 continue
             end = at + turns[piece].tokens
-            bounds = sorted({at, end, *(place for place, _ in others if at < place < end)})
+            bounds = sorted({at, end, *(position for position, _ in others if at < position < end)})
             for low, high in pairwise(bounds):
-                through = 1 + sum(count for place, count in others if place >= high)
+                through = 1 + sum(count for position, count in others if position >= high)
                 if runs and runs[-1][0] == through:
                     runs[-1] = through, runs[-1][1] + high - low
                 else:

@@ -94,13 +94,14 @@ def read(
 def _leaves(samples: Sequence[Sample]) -> Tensor | None:
     """Give the times that each sampled token counts, float32; None where all count once. Raises
     ValueError where the runs are not of a sample's tokens."""
-    if not any(sample.leaves for sample in samples):
+    if not any(sample.path_counts for sample in samples):
         return None
     runs = list[tuple[int, int]]()
     for sample in samples:
-        if sample.leaves and sum(tokens for _, tokens in sample.leaves) != sample.sampled_tokens:
-            raise ValueError(f"the leaves of rollout {sample.rollout} are not of its tokens")
-        runs += sample.leaves or [(1, sample.sampled_tokens)]
+        own = sample.path_counts or [(1, sample.sampled_tokens)]
+        if sum(tokens for _, tokens in own) != sample.sampled_tokens:
+            raise ValueError(f"the path counts of rollout {sample.rollout} are not of its tokens")
+        runs += own
     counts, tokens = torch.tensor(runs).T
     return torch.repeat_interleave(counts.float(), tokens)
 

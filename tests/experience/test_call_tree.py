@@ -15,7 +15,7 @@ from asyncrl.experience.episode import (
     Strand,
     Turn,
     errors_in,
-    leaves_through,
+    path_counts,
     rewritten,
     turn_tokens,
 )
@@ -183,6 +183,6 @@ def test_a_token_counts_once_for_each_leaf_that_is_behind_it(
             path = path + [(number, len(path) + n, isinstance(piece, int)) for n in range(size)]
         paths.append(path)
     passing = Counter(token for path in paths for token in path)
-    for number, runs in enumerate(leaves_through(turns, strands)):
+    for number, runs in enumerate(path_counts(turns, strands)):
         own = [token for token in paths[number] if token[0] == number and token[2]]
         assert [count for count, size in runs for _ in range(size)] == [passing[t] for t in own]

@@ -15,7 +15,7 @@ from training_world import VOCABULARY, Rollout, alone, build
 
 from actors.coordinator.sequences import by_rollout
 from asyncrl.config.schema import StalenessConfig
-from asyncrl.experience.episode import Strand, Turn, leaves_through, sequences
+from asyncrl.experience.episode import Strand, Turn, path_counts, sequences
 from asyncrl.experience.sequence import TrainingSequence, joined_behaviour, joined_ids
 from asyncrl.ipc.messages import MicroBatch, ScoreProximal, Span, TokenCount
 from asyncrl.training.proximal_logprobs import ProximalLogprobs
@@ -198,7 +198,7 @@ def test_where_branches_count_whole_they_are_trained_like_sequences_of_their_own
 
     arrays = sampled.astype(np.int32).tobytes(), behaviour["tree"].astype(np.float32).tobytes()
     of_tree = sequences(*arrays, [Span(0, 0, 10)], TURNS, TREE)
-    runs = leaves_through(TURNS, TREE)
+    runs = path_counts(TURNS, TREE)
     assert runs == [[(3, 2), (2, 2), (1, 3)], [(1, 2)], [(1, 1)]]
     alone_ = TrainingSequence.single_turn(
         np.array(PROMPT, np.int32).tobytes(),
@@ -207,7 +207,7 @@ def test_where_branches_count_whole_they_are_trained_like_sequences_of_their_own
         [Span(0, 0, 5)],
     )
     samples = [
-        one.sample(0, 0, 1.0, member=0, strand=strand, leaves=of_one)
+        one.sample(0, 0, 1.0, member=0, strand=strand, path_counts=of_one)
         for strand, (one, of_one) in enumerate(zip(of_tree, runs, strict=True))
     ] + [alone_.sample(1, 0, 0.0, member=1)]
     flat = [*of_tree, alone_]

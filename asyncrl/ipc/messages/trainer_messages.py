@@ -25,8 +25,9 @@ class Sample(Part, frozen=True):
     where it has not, or that is not known. An episode has a sequence for each of its strands, all
     in one micro-batch: `strand` is the number of this one, and `share` (0 to 1) its part of the
     rollout's sampled tokens. `turns` are the turns that these are of, in their order, each with its
-    number in the rollout and its tokens; empty where there is one turn. `leaves` says of runs of
-    these how often each token counts (`train.branches`), and how many they are; empty: all once.
+    number in the rollout and its tokens; empty where there is one turn. `path_counts` are runs
+    of these tokens: the number of paths that each is in, as often as which it counts
+    (`train.branches`), and how many tokens the run has; empty: all count once.
 
     Example: 2 prompt tokens, 3 sampled, 1 given, 2 sampled: `prompt_tokens` 2, `response_tokens` 6,
     `spans` (3, 2, 5) and (4, 6, 8), `sampled_tokens` 5.
@@ -44,7 +45,7 @@ class Sample(Part, frozen=True):
     strand: int = 0
     share: float = 1.0
     turns: list[tuple[int, int]] = []
-    leaves: list[tuple[int, int]] = []
+    path_counts: list[tuple[int, int]] = []
 
     @property
     def sampled_tokens(self) -> int:
