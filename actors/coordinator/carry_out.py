@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import assert_never
 
 from actors.coordinator.collect_point import evaluation_point
 from actors.coordinator.components import Components
@@ -44,7 +45,7 @@ def carry_out(parts: Components, decisions: Iterable[Decision], replace: Replace
                 parts.curve.add(evaluation_point(parts, version, accuracy, figures))
                 parts.pinning.release(None)
             case _:
-                raise AssertionError(decision)
+                assert_never(decision)
 
 
 def _served(parts: Components, served: Served) -> None:

@@ -9,51 +9,51 @@ from asyncrl.ipc.messages import Healable
 from asyncrl.observe.evaluation_figures import Figures
 
 
-class Decision(msgspec.Struct, frozen=True):
-    """Something that is due outside of the part that decides it."""
-
-
-class ReplaceActor(Decision, frozen=True):
+class ReplaceActor(msgspec.Struct, frozen=True):
     """End the actor of this name, and start another one."""
 
     name: str
     reason: str
 
 
-class EndRun(Decision, frozen=True):
+class EndRun(msgspec.Struct, frozen=True):
     """The run has failed. With `heals`, another life of it may begin."""
 
     reason: str
     heals: Healable | None = None
 
 
-class Served(Decision, frozen=True):
+class Served(msgspec.Struct, frozen=True):
     """Every engine serves `version`. With `evaluate` it is pinned, and is to be evaluated."""
 
     version: int
     evaluate: bool
 
 
-class LoanEnded(Decision, frozen=True):
+class LoanEnded(msgspec.Struct, frozen=True):
     """The trainer's devices are taken back from the lent engines, after so many seconds."""
 
     seconds: float
 
 
-class LeaseAnswers(Decision, frozen=True):
+class LeaseAnswers(msgspec.Struct, frozen=True):
     """Lease the held-out prompts that wait, pinned to `version`; None: to any."""
 
     version: int | None
 
 
-class GaveUpEvaluation(Decision, frozen=True):
+class GaveUpEvaluation(msgspec.Struct, frozen=True):
     """No engine has the version any more that was evaluated."""
 
 
-class Evaluated(Decision, frozen=True):
+class Evaluated(msgspec.Struct, frozen=True):
     """Every held-out answer of `version` is judged: its greedy accuracy, from 0 to 1, and what
     sampled answers and single tasks say."""
 
     version: int
     accuracy: float
     figures: Figures
+
+
+Decision = ReplaceActor | EndRun | Served | LoanEnded | LeaseAnswers | GaveUpEvaluation | Evaluated
+"""Something that is due outside of the part that decides it."""

@@ -111,7 +111,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
         strand: int = 0,
         share: float = 1.0,
         turns: Iterable[tuple[int, int]] = (),
-        leaves: Iterable[tuple[int, int]] = (),
+        path_counts: Iterable[tuple[int, int]] = (),
     ) -> Sample:
         """The head of this sequence in a micro-batch, with what its loss needs to know (see
         `Sample`)."""
@@ -128,7 +128,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
             strand,
             share,
             list(turns),
-            list(leaves),
+            list(path_counts),
         )
 
 

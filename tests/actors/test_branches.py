@@ -17,7 +17,7 @@ PLAIN = [Strand(None, 0, [PROMPT, 0, GIVEN, 1, GIVEN, 2])]
 
 
 @pytest.mark.parametrize(
-    ("branches", "strands", "leaves"),
+    ("branches", "strands", "counts"),
     [
         ("token", FORKED, [[], []]),
         ("branch", FORKED, [[(2, 3), (1, 2)], [(1, 1)]]),
@@ -25,10 +25,10 @@ PLAIN = [Strand(None, 0, [PROMPT, 0, GIVEN, 1, GIVEN, 2])]
     ],
 )
 def test_a_token_counts_once_or_once_for_each_branch(
-    branches: str, strands: list[Strand], leaves: list[list[tuple[int, int]]]
+    branches: str, strands: list[Strand], counts: list[list[tuple[int, int]]]
 ) -> None:
     arrays = bytearray(24), bytearray(24), [Span(0, 0, 6)]
     member = ReplayMember(7, *arrays, 1.0, [], "stop", [], TURNS, strands)
     kept = ReplayGroup(1, PROMPT, 9, [member])
     found = of_replayed(kept, 0, configured(train={"branches": branches}))
-    assert [one.sample.path_counts for one in found] == leaves
+    assert [one.sample.path_counts for one in found] == counts
