@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from asyncrl.engines.servers.served import Served
     from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
     from asyncrl.engines.sglang.sglang_client import SglangClient
-    from weightsync.servers.load import WeightLoader
+    from weightsync.servers.weight_loader import WeightLoader
 
 SERVER_S = 10.0
 """Seconds that a server gets to say what it is, before a run."""

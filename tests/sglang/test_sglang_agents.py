@@ -24,7 +24,7 @@ from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model
 from weightsync.servers.from_disk import FromDisk
-from weightsync.servers.load import WeightLoader
+from weightsync.servers.weight_loader import WeightLoader
 
 CONTEXT = 600
 SEEDS = [21, 22]

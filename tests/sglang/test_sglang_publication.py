@@ -31,8 +31,8 @@ from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.training.bundled import model_config, new_model
 from weightsync.servers.by_broadcast import ByBroadcast
 from weightsync.servers.from_disk import FromDisk
-from weightsync.servers.load import HalfLoaded, IntoServer, Loaded, NotLoaded, WeightLoader
 from weightsync.servers.server_group import BucketStream, ServerGroup
+from weightsync.servers.weight_loader import HalfLoaded, IntoServer, Loaded, NotLoaded, WeightLoader
 
 HOST = "127.0.0.1"
 DEADLINE_S = 60.0
