@@ -23,7 +23,7 @@ from weightsync.transport import Gathered
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """A `Source` (`weightsync.transport`): the weights of one rank as they are, and those of
+    """A `WeightSource` (`weightsync.transport`): the weights of one rank as they are, and those of
     several as they were when they were gathered; floating-point numbers are at most of type
     `dtype`. `canary` is None where no engine compares one."""
 

@@ -34,7 +34,7 @@ import trio
 from torch import Tensor
 
 from asyncrl.training.master_weights import MasterWeights
-from weightsync.broadcast import BroadcastReceiver, BroadcastSender
+from weightsync.broadcast import GroupReceiver, GroupSender
 from weightsync.buckets import Plan
 
 HOST = "127.0.0.1"
@@ -58,7 +58,7 @@ async def engine() -> None:
     torch.set_num_threads(1)
     async with AsyncExitStack() as stack:
         receivers = {
-            way: await stack.enter_async_context(BroadcastReceiver.open(full_every=every))
+            way: await stack.enter_async_context(GroupReceiver.open(full_every=every))
             for way, every in WAYS.items()
         }
         while line := await trio.to_thread.run_sync(sys.stdin.readline):
@@ -103,7 +103,7 @@ async def main(steps: int, rates: list[float], layers: int) -> None:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         senders = {
             way: await stack.enter_async_context(
-                BroadcastSender.open(HOST, folder / way, full_every=every)
+                GroupSender.open(HOST, folder / way, full_every=every)
             )
             for way, every in WAYS.items()
         }

@@ -34,7 +34,7 @@ import torch.distributed as dist
 import trio
 
 from asyncrl.processes.machine import free_port
-from weightsync.broadcast import BroadcastReceiver, BroadcastSender
+from weightsync.broadcast import GroupReceiver, GroupSender
 from weightsync.buckets import Plan
 from weightsync.direct_weights import DirectWeights
 
@@ -61,7 +61,7 @@ class Own:
         self.weights = plan.unpack(torch.zeros(plan.total_bytes, dtype=torch.uint8))
         self.direct = DirectWeights(plan, self.weights)
 
-    async def staged(self, receiver: BroadcastReceiver, place: tuple[Any, ...]) -> dict[str, Any]:
+    async def staged(self, receiver: GroupReceiver, place: tuple[Any, ...]) -> dict[str, Any]:
         staged = await receiver.receive(*place, self.plan, DEADLINE_S)
         start = time.monotonic()
         for name, weight in staged.weights.items():
@@ -69,7 +69,7 @@ class Own:
         pause, total = time.monotonic() - start, self.plan.total_bytes
         return {"sums": staged.checksums, "pause": pause, "held": total, "copied": total}
 
-    async def directly(self, receiver: BroadcastReceiver, place: tuple[Any, ...]) -> dict[str, Any]:
+    async def directly(self, receiver: GroupReceiver, place: tuple[Any, ...]) -> dict[str, Any]:
         await receiver.join(*place, self.plan, DEADLINE_S)
         start = time.monotonic()
         sums = await receiver.receive_direct(*place, self.direct, DEADLINE_S)
@@ -87,7 +87,7 @@ async def engine(store: str, bare_port: int, rank: int, world: int) -> None:
     torch.set_num_threads(1)
     bare = bare_group(bare_port, rank, world)
     target, own = torch.empty(0, dtype=torch.uint8), None
-    async with BroadcastReceiver.open() as receiver:
+    async with GroupReceiver.open() as receiver:
         while line := await trio.to_thread.run_sync(sys.stdin.readline):
             order = json.loads(line)
             plan = msgspec.convert(order["plan"], Plan)
@@ -137,7 +137,7 @@ class Engines:
 
 
 async def measured(
-    sender: BroadcastSender,
+    sender: GroupSender,
     bare: Any,
     engines: Engines,
     world: int,
@@ -187,7 +187,7 @@ async def main(sizes: list[int], receivers: list[int], repeat: int, bucket_mb: i
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory()))
             sender = await stack.enter_async_context(
-                BroadcastSender.open(HOST, folder / "weights.store")
+                GroupSender.open(HOST, folder / "weights.store")
             )
             port = free_port()
             engines = Engines(stack, count, sender.store, port)

@@ -43,7 +43,7 @@ from asyncrl.simulation.network import links
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model, write_tokenizer
 from asyncrl.training.models import parameters_for_publication
 from weightsync.servers.from_disk import FromDisk
-from weightsync.servers.load import WeightLoader
+from weightsync.servers.weight_loader import WeightLoader
 
 ROOT = Path(__file__).parent.parent
 PROMPT, CHUNK, CONTEXT = 18, 8, 256

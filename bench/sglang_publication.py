@@ -28,8 +28,8 @@ from asyncrl.engines.sglang.sglang_launch import managed
 from asyncrl.training.bundled import END_ID, PADDING_ID, VOCABULARY, new_model, write_tokenizer
 from weightsync.servers.by_broadcast import ByBroadcast
 from weightsync.servers.from_disk import FromDisk
-from weightsync.servers.load import Loaded, WeightLoader
 from weightsync.servers.server_group import ServerGroup, cut
+from weightsync.servers.weight_loader import Loaded, WeightLoader
 
 ROOT = Path(__file__).parents[1]
 HOST = "127.0.0.1"

@@ -39,8 +39,8 @@ from weightsync.transport import Received, Sent
 T = TypeVar("T")
 
 
-class BroadcastSender:
-    """The trainer's side. Use `async with BroadcastSender.open(host, path) as sender`."""
+class GroupSender:
+    """The trainer's side. Use `async with GroupSender.open(host, path) as sender`."""
 
     def __init__(self, store: str, device: torch.device, full_every: int) -> None:
         self.store = store
@@ -51,13 +51,13 @@ class BroadcastSender:
     @asynccontextmanager
     async def open(
         host: str, path: Path, device: torch.device | str = "cpu", full_every: int = 1
-    ) -> AsyncIterator[BroadcastSender]:
+    ) -> AsyncIterator[GroupSender]:
         """Have the store for engines of this machine (`host` is loopback) in the file `path`, or
         for those of several at this one's address `host`, at a port the system chooses. Of
         `full_every` transfers one has all bytes, the others what changed; every process has to have
         the same. Raises TransferError when that is not possible."""
         with served_store(host, path) as store:
-            sender = BroadcastSender(store, torch.device(device), full_every)
+            sender = GroupSender(store, torch.device(device), full_every)
             try:
                 yield sender
             finally:
@@ -98,8 +98,8 @@ class BroadcastSender:
         return await self._groups.run(rendezvous, plan, deadline_s, transfer)
 
 
-class BroadcastReceiver:
-    """An engine's side. Use `async with BroadcastReceiver.open() as receiver`.
+class GroupReceiver:
+    """An engine's side. Use `async with GroupReceiver.open() as receiver`.
 
     It holds one staging set (and a second while a cancelled transfer still writes to it).
     """
@@ -113,8 +113,8 @@ class BroadcastReceiver:
     @asynccontextmanager
     async def open(
         device: torch.device | str = "cpu", full_every: int = 1
-    ) -> AsyncIterator[BroadcastReceiver]:
-        receiver = BroadcastReceiver(torch.device(device), full_every)
+    ) -> AsyncIterator[GroupReceiver]:
+        receiver = GroupReceiver(torch.device(device), full_every)
         try:
             yield receiver
         finally:

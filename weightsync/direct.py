@@ -11,7 +11,7 @@ import trio
 from torch import Tensor
 
 from asyncrl.ipc.messages import Prepare, Publish
-from weightsync.broadcast import BroadcastReceiver, BroadcastSender
+from weightsync.broadcast import GroupReceiver, GroupSender
 from weightsync.direct_weights import DirectWeights
 from weightsync.errors import TransferError
 from weightsync.handoff import Handoff
@@ -62,11 +62,11 @@ class Direct(Transport):
     @asynccontextmanager
     async def open_sender(cls, side: TrainerSide) -> AsyncIterator[DirectSender]:
         publication = side.config.publication
-        async with BroadcastSender.open(publication.host, side.store) as broadcast:
+        async with GroupSender.open(publication.host, side.store) as broadcast:
             yield DirectSender(broadcast, side.source, publication.deadline_s)
 
     @classmethod
     @asynccontextmanager
     async def open_receiver(cls, side: EngineSide) -> AsyncIterator[DirectReceiver]:
-        async with BroadcastReceiver.open() as broadcast:
+        async with GroupReceiver.open() as broadcast:
             yield DirectReceiver(broadcast, side)

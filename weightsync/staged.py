@@ -10,14 +10,14 @@ import trio
 from torch import Tensor
 
 from asyncrl.ipc.messages import Prepare, Publish
-from weightsync.broadcast import BroadcastReceiver, BroadcastSender
-from weightsync.transport import EngineSide, Received, Sent, Source, TrainerSide, Transport
+from weightsync.broadcast import GroupReceiver, GroupSender
+from weightsync.transport import EngineSide, Received, Sent, TrainerSide, Transport, WeightSource
 
 
 class StagedSender:
     """The trainer's end."""
 
-    def __init__(self, broadcast: BroadcastSender, source: Source, deadline_s: float) -> None:
+    def __init__(self, broadcast: GroupSender, source: WeightSource, deadline_s: float) -> None:
         self._broadcast, self._source, self._deadline_s = broadcast, source, deadline_s
 
     @property
@@ -45,7 +45,7 @@ class StagedSender:
 class StagedReceiver:
     """A rollout actor's end."""
 
-    def __init__(self, broadcast: BroadcastReceiver, side: EngineSide) -> None:
+    def __init__(self, broadcast: GroupReceiver, side: EngineSide) -> None:
         self._broadcast, self._side = broadcast, side
         self._deadline_s = side.config.publication.deadline_s
 
@@ -69,7 +69,7 @@ class Staged(Transport):
     @asynccontextmanager
     async def open_sender(cls, side: TrainerSide) -> AsyncIterator[StagedSender]:
         publication = side.config.publication
-        async with BroadcastSender.open(
+        async with GroupSender.open(
             publication.host, side.store, full_every=publication.full_every
         ) as broadcast:
             yield StagedSender(broadcast, side.source, publication.deadline_s)
@@ -77,7 +77,5 @@ class Staged(Transport):
     @classmethod
     @asynccontextmanager
     async def open_receiver(cls, side: EngineSide) -> AsyncIterator[StagedReceiver]:
-        async with BroadcastReceiver.open(
-            full_every=side.config.publication.full_every
-        ) as broadcast:
+        async with GroupReceiver.open(full_every=side.config.publication.full_every) as broadcast:
             yield StagedReceiver(broadcast, side)

@@ -1,7 +1,7 @@
 """The protocol of every way by which weights travel. Invariant: `join` changes no weights and goes
 on beside decoding; whatever fails before `send` leaves every engine as it was.
 
-    trainer   Source.gather, Sender.join, Sender.send    Sent
+    trainer   WeightSource.gather, Sender.join, Sender.send    Sent
     engine    Receiver.join, Receiver.receive            Received
 
     transport      weights go                                      settings
@@ -104,7 +104,7 @@ class Gathered(NamedTuple):
     canary: list[float]
 
 
-class Source(Protocol):
+class WeightSource(Protocol):
     """The trainer's weights."""
 
     @property
@@ -127,19 +127,19 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class TrainerSide:
-    """What the trainer's end is opened with. `store`: the file in which processes of one machine
-    meet."""
+    """Everything that the trainer's end is opened with. `store`: the file in which processes of one
+    machine meet."""
 
     config: Config
     store: Path
-    source: Source
+    source: WeightSource
 
 
 @dataclass(frozen=True)
 class EngineSide:
-    """What a rollout actor's end is opened with. `plan`: of what this actor is sent. `parameters`
-    of the engine's model by name; their numbers are not read. `merge` makes whole weights of
-    adapters that were received; None where whole weights are sent."""
+    """Everything that a rollout actor's end is opened with. `plan`: of what this actor is sent.
+    `parameters` of the engine's model by name; their numbers are not read. `merge` makes whole
+    weights of adapters that were received; None where whole weights are sent."""
 
     config: Config
     plan: Plan

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from asyncrl.engines.servers.server_process import ServerProcess
     from asyncrl.engines.servers.server_types import Mode
     from weightsync.servers.by_broadcast import ByBroadcast
-    from weightsync.servers.load import IntoServer, WeightLoader
+    from weightsync.servers.weight_loader import IntoServer, WeightLoader
 
 
 def key_of(servers: Servers, built_by: str) -> str:
@@ -130,7 +130,7 @@ def weight_loader(
 ) -> WeightLoader:
     """The loader of weights of one server."""
     from asyncrl.engines import canary
-    from weightsync.servers.load import WeightLoader
+    from weightsync.servers.weight_loader import WeightLoader
 
     config, tokenizer = context.config, context.tokenizer
     return WeightLoader(

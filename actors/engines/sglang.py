@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncrl.engines.servers.served import Served
     from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
     from asyncrl.engines.sglang.sglang_client import SglangClient
-    from weightsync.servers.load import WeightLoader
+    from weightsync.servers.weight_loader import WeightLoader
 
 TABLE = "engine.sglang"
 

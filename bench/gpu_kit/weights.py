@@ -18,7 +18,7 @@ from torch.distributed import FileStore
 from asyncrl.config.schema import StalenessConfig
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import parameters_for_publication
-from weightsync.broadcast import BroadcastReceiver, BroadcastSender
+from weightsync.broadcast import GroupReceiver, GroupSender
 from weightsync.buckets import Plan
 from weightsync.checksum import checksum
 from weightsync.process_group import connect_group
@@ -106,7 +106,7 @@ def publication(place: Place) -> list[Number]:
         while not done.is_set():
             steps.append(step())
 
-    async def publish(sender: BroadcastSender) -> tuple[list[float], list[int]]:
+    async def publish(sender: GroupSender) -> tuple[list[float], list[int]]:
         seconds = []
         for _ in range(PUBLICATIONS):
             start = time.perf_counter()
@@ -115,7 +115,7 @@ def publication(place: Place) -> list[Number]:
         return seconds, sent.checksums
 
     async def both() -> tuple[list[float], list[float], bool]:
-        async with BroadcastSender.open(HOST, place.folder / "store") as sender:
+        async with GroupSender.open(HOST, place.folder / "store") as sender:
             with peer(_receive, sender.store, 2 * PUBLICATIONS, plan) as other:
                 alone, _ = await publish(sender)
                 async with trio.open_nursery() as nursery:
@@ -147,7 +147,7 @@ def _receive(store: str, times: int, plan: Plan) -> list[int]:
     """Receive publications of one epoch; gives the last one's checksums."""
 
     async def receive() -> list[int]:
-        async with BroadcastReceiver.open() as receiver:
+        async with GroupReceiver.open() as receiver:
             for _ in range(times):
                 staged = await receiver.receive(store, 0, 1, 2, plan, DEADLINE_S)
         return staged.checksums

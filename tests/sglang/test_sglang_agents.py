@@ -23,7 +23,7 @@ from asyncrl.engines.sglang import sglang_client as client_module
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model
 from weightsync.servers.from_disk import FromDisk
-from weightsync.servers.load import WeightLoader
+from weightsync.servers.weight_loader import WeightLoader
 
 CONTEXT = 600
 SEEDS = [21, 22]

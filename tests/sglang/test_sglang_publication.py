@@ -32,8 +32,8 @@ from asyncrl.training.adapters import adapters, add_adapters, merged, set_adapte
 from asyncrl.training.bundled import model_config, new_model
 from weightsync.servers.by_broadcast import ByBroadcast
 from weightsync.servers.from_disk import FromDisk
-from weightsync.servers.load import HalfLoaded, IntoServer, Loaded, NotLoaded, WeightLoader
 from weightsync.servers.server_group import BucketStream, ServerGroup
+from weightsync.servers.weight_loader import HalfLoaded, IntoServer, Loaded, NotLoaded, WeightLoader
 
 HOST = "127.0.0.1"
 DEADLINE_S = 60.0

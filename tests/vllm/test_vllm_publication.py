@@ -23,8 +23,8 @@ from asyncrl.engines.servers.server_types import StreamEvent
 from asyncrl.engines.vllm.vllm_client import VllmClient
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model
 from weightsync.servers.by_broadcast import ByBroadcast
-from weightsync.servers.load import HalfLoaded, Loaded, NotLoaded, WeightLoader
 from weightsync.servers.server_group import BucketStream, ServerGroup
+from weightsync.servers.weight_loader import HalfLoaded, Loaded, NotLoaded, WeightLoader
 
 HOST, DEADLINE_S, EXACT = "127.0.0.1", 60.0, 1e-4
 TEXT = canary.text(VOCABULARY, [END_ID])

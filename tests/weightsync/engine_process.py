@@ -10,7 +10,7 @@ import msgspec
 import torch
 import trio
 
-from weightsync.broadcast import BroadcastReceiver
+from weightsync.broadcast import GroupReceiver
 from weightsync.buckets import Plan
 from weightsync.direct_weights import DirectWeights
 from weightsync.errors import TransferError
@@ -18,7 +18,7 @@ from weightsync.errors import TransferError
 
 async def main() -> None:
     torch.set_num_threads(1)
-    async with BroadcastReceiver.open() as receiver:
+    async with GroupReceiver.open() as receiver:
         print(json.dumps({"ready": True}), flush=True)
         while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
             order = json.loads(line)

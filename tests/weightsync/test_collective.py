@@ -20,7 +20,7 @@ import torch
 import trio
 from torch import Tensor
 
-from weightsync.broadcast import BroadcastReceiver, BroadcastSender
+from weightsync.broadcast import GroupReceiver, GroupSender
 from weightsync.broadcast_group import EpochGroup
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.errors import TransferError
@@ -57,8 +57,8 @@ Outcome = Received | Exception
 
 
 async def everybody(
-    sender: BroadcastSender,
-    receivers: list[BroadcastReceiver],
+    sender: GroupSender,
+    receivers: list[GroupReceiver],
     epoch: int,
     weights: dict[str, Tensor],
     plans: list[Plan] | None = None,
@@ -104,12 +104,12 @@ def assert_equal(staged: Outcome, weights: dict[str, Tensor]) -> None:
 @asynccontextmanager
 async def ends(
     count: int, host: str = HOST, full_every: int = 1
-) -> AsyncIterator[tuple[BroadcastSender, list[BroadcastReceiver]]]:
+) -> AsyncIterator[tuple[GroupSender, list[GroupReceiver]]]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        opened = BroadcastSender.open(host, folder / "weights.store", full_every=full_every)
+        opened = GroupSender.open(host, folder / "weights.store", full_every=full_every)
         sender = await stack.enter_async_context(opened)
-        receivers = [BroadcastReceiver.open(full_every=full_every) for _ in range(count)]
+        receivers = [GroupReceiver.open(full_every=full_every) for _ in range(count)]
         yield sender, [await stack.enter_async_context(receiver) for receiver in receivers]
 
 
@@ -281,7 +281,7 @@ async def test_deadlines_hold_and_say_who_is_missing() -> None:
         ):
             await receiver.receive(sender.store, 3, 1, 2, PLAN, 3.0)
         store = sender.store
-    async with BroadcastReceiver.open() as receiver:
+    async with GroupReceiver.open() as receiver:
         with (
             trio.fail_after(30),
             pytest.raises(
@@ -294,7 +294,7 @@ async def test_deadlines_hold_and_say_who_is_missing() -> None:
 
 async def test_an_address_of_another_machine(tmp_path: Path) -> None:
     with pytest.raises(TransferError, match=r"cannot listen on 192.0.2.1 .*set publication.host"):
-        async with BroadcastSender.open("192.0.2.1", tmp_path / "s"):
+        async with GroupSender.open("192.0.2.1", tmp_path / "s"):
             pass
 
 
@@ -446,7 +446,7 @@ async def test_engines_that_die_and_hang_in_mid_transfer(tmp_path: Path, direct:
 
     engines = [Engine() for _ in range(3)]
     try:
-        async with BroadcastSender.open(HOST, tmp_path / "s") as sender:
+        async with GroupSender.open(HOST, tmp_path / "s") as sender:
             for engine in engines:
                 assert await engine.answer() == {"ready": True}
             for epoch, how, deadline_s, within in [

@@ -8,7 +8,7 @@ import trio
 from test_collective import AMPLE, HOST, PLAN, ends, model
 from torch import Tensor
 
-from weightsync.broadcast import BroadcastReceiver, BroadcastSender
+from weightsync.broadcast import GroupReceiver, GroupSender
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.checksum import checksum
 from weightsync.direct_weights import DirectWeights
@@ -32,8 +32,8 @@ def empty(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 async def published(
-    sender: BroadcastSender,
-    receivers: list[BroadcastReceiver],
+    sender: GroupSender,
+    receivers: list[GroupReceiver],
     epoch: int,
     weights: dict[str, Tensor],
     engines: list[DirectWeights],

@@ -25,12 +25,12 @@ PLAN = Plan.of(WEIGHTS, BUCKET)
 
 
 def wanted(rank: int) -> WantedOfServer:
-    """What the actor's server of one rank is compared with: a tensor by a name of its own."""
+    """The wishes of an actor with one server of one rank: the hash of a tensor, by its own name."""
     return WantedOfServer(1, "cpu", WantedHashes(1, {f"of {rank}": (("norm",), ("whole",))}))
 
 
 def hashes(rank: int) -> Expected:
-    """What that server must give: SGLang's hash of the tensor."""
+    """The hash that this server must give: SGLang's, of the tensor."""
     norm = WEIGHTS["norm"].view(torch.uint8).numpy().tobytes()
     return {f"of {rank}": {"whole": [hashlib.sha256(norm).hexdigest()[:16]]}}
 

@@ -6,8 +6,8 @@ from functools import partial
 
 from asyncrl.engines.servers.gather import gather
 from weightsync.servers import session
-from weightsync.servers.load import Load
 from weightsync.servers.server_group import ServerGroup
+from weightsync.servers.weight_loader import Load
 from weightsync.transport import Sent
 
 

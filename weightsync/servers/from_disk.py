@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from weightsync.servers.load import Load
+from weightsync.servers.weight_loader import Load
 from weightsync.transport import Sent
 
 if TYPE_CHECKING:

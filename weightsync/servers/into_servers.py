@@ -34,7 +34,7 @@ from weightsync.servers.meeting import MeetingAnswer, ServerGo, ServerMeeting
 from weightsync.servers.server_checksums import WrongWeights
 from weightsync.servers.server_group import cut
 from weightsync.servers.servers_sender import ServersSender
-from weightsync.transport import EngineSide, Received, Sent, Source, TrainerSide, Transport
+from weightsync.transport import EngineSide, Received, Sent, TrainerSide, Transport, WeightSource
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 class ServersPublisher:
     """The trainer's end."""
 
-    def __init__(self, sender: ServersSender, source: Source, deadline_s: float) -> None:
+    def __init__(self, sender: ServersSender, source: WeightSource, deadline_s: float) -> None:
         self._sender, self._source, self._deadline_s = sender, source, deadline_s
         self._joined: tuple[int, dict[str, Tensor], Sent] | None = None
 

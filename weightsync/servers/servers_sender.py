@@ -49,7 +49,7 @@ class ServersSender:
     async def open(
         host: str, path: Path, *, bucket_bytes: int, device: torch.device | str = "cpu"
     ) -> AsyncIterator[ServersSender]:
-        """Have the store as of `BroadcastSender.open`, and groups of servers that reach this
+        """Have the store as of `GroupSender.open`, and groups of servers that reach this
         machine at `host`. Raises TransferError."""
         with served_store(host, path) as store:
             async with ServerGroup.open(host, 0, bucket_bytes=bucket_bytes, device=device) as group:

@@ -1,0 +1,108 @@
+"""Transports: which one a run has, and in what order the trainer's end into servers goes."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import trio
+
+from asyncrl.config import ConfigError, load
+from asyncrl.config.engines import Capabilities
+from asyncrl.engines.spec import EngineKind
+from asyncrl.ipc.messages import Prepare, Publish, Quiesce, Resend
+from weightsync.buckets import Plan
+from weightsync.direct import Direct
+from weightsync.errors import TransferError
+from weightsync.reception import StagedReception
+from weightsync.servers.into_servers import IntoServers, ServersPublisher
+from weightsync.staged import Staged
+from weightsync.transport import Gathered, Sent, transport_of
+
+SERVED = ['engine.sglang.launch=["python"]', "engine.sglang.transfer=broadcast"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "transport"),
+    [
+        (["engine.kind=embedded"], Staged),
+        (["engine.kind=sglang", *SERVED], Staged),
+        (["engine.kind=embedded", "publication.path=direct"], Direct),
+        (["engine.kind=scripted", "publication.path=direct"], Direct),
+        (["engine.kind=sglang", *SERVED, "publication.path=direct"], IntoServers),
+    ],
+)
+def test_the_kind_of_engine_and_the_path_say_which(settings: list[str], transport: type) -> None:
+    assert transport_of(load(None, settings, {})) is transport
+
+
+def test_an_engine_may_name_a_transport_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(Staged):
+        pass
+
+    class Kind(EngineKind):
+        @classmethod
+        def open(cls, context: Any) -> Any: ...
+
+    module: Any = ModuleType("somebodys")
+    module.Own, module.Kind, module.none = Own, Kind, 3
+    monkeypatch.setitem(sys.modules, "somebodys", module)
+    settings = ["engine.kind=somebodys:Kind", "publication.path=direct"]
+    with pytest.raises(ConfigError, match="nothing can be sent straight"):
+        load(None, settings, {})
+    Kind.capabilities = Capabilities(direct_transport="somebodys:Own")
+    assert transport_of(load(None, settings, {})) is Own
+    Kind.capabilities = Capabilities(direct_transport="somebodys:none")
+    with pytest.raises(ConfigError, match=r"no transport: derive a class from weightsync\.trans"):
+        transport_of(load(None, settings, {}))
+
+
+class _Servers:
+    """A sender to servers, and the trainer's weights: what is asked of them, in order."""
+
+    store, sharded = "file:/nowhere", True
+
+    def __init__(self) -> None:
+        self.weights = {"norm": torch.zeros(4)}
+        self.plan = Plan.of(self.weights, 4096)
+        self.asked = list[str]()
+
+    async def gather(self, average: bool = False) -> Gathered:
+        await trio.lowlevel.checkpoint()
+        self.asked.append("gather")
+        return Gathered(iter(self.weights.items()), None, [-0.5])
+
+    async def join(self, publication: int, *rest: Any) -> int:
+        await trio.lowlevel.checkpoint()
+        self.asked.append(f"join {publication}")
+        return 77
+
+    async def send(self, weights: dict[str, torch.Tensor], deadline_s: float) -> int:
+        await trio.lowlevel.checkpoint()
+        assert weights.keys() == self.weights.keys()
+        self.asked.append("send")
+        return 16
+
+
+async def test_all_is_gathered_before_servers_stand_still_and_what_is_joined_is_sent() -> None:
+    both: Any = _Servers()
+    end = ServersPublisher(both, both, 3.0)
+    await end.join(Publish(1, 1, 2, direct=True))
+    assert both.asked == ["gather", "join 1"]
+    assert await end.send(Publish(1, 1, 2, direct=True)) == Sent([77], 16, [-0.5])
+    assert both.asked == ["gather", "join 1", "send"]
+    for never_joined in (1, 2):  # the first a second time
+        with pytest.raises(TransferError, match=f"publication {never_joined} was not joined"):
+            await end.send(Publish(never_joined, 1, 2, direct=True))
+
+
+async def test_a_staged_publication_has_nobody_stand_still() -> None:
+    nothing: Any = None
+    reception = StagedReception(nothing, nothing, nothing)
+    reception.begin(Prepare(1, 1, 1, 1, 2, "file:/nowhere"))
+    for message in (Quiesce(1), Resend(1)):
+        with pytest.raises(ValueError, match=f"no {type(message).__name__}"):
+            reception.hear(message)
