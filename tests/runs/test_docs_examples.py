@@ -25,7 +25,7 @@ OF_SOAK = {"bounded_lag", "own_data"}
 commands train the other (`tests/pages`)."""
 BRIEF = (
     *("train.steps=4", "train.eval_every=0", "task.eval_size=8", "evaluation.samples=0"),
-    *("model.warmup_steps=20", "rollout.filter=none", "engine.compile=false"),
+    *("model.warmup_steps=20", "rollout.filter=none"),
 )
 """Settings that make a run short; a mix has an `eval_size` for each task. The warm-up that they cut
 is whole where an example teaches, below."""

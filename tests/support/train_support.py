@@ -30,8 +30,8 @@ SETTINGS = {
     "reward.concurrency": 2,
     "supervision.grace_s": 5.0,
 }
-"""Steps are compiled (two core seconds of each start) in one test of tests/runs/test_train.py,
-in docs/examples, and in tests/engines."""
+"""Steps of engines are traced and compiled (two core seconds of each start) in one test of
+tests/runs/test_train.py, in docs/examples, and in tests/engines."""
 DEADLINE_S = 300.0
 """Seconds that whatever must come may take on a machine that others use too: a run begins
 in 20 s on two free cores."""

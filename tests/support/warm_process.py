@@ -296,8 +296,23 @@ def _wait_to_serve(control: socket.socket, installed: list[str]) -> None:
     *streams, orders = descriptors
     _renew(request["environment"], [*streams, streams[1]], installed)
     sys.argv = [PRELOADED, str(orders), *request["words"]]
+    _trace_what_is_compiled()
     module = sys.modules["__main__"] = importlib.import_module(PRELOADED)
     _end_with(module.main)
+
+
+def _trace_what_is_compiled() -> None:
+    """Have an engine with `engine.compile = false` run the modules themselves, as it does where a
+    trace does not agree with the model: tracing takes two core seconds, and a short run a few
+    steps."""
+    programs = importlib.import_module("asyncrl.engines.embedded.programs")
+    traced, opened = programs._traced, programs.Programs.__init__
+
+    def open_programs(self: Any, *given: Any, compile: bool, **more: Any) -> None:
+        programs._traced = traced if compile else lambda step, _: step
+        opened(self, *given, compile=compile, **more)
+
+    programs.Programs.__init__ = open_programs
 
 
 if __name__ == "__main__":
