@@ -70,7 +70,7 @@ class Learner:
                 "Learner: reference.coefficient is set, and the reference of a model that is in "
                 "memory is nowhere: give the learner a model directory, or set reference.path."
             )
-        self.model.to(config.train.device)  # type: ignore[arg-type]
+        self.model.to(config.train.device)
         initial = self.path or Path()
         try:
             try_passes(self.model, config.engine.context_tokens)
