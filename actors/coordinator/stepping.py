@@ -48,7 +48,7 @@ from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.replay_buffer import ReplayGroup
 from asyncrl.experience.rollout import Group, Rollout
-from asyncrl.experience.sequence import joined_behaviour, joined_ids
+from asyncrl.experience.training_message import Groups, training_message
 from asyncrl.ipc.messages import (
     CloseStep,
     Consumed,
@@ -64,7 +64,6 @@ from asyncrl.observe.response_sums import ResponseSums
 from asyncrl.processes.standstill import RunClock
 from asyncrl.strategies.replay_choice import Candidate, replayed, useful
 from staleness.advantages.to_go import by_turn
-from staleness.truncation import loss_mask, trainable_by_lag
 
 
 class StepAccount(NamedTuple):
@@ -306,19 +305,7 @@ class Stepping:
 
     def _send(self, batch: list[SequenceToTrain], facts: Mapping[int, GroupFacts]) -> None:
         """Send a micro-batch of the open step, with the facts of the groups that it names."""
-        most, mask, lags = max_lag(self._config), bytearray(), Counter[int]()
-        for _, sequence in batch:
-            cut = self._config.rollout.truncated == "mask" and sequence.finish == "length"
-            marks = loss_mask(
-                sequence.spans, self._step, most, truncated=cut, errors=sequence.errors
-            )
-            lags.update(trainable_by_lag(sequence.spans, self._step, marks))
-            mask += marks
-        self._outstanding[self._step, self._index] = lags
-        message = MicroBatch(
-            self._step,
-            self._index,
-            samples=[sample for sample, _ in batch],
+        groups = Groups(
             rewards={number: group.rewards for number, group in facts.items()},
             parts={number: group.parts for number, group in facts.items() if any(group.parts)},
             lengths={number: group.lengths for number, group in facts.items()}
@@ -326,10 +313,16 @@ class Stepping:
             else {},
             turns={number: group.turns for number, group in facts.items() if any(group.turns)},
         )
-        sequences = [sequence for _, sequence in batch]
-        self._commands.queue(
-            message, joined_ids(sequences), joined_behaviour(sequences), bytes(mask)
+        message, buffers, trainable = training_message(
+            self._step,
+            self._index,
+            batch,
+            groups,
+            max_lag(self._config),
+            mask_truncated=self._config.rollout.truncated == "mask",
         )
+        self._outstanding[self._step, self._index] = trainable
+        self._commands.queue(message, *buffers)
         self._index += 1
 
     def _tokens(self, rollout: Rollout) -> int:
