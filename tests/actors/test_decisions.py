@@ -1,0 +1,103 @@
+"""Decisions of the coordinator's parts, without the loop that carries them out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+from scripted_parts import MemoryLog
+from scripted_world import configured
+
+from actors.coordinator.decisions import (
+    EndRun,
+    Evaluated,
+    GaveUpEvaluation,
+    LeaseAnswers,
+    ReplaceActor,
+    Served,
+)
+from actors.coordinator.engine_pool import EngineHandle, EnginePool
+from actors.coordinator.evaluation import Evaluation, EvaluationPlan
+from actors.coordinator.event_store import EventStore
+from actors.coordinator.peers import Peer
+from actors.coordinator.publishing import FAILURES, Publishing
+from asyncrl.config.schema import EvaluationConfig
+from asyncrl.experience.experience import Experience
+from asyncrl.ipc.link import memory_links
+from asyncrl.ipc.messages import Committed, Hello, Message, Prepared, Transferred
+from asyncrl.processes.standstill import RunClock
+
+
+class Deaf(Peer):
+    """An actor that keeps nothing of what it is told."""
+
+    def send(self, message: Message, *buffers: object) -> None:
+        return
+
+
+def publishing(engines: int = 1) -> tuple[Publishing, EnginePool]:
+    pool = EnginePool()
+    made = Publishing(EventStore(Experience(), MemoryLog()), pool, configured(), RunClock())
+    made.trainer(Deaf(Hello("trainer", 0, 0, 1), memory_links()[0]), "store")
+    for index in range(engines):
+        pool.add(EngineHandle(Deaf(Hello("rollout", index, 0, 1), memory_links()[0]), 4))
+        made.join(index)
+    return made, pool
+
+
+def fail(made: Publishing, number: int) -> list[Any]:
+    """The trainer cannot send, and everybody lets go."""
+    decisions = made.pump(0, False)
+    decisions += made.on_transferred(Transferred(number, 0, [], 0, 0.0, "it broke"))
+    return decisions + made.on_prepared(0, Prepared(number, [], "aborted"))
+
+
+async def test_publications_that_fail_in_a_row_end_the_run(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    made, _ = publishing()
+    for number in range(1, FAILURES):
+        assert fail(made, number) == []
+    (end,) = fail(made, FAILURES)
+    assert isinstance(end, EndRun) and end.heals is None
+    assert end.reason.startswith(f"{FAILURES} publications failed in a row") and "broke" in (
+        end.reason
+    )
+
+
+async def test_an_engine_that_is_late_is_replaced_and_the_rest_serve(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    made, pool = publishing(2)
+    assert made.pump(0, True) == []
+    assert made.on_transferred(Transferred(1, 0, [7], 4, 0.1, "")) == []
+    assert made.on_prepared(0, Prepared(1, [7], "")) == []
+    await trio.sleep(configured().publication.deadline_s + 1.0)
+    decided = made.late(trio.current_time())
+    assert [type(one) for one in decided] == [ReplaceActor]
+    assert decided[0].name == "rollout-1"  # type: ignore[union-attr]
+    committed = Committed(1, 0, 0.1)
+    assert made.on_committed(0, "rollout-0", committed) == [Served(0, True)]
+    assert made.served == 0 and pool.serves("evaluation", 0)
+
+
+async def test_an_evaluation_says_what_is_due_and_gives_up_what_no_engine_has(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    class Starts:
+        def start(self, *args: object, **settings: object) -> bool:
+            return True
+
+    pool = EnginePool()
+    pool.add(EngineHandle(Deaf(Hello("rollout", 0, 0, 1), memory_links()[0]), 4))
+    plan = EvaluationPlan(range(2), ["", ""], 2, EvaluationConfig(), 60.0)
+    store = EventStore(Experience(), MemoryLog())
+    evaluation = Evaluation(store, pool, Starts(), RunClock(), plan, {})  # type: ignore[arg-type]
+    assert evaluation.due(0, False) and evaluation.pump() == []
+    pool.serve("rollout-0", 0, pin=True)
+    evaluation.start(0)
+    assert evaluation.pump() == [LeaseAnswers(0)] and evaluation.answered == (0, 2)
+    pool.remove("rollout-0")
+    assert evaluation.pump() == [GaveUpEvaluation()] and evaluation.running is None
+    assert evaluation.due(1, False), "the next version is evaluated in its place"
+    assert not any(isinstance(one, Evaluated) for one in evaluation.pump())
