@@ -15,7 +15,7 @@ from actors.coordinator.decisions import (
     LeaseAnswers,
     LoanEnded,
     ReplaceActor,
-    Served,
+    VersionServed,
 )
 
 Replace = Callable[[str, str], None]
@@ -30,7 +30,7 @@ def carry_out(parts: Components, decisions: Iterable[Decision], replace: Replace
                 replace(name, reason)
             case EndRun(reason, heals):
                 parts.end(False, reason, heals=heals)
-            case Served():
+            case VersionServed():
                 _served(parts, decision)
             case LoanEnded(seconds):
                 parts.metrics.lent(seconds)
@@ -48,7 +48,7 @@ def carry_out(parts: Components, decisions: Iterable[Decision], replace: Replace
                 assert_never(decision)
 
 
-def _served(parts: Components, served: Served) -> None:
+def _served(parts: Components, served: VersionServed) -> None:
     publishing = parts.publishing
     parts.lifecycle.published(parts.clock.now())
     parts.metrics.published(publishing.seconds[-1], publishing.pauses[-1])

@@ -86,7 +86,7 @@ class Components:
 
 
 class Observers(NamedTuple):
-    """What is told of a run: its metrics, its counts for people, and its curve.
+    """Those that are told of a run: its metrics, its counts for people, and its curve.
     `journal_status()` says how the journal stands; `stalled(run_status)` hears how the run stands
     when the watchdog ends it."""
 

@@ -33,7 +33,7 @@ PERFECT = 1.0
 
 
 class EvaluationPlan(NamedTuple):
-    """What is evaluated, and when: the held-out `prompts`, by their index, and the `labels` of
+    """The evaluations of a run: the held-out `prompts`, by their index, and the `labels` of
     their tasks, where there are several; every `every`-th version, 0 for none but the first and the
     last; how often each prompt is answered beside the greedy answer (`sampling`); and the seconds
     for which an engine that holds one version gets no other meanwhile (`hold_s`)."""
@@ -69,7 +69,7 @@ class Evaluation:
         plan: EvaluationPlan,
         known: Mapping[int, float],
     ) -> None:
-        """What is `known`, an accuracy by version, is not measured again."""
+        """An accuracy that is `known`, by version, is not measured again."""
         self._store = store
         self._engines = engines
         self._admission = admission
