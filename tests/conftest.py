@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
+from green import ROOT, Green
 from hypothesis import settings
 from seconds import Seconds
 from xdist.scheduler import LoadScopeScheduling
 
 # A property has no deadline of its own, because shared machines are slow at times. `make test`
-# draws a few examples, others each time, and CI a hundred, always the same ones (`.ci/run`).
+# draws a few examples, others each time, and CI forty, always the same ones (`.ci/run`), of which
+# sixty more would be no news from one time to the next; `make soak` draws many, and others.
 settings.register_profile("asyncrl", deadline=None, max_examples=15)
+settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True)
+settings.register_profile("soak", deadline=None, max_examples=300)
 settings.load_profile("asyncrl")
 
-REAL = {"runs": "runs", "sglang": "servers", "vllm": "servers"}
-"""The units of folders whose tests start whole runs and real servers."""
+REAL = {
+    "runs": "runs",
+    "pages": "pages",
+    "certificate": "pages",
+    "sglang": "servers",
+    "vllm": "servers",
+}
+"""The units of folders whose tests start whole runs and real servers, and share what these are
+started from."""
 
 
 class ByFile(LoadScopeScheduling):
@@ -53,8 +64,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=place)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--skip-green", action="store_true", help="leave out what passed before")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Seconds())
+    if config.option.skip_green and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Green(config), "green")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files that are green (`green.py`)."""
+    green = config.pluginmanager.get_plugin("green")
+    skipped = getattr(config, "workerinput", {}).get("skipped", green.skipped if green else ())
+    if skipped and collection_path.is_file():
+        return str(collection_path.relative_to(ROOT)) in {*skipped} or None
+    return None
 
 
 @pytest.hookimpl(trylast=True)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import trio
-import warm_process
 from some_values import some
 
 from asyncrl.cluster.join_token import JoinToken, certify
@@ -58,7 +57,7 @@ async def ended(
     argv += ["--patience", "1", *more]
     with trio.fail_after(PATIENCE_S):
         return await trio.to_thread.run_sync(
-            partial(warm_process.run, argv, capture_output=True, text=True, timeout=PATIENCE_S)
+            partial(subprocess.run, argv, capture_output=True, text=True, timeout=PATIENCE_S)
         )
 
 

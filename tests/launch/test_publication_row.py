@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import warm_process
 from safetensors.numpy import save_file
 
 from asyncrl.config import load
@@ -33,7 +33,7 @@ def checked(folder: Path) -> str:
     """Words of `asyncrl check` of a folder's run.toml, which is found to be right."""
     argv = [sys.executable, "-m", "asyncrl.cli", "check", "run.toml"]
     environment = os.environ | {"COLUMNS": "300"}
-    done = warm_process.run(argv, cwd=folder, capture_output=True, text=True, env=environment)
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -68,7 +68,8 @@ def warm() -> Warm:
     """The warm process of this one; it ends with it."""
     address = f"asyncrl-tests-{os.getpid()}"
     folder = tempfile.TemporaryDirectory(prefix="asyncrl-warm-")
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    here = Path(__file__)
+    paths = [str(here.parent), str(here.parents[2]), os.environ.get("PYTHONPATH", "")]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"\0{address}")
         listener.listen(64)
