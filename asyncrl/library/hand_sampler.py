@@ -54,10 +54,11 @@ class Sampler:
         with its tokenizer, without which prompts are ids. Raises ConfigError for a model that
         cannot be decoded."""
         self.config = config = Config() if config is None else config
+        directory = tokenizer
         if isinstance(model, str | Path):
             own, directory = opened(model, config), tokenizer or model
         else:
-            own, directory = copy.deepcopy(as_model(model)), tokenizer
+            own = copy.deepcopy(as_model(model))
         try:
             self.tokenizer = directory and Tokenizer(directory, chat=config.task.chat)
             self._batcher = Batcher(own, _options(config, own, self.tokenizer or None))
