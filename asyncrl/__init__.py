@@ -2,7 +2,7 @@
 
     import asyncrl as rl
 
-    run = rl.train(rl.Config(train={"steps": 100}))  # a run, as `asyncrl train` makes it
+    run = rl.train(rl.Config(train=rl.TrainConfig(steps=100)))  # as `asyncrl train` does
     learner, sampler = rl.Learner(path), rl.Sampler(path)  # a loop of your own
 
 Names are imported when they are first asked for: `import asyncrl` alone imports nothing more.
@@ -15,12 +15,36 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncrl.config import Config, ConfigError
+    from asyncrl.config.schema import (
+        AgentConfig,
+        ClusterConfig,
+        EngineConfig,
+        EvaluationConfig,
+        JournalConfig,
+        LoraConfig,
+        MachineConfig,
+        MetricsConfig,
+        ModelConfig,
+        PublicationConfig,
+        ReferenceConfig,
+        RewardConfig,
+        RolloutConfig,
+        RunConfig,
+        SglangConfig,
+        StalenessConfig,
+        SupervisedConfig,
+        SupervisionConfig,
+        TaskConfig,
+        TeacherConfig,
+        TrainConfig,
+        VllmConfig,
+    )
     from asyncrl.engines.spec import EngineKind
-    from asyncrl.library.learner import Learner, StepFigures
-    from asyncrl.library.models import starting_model
-    from asyncrl.library.run import Run
-    from asyncrl.library.sampler import Sampler
-    from asyncrl.library.sequence import Sequence
+    from asyncrl.library.arrays import Sequence
+    from asyncrl.library.hand_learner import Learner, StepFigures
+    from asyncrl.library.hand_sampler import Sampler
+    from asyncrl.library.opened_run import Run
+    from asyncrl.library.starting_model import starting_model
     from asyncrl.library.task import ListTask, open_task
     from asyncrl.library.train import train
     from asyncrl.strategies.curriculum import Curriculum, PromptOrder
@@ -34,12 +58,36 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "asyncrl.config": ("Config", "ConfigError"),
+    "asyncrl.config.schema": (
+        "AgentConfig",
+        "ClusterConfig",
+        "EngineConfig",
+        "EvaluationConfig",
+        "JournalConfig",
+        "LoraConfig",
+        "MachineConfig",
+        "MetricsConfig",
+        "ModelConfig",
+        "PublicationConfig",
+        "ReferenceConfig",
+        "RewardConfig",
+        "RolloutConfig",
+        "RunConfig",
+        "SglangConfig",
+        "StalenessConfig",
+        "SupervisedConfig",
+        "SupervisionConfig",
+        "TaskConfig",
+        "TeacherConfig",
+        "TrainConfig",
+        "VllmConfig",
+    ),
     "asyncrl.engines.spec": ("EngineKind",),
-    "asyncrl.library.learner": ("Learner", "StepFigures"),
-    "asyncrl.library.models": ("starting_model",),
-    "asyncrl.library.run": ("Run",),
-    "asyncrl.library.sampler": ("Sampler",),
-    "asyncrl.library.sequence": ("Sequence",),
+    "asyncrl.library.hand_learner": ("Learner", "StepFigures"),
+    "asyncrl.library.starting_model": ("starting_model",),
+    "asyncrl.library.opened_run": ("Run",),
+    "asyncrl.library.hand_sampler": ("Sampler",),
+    "asyncrl.library.arrays": ("Sequence",),
     "asyncrl.library.task": ("ListTask", "open_task"),
     "asyncrl.library.train": ("train",),
     "asyncrl.strategies.curriculum": ("Curriculum", "PromptOrder"),
@@ -56,27 +104,49 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "AdmissionPolicy",
     "Advantage",
+    "AgentConfig",
     "Answer",
     "ClipBounds",
+    "ClusterConfig",
     "Config",
     "ConfigError",
     "Corrected",
     "Correction",
     "Curriculum",
+    "EngineConfig",
     "EngineKind",
+    "EvaluationConfig",
     "GroupAdvantage",
+    "JournalConfig",
     "Learner",
     "ListTask",
+    "LoraConfig",
+    "MachineConfig",
     "MemberAdvantage",
+    "MetricsConfig",
+    "ModelConfig",
     "Objective",
     "PromptOrder",
+    "PublicationConfig",
+    "ReferenceConfig",
+    "RewardConfig",
+    "RolloutConfig",
     "Run",
+    "RunConfig",
     "Sampler",
     "Sequence",
+    "SglangConfig",
+    "StalenessConfig",
     "StepFigures",
+    "SupervisedConfig",
+    "SupervisionConfig",
     "Task",
+    "TaskConfig",
+    "TeacherConfig",
     "TokenLoss",
+    "TrainConfig",
     "Verifier",
+    "VllmConfig",
     "open_task",
     "starting_model",
     "train",

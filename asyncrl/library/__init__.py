@@ -1,1 +1,1 @@
-"""What `import asyncrl` exports, beside the configuration and what may be plugged in."""
+"""Names that `import asyncrl` exports, beside the configuration and the plug-ins."""

@@ -17,7 +17,7 @@ from asyncrl.launch import preflight
 from asyncrl.launch.private import refuse_foreign
 from asyncrl.launch.publication_row import publication_row
 from asyncrl.launch.trainer_memory import memory_rows
-from asyncrl.library.run import Run
+from asyncrl.library.opened_run import Run
 from asyncrl.observe.display import show_derived
 from asyncrl.observe.output import Output
 from asyncrl.observe.run_dir import CLUSTER_MODELS

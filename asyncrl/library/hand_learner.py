@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from transformers import PreTrainedModel
 
 from asyncrl.config import Config, ConfigError
@@ -18,8 +19,9 @@ from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.experience.training_message import training_message
 from asyncrl.ipc.messages import Sample, TokenCount
-from asyncrl.library.models import as_model, opened
-from asyncrl.library.sequence import Sequence as PublicSequence
+from asyncrl.library.arrays import Sequence as PublicSequence
+from asyncrl.library.starting_model import as_model, opened
+from asyncrl.tasks import TaskError
 from asyncrl.training import learner as core
 from asyncrl.training.checkpoint_io import export
 from asyncrl.training.kl_terms import open_kl_terms
@@ -70,12 +72,13 @@ class Learner:
                 "Learner: reference.coefficient is set, and the reference of a model that is in "
                 "memory is nowhere: give the learner a model directory, or set reference.path."
             )
-        self.model.to(config.train.device)
+        torch.nn.Module.to(self.model, config.train.device)
         initial = self.path or Path()
         try:
             try_passes(self.model, config.engine.context_tokens)
             terms = open_kl_terms(config, initial, self.model.dtype, self.model)
-        except ModelError as error:
+            examples = open_supervised(config, initial)
+        except (ModelError, TaskError) as error:
             raise ConfigError(f"{error}.") from None
         self._core = core.Learner(
             self.model,
@@ -84,7 +87,7 @@ class Learner:
             config.rollout.temperature,
             budget=config.rollout.max_new_tokens,
             kl_terms=terms,
-            supervised=open_supervised(config, initial),
+            supervised=examples,
         )
         self._vocabulary = self.model.get_input_embeddings().num_embeddings
         self._whole_step = advantage_of(config.train).whole_step

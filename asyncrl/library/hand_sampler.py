@@ -17,9 +17,9 @@ from asyncrl.engines.embedded.batcher import Batcher
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.engines.request_checks import refuse_misfit
-from asyncrl.library.learner import Learner
-from asyncrl.library.models import as_model, opened
-from asyncrl.library.sequence import Sequence as PublicSequence
+from asyncrl.library.arrays import Sequence as PublicSequence
+from asyncrl.library.hand_learner import Learner
+from asyncrl.library.starting_model import as_model, opened
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.models import parameters_for_publication
@@ -54,9 +54,11 @@ class Sampler:
         with its tokenizer, without which prompts are ids. Raises ConfigError for a model that
         cannot be decoded."""
         self.config = config = Config() if config is None else config
-        is_path = isinstance(model, str | Path)
-        own = opened(model, config) if is_path else copy.deepcopy(as_model(model))  # type: ignore[arg-type]
-        directory = tokenizer or (model if isinstance(model, str | Path) else None)
+        directory = tokenizer
+        if isinstance(model, str | Path):
+            own, directory = opened(model, config), tokenizer or model
+        else:
+            own = copy.deepcopy(as_model(model))
         try:
             self.tokenizer = directory and Tokenizer(directory, chat=config.task.chat)
             self._batcher = Batcher(own, _options(config, own, self.tokenizer or None))

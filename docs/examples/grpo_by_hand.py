@@ -1,0 +1,80 @@
+"""GRPO by hand: the whole algorithm in one process, from top to bottom.
+
+    python docs/examples/grpo_by_hand.py
+
+A small model with random weights learns to answer in digits, in less than a minute on two cores. A
+run (`asyncrl train`) uses the same learner and the same engine, in processes that do not wait for
+each other.
+"""
+
+import argparse
+import time
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+import asyncrl as rl
+
+PROMPTS, GROUP = 8, 16  # prompts in a step, and responses to each
+
+
+def digits(answer: rl.Answer, line: Mapping[str, Any]) -> float:
+    """The verifier, a function: the share of the answer's characters that are digits."""
+    return sum(character in "0123456789" for character in answer) / max(1, answer.tokens)
+
+
+def train(steps: int) -> list[float]:
+    """Train, and return the mean reward of each step."""
+    # 1. Settings have the names of run.toml, and are checked here.
+    config = rl.Config(
+        model=rl.ModelConfig(warmup_steps=0),  # the bundled one, untrained; or path="yours"
+        rollout=rl.RolloutConfig(max_new_tokens=8, temperature=1.0),
+        engine=rl.EngineConfig(context_tokens=64, slots=PROMPTS * GROUP),
+        # The advantage of dr_grpo: a response's reward less the mean of its group.
+        train=rl.TrainConfig(advantage="dr_grpo", objective="clip", lr=2e-3, lr_warmup_steps=0),
+        # No token that more than one step came after enters the loss.
+        staleness=rl.StalenessConfig(max_lag=1),
+    )
+    # 2. Where prompts come from. rl.open_task(config) opens a data set of reasoning-gym or a JSONL
+    #    file, as [task] says.
+    task: rl.Task = rl.ListTask([{"prompt": f"Say number {n}: "} for n in range(100)], digits)
+
+    # 3. Who learns, and who samples. Each has weights of its own.
+    model = rl.starting_model(config)
+    learner, sampler = rl.Learner(model, config), rl.Sampler(model, config)
+
+    rewards = []
+    for step in range(steps):
+        began = time.monotonic()
+        # 4. Sample a group of responses to each prompt. Each sequence has its ids, the exact
+        #    log-probability of each token, and the version that sampled it.
+        chosen = [(step * PROMPTS + place) % task.size("train") for place in range(PROMPTS)]
+        sampled = sampler.generate([task.prompt("train", index) for index in chosen], GROUP)
+
+        # 5. Judge them.
+        judged = [
+            sequence.rewarded(task.verify("train", chosen[place // GROUP], sequence.answer))
+            for place, sequence in enumerate(sampled)
+        ]
+        # 6. Add their gradient: the advantages of each group, then the clipped loss of each token.
+        learner.add(judged)
+
+        # 7. One optimizer step, which makes the next version.
+        figures = learner.step()
+
+        # 8. Sample from it.
+        sampler.load(learner)
+
+        rewards.append(fmean(sequence.reward or 0.0 for sequence in judged))
+        print(
+            f"version {figures.version:3}  reward {rewards[-1]:.3f}  "
+            f"k3 {figures.metrics['k3']:.1e}  {figures.trained} tokens trained  "
+            f"{time.monotonic() - began:.2f} s"
+        )
+    return rewards
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, add_help=True)
+    parser.add_argument("--steps", type=int, default=30)
+    train(parser.parse_args().steps)
