@@ -42,8 +42,10 @@ from asyncrl.ipc.waits import Waits
 from asyncrl.simulation.network import links
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model, write_tokenizer
 from asyncrl.training.models import parameters_for_publication
+from weightsync.reception import StagedReception
 from weightsync.servers.from_disk import FromDisk
 from weightsync.servers.weight_loader import WeightLoader
+from weightsync.transport import Received
 
 ROOT = Path(__file__).parent.parent
 PROMPT, CHUNK, CONTEXT = 18, 8, 256
@@ -98,7 +100,8 @@ async def through(engine: ServerEngine, count: int, tokens: int) -> float:
     ours, theirs = links()
     sampled, finished = 0, 0
     async with ours, theirs, trio.open_nursery() as nursery:
-        nursery.start_soon(rollout_actor, theirs, engine, _never, Reporter(Waits()))
+        reception = StagedReception(engine, _Never(), theirs.send)
+        nursery.start_soon(rollout_actor, theirs, engine, reception, Reporter(Waits()))
         begun = time.perf_counter()
         await _lease(ours, count, tokens)
         async for message, _ in ours:
@@ -120,8 +123,14 @@ async def _lease(link: Link, count: int, tokens: int) -> None:
     await link.send(Leases(leases), np.concatenate(prompts(count)).data)
 
 
-async def _never(message: Prepare) -> None:
-    raise AssertionError(f"nothing is published here, and {message} came")
+class _Never:
+    """A receiver, though nothing is published here."""
+
+    async def join(self, message: Prepare) -> None:
+        raise AssertionError(f"{message} came")
+
+    async def receive(self, message: Prepare, own: object) -> Received:
+        raise AssertionError(f"{message} came")
 
 
 async def measure(concurrent: int, args: argparse.Namespace, folder: Path) -> float:

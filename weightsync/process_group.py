@@ -83,7 +83,7 @@ class Worker:
         finally:
             job.abandoned = True
 
-    async def run(self, work: Callable[[], T], close: Callable[[], None]) -> T:
+    async def run(self, work: Callable[[], T], close: Callable[[], None] = lambda: None) -> T:
         """Run `work` inside of a turn. Where it fails, the thread calls `close`: also when nobody
         waits for it any more."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 import trio
 import trio.testing
@@ -12,6 +14,8 @@ from asyncrl.ipc.link import memory_links
 from asyncrl.ipc.messages import Abort, Message, Prepare, Prepared
 from asyncrl.ipc.waits import Waits
 from weightsync.errors import TransferError
+from weightsync.reception import StagedReception
+from weightsync.transport import Received
 
 PREPARE = {"version": 3, "epoch": 0, "rank": 1, "world": 2, "store": "tcp://127.0.0.1:1"}
 
@@ -25,23 +29,16 @@ class _SilentEngine:
         await trio.sleep_forever()
 
 
-class _Weights:
-    """Weights that were received."""
+class _Receiver:
+    """Transfers by a script."""
 
-    average = None
-
-    def __init__(self, checksum: int) -> None:
-        self.weights: dict[str, object] = {}
-        self.checksums = [checksum]
-
-
-async def _received(message: Prepare) -> _Weights:
-    if message.publication == 1:
-        await trio.sleep_forever()  # its sender has given up
-    if message.publication == 2:
-        raise TransferError("the sender was lost")
-    await trio.sleep(0.1)
-    return _Weights(message.publication)
+    async def receive(self, message: Prepare, own: object) -> Received:
+        if message.publication == 1:
+            await trio.sleep_forever()  # its sender has given up
+        if message.publication == 2:
+            raise TransferError("the sender was lost")
+        await trio.sleep(0.1)
+        return Received([message.publication], {})
 
 
 def _prepare(publication: int) -> Prepare:
@@ -66,7 +63,9 @@ async def test_a_prepare_is_answered_though_more_is_read_with_it(
     waits, answers = Waits(), dict[int, str]()
     async with trio.open_nursery() as nursery:
         await here.send_many(sent)  # before the actor reads
-        nursery.start_soon(rollout_actor, there, _SilentEngine(), _received, Reporter(waits))
+        engine: Any = _SilentEngine()
+        reception = StagedReception(engine, cast(Any, _Receiver()), there.send)
+        nursery.start_soon(rollout_actor, there, engine, reception, Reporter(waits))
         with trio.move_on_after(2.0):
             while len(answers) < len(expected):
                 message, _ = await here.receive()

@@ -17,7 +17,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, cast
 
 import trio
 from torch import Tensor
@@ -37,8 +37,6 @@ from weightsync.servers.servers_sender import ServersSender
 from weightsync.transport import EngineSide, Received, Sent, TrainerSide, Transport, WeightSource
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class ServersPublisher:
@@ -100,13 +98,12 @@ class ServersReceiver:
     async def join(self, message: Prepare) -> None:
         rank = message.rank
         async with self._worker.turn(self._deadline_s) as job:
-            meeting = await self._run(
-                lambda: ServerMeeting(job, message.store, message.publication)
-            )
-            offer = await self._run(lambda: meeting.offer(self._plan, rank))
+            run = self._worker.run
+            meeting = await run(lambda: ServerMeeting(job, message.store, message.publication))
+            offer = await run(lambda: meeting.offer(self._plan, rank))
             answer = MeetingAnswer(await gather(*(server.wanted for server in self._servers)))
-            await self._run(lambda: meeting.answer(answer, rank))
-            go = await self._run(lambda: meeting.wait(rank))
+            await run(lambda: meeting.answer(answer, rank))
+            go = await run(lambda: meeting.wait(rank))
             job.doing = "waiting for the servers to join the trainer's group"
             first, joins = go.first, list[Callable[[], Awaitable[None]]]()
             for server, wanted in zip(self._servers, answer.servers, strict=True):
@@ -138,9 +135,6 @@ class ServersReceiver:
             return Received([])
         return Received([go.digest])
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        return await self._worker.run(work, _nothing)
-
 
 async def _refused_as_failed(*calls: Callable[[], Awaitable[None]]) -> None:
     """Make the calls at once. A server that refuses one is alive: its group has failed."""
@@ -148,10 +142,6 @@ async def _refused_as_failed(*calls: Callable[[], Awaitable[None]]) -> None:
         await gather(*calls)
     except RequestRefused as refusal:
         raise TransferError(str(refusal)) from refusal
-
-
-def _nothing() -> None:
-    """Nothing is open."""
 
 
 class IntoServers(Transport):

@@ -119,9 +119,7 @@ class ServerGroup:
         """Meet the server's ranks, which were asked to join `name`. Raises TransferError where they
         do not come within `deadline_s`."""
         async with self._worker.turn(deadline_s) as job:
-            self._group = await self._worker.run(
-                lambda: self._connect(job, self.name), lambda: None
-            )
+            self._group = await self._worker.run(lambda: self._connect(job, self.name))
 
     def stream(self, weights: Mapping[str, Tensor]) -> BucketStream:
         """A stream of `weights`, which must not change until all of it is sent."""

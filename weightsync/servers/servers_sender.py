@@ -95,7 +95,7 @@ class ServersSender:
                 meeting.go(_places(answers, hashes, digest))
                 return sum(answer.ranks for answer in answers), digest
 
-            ranks, digest = await self._worker.run(meet, _nothing)
+            ranks, digest = await self._worker.run(meet)
         if not group.joined:
             group.world = 1 + ranks
             await self._left_if_failed(group.join(max(0.1, end - trio.current_time())))
@@ -156,7 +156,3 @@ def _digest(publication: int, hashes: Sequence[list[Expected]]) -> int:
     for own in hashes:
         hashed.update(hashlib.blake2b(msgspec.json.encode(own)).digest())
     return int.from_bytes(hashed.digest(), "little") >> 1
-
-
-def _nothing() -> None:
-    """Nothing is open."""
