@@ -1,4 +1,4 @@
-"""The house as docs/design.md describes it: words, folders, names, docstrings, line lengths."""
+"""The house as docs/design.md describes it: folders, names, docstrings, line lengths."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,21 +32,6 @@ def section(number: int) -> str:
     return DESIGN.split(f"\n## {number}. ")[1].split("\n## ")[0]
 
 
-def words(text: str) -> set[str]:
-    """The words of a text, small and singular: `Leases` and `lease` are one word."""
-    return {word.removesuffix("s") for word in re.findall(r"[a-z]+|[0-9]+", text.lower())}
-
-
-def parts(name: str) -> list[str]:
-    """The words of a name, small and singular.
-
-    >>> parts("EnginePool"), parts("K3"), parts("micro_batches")
-    (['engine', 'pool'], ['k', '3'], ['micro', 'batche'])
-    """
-    found = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", name)
-    return [word.lower().removesuffix("s") for word in found]
-
-
 def classes() -> Iterator[tuple[Path, str]]:
     """Every class of the product, with its file."""
     for path in PRODUCT:
@@ -64,34 +48,6 @@ def docstrings() -> Iterator[tuple[Path, int, str]]:
             match node:
                 case ast.Expr(value=ast.Constant(value=str(text))):
                     yield path, node.lineno, text
-
-
-@cache
-def listed() -> set[str]:
-    """The words that section 1 lists: with their meaning, and by the folder that has them."""
-    rows = re.findall(r"^\| (.+) \| (.+) \|$", section(1), re.MULTILINE)
-    return words(" ".join(f"{one} {more}" if one[0] == "`" else one for one, more in rows))
-
-
-def test_every_folder_bears_words_that_the_design_page_lists() -> None:
-    folders = {path.parent.relative_to(ROOT) for path in PRODUCT}
-    unknown = {
-        str(folder): missing
-        for folder in folders
-        if (missing := [word for word in parts(folder.name) if word not in listed()])
-    }
-    assert not unknown, f"add these to section 1 of docs/design.md: {unknown}"
-
-
-def test_every_public_class_bears_words_that_the_design_page_lists() -> None:
-    known = listed()
-    unknown = defaultdict(list)
-    for path, name in classes():
-        if not name.startswith("_"):
-            for word in parts(name):
-                if word not in known:
-                    unknown[word].append(f"{name} ({path.relative_to(ROOT)})")
-    assert not unknown, f"add these words to section 1 of docs/design.md: {dict(unknown)}"
 
 
 def test_the_design_page_lists_every_folder_and_no_other() -> None:
