@@ -43,8 +43,6 @@ CAUSE_S = 5.0
 """Seconds in which a rank that was lost is seen to be, where a collective says that one was."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 1.0
 """Seconds between two attempts to reach rank 0, which are doubled from one to the next."""
-FOR_EVER_S = 1e9
-"""Seconds for which an order may be long in coming: its link ends with rank 0."""
 NAMES: dict[type[Message], str] = {
     MicroBatch: "micro-batch",
     CloseStep: "optimizer step",
@@ -198,7 +196,7 @@ async def obey(link: Link, hello: Hello, carry_out: Carried, waits: Waits) -> No
     order: Message | None = None
     given = 0
     while not isinstance(order, Drain):
-        with waits.on("order", owner=f"rank {hello.index}", deadline_s=FOR_EVER_S):
+        with waits.until("the link to rank 0 ends", "order", owner=f"rank {hello.index}"):
             try:
                 order, buffers = await link.receive()
             except (LinkError, EndOfStream) as error:

@@ -53,9 +53,6 @@ from asyncrl.training.checkpoint_index import CheckpointError
 from weightsync.errors import TransferError
 from weightsync.transport import Publisher
 
-FOR_EVER_S = 1e9
-"""Seconds for which a command may be long in coming while engines are at work, and a checkpoint be
-written. The end of the link, and the coordinator's watchdog, end these waits."""
 COMMANDS = 64
 """Commands that may wait here. The coordinator has fewer outstanding (`TrainerCommands`)."""
 
@@ -160,7 +157,7 @@ async def trainer_actor(
         written.set()
 
     async def last_written() -> None:
-        with waits.on("checkpoint", owner="trainer", deadline_s=FOR_EVER_S):
+        with waits.until("the watchdog restarts the trainer", "checkpoint", owner="trainer"):
             await written.wait()
 
     send, commands = trio.open_memory_channel[tuple[Message, tuple[memoryview, ...]]](COMMANDS)
@@ -192,7 +189,7 @@ async def trainer_actor(
         await link.send(TrainerReady(learner.version, sender.store))
         while True:
             reporter.busy_with(None)
-            with waits.on("command", owner="trainer", deadline_s=FOR_EVER_S):
+            with waits.until("the coordinator's link ends", "command", owner="trainer"):
                 try:
                     message, buffers = await commands.receive()
                 except trio.EndOfChannel:

@@ -1,4 +1,4 @@
-"""The house as docs/design.md describes it: words, folders, names, docstrings, line lengths."""
+"""The house as docs/design.md describes it: folders, names, docstrings, line lengths."""
 
 from __future__ import annotations
 

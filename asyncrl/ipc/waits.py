@@ -1,5 +1,6 @@
-"""The table of waits. Invariant: every wait has a name, an owner and a deadline, and is in the
-table while it lasts. There is no other way to wait.
+"""The table of waits. Invariant: every wait has a name, an owner and a bound, and is in the table
+while it lasts. There is no other way to wait. The bound is a number of seconds (`on`), or, where no
+number is right, the event that ends the wait (`until`).
 
 One `Waits` for each process, handed to whoever waits. Time is trio's clock, so it is virtual where
 the run is.
@@ -29,7 +30,7 @@ class _Open(msgspec.Struct, eq=False):
     name: str
     owner: str
     since: float
-    deadline_s: float
+    bound: float | str
 
 
 class _Cause(msgspec.Struct):
@@ -52,6 +53,16 @@ class Waits:
         self._causes: dict[str, _Cause] = {}
 
     @contextmanager
+    def until(self, event: str, name: str, *, owner: str) -> Iterator[None]:
+        """Wait for `name` inside the block, until it comes or `event` (in words) ends the block
+        from outside, by an exception or a cancellation. Whoever waits sees to it that the event
+        does so."""
+        if not event:
+            raise ValueError(f"the wait for {name} needs an event that ends it")
+        with self._listed(name, owner, event):
+            yield
+
+    @contextmanager
     def on(self, name: str, *, owner: str, deadline_s: float) -> Iterator[None]:
         """Wait for `name` inside the block, at most `deadline_s` seconds (positive, finite).
 
@@ -63,24 +74,32 @@ class Waits:
                 f"the wait for {name} needs a deadline of more than 0 and less than infinite "
                 f"seconds, not {deadline_s}"
             )
+        with (
+            self._listed(name, owner, deadline_s),
+            trio.CancelScope(deadline=trio.current_time() + deadline_s) as scope,
+        ):
+            yield
+        if scope.cancelled_caught:
+            raise WaitExpired(name, owner, deadline_s)
+
+    @contextmanager
+    def _listed(self, name: str, owner: str, bound: float | str) -> Iterator[None]:
+        """Keep a wait in the table, and count its seconds, while the block lasts."""
         now = trio.current_time()
-        wait = _Open(name, owner, now, deadline_s)
+        wait = _Open(name, owner, now, bound)
         self._open[id(wait)] = wait
         cause = self._causes.setdefault(name, _Cause())
         if not cause.open:
             cause.since = now
         cause.open += 1
         try:
-            with trio.CancelScope(deadline=now + deadline_s) as scope:
-                yield
+            yield
         finally:
             del self._open[id(wait)]
             end = trio.current_time()
             cause.open -= 1
             if not cause.open:
                 cause.seconds += end - cause.since
-        if scope.cancelled_caught:
-            raise WaitExpired(name, owner, deadline_s)
 
     def spent(self, name: str, seconds: float) -> None:
         """Count `seconds` waited for `name` outside of `on`, such as those an engine reports."""
@@ -89,7 +108,7 @@ class Waits:
     def table(self) -> list[Wait]:
         """The open waits, oldest first."""
         now = trio.current_time()
-        return [Wait(w.name, w.owner, now - w.since, w.deadline_s) for w in self._open.values()]
+        return [Wait(w.name, w.owner, now - w.since, w.bound) for w in self._open.values()]
 
     def idle(self) -> dict[str, float]:
         """Seconds waited so far, by name, open waits included. Waits of one name that overlap count

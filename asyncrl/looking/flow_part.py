@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncrl.config.derived import size
-from asyncrl.ipc.messages import Role
+from asyncrl.ipc.messages import Role, Wait
 from asyncrl.looking.html_page import Html, joined, tag
 from asyncrl.observe.diagnosis import IDLE, duration, idle
 from asyncrl.observe.run_status import ActorStatus, RunStatus
@@ -144,6 +144,11 @@ def _back(status: RunStatus) -> str:
     )
 
 
+def _bound(wait: Wait) -> str:
+    """The end of a wait, in words: `of 300` seconds, or `until the link ends`."""
+    return f"until {wait.bound}" if isinstance(wait.bound, str) else f"of {wait.bound:,.0f}"
+
+
 def _waits(status: RunStatus) -> Html:
     every = [
         *(("coordinator", wait) for wait in status.waits),
@@ -155,7 +160,7 @@ def _waits(status: RunStatus) -> Html:
             "tr",
             tag("td", f"{owner}: {wait.owner}"),
             tag("td", wait.name),
-            tag("td", f"{wait.seconds:.1f} s of {wait.deadline_s:,.0f}"),
+            tag("td", f"{wait.seconds:.1f} s {_bound(wait)}"),
         )
         for owner, wait in every[:WAITS]
     ]

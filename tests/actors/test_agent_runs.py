@@ -231,7 +231,7 @@ async def test_where_all_agents_fail_few_are_begun_and_the_run_says_so(autojump_
     assert failing.name == "agents-0" and failing.reason == "raised: KeyError: 'answer'"
     assert f"All of the last {failing.episodes} episodes of agents-0 failed" in diagnose(status)
     (wait,) = [wait for wait in status.waits if wait.owner == "agents-0"]
-    assert wait.name == "agents that fail" and 0 <= wait.seconds < wait.deadline_s <= LONGEST_S
+    assert wait.name == "agents that fail" and 0 <= wait.seconds < wait.bound <= LONGEST_S
     after = world.coordinator.status()
     assert not after.failing and not [w for w in after.waits if w.owner == "agents-0"]
     assert trio.current_time() - began < 600 + LONGEST_S + 60, "one that is well, and all begin"

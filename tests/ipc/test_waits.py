@@ -98,7 +98,7 @@ async def test_the_table_is_oldest_first(autojump_clock):
         nursery.start_soon(hold, "old", 1)
         await trio.sleep(5)
         table = waits.table()
-        assert [(w.name, w.owner, w.deadline_s) for w in table] == [
+        assert [(w.name, w.owner, w.bound) for w in table] == [
             ("old", "me", 100),
             ("young", "me", 100),
         ]
@@ -216,3 +216,19 @@ async def test_a_pulse_has_one_waiter(autojump_clock):
         with pytest.raises(trio.BusyResourceError):
             await pulse.wait()
         pulse.set()
+
+
+async def test_a_wait_until_an_event_names_it_and_lasts_until_it_ends(autojump_clock):
+    waits = Waits()
+    with trio.move_on_after(1e6) as scope, waits.until("the link ends", "order", owner="rank 1"):
+        (row,) = waits.table()
+        assert (row.name, row.owner, row.bound) == ("order", "rank 1", "the link ends")
+        await trio.sleep_forever()
+    assert scope.cancelled_caught
+    assert not waits.table()
+    assert waits.idle() == {"order": 1e6}
+
+
+async def test_a_wait_until_nothing_is_refused():
+    with pytest.raises(ValueError, match="event"), Waits().until("", "order", owner="rank 1"):
+        pass

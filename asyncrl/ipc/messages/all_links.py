@@ -32,12 +32,13 @@ Duration = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 
 
 class Wait(Part, frozen=True):
-    """One row of the table of waits: `owner` has waited `seconds` for `name`."""
+    """One row of the table of waits: `owner` has waited `seconds` for `name`. `bound` is the most
+    seconds that it may wait, or the event that ends the wait, in words."""
 
     name: str
     owner: str
     seconds: Duration
-    deadline_s: Duration
+    bound: Duration | str
 
 
 Increase = Annotated[float, msgspec.Meta(ge=0)]
