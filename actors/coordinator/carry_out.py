@@ -11,11 +11,11 @@ from actors.coordinator.decisions import (
     Decision,
     EndRun,
     Evaluated,
-    GaveUpEvaluation,
+    EvaluationDropped,
     LeaseAnswers,
     LoanEnded,
     ReplaceActor,
-    Served,
+    VersionServed,
 )
 
 Replace = Callable[[str, str], None]
@@ -30,14 +30,14 @@ def carry_out(parts: Components, decisions: Iterable[Decision], replace: Replace
                 replace(name, reason)
             case EndRun(reason, heals):
                 parts.end(False, reason, heals=heals)
-            case Served():
+            case VersionServed():
                 _served(parts, decision)
             case LoanEnded(seconds):
                 parts.metrics.lent(seconds)
             case LeaseAnswers(version):
                 parts.playing.begin("evaluation")
                 parts.placement.lease("evaluation", version)
-            case GaveUpEvaluation():
+            case EvaluationDropped():
                 parts.reclaiming.abandon_evaluation()
                 parts.pinning.release(None)
             case Evaluated(version, accuracy, figures):
@@ -48,7 +48,7 @@ def carry_out(parts: Components, decisions: Iterable[Decision], replace: Replace
                 assert_never(decision)
 
 
-def _served(parts: Components, served: Served) -> None:
+def _served(parts: Components, served: VersionServed) -> None:
     publishing = parts.publishing
     parts.lifecycle.published(parts.clock.now())
     parts.metrics.published(publishing.seconds[-1], publishing.pauses[-1])

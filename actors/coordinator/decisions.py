@@ -23,7 +23,7 @@ class EndRun(msgspec.Struct, frozen=True):
     heals: Healable | None = None
 
 
-class Served(msgspec.Struct, frozen=True):
+class VersionServed(msgspec.Struct, frozen=True):
     """Every engine serves `version`. With `evaluate` it is pinned, and is to be evaluated."""
 
     version: int
@@ -42,7 +42,7 @@ class LeaseAnswers(msgspec.Struct, frozen=True):
     version: int | None
 
 
-class GaveUpEvaluation(msgspec.Struct, frozen=True):
+class EvaluationDropped(msgspec.Struct, frozen=True):
     """No engine has the version any more that was evaluated."""
 
 
@@ -55,5 +55,7 @@ class Evaluated(msgspec.Struct, frozen=True):
     figures: Figures
 
 
-Decision = ReplaceActor | EndRun | Served | LoanEnded | LeaseAnswers | GaveUpEvaluation | Evaluated
+Decision = (
+    ReplaceActor | EndRun | VersionServed | LoanEnded | LeaseAnswers | EvaluationDropped | Evaluated
+)
 """Something that is due outside of the part that decides it."""

@@ -27,7 +27,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from actors.coordinator.decisions import Decision, EndRun, ReplaceActor, Served
+from actors.coordinator.decisions import Decision, EndRun, ReplaceActor, VersionServed
 from actors.coordinator.engine_pool import EnginePool
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import Peer
@@ -253,7 +253,7 @@ class Publishing:
             case Done(version):
                 self._current, self._failures, self.served = None, 0, version
                 self._count(self._clock.now() - self._began, self._pauses)
-                return [Served(version, self._pin)]
+                return [VersionServed(version, self._pin)]
             case Failed(reason):
                 return self._failed(reason)
             case _:

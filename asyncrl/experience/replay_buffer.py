@@ -61,7 +61,7 @@ class ReplayGroup(msgspec.Struct, array_like=True):
 
     @property
     def facts(self) -> GroupFacts:
-        """What the advantages of its members are made of, as `Group.facts`."""
+        """The facts that its members' advantages are made of, as `Group.facts`."""
         parts = [member.parts for member in self.members]
         return GroupFacts(list(self.rewards), parts, list(self.lengths), self.turns)
 

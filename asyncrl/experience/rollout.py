@@ -218,7 +218,7 @@ class Group(msgspec.Struct):
 
     @property
     def facts(self) -> GroupFacts:
-        """What the advantages of its members are made of."""
+        """The facts that its members' advantages are made of."""
         return GroupFacts(self.rewards, self.parts, self.lengths, self.turns)
 
     def sequences(self, member: Rollout) -> list[TrainingSequence]:
