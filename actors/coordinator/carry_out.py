@@ -11,7 +11,7 @@ from actors.coordinator.decisions import (
     Decision,
     EndRun,
     Evaluated,
-    GaveUpEvaluation,
+    EvaluationDropped,
     LeaseAnswers,
     LoanEnded,
     ReplaceActor,
@@ -37,7 +37,7 @@ def carry_out(parts: Components, decisions: Iterable[Decision], replace: Replace
             case LeaseAnswers(version):
                 parts.playing.begin("evaluation")
                 parts.placement.lease("evaluation", version)
-            case GaveUpEvaluation():
+            case EvaluationDropped():
                 parts.reclaiming.abandon_evaluation()
                 parts.pinning.release(None)
             case Evaluated(version, accuracy, figures):

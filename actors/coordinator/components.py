@@ -86,9 +86,9 @@ class Components:
 
 
 class Observers(NamedTuple):
-    """Those that are told of a run: its metrics, its counts for people, and its curve.
-    `journal_status()` says how the journal stands; `stalled(run_status)` hears how the run stands
-    when the watchdog ends it."""
+    """Observers of a run: its metrics, its counts for people, and its curve. `journal_status()`
+    gives the state of the journal; the watchdog calls `stalled(run_status)` when it ends the run.
+    """
 
     metrics: Metrics
     statistics: RunStatistics

@@ -42,7 +42,7 @@ class LeaseAnswers(msgspec.Struct, frozen=True):
     version: int | None
 
 
-class GaveUpEvaluation(msgspec.Struct, frozen=True):
+class EvaluationDropped(msgspec.Struct, frozen=True):
     """No engine has the version any more that was evaluated."""
 
 
@@ -56,6 +56,6 @@ class Evaluated(msgspec.Struct, frozen=True):
 
 
 Decision = (
-    ReplaceActor | EndRun | VersionServed | LoanEnded | LeaseAnswers | GaveUpEvaluation | Evaluated
+    ReplaceActor | EndRun | VersionServed | LoanEnded | LeaseAnswers | EvaluationDropped | Evaluated
 )
 """Something that is due outside of the part that decides it."""

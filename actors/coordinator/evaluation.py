@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from actors.coordinator.admission import Admission
-from actors.coordinator.decisions import Decision, Evaluated, GaveUpEvaluation, LeaseAnswers
+from actors.coordinator.decisions import Decision, Evaluated, EvaluationDropped, LeaseAnswers
 from actors.coordinator.engine_pool import EnginePool
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.prompts import PromptSource
@@ -33,7 +33,7 @@ PERFECT = 1.0
 
 
 class EvaluationPlan(NamedTuple):
-    """The evaluations of a run: the held-out `prompts`, by their index, and the `labels` of
+    """Plan of a run's evaluations: the held-out `prompts`, by their index, and the `labels` of
     their tasks, where there are several; every `every`-th version, 0 for none but the first and the
     last; how often each prompt is answered beside the greedy answer (`sampling`); and the seconds
     for which an engine that holds one version gets no other meanwhile (`hold_s`)."""
@@ -69,7 +69,7 @@ class Evaluation:
         plan: EvaluationPlan,
         known: Mapping[int, float],
     ) -> None:
-        """An accuracy that is `known`, by version, is not measured again."""
+        """A version in `known`, which has accuracies by version, is not evaluated again."""
         self._store = store
         self._engines = engines
         self._admission = admission
@@ -139,7 +139,7 @@ class Evaluation:
         pinned = None if self._mixing else self.running
         if pinned is not None and not self._engines.serves("evaluation", pinned):
             self.running, self._given_up = None, True
-            return [GaveUpEvaluation()]
+            return [EvaluationDropped()]
         for group in self._store.experience.ready("evaluation"):
             self._mixed += any(
                 span.version != self.running for member in group.members for span in member.spans

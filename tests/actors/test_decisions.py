@@ -11,10 +11,10 @@ from scripted_world import configured
 from actors.coordinator.decisions import (
     EndRun,
     Evaluated,
-    GaveUpEvaluation,
+    EvaluationDropped,
     LeaseAnswers,
     ReplaceActor,
-    Served,
+    VersionServed,
 )
 from actors.coordinator.engine_pool import EngineHandle, EnginePool
 from actors.coordinator.evaluation import Evaluation, EvaluationPlan
@@ -77,7 +77,7 @@ async def test_an_engine_that_is_late_is_replaced_and_the_rest_serve(
     assert [type(one) for one in decided] == [ReplaceActor]
     assert decided[0].name == "rollout-1"  # type: ignore[union-attr]
     committed = Committed(1, 0, 0.1)
-    assert made.on_committed(0, "rollout-0", committed) == [Served(0, True)]
+    assert made.on_committed(0, "rollout-0", committed) == [VersionServed(0, True)]
     assert made.served == 0 and pool.serves("evaluation", 0)
 
 
@@ -98,6 +98,6 @@ async def test_an_evaluation_says_what_is_due_and_gives_up_what_no_engine_has(
     evaluation.start(0)
     assert evaluation.pump() == [LeaseAnswers(0)] and evaluation.answered == (0, 2)
     pool.remove("rollout-0")
-    assert evaluation.pump() == [GaveUpEvaluation()] and evaluation.running is None
+    assert evaluation.pump() == [EvaluationDropped()] and evaluation.running is None
     assert evaluation.due(1, False), "the next version is evaluated in its place"
     assert not any(isinstance(one, Evaluated) for one in evaluation.pump())
