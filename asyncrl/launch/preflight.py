@@ -20,12 +20,13 @@ import msgspec
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.cluster import joined
-from asyncrl.config.fields import FIELDS, lookup, quoted
+from asyncrl.config.fields import FIELDS, SECTIONS, lookup, quoted
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.lending import lending_contradictions
 from asyncrl.config.mix import each, members, named
 from asyncrl.config.ranks import settled_ranks
 from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
+from asyncrl.config.schema.section import EVERY
 from asyncrl.config.servers import TABLES
 from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
@@ -59,38 +60,9 @@ _CONTRADICTIONS = (LookupError, ArithmeticError, AttributeError, TypeError, Valu
 RESUMABLE = frozenset(
     key
     for key, field in FIELDS.items()
-    if field.section
-    in (
-        "run",
-        "machine",
-        "journal",
-        "metrics",
-        "cluster",
-        "supervision",
-        "reward",
-        "staleness",
-        "publication",
-        *TABLES,
-    )
-    or (field.section == "agent" and key != "agent.run")
-    or key
-    in (
-        "train.steps",
-        "train.eval_every",
-        "train.checkpoint_every",
-        "train.recompute_activations",
-        "train.ranks",
-        "rollout.actors",
-        "rollout.lent_actors",
-        "rollout.lending",
-        "rollout.attempts",
-        "rollout.lease_s",
-        "engine.slots",
-    )
-    or key in ("engine.chunk_tokens", "engine.compile", "task.sandbox", "task.verdict_s")
-) - {"run.seed", "publication.dtype"}
-"""Settings that may differ when a run is resumed: they change how the run goes on, and not what its
-journal and weights mean."""
+    if (allowed := SECTIONS[field.section].resumable) == EVERY or field.name in allowed
+)
+"""Settings that may differ when a run is resumed."""
 
 
 def resolved(config: Config, resume: Path | None, now: datetime) -> Config:

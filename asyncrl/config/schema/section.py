@@ -15,5 +15,12 @@ NonNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
+EVERY = ("*",)
+"""All settings of a section, as its `resumable`."""
+
+
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A table of run.toml."""
+    """A table of run.toml. A resume may change its `resumable` settings: they change how the run
+    goes on, and not what its journal and weights mean."""
+
+    resumable = tuple[str, ...]()
