@@ -21,11 +21,12 @@ from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.cluster import joined
 from asyncrl.config.errors import installs
-from asyncrl.config.fields import FIELDS, lookup
+from asyncrl.config.fields import FIELDS, SECTIONS, lookup
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.mix import each, members, named
 from asyncrl.config.ranks import settled_ranks
 from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
+from asyncrl.config.schema.section import EVERY
 from asyncrl.config.servers import TABLES
 from asyncrl.config.setting import quoted
 from asyncrl.engines.spec import engine_kind
@@ -60,38 +61,9 @@ _CONTRADICTIONS = (LookupError, ArithmeticError, AttributeError, TypeError, Valu
 RESUMABLE = frozenset(
     key
     for key, field in FIELDS.items()
-    if field.section
-    in (
-        "run",
-        "machine",
-        "journal",
-        "metrics",
-        "cluster",
-        "supervision",
-        "reward",
-        "staleness",
-        "publication",
-        *TABLES,
-    )
-    or (field.section == "agent" and key != "agent.run")
-    or key
-    in (
-        "train.steps",
-        "train.eval_every",
-        "train.checkpoint_every",
-        "train.recompute_activations",
-        "train.ranks",
-        "rollout.actors",
-        "rollout.lent_actors",
-        "rollout.lending",
-        "rollout.attempts",
-        "rollout.lease_s",
-        "engine.slots",
-    )
-    or key in ("engine.chunk_tokens", "engine.compile", "task.sandbox", "task.verdict_s")
-) - {"run.seed", "publication.dtype"}
-"""Settings that may differ when a run is resumed: they change how the run goes on, and not what its
-journal and weights mean."""
+    if (allowed := SECTIONS[field.section].resumable) == EVERY or field.name in allowed
+)
+"""Settings that may differ when a run is resumed."""
 
 
 def resolved(config: Config, resume: Path | None, now: datetime) -> Config:

@@ -17,7 +17,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncrl.config import VARIABLES, Config, ConfigError, load, read, render, write
-from asyncrl.config.fields import FIELDS, lookup
+from asyncrl.config.fields import FIELDS, SECTIONS, lookup
+from asyncrl.config.schema.section import EVERY
 
 KEYS = sorted(FIELDS)
 SCALAR_KEYS = [key for key in KEYS if not FIELDS[key].is_table]
@@ -472,3 +473,9 @@ def test_whole_numbers_of_a_free_table_have_64_bits(toml: Any) -> None:
     assert load(path, [], {}).task.params == {"a": [-(2**63)]}
     assert "64 bits" in refusal(toml("[task]\nparams = {a = [9223372036854775808]}"))
     assert "64 bits" in refusal(toml("[task]\nparams = {a = [-9223372036854775809]}"))
+
+
+def test_what_a_resume_may_change_are_settings():
+    for name, section in SECTIONS.items():
+        for setting in section.resumable:
+            assert section.resumable == EVERY or f"{name}.{setting}" in FIELDS

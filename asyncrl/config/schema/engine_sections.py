@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from asyncrl.config.engines import ENGINES
-from asyncrl.config.schema.section import Section
+from asyncrl.config.schema.section import EVERY, Section
 
 
 class ServersConfig(Section, frozen=True):
@@ -63,6 +63,8 @@ class ServersConfig(Section, frozen=True):
 class SglangConfig(ServersConfig, frozen=True):
     """Engines that are SGLang servers, one for each rollout actor (docs/servers.md)."""
 
+    resumable = EVERY
+
     router: Annotated[
         str, Meta(description="address of a router that requests to them go through; empty: none")
     ] = ""
@@ -84,9 +86,13 @@ class SglangConfig(ServersConfig, frozen=True):
 class VllmConfig(ServersConfig, frozen=True):
     """Engines that are vLLM servers, one for each rollout actor (docs/servers.md)."""
 
+    resumable = EVERY
+
 
 class EngineConfig(Section, frozen=True):
     """The engines that generate."""
+
+    resumable = ("slots", "chunk_tokens", "compile")
 
     kind: Annotated[
         str,

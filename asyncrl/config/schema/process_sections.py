@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import Section
+from asyncrl.config.schema.section import EVERY, Section
 
 
 class PublicationConfig(Section, frozen=True):
     """Publication of weights to engines."""
+
+    resumable = ("path", "bucket_bytes", "full_every", "deadline_s", "host")
 
     path: Annotated[
         Literal["staged", "direct"],
@@ -60,6 +62,8 @@ class PublicationConfig(Section, frozen=True):
 class RewardConfig(Section, frozen=True):
     """Reward actors, which judge answers."""
 
+    resumable = EVERY
+
     actors: Annotated[int, Meta(ge=1, description="reward processes")] = 1
     concurrency: Annotated[
         int, Meta(ge=1, description="answers judged at a time, for each reward actor")
@@ -69,12 +73,16 @@ class RewardConfig(Section, frozen=True):
 class MachineConfig(Section, frozen=True):
     """The part of this machine that a run may use."""
 
+    resumable = EVERY
+
     cores: Annotated[int, Meta(ge=0, description="cores to use; 0: all this process may use")] = 0
     trainer_cores: Annotated[int, Meta(ge=0, description="of those, the trainer's; 0: half")] = 0
 
 
 class ClusterConfig(Section, frozen=True):
     """The machines of a run: this one alone, or others that join it for its actors."""
+
+    resumable = EVERY
 
     kind: Annotated[
         Literal["local", "agents", "ray"],
@@ -133,6 +141,8 @@ class ClusterConfig(Section, frozen=True):
 class JournalConfig(Section, frozen=True):
     """The journal of events on disk."""
 
+    resumable = EVERY
+
     commit_ms: Annotated[
         int,
         Meta(
@@ -144,6 +154,8 @@ class JournalConfig(Section, frozen=True):
 class MetricsConfig(Section, frozen=True):
     """Metrics for Prometheus."""
 
+    resumable = EVERY
+
     port: Annotated[
         int, Meta(ge=0, le=65535, description="port that Prometheus is answered at; 0: off")
     ] = 0
@@ -154,6 +166,8 @@ class MetricsConfig(Section, frozen=True):
 
 class SupervisionConfig(Section, frozen=True):
     """Supervision of actors: how long the run waits, and how often it starts one again."""
+
+    resumable = EVERY
 
     restarts: Annotated[
         int, Meta(ge=0, description="restarts of a rollout or reward actor within restart_window_s")
@@ -217,6 +231,8 @@ SinkName = Literal["tensorboard", "wandb", "mlflow"]
 
 class RunConfig(Section, frozen=True):
     """One run: its directory, its seed, its logs, its page, its sinks."""
+
+    resumable = ("dir", "copy", "copy_s", "log", "sinks", "page_port", "page_host")
 
     dir: Annotated[str, Meta(description="the run's own directory; empty: runs/<task>-<time>")] = ""
     copy: Annotated[

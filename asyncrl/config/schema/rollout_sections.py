@@ -15,6 +15,22 @@ PLAYED_ELSEWHERE = "http"
 class AgentConfig(Section, frozen=True):
     """Agents that play a prompt's rollouts as episodes of many turns (docs/agents.md)."""
 
+    resumable = (
+        "actors",
+        "concurrency",
+        "episode_s",
+        "call_s",
+        "eval_s",
+        "max_calls",
+        "attempts",
+        "sandbox",
+        "paths",
+        "mask_failed",
+        "history",
+        "alarm_rewritten",
+        "port",
+    )
+
     run: Annotated[
         str | tuple[str, ...],
         Meta(
@@ -116,6 +132,8 @@ class AgentConfig(Section, frozen=True):
 
 class RolloutConfig(Section, frozen=True):
     """Generation of rollouts."""
+
+    resumable = ("actors", "lent_actors", "lending", "attempts", "lease_s")
 
     actors: Annotated[int, Meta(ge=1, description="rollout processes")] = 1
     lent_actors: Annotated[

@@ -20,9 +20,19 @@ NonNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
+EVERY = ("*",)
+"""All settings of a section, as its `resumable`."""
+
+
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table of run.toml. However it is made, each of its settings has its type and is in its
-    range; a section that lies in it may be given as a mapping of settings."""
+    range; a section that lies in it may be given as a mapping of settings.
+
+    A resume may change its `resumable` settings: they change how the run continues, and not what
+    its journal and weights mean.
+    """
+
+    resumable = tuple[str, ...]()
 
     def __post_init__(self) -> None:
         """Check what differs from the defaults. Raises ConfigError with the sentence of `load`."""

@@ -6,12 +6,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import Section
+from asyncrl.config.schema.section import EVERY, Section
 from staleness.corrections import Correction, IcePop
 
 
 class StalenessConfig(Section, frozen=True):
     """Age of experience: how old it may be, and what is done about that."""
+
+    resumable = EVERY
 
     max_lag: Annotated[
         int, Meta(ge=0, description="versions; no token older than this enters a loss")

@@ -13,6 +13,8 @@ from asyncrl.config.schema.section import Count, Section
 class TaskConfig(Section, frozen=True):
     """The task: prompts, and the verifier of answers."""
 
+    resumable = ("sandbox", "verdict_s")
+
     name: Annotated[str, Meta(description="a reasoning-gym data set, or `jsonl`")] = (
         "spell_backward"
     )

@@ -19,6 +19,8 @@ Branches = Literal["token", "branch"]
 class TrainConfig(Section, frozen=True):
     """Optimizer steps."""
 
+    resumable = ("steps", "eval_every", "checkpoint_every", "recompute_activations", "ranks")
+
     steps: Annotated[int, Meta(ge=1, description="optimizer steps")] = 200
     device: Annotated[
         Literal["cpu", "cuda"],

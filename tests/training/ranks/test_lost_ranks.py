@@ -52,7 +52,7 @@ from asyncrl.ipc.messages import (
 from asyncrl.observe.run_dir import COORDINATOR, INITIAL, KEY, RANK_STORE, RANKS, RUN_TOML
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model, parameters_for_publication
-from weightsync.broadcast import Receiver
+from weightsync.broadcast import GroupReceiver
 from weightsync.buckets import Plan
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -149,7 +149,10 @@ async def live(run: Path, key: bytes, plan: Plan, resume: bool, fault: Fault | N
     """Order steps until there are STEPS, or rank 0 ends."""
     saved, weights, began = list[int](), dict[str, NDArray[np.float32]](), 0.0
     every = rollouts(load_model(run / INITIAL), seed=3, count=6)
-    async with trainer(run, key, resume, fault) as (link, processes), Receiver.open() as engine:
+    async with (
+        trainer(run, key, resume, fault) as (link, processes),
+        GroupReceiver.open() as engine,
+    ):
         ready = await said(link, TrainerReady)
         for version in range(ready.version, STEPS):
             try:
@@ -177,7 +180,7 @@ async def live(run: Path, key: bytes, plan: Plan, resume: bool, fault: Fault | N
 
 
 async def received(
-    link: Link, engine: Receiver, store: str, plan: Plan
+    link: Link, engine: GroupReceiver, store: str, plan: Plan
 ) -> dict[str, NDArray[np.float32]]:
     """Weights of a publication; the link's error where the trainer ends in it."""
     found = dict[str, NDArray[np.float32]]()
