@@ -39,9 +39,10 @@ class Seconds:
             return
         folder = "/".join(report.nodeid.partition("::")[0].split("/")[:2])
         self._worker[folder] += report.duration
-        self._cores[folder] += report.cores_s
+        cores_s = getattr(report, "cores_s", 0.0)  # one of a crashed worker has none
+        self._cores[folder] += cores_s
         if path := os.environ.get("SECONDS_TSV"):
-            figures = f"{report.duration:.2f}\t{report.cores_s:.2f}\t{report.outcome}"
+            figures = f"{report.duration:.2f}\t{cores_s:.2f}\t{report.outcome}"
             with Path(path).open("a") as file:
                 file.write(f"{report.nodeid}\t{report.when}\t{figures}\n")
 
