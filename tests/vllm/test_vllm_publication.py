@@ -148,11 +148,13 @@ async def test_rollouts_go_on_over_versions_each_token_under_its_own(vllm: VllmC
     """The engine over the server: nothing is lost, and each token is of the version it says."""
     collected = Collected()
     async with publishing(vllm) as publisher, trio.open_nursery() as nursery:
+        # before anything decodes, so that no response ends while they are computed
+        sent = {version: weights(version) for version in (1, 2, 3)}
+        known = {seed: canary.reference(new_model(0), sent[seed], TEXT) for seed in sent}
 
-        async def load(version: int, sent: Weights, _: Sequence[float], stop: object) -> float:
+        async def load(version: int, given: Weights, _: Sequence[float], stop: object) -> float:
             assert callable(stop)
-            known = canary.reference(new_model(0), sent, TEXT)
-            return (await publisher.loader.load(version, sent, known, stop)).pause_s
+            return (await publisher.loader.load(version, given, known[version], stop)).pause_s
 
         engine = ServerEngine(
             vllm,
@@ -162,14 +164,14 @@ async def test_rollouts_go_on_over_versions_each_token_under_its_own(vllm: VllmC
             stop_ids=frozenset(),
         )
         nursery.start_soon(engine.run, collected.emit)
-        await engine.load(1, weights(1))
+        await engine.load(1, sent[1])
         asked = [Request(n, 0, n, PROMPT + n, 0, 300, 1.0) for n in range(5)]
         engine.submit(asked)
         for version in (2, 3):
             seen = len(collected.chunks())
             with trio.fail_after(DEADLINE_S):
                 await collected.until(lambda seen=seen: len(collected.chunks()) > seen + 6)  # type: ignore[misc]
-            await engine.load(version, weights(version))
+            await engine.load(version, sent[version])
         with trio.fail_after(DEADLINE_S):
             await collected.ended(*range(5))
         nursery.cancel_scope.cancel()
