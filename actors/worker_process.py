@@ -23,6 +23,7 @@ from typing import TypeVar
 
 import msgspec
 
+from asyncrl.config.errors import ConfigError
 from asyncrl.sandbox.forks import Forks
 
 LENGTH = struct.Struct("<I")
@@ -76,7 +77,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     """The message of a frame. Raises ValueError if it is no `kind`."""
     try:
         return msgspec.msgpack.decode(body, type=kind)
-    except RecursionError as error:
+    except (RecursionError, ConfigError) as error:  # the settings of a task are checked too
         raise ValueError(str(error)) from error
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from asyncrl import config as configuration
-from asyncrl.config import Config
+from asyncrl.config import Config, ConfigError
 from asyncrl.training.memory import predict
 from asyncrl.training.memory_parts import MemoryParts, PredictedMemory
 
@@ -39,29 +39,40 @@ def changes(config: Config) -> Iterator[tuple[str, Config]]:
     tokens, response = config.engine.context_tokens, config.rollout.max_new_tokens
     said = list[str]()
     if config.train.micro_tokens > tokens:
-        config = _with(config, "train", micro_tokens=tokens)
+        config = _with(config, train={"micro_tokens": tokens})
         said.append(f"train.micro_tokens = {tokens}")
         yield said[0], config
     if not config.train.recompute_activations:
-        config = _with(config, "train", recompute_activations=True)
+        config = _with(config, train={"recompute_activations": True})
         said.append("train.recompute_activations = true")
         yield ", ".join(said), config
     for share in SHORTENED:
         shorter = max(1, int(share * response))
         context = tokens - response + shorter
-        changed = _with(config, "rollout", max_new_tokens=shorter)
-        changed = _with(changed, "engine", context_tokens=context)
+        try:
+            changed = _with(
+                config,
+                rollout={"max_new_tokens": shorter},
+                engine={"context_tokens": context},
+                train={"micro_tokens": context},
+            )
+        except ConfigError:  # so short that other settings contradict it
+            continue
         words = (
             f"rollout.max_new_tokens = {shorter}",
             f"engine.context_tokens = train.micro_tokens = {context}",
         )
         recomputed = [one for one in said if "recompute" in one]
-        yield ", ".join([*recomputed, *words]), _with(changed, "train", micro_tokens=context)
+        yield ", ".join([*recomputed, *words]), changed
 
 
-def _with(config: Config, section: str, **changed: Any) -> Config:
-    replaced = msgspec.structs.replace(getattr(config, section), **changed)
-    return msgspec.structs.replace(config, **{section: replaced})
+def _with(config: Config, **sections: dict[str, Any]) -> Config:
+    """Raises ConfigError where these settings contradict others."""
+    replaced = {
+        name: msgspec.structs.replace(getattr(config, name), **changed)
+        for name, changed in sections.items()
+    }
+    return msgspec.structs.replace(config, **replaced)
 
 
 def main() -> None:
