@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from asyncrl.engines.servers.other_model import Needs
     from asyncrl.engines.servers.served import Served
     from asyncrl.engines.servers.server_process import ServerProcess
-    from weightsync.servers.load import WeightLoader
+    from weightsync.servers.weight_loader import WeightLoader
 
 SERVER_S = 10.0
 """Seconds that a server gets to say what it is, before a run."""

@@ -25,7 +25,6 @@ import pytest
 import trio
 from real_sglang import LAUNCH, PYTHON
 from some_values import some
-from weightsync.servers.load import WeightLoader
 
 from asyncrl.engines import canary
 from asyncrl.engines.servers.errors import RequestRefused, ServerGone
@@ -38,6 +37,7 @@ from asyncrl.engines.sglang.sglang_launch import command, environment, managed
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model
 from weightsync.servers.by_broadcast import ByBroadcast
 from weightsync.servers.server_group import ServerGroup
+from weightsync.servers.weight_loader import WeightLoader
 
 START_S = 240.0
 

@@ -9,6 +9,7 @@ from asyncrl.config.schema.engine_sections import (
     EngineConfig,
     ServersConfig,
     SglangConfig,
+    VllmConfig,
 )
 from asyncrl.config.schema.process_sections import (
     ClusterConfig,
@@ -81,5 +82,6 @@ __all__ = [
     "TaskConfig",
     "TeacherConfig",
     "TrainConfig",
+    "VllmConfig",
     "Whole",
 ]

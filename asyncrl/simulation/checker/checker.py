@@ -555,10 +555,12 @@ class Checker(CheckedRun):
         """Check that every wait of the process of that name has a name, and ends in time."""
         now = self.clock()
         for wait in waits.table():
-            named = bool(wait.name and wait.owner) and 0 < wait.deadline_s < float("inf")
-            self.hold("waits", named, "{} has the wait {}", name, wait)
+            seconds = wait.bound if isinstance(wait.bound, float) else None
+            bounded = bool(wait.bound) if seconds is None else 0 < seconds < float("inf")
+            named = bool(wait.name and wait.owner)
+            self.hold("waits", named and bounded, "{} has the wait {}", name, wait)
             # It ends as soon as its task runs, and till then the time stands.
-            if wait.seconds > wait.deadline_s:
+            if seconds is not None and wait.seconds > seconds:
                 key = name, wait.name, wait.owner, round(now - wait.seconds, 6)
                 ends = self._overdue.setdefault(key, now) == now
                 self.hold("waits", ends, "{} has the wait {}", name, wait)
