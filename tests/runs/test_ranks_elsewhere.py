@@ -28,7 +28,7 @@ from asyncrl.observe.run_dir import JOIN_TOKEN, MODEL, SUMMARY
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
 
-STEPS = 60
+STEPS = 40
 SETTINGS: dict[str, Any] = {
     "train__ranks": 2,
     "train__steps": STEPS,

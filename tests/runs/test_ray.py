@@ -72,6 +72,7 @@ def folders() -> set[Path]:
     return {Path(each[each.index("asyncrl.cluster.ray_agent") + 1]) for each in mine}
 
 
+@pytest.mark.explore
 def test_a_run_on_two_nodes_ends_well(ray: Any, model: Path, tmp_path: Path) -> None:
     """Their agents join over TLS, as any machine does: one has the engines, and one a rank."""
     run, _ = tmp_path / "run", [node(ray), node(ray)]

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm_process
 from train_support import DEADLINE_S, command, end, processes, started, steps_done, wait_for
 
 from asyncrl.observe import summary
@@ -67,25 +68,10 @@ def test_a_signal_before_anything_began_is_no_failure(model: Path, tmp_path: Pat
 
 
 @pytest.mark.explore
-def test_a_terminal_that_hangs_up_drains_the_run(model: Path, tmp_path: Path) -> None:
-    """Shell and kernel both say so."""
-    run = tmp_path / "run"
-    with started(command(model, run, train__steps=100_000)) as process:
-        wait_for("step", lambda: steps_done(run) >= 1)
-        for _ in range(3):
-            process.send_signal(signal.SIGHUP)
-        code, out, err = end(process)
-    assert code == 0, out + err
-    found = summary.read(run / "summary.json")
-    assert found.ok and found.balances() and "--resume" in found.reason
-    assert processes(run) == {}
-
-
-@pytest.mark.explore
 def test_a_run_that_was_started_to_outlive_its_terminal_does(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     argv = command(model, run, train__steps=100_000)
-    with started(["nohup", *argv]) as process:
+    with started(["nohup", *argv]) as process:  # a real start
         wait_for("step", lambda: steps_done(run) >= 1)
         process.send_signal(signal.SIGHUP)
         before = steps_done(run)
@@ -96,8 +82,11 @@ def test_a_run_that_was_started_to_outlive_its_terminal_does(model: Path, tmp_pa
 
 
 @pytest.mark.explore
-def test_a_launcher_that_is_stopped_and_continued_ends_nothing(model: Path, tmp_path: Path) -> None:
-    """Ctrl-Z, for longer than the coordinator may be silent."""
+def test_stopped_for_long_it_goes_on_and_a_terminal_that_hangs_up_drains_it(
+    model: Path, tmp_path: Path
+) -> None:
+    """Ctrl-Z, for longer than the coordinator may be silent, ends nothing. Of the terminal's end
+    shell and kernel both say so."""
     run = tmp_path / "run"
     limits = {"supervision__stall_s": 8.0, "task__verdict_s": 2.0}
     with started(command(model, run, train__steps=100_000, **limits)) as process:
@@ -107,10 +96,13 @@ def test_a_launcher_that_is_stopped_and_continued_ends_nothing(model: Path, tmp_
         process.send_signal(signal.SIGCONT)
         before = steps_done(run)
         wait_for("steps", lambda: steps_done(run) >= before + 2)
-        process.send_signal(signal.SIGTERM)
+        for _ in range(3):
+            process.send_signal(signal.SIGHUP)
         code, out, err = end(process)
     assert code == 0, out + err
-    assert summary.read(run / "summary.json").ok
+    found = summary.read(run / "summary.json")
+    assert found.ok and found.balances() and "--resume" in found.reason
+    assert processes(run) == {}
 
 
 @pytest.mark.explore
@@ -122,13 +114,8 @@ def test_a_run_whose_output_is_lost_goes_on_to_its_end(
     argv = command(model, run, train__steps=3, train__eval_every=0)
     if output == "full disk":
         with Path("/dev/full").open("w") as full:
-            ended = subprocess.run(
-                argv,
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-                timeout=DEADLINE_S,
-                check=False,
+            ended = warm_process.run(
+                argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S
             )
         code, said = ended.returncode, ended.stderr
     else:

@@ -28,7 +28,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 from warm import FIXED, REQUEST_BYTES, fork
 
@@ -240,15 +240,19 @@ def _renew(variables: Mapping[str, str], streams: Sequence[int], installed: list
     for descriptor in {*streams} - {0, 1, 2}:
         os.close(descriptor)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout, sys.stderr = (
-        io.TextIOWrapper(
-            io.BufferedWriter(io.FileIO(number, "w", closefd=False)),
-            encoding=old.encoding,
-            errors=old.errors,
-            line_buffering=number == 2 or os.isatty(number),
-            write_through=bool(os.environ.get("PYTHONUNBUFFERED")),
-        )
-        for number, old in ((1, sys.stdout), (2, sys.stderr))
+    sys.stdout, sys.stderr = _stream(1, sys.stdout), _stream(2, sys.stderr)
+
+
+def _stream(number: int, like: TextIO) -> io.TextIOWrapper:
+    """Standard output or error as Python opens it at its start."""
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    raw = io.FileIO(number, "w", closefd=False)
+    return io.TextIOWrapper(
+        raw if unbuffered else io.BufferedWriter(raw),  # type: ignore[arg-type]
+        encoding=like.encoding,
+        errors=like.errors,
+        line_buffering=number == 2 or os.isatty(number),
+        write_through=unbuffered,
     )
 
 
