@@ -1,5 +1,5 @@
-"""`python -m actors ROLE INDEX INCARNATION THREADS RUN`: one actor's process. Started by the
-launcher, and never by hand.
+"""`python -m asyncrl.actors ROLE INDEX INCARNATION THREADS RUN`: one actor's process. Started by
+the launcher, and never by hand.
 
 Invariant: this process ends with its launcher, and what ends it otherwise is in its log with a
 traceback.
@@ -15,15 +15,15 @@ import trio
 
 from asyncrl import config
 from asyncrl.config.lending import shares_by_priority
-from asyncrl.ipc.address import tcp_address
-from asyncrl.observe import logs
-from asyncrl.processes.priority import lower_priority
-from asyncrl.processes.process import become_child
+from asyncrl.messages.address import tcp_address
+from asyncrl.runtime import logs
+from asyncrl.runtime.processes.priority import lower_priority
+from asyncrl.runtime.processes.process import become_child
 
 
 def main() -> None:
     become_child()
-    parser = argparse.ArgumentParser(prog="python -m actors")
+    parser = argparse.ArgumentParser(prog="python -m asyncrl.actors")
     parser.add_argument("role")
     parser.add_argument("index", type=int)
     parser.add_argument("incarnation", type=int)
@@ -42,8 +42,8 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(args.threads)
-    from actors.actor_context import ActorContext
-    from actors.roles import ROLES
+    from asyncrl.actors.actor_context import ActorContext
+    from asyncrl.actors.roles import ROLES
 
     place = ActorContext(
         args.role,

@@ -13,13 +13,13 @@ from asyncrl.config import Config
 from asyncrl.config.cluster import joined
 from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.published import engine_dtype, published_dtype
-from asyncrl.ipc.address import TcpAddress, UnixAddress
-from asyncrl.ipc.endpoints import connect
-from asyncrl.ipc.keys import read_key
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import Hello, Role
-from asyncrl.ipc.tls import Tls
-from asyncrl.observe.run_dir import COORDINATOR, INITIAL, KEY, TLS
+from asyncrl.messages import Hello, Role
+from asyncrl.messages.address import TcpAddress, UnixAddress
+from asyncrl.runtime.ipc.endpoints import connect
+from asyncrl.runtime.ipc.keys import read_key
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.ipc.tls import Tls
+from asyncrl.runtime.run_dir import COORDINATOR, INITIAL, KEY, TLS
 
 if TYPE_CHECKING:
     import torch

@@ -15,16 +15,16 @@ from contextlib import asynccontextmanager, contextmanager
 import msgspec
 import trio
 
-from actors.agent_process import AgentOpening
-from actors.worker_forks import ENDING_S, ForkedWorker, WorkerForks, exactly, open_forks
-from actors.worker_process import LENGTH, frame, length
+from asyncrl.actors.agent_process import AgentOpening
+from asyncrl.actors.worker_forks import ENDING_S, ForkedWorker, WorkerForks, exactly, open_forks
+from asyncrl.actors.worker_process import LENGTH, frame, length
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.agent_rewards import WrongReward, as_outcome
 from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, failed
 from asyncrl.config.errors import ConfigError
 from asyncrl.escape import escaped, escaped_lines
-from asyncrl.ipc.waits import WaitExpired, Waits
-from asyncrl.processes.process import isolated
+from asyncrl.runtime.ipc.waits import WaitExpired, Waits
+from asyncrl.runtime.processes.process import isolated
 
 OPENING_S = 120.0
 """Seconds in which an agent must be imported."""
@@ -150,7 +150,7 @@ async def open_agent_pool(
     included. With `paths` a program is run in the sandbox, and sees them. None of its processes
     outlives the block. Raises ConfigError where there is no such agent, and WorkersLost."""
     environment = isolated(os.environ)
-    async with open_forks("actors.agent_process", waits, "agents", environment) as forks:
+    async with open_forks("asyncrl.actors.agent_process", waits, "agents", environment) as forks:
         wrong = await forks.open(AgentOpening(run, paths), deadline_s=OPENING_S)
         if wrong:
             raise ConfigError(escaped(wrong.decode(errors="replace")))

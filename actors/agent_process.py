@@ -28,7 +28,7 @@ from io import TextIOWrapper
 
 import msgspec
 
-from actors.worker_process import LENGTH, frame, receive, serve_control
+from asyncrl.actors.worker_process import LENGTH, frame, receive, serve_control
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.endings import played, raised
 from asyncrl.agents.load_agent import Agent, load_agent

@@ -21,17 +21,17 @@ from typing import Any, Protocol
 
 import trio
 
-from actors.agent_pool import AgentAttempt, AgentClock
-from actors.episode_sockets import EpisodeSockets
-from actors.errors import CoordinatorLost
-from actors.reporting import Reporter
+from asyncrl.actors.agent_pool import AgentAttempt, AgentClock
+from asyncrl.actors.episode_sockets import EpisodeSockets
+from asyncrl.actors.errors import CoordinatorLost
+from asyncrl.actors.reporting import Reporter
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.endings import AgentEnd, AgentFailed
-from asyncrl.gateway.capability import capability
-from asyncrl.gateway.played_session import PlayedSession
-from asyncrl.gateway.played_sessions import PlayedSessions
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import Drain, Drained, Play, Played, Reply, Split, StopPlaying
+from asyncrl.agents.gateway.capability import capability
+from asyncrl.agents.gateway.played_session import PlayedSession
+from asyncrl.agents.gateway.played_sessions import PlayedSessions
+from asyncrl.messages import Drain, Drained, Play, Played, Reply, Split, StopPlaying
+from asyncrl.runtime.ipc.link import Link
 
 logger = logging.getLogger(__name__)
 

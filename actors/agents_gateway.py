@@ -11,24 +11,24 @@ from typing import Any
 
 import trio
 
-from actors.agent_pool import open_agent_pool
-from actors.agents_actor import EpisodePlayer, Player
-from actors.elsewhere import ElsewherePool
-from actors.episode_sockets import EpisodeSockets, private_folder
-from actors.reporting import Reporter
+from asyncrl.actors.agent_pool import open_agent_pool
+from asyncrl.actors.agents_actor import EpisodePlayer, Player
+from asyncrl.actors.elsewhere import ElsewherePool
+from asyncrl.actors.episode_sockets import EpisodeSockets, private_folder
+from asyncrl.actors.reporting import Reporter
+from asyncrl.agents.gateway.app import application
+from asyncrl.agents.gateway.gateway import Gateway
+from asyncrl.agents.gateway.gateway_settings import Settings
+from asyncrl.agents.gateway.offers import Offers
+from asyncrl.agents.gateway.played_sessions import PlayedSessions
+from asyncrl.agents.gateway.serve import serve
 from asyncrl.config import Config
 from asyncrl.config.schema import PLAYED_ELSEWHERE
-from asyncrl.gateway.app import application
-from asyncrl.gateway.gateway import Gateway
-from asyncrl.gateway.gateway_settings import Settings
-from asyncrl.gateway.offers import Offers
-from asyncrl.gateway.played_sessions import PlayedSessions
-from asyncrl.gateway.serve import serve
-from asyncrl.httpd.asgi import HttpRefusal
-from asyncrl.ipc.keys import read_private
-from asyncrl.ipc.messages import Split
-from asyncrl.ipc.waits import Waits
-from asyncrl.observe.run_dir import GATEWAY_KEY
+from asyncrl.messages import Split
+from asyncrl.runtime.httpd.asgi import HttpRefusal
+from asyncrl.runtime.ipc.keys import read_private
+from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.runtime.run_dir import GATEWAY_KEY
 from asyncrl.tasks import TaskError, open_task
 from asyncrl.tasks.entry import entry_of
 from asyncrl.tasks.text import Tokenizer

@@ -7,11 +7,11 @@ from contextlib import suppress
 
 import msgspec
 
-from actors.agent_pool import AgentAttempt, AgentClock
+from asyncrl.actors.agent_pool import AgentAttempt, AgentClock
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.endings import AgentEnd, AgentEnded, failed
-from asyncrl.gateway.offers import Offers
-from asyncrl.ipc.waits import WaitExpired, Waits
+from asyncrl.agents.gateway.offers import Offers
+from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 
 TAKEN_S = 600.0
 """Seconds after which the wait for a program begins again: an episode that nobody takes has not

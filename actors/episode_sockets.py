@@ -19,13 +19,13 @@ from pathlib import Path
 
 import trio
 
-from asyncrl.gateway.errors import GatewayError
-from asyncrl.httpd.asgi import Application, Headers, HttpRefusal, Receive, Scope, Send
-from asyncrl.httpd.http_limits import HttpLimits
-from asyncrl.httpd.http_server import HttpServer
-from asyncrl.ipc.address import UnixAddress
-from asyncrl.ipc.sockets import listening
-from asyncrl.ipc.waits import Waits
+from asyncrl.agents.gateway.errors import GatewayError
+from asyncrl.messages.address import UnixAddress
+from asyncrl.runtime.httpd.asgi import Application, Headers, HttpRefusal, Receive, Scope, Send
+from asyncrl.runtime.httpd.http_limits import HttpLimits
+from asyncrl.runtime.httpd.http_server import HttpServer
+from asyncrl.runtime.ipc.sockets import listening
+from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.sandbox.zygote import NOBODY
 
 LIMITS = HttpLimits(connections=16, strangers=4)

@@ -1,5 +1,5 @@
-"""`python -m actors.preloaded FD MODULE RUN`: the fork server of a run, which has imported what
-actors need. Started by the launcher, and never by hand.
+"""`python -m asyncrl.actors.preloaded FD MODULE RUN`: the fork server of a run, which has imported
+what actors need. Started by the launcher, and never by hand.
 
 Invariant: it computes nothing, starts no thread and opens no device: what is forked from it is as
 good as new.
@@ -16,36 +16,39 @@ from pathlib import Path
 from asyncrl import config
 from asyncrl.config import Config
 from asyncrl.engines.spec import engine_kind
-from asyncrl.processes import forkserver
+from asyncrl.runtime.processes import forkserver
 
 MODULES = (
-    "actors.coordinator.coordinator",
-    "actors.coordinator.resume",
-    "actors.engines.embedded",
-    "actors.engines.scripted",
-    "actors.reward_actor",
-    "actors.roles",
-    "actors.rollout_actor",
-    "actors.scoring_servers",
-    "actors.trainer_process",
+    "asyncrl.actors.coordinator.coordinator",
+    "asyncrl.actors.coordinator.resume",
+    "asyncrl.actors.engines.embedded",
+    "asyncrl.actors.engines.scripted",
+    "asyncrl.actors.reward_actor",
+    "asyncrl.actors.roles",
+    "asyncrl.actors.rollout_actor",
+    "asyncrl.actors.scoring_servers",
+    "asyncrl.actors.trainer_process",
     "asyncrl.engines.embedded.engine",
     "asyncrl.engines.scripted",
     "asyncrl.journal",
-    "asyncrl.observe.metrics",
-    "asyncrl.observe.curve_file",
+    "asyncrl.explain.metrics",
+    "asyncrl.explain.curve_file",
     "asyncrl.tasks.text",
     "asyncrl.training.checkpoint_io",
     "asyncrl.training.learner",
     "asyncrl.training.models",
     "asyncrl.training.trial",
-    "weightsync.adapted_base",
-    "weightsync.direct",
-    "weightsync.staged",
+    "asyncrl.weightsync.adapted_base",
+    "asyncrl.weightsync.direct",
+    "asyncrl.weightsync.staged",
 )
 """Modules that the roles import when they start."""
-OF_AGENTS = ("actors.agents_actor", "actors.agents_gateway")
+OF_AGENTS = ("asyncrl.actors.agents_actor", "asyncrl.actors.agents_gateway")
 """Modules that the role `agents` imports besides; a run without agents goes without them."""
-MAINS = {"actors": "actors.__main__", "actors.prepare": "actors.prepare"}
+MAINS = {
+    "asyncrl.actors": "asyncrl.actors.__main__",
+    "asyncrl.bundled.prepare": "asyncrl.bundled.prepare",
+}
 """The module with the `main` of each `python -m`."""
 
 
@@ -91,10 +94,10 @@ def model_class(path: str) -> object:
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    from asyncrl.training import bundled
+    from asyncrl.bundled import bundled_model
 
     if not path:
-        return MODEL_FOR_CAUSAL_LM_MAPPING[type(bundled.model_config())]
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(bundled_model.model_config())]
     with contextlib.suppress(Exception):  # transformers raises what it likes
         found = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(found)]

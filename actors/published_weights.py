@@ -9,23 +9,23 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
-from actors.rank_orders import RankOrders
-from actors.rank_parts import gathered
-from asyncrl.ipc.messages import Gather
+from asyncrl.actors.rank_orders import RankOrders
+from asyncrl.actors.rank_parts import gathered
+from asyncrl.messages import Gather
 from asyncrl.training.adapters import published
 from asyncrl.training.learner import Learner
-from weightsync.buckets import Plan
-from weightsync.handoff import Handoff
-from weightsync.narrowed import narrowed
-from weightsync.trainer_canary import TrainerCanary
-from weightsync.transport import Gathered
+from asyncrl.weightsync.buckets import Plan
+from asyncrl.weightsync.handoff import Handoff
+from asyncrl.weightsync.narrowed import narrowed
+from asyncrl.weightsync.trainer_canary import TrainerCanary
+from asyncrl.weightsync.transport import Gathered
 
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """A `WeightSource` (`weightsync.transport`): the weights of one rank as they are, and those of
-    several as they were when they were gathered; floating-point numbers are at most of type
-    `dtype`. `canary` is None where no engine compares one."""
+    """A `WeightSource` (`asyncrl.weightsync.transport`): the weights of one rank as they are, and
+    those of several as they were when they were gathered; floating-point numbers are at most of
+    type `dtype`. `canary` is None where no engine compares one."""
 
     learner: Learner
     orders: RankOrders

@@ -17,12 +17,8 @@ from typing import TypeVar
 
 import trio
 
-from actors.errors import RankLost
-from asyncrl.ipc.address import Address
-from asyncrl.ipc.endpoints import connect, serve
-from asyncrl.ipc.errors import EndOfStream, LinkError, Refusal
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import (
+from asyncrl.actors.errors import RankLost
+from asyncrl.messages import (
     CloseStep,
     Drain,
     Gather,
@@ -33,8 +29,12 @@ from asyncrl.ipc.messages import (
     Obeyed,
     Save,
 )
-from asyncrl.ipc.tls import Tls
-from asyncrl.ipc.waits import Waits
+from asyncrl.messages.address import Address
+from asyncrl.runtime.ipc.endpoints import connect, serve
+from asyncrl.runtime.ipc.errors import EndOfStream, LinkError, Refusal
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.ipc.tls import Tls
+from asyncrl.runtime.ipc.waits import Waits
 
 T = TypeVar("T")
 Carried = Callable[[Message, Sequence[memoryview]], None]

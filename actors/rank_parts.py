@@ -10,21 +10,13 @@ from pathlib import Path
 import trio
 from transformers import PreTrainedModel
 
-from actors.actor_context import ActorContext
-from actors.rank_orders import RankOrders
-from actors.scoring_servers import ScoringServers
-from actors.trainer_actor import Write
+from asyncrl.actors.actor_context import ActorContext
+from asyncrl.actors.rank_orders import RankOrders
+from asyncrl.actors.scoring_servers import ScoringServers
+from asyncrl.actors.trainer_actor import Write
 from asyncrl.config.published import rounded
-from asyncrl.ipc.messages import (
-    CloseStep,
-    Gather,
-    Message,
-    MicroBatch,
-    Save,
-    ScoreProximal,
-    TokenCount,
-)
-from asyncrl.observe.run_dir import ADAPTER, MODEL, MODEL_EMA
+from asyncrl.messages import CloseStep, Gather, Message, MicroBatch, Save, ScoreProximal, TokenCount
+from asyncrl.runtime.run_dir import ADAPTER, MODEL, MODEL_EMA
 from asyncrl.training.adapters import adapted, merged_model
 from asyncrl.training.checkpoint_io import (
     StagedCheckpoint,

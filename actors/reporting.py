@@ -14,10 +14,10 @@ from contextlib import contextmanager
 import trio
 
 from asyncrl.config import Config
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import Busy, Command, Report
-from asyncrl.ipc.waits import Waits
-from asyncrl.processes.standstill import RunClock
+from asyncrl.messages import Busy, Command, Report
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.runtime.processes.standstill import RunClock
 
 REPORT_S = 1.0
 """Seconds between two reports of an actor, at least."""

@@ -24,15 +24,21 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from actors.errors import CoordinatorLost
-from actors.reporting import Reporter
-from actors.verifier_process import Opened, Opening, TimedVerdict, VerifyRequest, read
-from actors.worker_forks import ENDING_S, START_S, ForkedWorker, WorkerForks, exactly, open_forks
-from actors.worker_process import LENGTH, decode, frame, length
+from asyncrl.actors.errors import CoordinatorLost
+from asyncrl.actors.reporting import Reporter
+from asyncrl.actors.verifier_process import Opened, Opening, TimedVerdict, VerifyRequest, read
+from asyncrl.actors.worker_forks import (
+    ENDING_S,
+    START_S,
+    ForkedWorker,
+    WorkerForks,
+    exactly,
+    open_forks,
+)
+from asyncrl.actors.worker_process import LENGTH, decode, frame, length
 from asyncrl.config.schema import TaskConfig
 from asyncrl.escape import escaped
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     Drain,
     Drained,
     Finish,
@@ -43,8 +49,9 @@ from asyncrl.ipc.messages import (
     Split,
     Verdict,
 )
-from asyncrl.ipc.waits import WaitExpired, Waits
-from asyncrl.processes.process import isolated
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.ipc.waits import WaitExpired, Waits
+from asyncrl.runtime.processes.process import isolated
 from asyncrl.sandbox.environment import allowed
 from asyncrl.tasks import Several
 
@@ -131,7 +138,9 @@ async def open_verifiers(
     their processes outlives the block. Raises WorkersLost if the task cannot be opened."""
     opening = Opening(task, seed, tokenizer)
     environment = isolated(allowed(os.environ))
-    async with open_forks("actors.verifier_process", waits, "verifiers", environment) as forks:
+    async with open_forks(
+        "asyncrl.actors.verifier_process", waits, "verifiers", environment
+    ) as forks:
         executed = decode(await forks.open(opening, deadline_s=OPENING_S), Opened).executed
         yield VerifierPool(forks, waits, deadline_s=task.verdict_s, executed=executed)
 

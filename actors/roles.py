@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.actor_context import ActorContext, refused_as_input
-from actors.notice import GONE, open_notice
-from actors.reporting import Reporter, report_s
+from asyncrl.actors.actor_context import ActorContext, refused_as_input
+from asyncrl.actors.notice import GONE, open_notice
+from asyncrl.actors.reporting import Reporter, report_s
 from asyncrl.config.cluster import joined
 from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.mix import named
-from asyncrl.ipc.address import TcpAddress, UnixAddress
-from asyncrl.ipc.endpoints import connect, serve
-from asyncrl.ipc.keys import read_key
-from asyncrl.ipc.messages import Hello
-from asyncrl.ipc.tls import Tls
-from asyncrl.ipc.waits import Waits
-from asyncrl.observe import run_status
-from asyncrl.observe.run_dir import (
+from asyncrl.explain import run_status
+from asyncrl.messages import Hello
+from asyncrl.messages.address import TcpAddress, UnixAddress
+from asyncrl.runtime.ipc.endpoints import connect, serve
+from asyncrl.runtime.ipc.keys import read_key
+from asyncrl.runtime.ipc.tls import Tls
+from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.runtime.run_dir import (
     COORDINATOR,
     COORDINATOR_ADDRESS,
     JOURNAL,
@@ -45,9 +45,9 @@ from asyncrl.observe.run_dir import (
 )
 
 if TYPE_CHECKING:
-    from actors.coordinator.coordinator import Coordinator
+    from asyncrl.actors.coordinator.coordinator import Coordinator
+    from asyncrl.explain.metrics import Metrics
     from asyncrl.journal import Journal
-    from asyncrl.observe.metrics import Metrics
 
 STATUS_S = 1.0
 
@@ -56,19 +56,19 @@ logger = logging.getLogger(__name__)
 
 async def coordinator(place: ActorContext) -> None:
     """The coordinator's process. It ends when the launcher has heard that the run is over."""
-    from actors.coordinator.components import Observers
-    from actors.coordinator.coordinator import Coordinator
-    from actors.coordinator.event_store import EventStore
-    from actors.coordinator.lifecycle import Outcome
-    from actors.coordinator.peers import Peer
-    from actors.coordinator.prompts import PromptSource
-    from actors.coordinator.resume import begin_again, resumed
-    from actors.coordinator.statistics import RunStatistics
+    from asyncrl.actors.coordinator.components import Observers
+    from asyncrl.actors.coordinator.coordinator import Coordinator
+    from asyncrl.actors.coordinator.event_store import EventStore
+    from asyncrl.actors.coordinator.lifecycle import Outcome
+    from asyncrl.actors.coordinator.peers import Peer
+    from asyncrl.actors.coordinator.prompts import PromptSource
+    from asyncrl.actors.coordinator.resume import begin_again, resumed
+    from asyncrl.actors.coordinator.statistics import RunStatistics
     from asyncrl.experience.experience import Experience
+    from asyncrl.explain import summary
+    from asyncrl.explain.curve_file import open_curve
+    from asyncrl.explain.metrics import Metrics
     from asyncrl.journal import Journal, SqliteHistory
-    from asyncrl.observe import summary
-    from asyncrl.observe.curve_file import open_curve
-    from asyncrl.observe.metrics import Metrics
     from asyncrl.tasks import open_task
     from asyncrl.tasks.mixed import parts_of, size_of
     from asyncrl.tasks.text import Tokenizer
@@ -204,15 +204,15 @@ def _keep(path: Path, found: run_status.RunStatus) -> None:
 
 async def rollout(place: ActorContext) -> None:
     """A rollout actor's process: an engine, and a receiver of weights."""
-    from actors.rollout_actor import rollout_actor
+    from asyncrl.actors.rollout_actor import rollout_actor
     from asyncrl.engines.spec import EngineContext, engine_kind
     from asyncrl.tasks.text import Tokenizer
     from asyncrl.training.adapters import published
-    from weightsync.adapted_base import AdaptedBase
-    from weightsync.buckets import Plan
-    from weightsync.narrowed import narrowed
-    from weightsync.reception import RECEPTIONS
-    from weightsync.transport import EngineSide, transport_of
+    from asyncrl.weightsync.adapted_base import AdaptedBase
+    from asyncrl.weightsync.buckets import Plan
+    from asyncrl.weightsync.narrowed import narrowed
+    from asyncrl.weightsync.reception import RECEPTIONS
+    from asyncrl.weightsync.transport import EngineSide, transport_of
 
     config, waits, base = place.config, Waits(), None
     with refused_as_input():
@@ -241,7 +241,7 @@ async def rollout(place: ActorContext) -> None:
 
 async def reward(place: ActorContext) -> None:
     """A reward actor's process; the verifiers run in processes of their own."""
-    from actors.reward_actor import open_verifiers, reward_actor
+    from asyncrl.actors.reward_actor import open_verifiers, reward_actor
 
     config, waits = place.config, Waits()
     async with (
@@ -261,8 +261,8 @@ async def reward(place: ActorContext) -> None:
 
 async def agents(place: ActorContext) -> None:
     """An agents actor's process; agents run in processes of their own, or elsewhere."""
-    from actors.agents_actor import agents_actor
-    from actors.agents_gateway import open_episodes
+    from asyncrl.actors.agents_actor import agents_actor
+    from asyncrl.actors.agents_gateway import open_episodes
 
     config, waits = place.config, Waits()
     reporter = Reporter(waits, report_s(config))
@@ -282,7 +282,7 @@ async def agents(place: ActorContext) -> None:
 
 async def trainer(place: ActorContext) -> None:
     """The process of one rank of the trainer."""
-    from actors.trainer_process import trainer_process
+    from asyncrl.actors.trainer_process import trainer_process
 
     await trainer_process(place)
 

@@ -4,7 +4,8 @@ Invariant: it streams the tokens that its engine sampled, under the version that
 
     leases     coordinator → engine.submit         (the engine queues those that have no slot yet)
     chunks     engine.run → coordinator            (one frame for all slots)
-    weights    Prepare, Quiesce, Commit, Abort, Resend → reception   (`weightsync.reception`)
+    weights    Prepare, Quiesce, Commit, Abort, Resend → reception
+    (`asyncrl.weightsync.reception`)
 
     told to end → Leaving → Interrupt → the last chunks → Drain → Drained
 
@@ -19,11 +20,10 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 import trio
 
-from actors.errors import CoordinatorLost
-from actors.reporting import Reporter
+from asyncrl.actors.errors import CoordinatorLost
+from asyncrl.actors.reporting import Reporter
 from asyncrl.engines.protocol import Chunk, Engine, Request
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     Abort,
     ChunkHead,
     Chunks,
@@ -39,7 +39,8 @@ from asyncrl.ipc.messages import (
     Resend,
     Unpin,
 )
-from weightsync.reception import Reception
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.weightsync.reception import Reception
 
 
 def requests(message: Leases, ids: memoryview) -> list[Request]:

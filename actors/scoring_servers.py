@@ -23,8 +23,8 @@ from asyncrl.config.schema import ReferenceConfig, TeacherConfig
 from asyncrl.engines.servers.errors import RequestRefused, ServerGone
 from asyncrl.engines.servers.gather import gather
 from asyncrl.escape import escaped
-from asyncrl.ipc.messages import MicroBatch, Sample
-from asyncrl.ipc.waits import Waits
+from asyncrl.messages import MicroBatch, Sample
+from asyncrl.runtime.ipc.waits import Waits
 
 if TYPE_CHECKING:
     from asyncrl.engines.sglang.sglang_client import SglangClient

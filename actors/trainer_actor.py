@@ -23,10 +23,9 @@ from typing import Protocol
 
 import trio
 
-from actors.errors import CoordinatorLost
-from actors.reporting import Reporter
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import (
+from asyncrl.actors.errors import CoordinatorLost
+from asyncrl.actors.reporting import Reporter
+from asyncrl.messages import (
     Abort,
     CloseStep,
     Command,
@@ -48,10 +47,11 @@ from asyncrl.ipc.messages import (
     Transfer,
     Transferred,
 )
-from asyncrl.ipc.waits import Waits
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.training.checkpoint_index import CheckpointError
-from weightsync.errors import TransferError
-from weightsync.transport import Publisher
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.transport import Publisher
 
 COMMANDS = 64
 """Commands that may wait here. The coordinator has fewer outstanding (`TrainerCommands`)."""

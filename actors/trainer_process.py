@@ -18,22 +18,20 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from actors.actor_context import ActorContext, refused_as_input
-from actors.published_weights import PublishedWeights
-from actors.rank_orders import RankOrders, obey, open_orders, open_rank
-from actors.rank_parts import CarriedOrder, RankedLearner
-from actors.reporting import Reporter
-from actors.scoring_servers import ScoringServers
-from actors.trainer_actor import trainer_actor
+from asyncrl.actors.actor_context import ActorContext, refused_as_input
+from asyncrl.actors.published_weights import PublishedWeights
+from asyncrl.actors.rank_orders import RankOrders, obey, open_orders, open_rank
+from asyncrl.actors.rank_parts import CarriedOrder, RankedLearner
+from asyncrl.actors.reporting import Reporter
+from asyncrl.actors.scoring_servers import ScoringServers
+from asyncrl.actors.trainer_actor import trainer_actor
 from asyncrl.config.engines import capabilities
 from asyncrl.config.ranks import ranks_of
-from asyncrl.ipc.address import Address, UnixAddress
-from asyncrl.ipc.keys import read_key
-from asyncrl.ipc.messages import (
-    Meet,
-)
-from asyncrl.ipc.waits import Waits
-from asyncrl.observe.run_dir import KEY, RANK_STORE, RANKS, WEIGHT_STORE
+from asyncrl.messages import Meet
+from asyncrl.messages.address import Address, UnixAddress
+from asyncrl.runtime.ipc.keys import read_key
+from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.runtime.run_dir import KEY, RANK_STORE, RANKS, WEIGHT_STORE
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.adapters import add_adapters, published
 from asyncrl.training.checkpoint_index import latest
@@ -52,11 +50,11 @@ from asyncrl.training.staging import Staging
 from asyncrl.training.stored_state import read_state, share_state
 from asyncrl.training.supervised import open_supervised
 from asyncrl.training.trial import try_passes
-from weightsync.buckets import Plan
-from weightsync.narrowed import narrowed
-from weightsync.stores import LOOPBACK, interface_of, open_store, own_address, served_store
-from weightsync.trainer_canary import TrainerCanary
-from weightsync.transport import TrainerSide, transport_of
+from asyncrl.weightsync.buckets import Plan
+from asyncrl.weightsync.narrowed import narrowed
+from asyncrl.weightsync.stores import LOOPBACK, interface_of, open_store, own_address, served_store
+from asyncrl.weightsync.trainer_canary import TrainerCanary
+from asyncrl.weightsync.transport import TrainerSide, transport_of
 
 logger = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from actors.worker_process import frame, receive, serve_control
+from asyncrl.actors.worker_process import frame, receive, serve_control
 from asyncrl.config.schema import TaskConfig
-from asyncrl.ipc.messages import Finish, NoVerdict, Scored, Split, Verdict
+from asyncrl.messages import Finish, NoVerdict, Scored, Split, Verdict
 from asyncrl.sandbox.forks import Forks, PlainForks
 from asyncrl.sandbox.limits import Limits
 from asyncrl.sandbox.zygote import Zygote
@@ -40,8 +40,8 @@ from asyncrl.tasks.text import Tokenizer
 SAID = 200
 """Characters of an exception's text that a verdict keeps."""
 LARGEST = 1e38
-"""Largest reward of either sign, as `staleness.advantages` has it. A larger one could not be
-trained."""
+"""Largest reward of either sign, as `asyncrl.algorithms.advantages` has it. A larger one could not
+be trained."""
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import msgspec
 import trio
 
-from actors.worker_process import LENGTH, Bury, Start, frame
-from asyncrl.ipc.waits import WaitExpired, Waits
+from asyncrl.actors.worker_process import LENGTH, Bury, Start, frame
+from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 
 START_S = 10.0
 """Seconds in which a worker must be forked."""

@@ -14,6 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from asyncrl.algorithms.advantages import Advantage, GroupAdvantage, MemberAdvantage
+    from asyncrl.algorithms.objectives import ClipBounds, Objective, TokenLoss
+    from asyncrl.algorithms.selection.curriculum import Curriculum, PromptOrder
     from asyncrl.config import Config, ConfigError
     from asyncrl.config.schema import (
         AgentConfig,
@@ -47,14 +50,11 @@ if TYPE_CHECKING:
     from asyncrl.library.starting_model import starting_model
     from asyncrl.library.task import ListTask, open_task
     from asyncrl.library.train import train
-    from asyncrl.strategies.curriculum import Curriculum, PromptOrder
+    from asyncrl.staleness.admission import AdmissionPolicy
+    from asyncrl.staleness.corrections import Corrected, Correction
     from asyncrl.tasks import Task
     from asyncrl.tasks.answer import Answer
     from asyncrl.tasks.verifiers import Verifier
-    from staleness.admission import AdmissionPolicy
-    from staleness.advantages import Advantage, GroupAdvantage, MemberAdvantage
-    from staleness.corrections import Corrected, Correction
-    from staleness.objectives import ClipBounds, Objective, TokenLoss
 
 _HOMES = {
     "asyncrl.config": ("Config", "ConfigError"),
@@ -90,14 +90,14 @@ _HOMES = {
     "asyncrl.library.arrays": ("Sequence",),
     "asyncrl.library.task": ("ListTask", "open_task"),
     "asyncrl.library.train": ("train",),
-    "asyncrl.strategies.curriculum": ("Curriculum", "PromptOrder"),
+    "asyncrl.algorithms.selection.curriculum": ("Curriculum", "PromptOrder"),
     "asyncrl.tasks": ("Task",),
     "asyncrl.tasks.answer": ("Answer",),
     "asyncrl.tasks.verifiers": ("Verifier",),
-    "staleness.admission": ("AdmissionPolicy",),
-    "staleness.advantages": ("Advantage", "GroupAdvantage", "MemberAdvantage"),
-    "staleness.corrections": ("Corrected", "Correction"),
-    "staleness.objectives": ("ClipBounds", "Objective", "TokenLoss"),
+    "asyncrl.staleness.admission": ("AdmissionPolicy",),
+    "asyncrl.algorithms.advantages": ("Advantage", "GroupAdvantage", "MemberAdvantage"),
+    "asyncrl.staleness.corrections": ("Corrected", "Correction"),
+    "asyncrl.algorithms.objectives": ("ClipBounds", "Objective", "TokenLoss"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

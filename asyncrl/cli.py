@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complete(known)
     args = known.parse_args(argv)
     from asyncrl.config.errors import BAD_INPUT, ConfigError
-    from asyncrl.observe.output import complain
+    from asyncrl.runtime.output import complain
 
     try:
         return VERBS[args.verb](args)
@@ -47,7 +47,7 @@ def _train(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from asyncrl.library.train import train
-    from asyncrl.observe.output import Output
+    from asyncrl.runtime.output import Output
 
     config = _loaded(args, args.resume)
     console = Console(file=Output(sys.stdout))  # type: ignore[arg-type]
@@ -57,7 +57,8 @@ def _train(args: argparse.Namespace) -> int:
 
 def _simulate(args: argparse.Namespace) -> int:
     from asyncrl.config import ConfigError
-    from asyncrl.simulation.command import cluster, command
+    from asyncrl.simulation.command import command
+    from asyncrl.sizing.scale_command import cluster
 
     of_faults = args.seed, args.seeds, args.jobs, args.agents or None
     of_run = args.trainers, args.models, args.price, args.search or None, args.sets or None
@@ -85,10 +86,10 @@ def _forecast(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from asyncrl import config as configuration
-    from asyncrl.observe.display import show_rows
-    from asyncrl.observe.output import Output
-    from asyncrl.observe.run_dir import CLUSTER_MODELS
-    from asyncrl.simulation.capacity.sizing_command import size
+    from asyncrl.explain.display import show_rows
+    from asyncrl.runtime.output import Output
+    from asyncrl.runtime.run_dir import CLUSTER_MODELS
+    from asyncrl.sizing.sizing_command import size
 
     json, rows = size(
         configuration.load(args.config, args.sets, os.environ),
@@ -110,7 +111,7 @@ def _forecast(args: argparse.Namespace) -> int:
 
 def _calibrate(args: argparse.Namespace) -> int:
     from asyncrl.escape import escaped
-    from asyncrl.simulation.capacity.sizing_command import fit
+    from asyncrl.sizing.sizing_command import fit
 
     path = fit(args.runs, args.output)
     print(f"{escaped(str(path))} is written. Its first lines say what could not be fitted.")
@@ -131,7 +132,7 @@ def _check(args: argparse.Namespace) -> int:
 def _tasks(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from asyncrl.observe.task_list import show_tasks
+    from asyncrl.explain.task_list import show_tasks
 
     show_tasks(args.task, Console())
     return 0
@@ -155,7 +156,7 @@ def _fetch(args: argparse.Namespace) -> int:
 def _init(args: argparse.Namespace) -> int:
     from asyncrl.escape import escaped
     from asyncrl.launch.first_run import write_first_run
-    from asyncrl.observe.run_dir import RUN_TOML
+    from asyncrl.runtime.run_dir import RUN_TOML
 
     write_first_run(args.task, Path(RUN_TOML))
     print(
@@ -169,7 +170,7 @@ def _why(args: argparse.Namespace) -> int:
     import time
 
     from asyncrl.escape import escaped
-    from asyncrl.observe.why import why
+    from asyncrl.explain.why import why
 
     for sentence in why(args.run, time.time()):
         print(escaped(sentence))
@@ -179,9 +180,9 @@ def _why(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from asyncrl.looking.compare import as_json, compare, rows
-    from asyncrl.observe.display import show_rows
-    from asyncrl.observe.output import Output
+    from asyncrl.explain.display import show_rows
+    from asyncrl.explain.views.compare import as_json, compare, rows
+    from asyncrl.runtime.output import Output
 
     found = compare(args.runs, args.accuracy)
     output = Output(sys.stdout)  # its reader may leave before the end
@@ -195,9 +196,9 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _rollouts(args: argparse.Namespace) -> int:
     from asyncrl.escape import escaped, escaped_json
-    from asyncrl.looking.record_files import write_records
-    from asyncrl.looking.rollout_records import Wanted, records, shown
-    from asyncrl.observe.output import Output, complain
+    from asyncrl.explain.views.record_files import write_records
+    from asyncrl.explain.views.rollout_records import Wanted, records, shown
+    from asyncrl.runtime.output import Output, complain
 
     wanted = Wanted(
         split=args.split,
@@ -218,9 +219,9 @@ def _rollouts(args: argparse.Namespace) -> int:
 
 
 def _agent(args: argparse.Namespace) -> int:
-    from asyncrl.cluster.agent import agent
-    from asyncrl.cluster.join_token import JoinToken
-    from asyncrl.cluster.joining import PATIENCE_S
+    from asyncrl.launch.cluster.agent import agent
+    from asyncrl.launch.cluster.join_token import JoinToken
+    from asyncrl.launch.cluster.joining import PATIENCE_S
 
     token, patience_s = JoinToken.read(args.join), args.patience or PATIENCE_S
     return agent(token, args.dir, args.name, args.cores, patience_s, args.role)
@@ -229,8 +230,8 @@ def _agent(args: argparse.Namespace) -> int:
 def _top(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from asyncrl.looking.top import top
-    from asyncrl.observe.output import Output
+    from asyncrl.explain.views.top import top
+    from asyncrl.runtime.output import Output
 
     top(args.run, Console(file=Output(sys.stdout)))  # type: ignore[arg-type]
     return 0
@@ -240,7 +241,7 @@ def _report(args: argparse.Namespace) -> int:
     import time
 
     from asyncrl.escape import escaped
-    from asyncrl.looking.report import write_report
+    from asyncrl.explain.views.report import write_report
 
     path = write_report(args.run, args.output, time.time())
     print(f"{escaped(str(path))} is written.")
@@ -258,7 +259,7 @@ def _loaded(args: argparse.Namespace, resume: Path | None) -> Config:
 
 
 def _run_toml(args: argparse.Namespace, resume: Path | None) -> Path | None:
-    from asyncrl.observe.run_dir import RUN_TOML
+    from asyncrl.runtime.run_dir import RUN_TOML
 
     path: Path | None = args.config or (resume / RUN_TOML if resume else None)
     return path
@@ -266,7 +267,7 @@ def _run_toml(args: argparse.Namespace, resume: Path | None) -> Path | None:
 
 def _models(args: argparse.Namespace, resume: Path | None) -> Path | None:
     """The place of a cluster's models, beside the run.toml."""
-    from asyncrl.observe.run_dir import CLUSTER_MODELS
+    from asyncrl.runtime.run_dir import CLUSTER_MODELS
 
     path = _run_toml(args, resume)
     return path.parent / CLUSTER_MODELS if path else None

@@ -45,13 +45,13 @@ from asyncrl import config as configuration
 from asyncrl.agents.examples import calculator
 from asyncrl.agents.examples import retry as retry_agent
 from asyncrl.agents.examples.guess_the_number import Game
-from asyncrl.observe import summary
-from asyncrl.observe.curve import EvaluationPoint, StepPoint, read
+from asyncrl.bundled import bundled_model
+from asyncrl.bundled.warmup import prepare_model, teach
+from asyncrl.explain import summary
+from asyncrl.explain.curve import EvaluationPoint, StepPoint, read
 from asyncrl.tasks import Task, open_task
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training import bundled
 from asyncrl.training.models import load_model
-from asyncrl.training.warmup import prepare_model, teach
 
 RUN_TOML = Path(__file__).parent.parent / "run.toml"
 NUMBERS, LISTENS = 16, 5
@@ -127,7 +127,7 @@ def games(draw: random.Random) -> Iterator[tuple[str, str]]:
             step = played.step(guess)
             if step.done:
                 break
-            said += f"{guess}{bundled.END}{step.text}\n"
+            said += f"{guess}{bundled_model.END}{step.text}\n"
             left = [int(number) for number in step.text.split(" to ")]
         yield f"{game(draw.randrange(1_000))}\n", said + guess
 
@@ -158,7 +158,7 @@ def calls(
             f'<tool_call>\n{{"name": "{tool}", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
         )
         result = calculator.calculate(tool, json.dumps({"a": int(a), "b": int(b)}))
-        yield f"{tools}{question}\n", f"{said}{bundled.END}{result}\n{result}"
+        yield f"{tools}{question}\n", f"{said}{bundled_model.END}{result}\n{result}"
 
 
 def tries(draw: random.Random, task: Task, rarely: int) -> Iterator[tuple[str, str]]:
@@ -172,7 +172,7 @@ def tries(draw: random.Random, task: Task, rarely: int) -> Iterator[tuple[str, s
             said += right if knows else swapped(draw, right)
             if knows or not left:
                 break
-            said += f"{bundled.END}{retry_agent.AGAIN}\n"
+            said += f"{bundled_model.END}{retry_agent.AGAIN}\n"
         yield task.prompt("train", prompt_index), said
 
 
@@ -191,7 +191,7 @@ def differ(parts: list[str], pair: tuple[int, int]) -> bool:
 
 def tools_text(folder: Path) -> str:
     """The tools as the model's chat template shows them."""
-    bundled.write_tokenizer(folder)
+    bundled_model.write_tokenizer(folder)
     shown = Tokenizer(folder, chat=True).render(
         [{"role": "user", "content": "?"}],
         calculator.TOOLS,  # type: ignore[arg-type]
@@ -201,9 +201,9 @@ def tools_text(folder: Path) -> str:
 
 def taught(folder: Path, seed: int, shown: Shown, frame: list[str], steps: int) -> Path:
     """The bundled model, which knows the form of `shown`."""
-    bundled.write_tokenizer(folder, frame)
-    model = bundled.new_model(seed)
-    if (ids := bundled.PADDING_ID + 1 + len(frame)) > bundled.VOCABULARY:
+    bundled_model.write_tokenizer(folder, frame)
+    model = bundled_model.new_model(seed)
+    if (ids := bundled_model.PADDING_ID + 1 + len(frame)) > bundled_model.VOCABULARY:
         model.resize_token_embeddings(ids, mean_resizing=False)
     return show(model, folder, seed, shown, steps)
 

@@ -24,14 +24,9 @@ import statistics
 from collections import Counter
 from typing import NamedTuple
 
-from asyncrl.simulation.capacity.cluster_models import (
-    ClusterModel,
-    EngineModel,
-    LengthModel,
-    TrainerModel,
-)
-from asyncrl.simulation.capacity.meter import Measured
-from asyncrl.simulation.capacity.modelled import MEMBERS, configured, measure
+from asyncrl.sizing.cluster_models import ClusterModel, EngineModel, LengthModel, TrainerModel
+from asyncrl.sizing.meter import Measured
+from asyncrl.sizing.modelled import MEMBERS, configured, measure
 
 MAX_LAG = 16
 FIRST, LAST = 6, 26

@@ -27,14 +27,9 @@ import argparse
 import time
 from typing import NamedTuple
 
-from asyncrl.simulation.capacity.cluster_models import (
-    ClusterModel,
-    EngineModel,
-    LengthModel,
-    TrainerModel,
-)
-from asyncrl.simulation.capacity.meter import Measured
-from asyncrl.simulation.capacity.modelled import GROUPS, MEMBERS, configured, measure
+from asyncrl.sizing.cluster_models import ClusterModel, EngineModel, LengthModel, TrainerModel
+from asyncrl.sizing.meter import Measured
+from asyncrl.sizing.modelled import GROUPS, MEMBERS, configured, measure
 
 ENGINES, OPTIMIZER_S = 4, 1.0
 FIRST, LAST = 6, 26

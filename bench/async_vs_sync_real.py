@@ -31,7 +31,7 @@ from run import measure
 from vs_trl import ENVIRONMENT, TAIL, resolve
 
 from asyncrl import config as configuration
-from asyncrl.observe import summary
+from asyncrl.explain import summary
 
 WAITING = {
     "task.verifier": "slow_verifier:longer",

@@ -34,8 +34,8 @@ import trio
 from torch import Tensor
 
 from asyncrl.training.master_weights import MasterWeights
-from weightsync.broadcast import GroupReceiver, GroupSender
-from weightsync.buckets import Plan
+from asyncrl.weightsync.broadcast import GroupReceiver, GroupSender
+from asyncrl.weightsync.buckets import Plan
 
 HOST = "127.0.0.1"
 DEADLINE_S = 120.0

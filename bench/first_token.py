@@ -30,7 +30,7 @@ from pathlib import Path
 from kill_matrix import Matrix, tiny
 
 from asyncrl.experience import events as e
-from asyncrl.observe.run_dir import JOIN_TOKEN
+from asyncrl.runtime.run_dir import JOIN_TOKEN
 
 NODES = 2
 EIGHT: dict[str, object] = {"rollout.actors": 4, "reward.actors": 2}

@@ -40,9 +40,9 @@ from typing import NamedTuple
 import httpx2
 import trio
 
-from asyncrl.observe import run_status
-from asyncrl.processes.machine import free_port
-from asyncrl.training.bundled import new_model, write_tokenizer
+from asyncrl.bundled.bundled_model import new_model, write_tokenizer
+from asyncrl.explain import run_status
+from asyncrl.runtime.processes.machine import free_port
 
 CALL = "/sessions/none/v1/completions"
 START_S, SETTLE_S, ATTACK_S = 300.0, 5.0, 20.0

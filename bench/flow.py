@@ -19,20 +19,10 @@ from unittest import mock
 
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import Group
-from asyncrl.ipc.messages import Split
-from asyncrl.simulation.capacity.cluster_models import (
-    ClusterModel,
-    EngineModel,
-    LengthModel,
-    TrainerModel,
-)
-from asyncrl.simulation.capacity.meter import Measured
-from asyncrl.simulation.capacity.modelled import (
-    GROUPS,
-    MEMBERS,
-    configured,
-    measure,
-)
+from asyncrl.messages import Split
+from asyncrl.sizing.cluster_models import ClusterModel, EngineModel, LengthModel, TrainerModel
+from asyncrl.sizing.meter import Measured
+from asyncrl.sizing.modelled import GROUPS, MEMBERS, configured, measure
 
 STEP_S = 60.0
 ENGINES = 2

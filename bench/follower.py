@@ -17,7 +17,7 @@ from pathlib import Path
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.journal import JournalError, SqliteHistory, read
-from asyncrl.observe.run_dir import JOURNAL
+from asyncrl.runtime.run_dir import JOURNAL
 from asyncrl.simulation.checker.reference_state import ReferenceState, gone_on
 
 TRAINING = (e.Taken, e.Trained, e.Published, e.Checkpointed)

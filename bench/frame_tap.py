@@ -22,9 +22,9 @@ from typing import Any, Union
 import msgspec
 import trio
 
-from asyncrl.ipc import keys
-from asyncrl.ipc.framing import encode_frame
-from asyncrl.ipc.messages import ALL, Hello, Message
+from asyncrl.messages import ALL, Hello, Message
+from asyncrl.runtime.ipc import keys
+from asyncrl.runtime.ipc.framing import encode_frame
 
 LOOK_S = 0.002
 """Seconds between two looks for a coordinator's socket: fewer than an actor takes to connect."""

@@ -32,13 +32,13 @@ from pathlib import Path
 import msgspec
 import trio
 
-from asyncrl.ipc import messages
-from asyncrl.ipc.address import UnixAddress
-from asyncrl.ipc.endpoints import connect, serve
-from asyncrl.ipc.errors import EndOfStream, LinkError
-from asyncrl.ipc.keys import new_key
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.pipes import Bytes
+from asyncrl import messages
+from asyncrl.messages.address import UnixAddress
+from asyncrl.runtime.ipc.endpoints import connect, serve
+from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
+from asyncrl.runtime.ipc.keys import new_key
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.ipc.pipes import Bytes
 
 ASKING = messages.CloseStep(7)
 GOOD = [

@@ -23,7 +23,7 @@ import trio
 from asyncrl import journal
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience, fold
-from asyncrl.ipc.messages import Scored
+from asyncrl.messages import Scored
 
 TARGET = 1e6
 CHUNK, RESPONSE, GROUP, LIVE_GROUPS, STEP_GROUPS, FRAME = 32, 512, 8, 48, 16, 64

@@ -50,19 +50,19 @@ import numpy as np
 import torch
 import trio
 
-from actors.coordinator.prompts import PromptSource
 from asyncrl import config as configuration
+from asyncrl.actors.coordinator.prompts import PromptSource
+from asyncrl.bundled.warmup import prepare_model
 from asyncrl.config import Config
 from asyncrl.engines.embedded import EmbeddedEngine
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience.micro_batches import micro_batches
-from asyncrl.ipc.messages import Finish, MicroBatch, Sample, Span, Split
+from asyncrl.messages import Finish, MicroBatch, Sample, Span, Split
 from asyncrl.tasks import Task, open_task
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model, parameters_for_publication
-from asyncrl.training.warmup import prepare_model
 
 RUN_TOML = Path(__file__).parent.parent / "run.toml"
 SETTINGS = ["train.steps=320"]

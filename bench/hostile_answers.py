@@ -36,13 +36,13 @@ import numpy as np
 import trio
 from unscreened import NINE, VERIFIERS
 
-from actors.reward_actor import VerifierPool, open_verifiers
+from asyncrl.actors.reward_actor import VerifierPool, open_verifiers
+from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.config.schema import TaskConfig
-from asyncrl.ipc.messages import NoVerdict, Scored, Verdict
-from asyncrl.ipc.waits import Waits
+from asyncrl.messages import NoVerdict, Scored, Verdict
+from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.sandbox.support import support
 from asyncrl.tasks import open_task
-from asyncrl.training.bundled import write_tokenizer
 
 SECRET = "a-secret-of-this-run"
 MARK = f"hostile-{os.getpid()}"

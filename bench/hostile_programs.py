@@ -1,7 +1,7 @@
 """Effects of programs that a model wrote outside of their sandbox, and what a sandbox costs.
 
-A thousand hostile programs are run by `asyncrl.programs` in the sandbox `bwrap`: each tries one
-thing, and between them honest programs run. Each has the gateway's socket in view, and its own
+A thousand hostile programs are run by `asyncrl.sandbox.programs` in the sandbox `bwrap`: each tries
+one thing, and between them honest programs run. Each has the gateway's socket in view, and its own
 session's key for calls. What they did is looked for afterwards, from outside:
 
     connections     a listener on loopback, on an abstract socket or on a named one was reached
@@ -36,12 +36,12 @@ from pathlib import Path
 
 import trio
 
-from asyncrl.gateway.capability import capability, has_right
-from asyncrl.programs.bubblewrap import Bubblewrap
-from asyncrl.programs.languages import program_of
-from asyncrl.programs.program import GATEWAY, Program, Ran
-from asyncrl.programs.runner import run
-from asyncrl.programs.under_trio import run_in_trio
+from asyncrl.agents.gateway.capability import capability, has_right
+from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
+from asyncrl.sandbox.programs.languages import program_of
+from asyncrl.sandbox.programs.program import GATEWAY, Program, Ran
+from asyncrl.sandbox.programs.runner import run
+from asyncrl.sandbox.programs.under_trio import run_in_trio
 
 MARK = f"hostile-{os.getpid()}"
 AT_A_TIME = 4

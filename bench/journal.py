@@ -25,13 +25,13 @@ from pathlib import Path
 
 import trio
 
-from actors.coordinator.event_store import EventLog, EventStore
-from actors.coordinator.resume import resumed
+from asyncrl.actors.coordinator.event_store import EventLog, EventStore
+from asyncrl.actors.coordinator.resume import resumed
 from asyncrl.experience import events as e
 from asyncrl.experience.call import TOKEN_BYTES
 from asyncrl.experience.experience import Experience
-from asyncrl.ipc.messages import Scored
 from asyncrl.journal import Journal, SqliteHistory
+from asyncrl.messages import Scored
 
 RATE = 100_000
 CHUNK, FRAME, LONGEST = 8, 64, 512

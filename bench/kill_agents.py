@@ -43,7 +43,7 @@ from kill_matrix import KillMatrix, arguments, judged, killed, tiny, told
 from steady_agent import CALLS, TOKENS
 
 from asyncrl.experience import events as e
-from asyncrl.observe.run_dir import MODEL, PACKED
+from asyncrl.runtime.run_dir import MODEL, PACKED
 
 BENCH = Path(__file__).parent
 SETTINGS = {
@@ -112,7 +112,7 @@ def workers_of(actor: int) -> Iterator[int]:
                 state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if state not in "ZX" and "actors.agent_process" in argv:
+            if state not in "ZX" and "asyncrl.actors.agent_process" in argv:
                 parents[int(entry.name)] = int(parent)
                 if int(parent) == actor:
                     nurseries.add(int(entry.name))

@@ -44,11 +44,11 @@ from typing import Generic, TypeVar
 
 from follower import Follower, JournalFollower, Wrong
 
-from actors.coordinator.prompts import PromptSource
 from asyncrl import config as configuration
+from asyncrl.actors.coordinator.prompts import PromptSource
 from asyncrl.experience import events as e
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import INITIAL, SUMMARY
+from asyncrl.explain import summary
+from asyncrl.runtime.run_dir import INITIAL, SUMMARY
 from asyncrl.tasks import open_task
 from asyncrl.tasks.text import Tokenizer
 
@@ -148,8 +148,8 @@ class KillMatrix(Generic[F]):
                     state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 except (FileNotFoundError, ProcessLookupError):
                     continue
-                if str(self.run) in argv and "actors" in argv and state not in "ZX":
-                    at = argv.index("actors")
+                if str(self.run) in argv and "asyncrl.actors" in argv and state not in "ZX":
+                    at = argv.index("asyncrl.actors")
                     found[argv[at + 1], argv[at + 2]] = int(entry.name)
         return found
 
@@ -276,7 +276,7 @@ class Matrix(KillMatrix[Follower]):
 
 def tiny(path: Path) -> Path:
     """A model directory with random weights."""
-    from asyncrl.training.bundled import new_model, write_tokenizer
+    from asyncrl.bundled.bundled_model import new_model, write_tokenizer
 
     new_model(0).save_pretrained(str(path))
     write_tokenizer(path)

@@ -18,15 +18,15 @@ from pathlib import Path
 import msgspec
 import torch
 
+from asyncrl.bundled import bundled_model
+from asyncrl.bundled.outlook import Lesson
+from asyncrl.bundled.warmup import teach
 from asyncrl.config.schema import ModelConfig, TaskConfig
-from asyncrl.observe.task_list import example
+from asyncrl.explain.task_list import example
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.catalog import FILE, CatalogEntry, Learned, fits, verdict
 from asyncrl.tasks.gym_library import DATASETS
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training import bundled
-from asyncrl.training.outlook import Lesson
-from asyncrl.training.warmup import teach
 
 ROOT = Path(__file__).parents[1]
 CATALOG, PAGE = ROOT / "asyncrl" / "tasks" / FILE, ROOT / "docs" / "tasks.md"
@@ -42,7 +42,7 @@ def described(name: str) -> tuple[Task, CatalogEntry]:
     task = open_task(TaskConfig(name=name, train_size=2_000, eval_size=0), 0)
     prompts = [task.prompt("train", item) for item in range(LOOKED_AT)]
     answers = [task.answer("train", item) for item in range(LOOKED_AT)]
-    tokenizer = bundled.tokenizer(bundled.frame(prompts))
+    tokenizer = bundled_model.tokenizer(bundled_model.frame(prompts))
 
     def most(texts: list[str]) -> int:
         return max((len(tokenizer.encode(text).ids) for text in texts), default=0)
@@ -64,10 +64,10 @@ def learned(task: Task, limit_s: float) -> Learned | None:
     settings, began, last = ModelConfig(), time.process_time(), Lesson(0, 0.0, 0.0, 0.0, 0.0)
     with tempfile.TemporaryDirectory() as folder:
         prompts = [task.prompt("train", item) for item in range(LOOKED_AT)]
-        bundled.write_tokenizer(Path(folder), bundled.frame(prompts))
+        bundled_model.write_tokenizer(Path(folder), bundled_model.frame(prompts))
         steps, enough = settings.warmup_steps, settings.warmup_accuracy
         lessons = teach(
-            bundled.new_model(0), Tokenizer(Path(folder)), task, steps=steps, enough=enough
+            bundled_model.new_model(0), Tokenizer(Path(folder)), task, steps=steps, enough=enough
         )
         try:
             for lesson in lessons:

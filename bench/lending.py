@@ -26,9 +26,9 @@ from pathlib import Path
 
 from sizing import run
 
-from asyncrl.observe import run_status
-from asyncrl.observe.run_dir import STATUS
-from asyncrl.simulation.capacity.calibrate import RunPace, pace
+from asyncrl.explain import run_status
+from asyncrl.runtime.run_dir import STATUS
+from asyncrl.sizing.calibrate import RunPace, pace
 
 SETTINGS: dict[str, dict[str, object]] = {
     "as run.toml": {},

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import trio
 
-from asyncrl.ipc import messages
-from asyncrl.ipc.address import Address, TcpAddress, UnixAddress
-from asyncrl.ipc.endpoints import connect, serve
-from asyncrl.ipc.keys import new_key
-from asyncrl.ipc.link import Link
+from asyncrl import messages
+from asyncrl.messages.address import Address, TcpAddress, UnixAddress
+from asyncrl.runtime.ipc.endpoints import connect, serve
+from asyncrl.runtime.ipc.keys import new_key
+from asyncrl.runtime.ipc.link import Link
 
 SIZES = {"64 B": 64, "64 B, 32 a write": 64, "4 KB": 2**12, "64 KB": 2**16, "4 MB": 2**22}
 MESSAGE = messages.CloseStep(7)

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.observe import summary
-from asyncrl.observe.curve import StepPoint, read
+from asyncrl.explain import summary
+from asyncrl.explain.curve import StepPoint, read
 
 RUN_TOML = Path(__file__).parent.parent / "run.toml"
 ACCURACY, TRAINING_S = 0.95, 120.0

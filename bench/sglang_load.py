@@ -28,24 +28,24 @@ import torch
 import trio
 from numpy.typing import NDArray
 
-from actors.reporting import Reporter
-from actors.rollout_actor import rollout_actor
+from asyncrl.actors.reporting import Reporter
+from asyncrl.actors.rollout_actor import rollout_actor
+from asyncrl.bundled.bundled_model import END_ID, VOCABULARY, new_model, write_tokenizer
 from asyncrl.engines import canary
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.servers.server_engine import ServerEngine
 from asyncrl.engines.servers.server_process import ServerLaunch, ServerProcess
 from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.engines.sglang.sglang_launch import managed
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import Chunks, Drain, Drained, Lease, Leases, Prepare
-from asyncrl.ipc.waits import Waits
+from asyncrl.messages import Chunks, Drain, Drained, Lease, Leases, Prepare
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.simulation.network import links
-from asyncrl.training.bundled import END_ID, VOCABULARY, new_model, write_tokenizer
 from asyncrl.training.models import parameters_for_publication
-from weightsync.reception import StagedReception
-from weightsync.servers.from_disk import FromDisk
-from weightsync.servers.weight_loader import WeightLoader
-from weightsync.transport import Received
+from asyncrl.weightsync.reception import StagedReception
+from asyncrl.weightsync.servers.from_disk import FromDisk
+from asyncrl.weightsync.servers.weight_loader import WeightLoader
+from asyncrl.weightsync.transport import Received
 
 ROOT = Path(__file__).parent.parent
 PROMPT, CHUNK, CONTEXT = 18, 8, 256

@@ -21,15 +21,15 @@ import torch
 import trio
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from asyncrl.bundled.bundled_model import END_ID, PADDING_ID, VOCABULARY, new_model, write_tokenizer
 from asyncrl.engines import canary
 from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.engines.sglang.sglang_launch import managed
-from asyncrl.training.bundled import END_ID, PADDING_ID, VOCABULARY, new_model, write_tokenizer
-from weightsync.servers.by_broadcast import ByBroadcast
-from weightsync.servers.from_disk import FromDisk
-from weightsync.servers.server_group import ServerGroup, cut
-from weightsync.servers.weight_loader import Loaded, WeightLoader
+from asyncrl.weightsync.servers.by_broadcast import ByBroadcast
+from asyncrl.weightsync.servers.from_disk import FromDisk
+from asyncrl.weightsync.servers.server_group import ServerGroup, cut
+from asyncrl.weightsync.servers.weight_loader import Loaded, WeightLoader
 
 ROOT = Path(__file__).parents[1]
 HOST = "127.0.0.1"

@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 
 from asyncrl import journal
 from asyncrl.experience import events as e
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import INITIAL, JOURNAL
+from asyncrl.explain import summary
+from asyncrl.runtime.run_dir import INITIAL, JOURNAL
 from asyncrl.training.checkpoint_index import complete
 from asyncrl.training.models import load_model
 

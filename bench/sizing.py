@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from asyncrl.config import read
-from asyncrl.simulation.capacity.calibrate import RunPace, calibrate, pace
-from asyncrl.simulation.capacity.cluster_models import render_models
-from asyncrl.simulation.capacity.forecast import Cluster, Forecast, forecast
+from asyncrl.sizing.calibrate import RunPace, calibrate, pace
+from asyncrl.sizing.cluster_models import render_models
+from asyncrl.sizing.forecast import Cluster, Forecast, forecast
 
 ROOT = Path(__file__).parents[1]
 FIRST, FEWER = "as run.toml", "fewer slots"

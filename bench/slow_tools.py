@@ -20,15 +20,10 @@ from __future__ import annotations
 import argparse
 import time
 
-from asyncrl.simulation.capacity.cluster_models import (
-    ClusterModel,
-    EngineModel,
-    LengthModel,
-    TrainerModel,
-)
-from asyncrl.simulation.capacity.meter import Measured
-from asyncrl.simulation.capacity.modelled import configured, measure
 from asyncrl.simulation.scripted_agents import ScriptedAgents
+from asyncrl.sizing.cluster_models import ClusterModel, EngineModel, LengthModel, TrainerModel
+from asyncrl.sizing.meter import Measured
+from asyncrl.sizing.modelled import configured, measure
 
 ENGINES, TURNS, MEAN = 2, 4, 200
 TOOL = 10.0

@@ -32,7 +32,7 @@ from kill_matrix import ROLES, Matrix, tiny
 from asyncrl import cli
 from asyncrl.experience import events as e
 from asyncrl.launch import launcher
-from asyncrl.processes.process import Process, spawn
+from asyncrl.runtime.processes.process import Process, spawn
 
 WAYS = ("spawned", "forked")
 EIGHT = {"rollout.actors": 4, "reward.actors": 2}
@@ -44,7 +44,7 @@ STEPS = 5
 
 
 class _NoForkServer:
-    """Starts every actor as `asyncrl.processes.process.spawn` does."""
+    """Starts every actor as `asyncrl.runtime.processes.process.spawn` does."""
 
     async def settled(self) -> None:
         pass
@@ -132,7 +132,7 @@ def _weight(pid: int) -> tuple[str, float]:
         return "ended", 0.0
     kib = int(next(line for line in text.splitlines() if line.startswith("Pss:")).split()[1])
     module = argv[argv.index("-m") + 1] if "-m" in argv else "launcher"
-    who = argv[argv.index("-m") + 2] if module == "actors" else module
+    who = argv[argv.index("-m") + 2] if module == "asyncrl.actors" else module
     return who, kib / 1024
 
 

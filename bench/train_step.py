@@ -28,13 +28,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
+from asyncrl.algorithms.advantages import Grpo, RewardedSamples
+from asyncrl.algorithms.advantages.as_tensors import advantage_tensors
 from asyncrl.config.schema import StalenessConfig, TrainConfig
-from asyncrl.ipc.messages import MicroBatch, Sample, Span
+from asyncrl.messages import MicroBatch, Sample, Span
+from asyncrl.staleness.corrections import IcePop
 from asyncrl.training.learner import Learner
 from asyncrl.training.linear import accelerate
-from staleness.advantages import Grpo, RewardedSamples
-from staleness.advantages.as_tensors import advantage_tensors
-from staleness.corrections import IcePop
 
 SIZE, VOCABULARY = 8, 64
 BAND = IcePop()

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
-from asyncrl.ipc.messages import MicroBatch, Sample, Span
+from asyncrl.messages import MicroBatch, Sample, Span
 from asyncrl.training.learner import Learner
 from asyncrl.training.packing import pack
 

@@ -27,9 +27,9 @@ from pathlib import Path
 from apart import NEAR, Apart, apart, reason_against
 
 from asyncrl.experience import events as e
+from asyncrl.explain import summary
 from asyncrl.journal import JournalError, read
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import JOIN_TOKEN, SUMMARY
+from asyncrl.runtime.run_dir import JOIN_TOKEN, SUMMARY
 
 RUN_TOML = Path(__file__).parent.parent / "run.toml"
 WAIT_S = 600.0

@@ -23,9 +23,9 @@ from pathlib import Path
 from vs_trl import EVERY, ROOT, Result, asyncrl, evaluated
 
 from asyncrl import config as configuration
+from asyncrl.bundled.warmup import prepare_model
 from asyncrl.config import Config
-from asyncrl.observe import summary
-from asyncrl.training.warmup import prepare_model
+from asyncrl.explain import summary
 
 UNITS: Mapping[str, Mapping[str, str]] = {
     "group": {},

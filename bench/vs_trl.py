@@ -58,12 +58,12 @@ from transformers import AutoTokenizer
 from trl_way import Way
 
 from asyncrl import config as configuration
+from asyncrl.bundled.warmup import cache, prepare_model
 from asyncrl.config import Config
-from asyncrl.observe import summary
+from asyncrl.explain import summary
 from asyncrl.tasks import open_task
 from asyncrl.training.checkpoint_index import complete
 from asyncrl.training.models import load_model
-from asyncrl.training.warmup import cache, prepare_model
 
 ROOT = Path(__file__).parent.parent
 EVERY = 5

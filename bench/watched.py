@@ -25,8 +25,8 @@ import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
-from asyncrl.looking.run_parts import PARTS
-from asyncrl.processes.machine import free_port
+from asyncrl.explain.views.run_parts import PARTS
+from asyncrl.runtime.processes.machine import free_port
 
 BEGIN_S = 600.0
 SCRAPE_S = 5.0

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
-from staleness.advantages.to_go import differ_to_go
+from asyncrl.algorithms.advantages.rewards_to_go import differ_to_go
+from asyncrl.algorithms.selection.prompt_history import with_signal
 
 MAX_STARTS_PER_GROUP = 4
 """Groups started for one that has to pass the filter, at most, however few pass."""
@@ -318,16 +319,6 @@ POLICIES: tuple[type[AdmissionPolicy], ...] = (LiveGroups,)
 def choose_policy(settings: AdmissionSettings) -> AdmissionPolicy:
     """Return the rule that the settings ask for."""
     return next(rule(settings) for rule in POLICIES if rule.applies(settings))
-
-
-def with_signal(recent: bytes | bytearray, to_go: bool) -> int:
-    """Number of groups in `recent` (`Visits.recent`) whose rewards differ; with `to_go`, or those
-    to go.
-
-    >>> with_signal(bytes([0, 1, 2, 1]), to_go=False), with_signal(bytes([0, 1, 2, 1]), to_go=True)
-    (2, 3)
-    """
-    return recent.count(1) + (recent.count(2) if to_go else 0)
 
 
 def pass_rate(recent: bytes | bytearray, to_go: bool = False) -> float:

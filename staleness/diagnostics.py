@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from staleness.bins import BINS, at_lag
-from staleness.ratios import LIMIT, ratio
+from asyncrl.algorithms.ratios import LIMIT, ratio
+from asyncrl.staleness.bins import BINS, at_lag
 
 
 class Divergence(NamedTuple):
@@ -111,7 +111,7 @@ class ByLag(NamedTuple):
 
     def metrics(self) -> dict[str, float]:
         """`tokens`, `log_ratio_abs`, `k3`, `chi2_token`, `kept_fraction` and, where it is the lag
-        of a rollout, `rollouts` and `ess`; each as `staleness.bins.at_lag` names it."""
+        of a rollout, `rollouts` and `ess`; each as `asyncrl.staleness.bins.at_lag` names it."""
         values: dict[str, float] = {}
         for lag, sums in self.bins.items():
             means = sums.means()

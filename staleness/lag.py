@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from asyncrl.ipc.messages import Span
+from asyncrl.messages import Span
 
 
 class LagSums(NamedTuple):

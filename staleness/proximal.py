@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from staleness.ratios import log_ratio
+from asyncrl.algorithms.ratios import log_ratio
 
 
 class LogRatios(NamedTuple):

@@ -2,7 +2,7 @@
 
 With heavy importance weights few rollouts make the gradient. The step is then shortened by what is
 left of the sample size, and each group is compared with the baseline of least variance
-(`staleness.advantages.min_variance`), whose approximation is measured here.
+(`asyncrl.algorithms.advantages.min_variance`), whose approximation is measured here.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from asyncrl.config import Config, load
 from asyncrl.config.cluster import agent_cores
 from asyncrl.config.gpus import agent_gpus, gpus_of
 from asyncrl.experience.ledger import Account
-from asyncrl.ipc.messages import NoVerdict, Report, Wait
-from asyncrl.observe.metrics import Metrics, Observation
+from asyncrl.explain.metrics import Metrics, Observation
+from asyncrl.messages import NoVerdict, Report, Wait
 
 ROOT = Path(__file__).parents[1]
 DOCKER = ROOT / "docker"

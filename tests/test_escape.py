@@ -21,13 +21,14 @@ from asyncrl.cli import main
 from asyncrl.config import Config
 from asyncrl.config.derived import Row
 from asyncrl.escape import CUT, escaped, escaped_lines
-from asyncrl.ipc.messages import StatusUpdate
+from asyncrl.explain import run_status, summary
+from asyncrl.explain.display import Display, show_derived, show_summary
 from asyncrl.journal import SqliteHistory
 from asyncrl.launch.launcher import _Launch
-from asyncrl.observe import logs, run_status, summary
-from asyncrl.observe.display import Display, show_derived, show_summary
-from asyncrl.processes.run_supervisor import SupervisedEnd
-from asyncrl.processes.supervisor import ActorFailed
+from asyncrl.messages import StatusUpdate
+from asyncrl.runtime import logs
+from asyncrl.runtime.processes.run_supervisor import SupervisedEnd
+from asyncrl.runtime.processes.supervisor import ActorFailed
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
 
@@ -144,7 +145,7 @@ def test_the_display(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_block_of_a_terminal() -> None:
-    from asyncrl.observe.display import panel
+    from asyncrl.explain.display import panel
 
     console = Console(file=io.StringIO(), width=400, color_system=None)
     console.print(panel(UPDATE))
@@ -166,7 +167,7 @@ def test_the_words_that_a_run_ends_with(tmp_path: Path, capsys: pytest.CaptureFi
 SAYS = """
 import logging, sys
 from pathlib import Path
-from asyncrl.observe import logs
+from asyncrl.runtime import logs
 logs.start(Path(sys.argv[1]), "rollout", 0, "info")
 logging.warning("it said %s", sys.argv[2])
 raise ValueError(sys.argv[2])
@@ -244,7 +245,7 @@ def test_a_models_directory(config: dict[str, object], tmp_path: Path) -> None:
 
 
 def test_a_chat_template_that_raises(tmp_path: Path) -> None:
-    from asyncrl.training.bundled import write_tokenizer
+    from asyncrl.bundled.bundled_model import write_tokenizer
 
     write_tokenizer(tmp_path)
     template = "{{ raise_exception('mine \x1b[2J\u202e') }}"

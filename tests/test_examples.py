@@ -1,4 +1,4 @@
-"""Examples in the docstrings of tasks, strategies and staleness run, and every public class of them
+"""Examples in the docstrings of tasks, algorithms and staleness run, and every public class of them
 has one."""
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from types import ModuleType
 
 import pytest
 
-import asyncrl.strategies
+import asyncrl.algorithms
+import asyncrl.explain.alarms
+import asyncrl.explain.response_alarms
+import asyncrl.staleness
 import asyncrl.tasks
 import asyncrl.training.packing
-import staleness
 
-PACKAGES = (asyncrl.strategies, asyncrl.tasks, staleness)
+PACKAGES = (asyncrl.algorithms, asyncrl.tasks, asyncrl.staleness)
 
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +37,13 @@ def modules() -> list[ModuleType]:
         for package in PACKAGES
         for info in pkgutil.walk_packages([folder(package)], f"{package.__name__}.")
     ]
-    return [*PACKAGES, *map(importlib.import_module, names), asyncrl.training.packing]
+    return [
+        *PACKAGES,
+        *map(importlib.import_module, names),
+        asyncrl.training.packing,
+        asyncrl.explain.alarms,
+        asyncrl.explain.response_alarms,
+    ]
 
 
 MODULES = modules()

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import trio
 
+from asyncrl.bundled import bundled_model
 from asyncrl.cli import main
 from asyncrl.config import Config, ConfigError, load, read, write
-from asyncrl.ipc.messages import MicroBatch, Sample, Span
-from asyncrl.training import bundled
+from asyncrl.messages import MicroBatch, Sample, Span
 from asyncrl.training.learner import Learner
 
 ROOT = Path(__file__).parents[1]
@@ -126,7 +126,7 @@ def test_its_settings_are_loaded_and_written(section: Section, folder: Path) -> 
 @pytest.mark.parametrize("section", SECTIONS[:3], ids=lambda section: section.title)
 def test_a_learner_trains_with_it(section: Section, folder: Path) -> None:
     config = loaded(section, folder)
-    learner = Learner(bundled.new_model(0), config.train, config.staleness, 1.0)
+    learner = Learner(bundled_model.new_model(0), config.train, config.staleness, 1.0)
     samples = [Sample(n, 0, 2, 3, float(n % 2), [Span(0, 2, 5)]) for n in range(4)]
     ids = np.tile(np.array([3, 4, 65, 66, 67], np.int32), len(samples))
     behaviour, mask = np.full(12, -5.0, np.float32), np.ones(12, np.uint8)
@@ -182,7 +182,7 @@ def test_a_bad_module_is_a_sentence_and_status_2(
 OTHERS = """
 from typing import Annotated
 from msgspec import Meta
-from staleness.corrections import Corrected, Correction
+from asyncrl.staleness.corrections import Corrected, Correction
 
 class Needs(Correction, frozen=True):
     hi: Annotated[float, Meta(gt=0)]

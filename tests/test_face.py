@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from look_support import evaluation, life, make_journal, make_run, status, step
 
 import asyncrl as rl
+from asyncrl.bundled import bundled_model
 from asyncrl.cli import main
 from asyncrl.config import ConfigError, load
 from asyncrl.config.fields import FIELDS, SECTIONS
-from asyncrl.ipc.messages import MicroBatch, Sample, Span
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import SUMMARY
-from asyncrl.training import bundled
+from asyncrl.explain import summary
+from asyncrl.messages import MicroBatch, Sample, Span
+from asyncrl.runtime.run_dir import SUMMARY
 from asyncrl.training.learner import Learner as CoreLearner
 
 ROOT = Path(__file__).parents[1]
@@ -38,8 +38,8 @@ SMALL: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bundled")
-    bundled.write_tokenizer(path)
-    bundled.new_model(0).save_pretrained(str(path))
+    bundled_model.write_tokenizer(path)
+    bundled_model.new_model(0).save_pretrained(str(path))
     return path
 
 
@@ -176,7 +176,7 @@ def test_add_is_the_same_as_the_raw_buffers_bit_for_bit(model: Path) -> None:
     """Uneven groups, tokens of a tool between sampled ones, several versions, one of them stale."""
     config = rl.Config(**SMALL, staleness={"max_lag": 1})
     public = rl.Learner(model, config)
-    core = CoreLearner(bundled.new_model(0), config.train, config.staleness, 1.0, budget=4)
+    core = CoreLearner(bundled_model.new_model(0), config.train, config.staleness, 1.0, budget=4)
     rng = np.random.default_rng(5)
     for version in range(3):
         message = MicroBatch(version, 0, [], {})

@@ -17,7 +17,7 @@ from torch import Tensor
 from asyncrl.config.schema import LoraConfig
 from asyncrl.training.adapters import add_adapters, merged, set_adapters
 from asyncrl.training.models import load_model
-from weightsync.transport import Received
+from asyncrl.weightsync.transport import Received
 
 
 class AdaptedBase:

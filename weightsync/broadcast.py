@@ -28,13 +28,13 @@ import torch
 import trio
 from torch import Tensor
 
-from weightsync.broadcast_group import EpochGroup, Rendezvous
-from weightsync.buckets import Plan, PlanMismatch
-from weightsync.direct_weights import DirectWeights
-from weightsync.errors import TransferError
-from weightsync.process_group import Job, Worker
-from weightsync.stores import served_store
-from weightsync.transport import Received, Sent
+from asyncrl.weightsync.broadcast_group import EpochGroup, Rendezvous
+from asyncrl.weightsync.buckets import Plan, PlanMismatch
+from asyncrl.weightsync.direct_weights import DirectWeights
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.process_group import Job, Worker
+from asyncrl.weightsync.stores import served_store
+from asyncrl.weightsync.transport import Received, Sent
 
 T = TypeVar("T")
 

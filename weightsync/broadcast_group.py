@@ -25,14 +25,14 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, Work  # type: ignore[attr-defined]
 
-from weightsync.buckets import Plan, PlanMismatch
-from weightsync.checksum import checksum
-from weightsync.deltas import Delta, delta, empty_body, empty_head, whole
-from weightsync.direct_weights import DirectWeights
-from weightsync.errors import TransferError
-from weightsync.process_group import Collective, Job, connect_group
-from weightsync.stores import open_store, own_address
-from weightsync.transport import Received, Sent
+from asyncrl.weightsync.buckets import Plan, PlanMismatch
+from asyncrl.weightsync.checksum import checksum
+from asyncrl.weightsync.deltas import Delta, delta, empty_body, empty_head, whole
+from asyncrl.weightsync.direct_weights import DirectWeights
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.process_group import Collective, Job, connect_group
+from asyncrl.weightsync.stores import open_store, own_address
+from asyncrl.weightsync.transport import Received, Sent
 
 _AGREED = "agreed"
 

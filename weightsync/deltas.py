@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weightsync.buckets import copy_bytes
+from asyncrl.weightsync.buckets import copy_bytes
 
 UNIT = 2
 """Bytes compared at a time."""

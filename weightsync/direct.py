@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 import trio
 from torch import Tensor
 
-from asyncrl.ipc.messages import Prepare, Publish
-from weightsync.broadcast import GroupReceiver, GroupSender
-from weightsync.direct_weights import DirectWeights
-from weightsync.errors import TransferError
-from weightsync.handoff import Handoff
-from weightsync.staged import StagedReceiver, StagedSender
-from weightsync.transport import EngineSide, Received, Sent, TrainerSide, Transport
+from asyncrl.messages import Prepare, Publish
+from asyncrl.weightsync.broadcast import GroupReceiver, GroupSender
+from asyncrl.weightsync.direct_weights import DirectWeights
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.handoff import Handoff
+from asyncrl.weightsync.staged import StagedReceiver, StagedSender
+from asyncrl.weightsync.transport import EngineSide, Received, Sent, TrainerSide, Transport
 
 
 class DirectSender(StagedSender):

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from weightsync.buckets import DTYPES, Plan, PlanMismatch, Spec, copy_bytes
-from weightsync.process_group import Job
+from asyncrl.weightsync.buckets import DTYPES, Plan, PlanMismatch, Spec, copy_bytes
+from asyncrl.weightsync.process_group import Job
 
 
 class DirectWeights:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
-from weightsync.errors import TransferError
+from asyncrl.weightsync.errors import TransferError
 
 
 class Handoff:

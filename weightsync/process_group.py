@@ -25,7 +25,7 @@ import trio
 from torch import Tensor
 from torch.distributed import Store, Work  # type: ignore[attr-defined]
 
-from weightsync.errors import TransferError
+from asyncrl.weightsync.errors import TransferError
 
 T = TypeVar("T")
 

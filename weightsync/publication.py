@@ -49,7 +49,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     Abort,
     Commit,
     Committed,
@@ -63,8 +63,8 @@ from asyncrl.ipc.messages import (
     Transfer,
     Transferred,
 )
-from weightsync.membership import Membership
-from weightsync.publication_actions import (
+from asyncrl.weightsync.membership import Membership
+from asyncrl.weightsync.publication_actions import (
     Action,
     Decided,
     Done,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncrl.ipc.messages import Abort, Commit, Prepare, Publish, Quiesce, Resend, Transfer
+from asyncrl.messages import Abort, Commit, Prepare, Publish, Quiesce, Resend, Transfer
 
 
 class Action(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from asyncrl.engines.protocol import AveragingEngine, CanaryEngine, DirectEngine, Engine
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     Abort,
     Commit,
     Committed,
@@ -36,8 +36,8 @@ from asyncrl.ipc.messages import (
     Quiesced,
     Resend,
 )
-from weightsync.errors import TransferError
-from weightsync.transport import Received, Receiver
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.transport import Received, Receiver
 
 Say = Callable[[Message], Awaitable[None]]
 

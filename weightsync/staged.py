@@ -9,9 +9,16 @@ from contextlib import asynccontextmanager
 import trio
 from torch import Tensor
 
-from asyncrl.ipc.messages import Prepare, Publish
-from weightsync.broadcast import GroupReceiver, GroupSender
-from weightsync.transport import EngineSide, Received, Sent, TrainerSide, Transport, WeightSource
+from asyncrl.messages import Prepare, Publish
+from asyncrl.weightsync.broadcast import GroupReceiver, GroupSender
+from asyncrl.weightsync.transport import (
+    EngineSide,
+    Received,
+    Sent,
+    TrainerSide,
+    Transport,
+    WeightSource,
+)
 
 
 class StagedSender:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from asyncrl.ipc.address import TcpAddress, parse_address
-from weightsync.errors import TransferError
+from asyncrl.messages.address import TcpAddress, parse_address
+from asyncrl.weightsync.errors import TransferError
 
 FILE = "file:"
 """Beginning of the address of a store that is a file."""

@@ -19,7 +19,7 @@ from asyncrl.engines import canary
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.adapters import adapted, merged
 from asyncrl.training.models import parameters_for_publication
-from weightsync.narrowed import narrowed
+from asyncrl.weightsync.narrowed import narrowed
 
 
 class TrainerCanary:

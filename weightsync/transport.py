@@ -10,8 +10,8 @@ on beside decoding; whatever fails before `send` leaves every engine as it was.
     into_servers   into all servers of all engines                 "direct", servers decode
 
 Staged weights of an engine that has servers take one step more, from the rollout actor into its
-own server. Its two ways are `Sender`s of a `Load` (`weightsync.servers`): by broadcast, and from
-disk.
+own server. Its two ways are `Sender`s of a `Load` (`asyncrl.weightsync.servers`): by broadcast, and
+from disk.
 
 A kind of engine names its transport (`Capabilities.direct_transport`), so neither the trainer nor
 a rollout actor asks for an engine by its name. Nothing here needs torch to be imported.
@@ -30,13 +30,13 @@ from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.config.plugins import Registry, derived_from
 from asyncrl.engines.protocol import Engine
-from asyncrl.ipc.messages import Prepare, Publish
+from asyncrl.messages import Prepare, Publish
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from weightsync.buckets import Plan
-    from weightsync.handoff import Handoff
+    from asyncrl.weightsync.buckets import Plan
+    from asyncrl.weightsync.handoff import Handoff
 
 Order = TypeVar("Order", contravariant=True)
 
@@ -165,9 +165,9 @@ class Transport(ABC):
 TRANSPORTS: Registry[type[Transport]] = Registry(
     "transport",
     {
-        "staged": "weightsync.staged:Staged",
-        "direct": "weightsync.direct:Direct",
-        "into_servers": "weightsync.servers.into_servers:IntoServers",
+        "staged": "asyncrl.weightsync.staged:Staged",
+        "direct": "asyncrl.weightsync.direct:Direct",
+        "into_servers": "asyncrl.weightsync.servers.into_servers:IntoServers",
     },
     derived_from(Transport),
 )

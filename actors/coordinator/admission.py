@@ -13,12 +13,12 @@ import math
 
 import trio
 
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.prompts import PromptSource
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.prompts import PromptSource
+from asyncrl.algorithms.selection.group_size import SIZINGS
 from asyncrl.config import Config
 from asyncrl.experience.events import Admitted, Dropped
-from asyncrl.ipc.messages import Split
-from asyncrl.strategies.sizing import SIZINGS
+from asyncrl.messages import Split
 
 SAMPLED = 2**62
 """The key of the first sampled answer to a held-out prompt. Training's keys are smaller, or

@@ -14,15 +14,15 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from actors.coordinator.admission import Admission
-from actors.coordinator.eligibility import Eligibility
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.units import GroupUnits, RolloutUnits, Units
+from asyncrl.actors.coordinator.admission import Admission
+from asyncrl.actors.coordinator.eligibility import Eligibility
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.units import GroupUnits, RolloutUnits, Units
 from asyncrl.config import Config
 from asyncrl.config.flow import admission_policy, max_lag
 from asyncrl.config.losses import advantage_of
 from asyncrl.experience.rollout import Rollout
-from asyncrl.observe.response_sums import ResponseSums
+from asyncrl.explain.response_sums import ResponseSums
 
 PIECES = 4
 """Micro-batches of a step where nothing may lag, at least: what is done of a step is trained while

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import assert_never
 
-from actors.coordinator.collect_point import evaluation_point
-from actors.coordinator.components import Components
-from actors.coordinator.decisions import (
+from asyncrl.actors.coordinator.collect_point import evaluation_point
+from asyncrl.actors.coordinator.components import Components
+from asyncrl.actors.coordinator.decisions import (
     Decision,
     EndRun,
     Evaluated,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from asyncrl.ipc.waits import Pulse, WaitExpired, Waits
-from asyncrl.processes.standstill import RunClock
+from asyncrl.runtime.ipc.waits import Pulse, WaitExpired, Waits
+from asyncrl.runtime.processes.standstill import RunClock
 
 logger = logging.getLogger(__name__)
 

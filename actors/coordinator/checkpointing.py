@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.trainer_commands import TrainerCommands
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.trainer_commands import TrainerCommands
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.events import Checkpointed
-from asyncrl.ipc.messages import Save, Saved
+from asyncrl.messages import Save, Saved
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import Literal
 import numpy as np
 
 from asyncrl.experience.call import Call, ImpossibleEvent
-from asyncrl.ipc.errors import LinkError
-from asyncrl.ipc.messages import ChunkHead
+from asyncrl.messages import ChunkHead
+from asyncrl.runtime.ipc.errors import LinkError
 
 SUSPECT = 3
 """Bad chunks that cost an engine its place. One may be a flipped bit, and costs a rollout. An

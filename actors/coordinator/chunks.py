@@ -15,15 +15,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 
-from actors.coordinator.chunk_validation import Defect, Suspects, defects, fits, refusal
-from actors.coordinator.engine_pool import EnginePool
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.leases import LeaseTable
-from actors.coordinator.reclaiming import Reclaiming, completed
+from asyncrl.actors.coordinator.chunk_validation import Defect, Suspects, defects, fits, refusal
+from asyncrl.actors.coordinator.engine_pool import EnginePool
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.leases import LeaseTable
+from asyncrl.actors.coordinator.reclaiming import Reclaiming, completed
 from asyncrl.experience.call import Call, ImpossibleEvent
 from asyncrl.experience.events import Extended, LateTokens
-from asyncrl.ipc.messages import ChunkHead, Chunks
-from asyncrl.processes.standstill import RunClock
+from asyncrl.messages import ChunkHead, Chunks
+from asyncrl.runtime.processes.standstill import RunClock
 
 logger = logging.getLogger(__name__)
 

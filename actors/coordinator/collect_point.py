@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from actors.coordinator.collect_summary import mean_lag
-from actors.coordinator.components import Components
-from actors.coordinator.stepping import Stepping
-from asyncrl.observe.curve import EvaluationPoint, StepPoint, finite
-from asyncrl.observe.evaluation_figures import Figures
+from asyncrl.actors.coordinator.collect_summary import mean_lag
+from asyncrl.actors.coordinator.components import Components
+from asyncrl.actors.coordinator.stepping import Stepping
+from asyncrl.explain.curve import EvaluationPoint, StepPoint, finite
+from asyncrl.explain.evaluation_figures import Figures
 
 
 def step_point(parts: Components, stepping: Stepping, step_seconds: float) -> StepPoint:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from actors.coordinator.components import Components
-from actors.coordinator.lifecycle import Phase
-from actors.coordinator.underway import Found
-from asyncrl.observe.diagnosis import listed
+from asyncrl.actors.coordinator.components import Components
+from asyncrl.actors.coordinator.lifecycle import Phase
+from asyncrl.actors.coordinator.underway import Found
+from asyncrl.explain.diagnosis import listed
 
 
 def under_way(parts: Components) -> Iterator[Found]:

@@ -12,16 +12,16 @@ from collections import Counter
 import msgspec
 import trio
 
-from actors.coordinator.collect_summary import mean_lag
-from actors.coordinator.components import Components
-from actors.coordinator.lifecycle import Phase
-from actors.reporting import report_s
+from asyncrl.actors.coordinator.collect_summary import mean_lag
+from asyncrl.actors.coordinator.components import Components
+from asyncrl.actors.coordinator.lifecycle import Phase
+from asyncrl.actors.reporting import report_s
 from asyncrl.config.flow import admission_policy
 from asyncrl.experience.call import RolloutStatus
-from asyncrl.ipc.messages import Report, Role, StatusUpdate
-from asyncrl.observe.diagnosis import listed
-from asyncrl.observe.run_status import NAMED, ActorStatus, AwaitedRollout, GroupCounts, RunStatus
-from asyncrl.observe.summary import RolloutTotals, TokenTotals
+from asyncrl.explain.diagnosis import listed
+from asyncrl.explain.run_status import NAMED, ActorStatus, AwaitedRollout, GroupCounts, RunStatus
+from asyncrl.explain.summary import RolloutTotals, TokenTotals
+from asyncrl.messages import Report, Role, StatusUpdate
 
 NAN = float("nan")
 RESPONSES = ("exact", "truncated", "response_tokens", "entropy")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from actors.coordinator.components import Components
-from asyncrl.observe import summary
+from asyncrl.actors.coordinator.components import Components
+from asyncrl.explain import summary
 
 
 def collect_summary(parts: Components, ok: bool, reason: str) -> summary.Summary:

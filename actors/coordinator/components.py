@@ -11,35 +11,35 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from actors.coordinator.admission import Admission
-from actors.coordinator.changes import Changes
-from actors.coordinator.chunks import ChunkIntake
-from actors.coordinator.engine_pool import EnginePool
-from actors.coordinator.episode_placement import EpisodePlacement
-from actors.coordinator.evaluation import Evaluation, evaluation_plan
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.leases import LeaseTable
-from actors.coordinator.lent_engines import LentEngines
-from actors.coordinator.lifecycle import Lifecycle, Outcome
-from actors.coordinator.peers import Roster
-from actors.coordinator.pinning import Pinning
-from actors.coordinator.placement import Placement, temperature_of
-from actors.coordinator.playing import Playing, PlayingLimits
-from actors.coordinator.prompts import PromptSource
-from actors.coordinator.publishing import Publishing
-from actors.coordinator.reclaiming import Reclaiming
-from actors.coordinator.scoring import Scoring
-from actors.coordinator.statistics import RunStatistics
-from actors.coordinator.stepping import Stepping
-from actors.coordinator.underway import Underway
+from asyncrl.actors.coordinator.admission import Admission
+from asyncrl.actors.coordinator.changes import Changes
+from asyncrl.actors.coordinator.chunks import ChunkIntake
+from asyncrl.actors.coordinator.engine_pool import EnginePool
+from asyncrl.actors.coordinator.episode_placement import EpisodePlacement
+from asyncrl.actors.coordinator.evaluation import Evaluation, evaluation_plan
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.leases import LeaseTable
+from asyncrl.actors.coordinator.lent_engines import LentEngines
+from asyncrl.actors.coordinator.lifecycle import Lifecycle, Outcome
+from asyncrl.actors.coordinator.peers import Roster
+from asyncrl.actors.coordinator.pinning import Pinning
+from asyncrl.actors.coordinator.placement import Placement, temperature_of
+from asyncrl.actors.coordinator.playing import Playing, PlayingLimits
+from asyncrl.actors.coordinator.prompts import PromptSource
+from asyncrl.actors.coordinator.publishing import Publishing
+from asyncrl.actors.coordinator.reclaiming import Reclaiming
+from asyncrl.actors.coordinator.scoring import Scoring
+from asyncrl.actors.coordinator.statistics import RunStatistics
+from asyncrl.actors.coordinator.stepping import Stepping
+from asyncrl.actors.coordinator.underway import Underway
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
-from asyncrl.ipc.messages import Healable
-from asyncrl.ipc.waits import Waits
-from asyncrl.observe.curve import Curve
-from asyncrl.observe.metrics import Metrics
-from asyncrl.observe.run_status import JournalStatus, RunStatus
-from asyncrl.processes.standstill import RunClock
+from asyncrl.explain.curve import Curve
+from asyncrl.explain.metrics import Metrics
+from asyncrl.explain.run_status import JournalStatus, RunStatus
+from asyncrl.messages import Healable
+from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.runtime.processes.standstill import RunClock
 
 
 @dataclass(eq=False)

@@ -9,18 +9,16 @@ import logging
 
 import trio
 
-from actors.coordinator.carry_out import carry_out
-from actors.coordinator.collect_point import step_point
-from actors.coordinator.components import Components
-from actors.coordinator.decisions import Decision
-from actors.coordinator.engine_pool import EngineHandle
-from actors.coordinator.peers import LastSeen, Peer
-from actors.coordinator.stepping import Stepping, StepSources
+from asyncrl.actors.coordinator.carry_out import carry_out
+from asyncrl.actors.coordinator.collect_point import step_point
+from asyncrl.actors.coordinator.components import Components
+from asyncrl.actors.coordinator.decisions import Decision
+from asyncrl.actors.coordinator.engine_pool import EngineHandle
+from asyncrl.actors.coordinator.peers import LastSeen, Peer
+from asyncrl.actors.coordinator.stepping import Stepping, StepSources
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.experience.call import ImpossibleEvent
-from asyncrl.ipc.errors import LinkError
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     Ask,
     Chunks,
     Committed,
@@ -51,7 +49,9 @@ from asyncrl.ipc.messages import (
     TrainerReady,
     Transferred,
 )
-from asyncrl.processes.supervisor import describe_exit
+from asyncrl.runtime.ipc.errors import LinkError
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.processes.supervisor import describe_exit
 
 HELLO_S = 10.0
 """Seconds in which a peer must say who it is."""

@@ -22,27 +22,27 @@ from collections.abc import Iterable
 
 import trio
 
-from actors.coordinator.carry_out import carry_out
-from actors.coordinator.collect_status import collect_status
-from actors.coordinator.collect_summary import collect_summary
-from actors.coordinator.components import Observers, assemble
-from actors.coordinator.connections import Connections
-from actors.coordinator.decisions import Decision
-from actors.coordinator.ending import ending
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.lifecycle import Outcome, Phase
-from actors.coordinator.peers import Peer
-from actors.coordinator.prompts import PromptSource
-from actors.coordinator.shutdown import drain
-from actors.coordinator.stepping import Stepping
-from actors.coordinator.watchdog import tick
+from asyncrl.actors.coordinator.carry_out import carry_out
+from asyncrl.actors.coordinator.collect_status import collect_status
+from asyncrl.actors.coordinator.collect_summary import collect_summary
+from asyncrl.actors.coordinator.components import Observers, assemble
+from asyncrl.actors.coordinator.connections import Connections
+from asyncrl.actors.coordinator.decisions import Decision
+from asyncrl.actors.coordinator.ending import ending
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.lifecycle import Outcome, Phase
+from asyncrl.actors.coordinator.peers import Peer
+from asyncrl.actors.coordinator.prompts import PromptSource
+from asyncrl.actors.coordinator.shutdown import drain
+from asyncrl.actors.coordinator.stepping import Stepping
+from asyncrl.actors.coordinator.watchdog import tick
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import RunFinished
-from asyncrl.ipc.waits import Waits
-from asyncrl.observe.run_status import RunStatus
-from asyncrl.observe.summary import Summary
+from asyncrl.explain.run_status import RunStatus
+from asyncrl.explain.summary import Summary
+from asyncrl.messages import RunFinished
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.ipc.waits import Waits
 
 logger = logging.getLogger(__name__)
 

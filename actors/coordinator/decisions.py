@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncrl.ipc.messages import Healable
-from asyncrl.observe.evaluation_figures import Figures
+from asyncrl.explain.evaluation_figures import Figures
+from asyncrl.messages import Healable
 
 
 class ReplaceActor(msgspec.Struct, frozen=True):

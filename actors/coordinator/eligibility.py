@@ -17,18 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.algorithms.advantages.baseline import Prior, shrunk
+from asyncrl.algorithms.advantages.rewards_to_go import differ_to_go
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
 from asyncrl.config.losses import drops_equal
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.events import AnyEvent, Discarded, Dropped
 from asyncrl.experience.rollout import Group, Rollout
-from asyncrl.ipc.messages import Scored
-from asyncrl.observe.response_sums import ResponseSums
-from staleness.advantages.to_go import differ_to_go
-from staleness.baseline import Prior, shrunk
-from staleness.lag import rollout_lag
+from asyncrl.explain.response_sums import ResponseSums
+from asyncrl.messages import Scored
+from asyncrl.staleness.lag import rollout_lag
 
 
 class Eligibility:
@@ -146,7 +146,7 @@ class Eligibility:
 def baseline(group: Group, rollout: Rollout, config: Config) -> float:
     """Return what the reward of a rollout that is trained alone is compared with: the mean of the
     first `k_min` judged of the others, and of earlier visits to the prompt. Nothing of it depends
-    on the rollout itself (`staleness.baseline`)."""
+    on the rollout itself (`asyncrl.algorithms.advantages.baseline`)."""
     return shrunk(
         group.others(rollout), config.rollout.k_min, Prior(*group.prior), config.train.prior_visits
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from actors.coordinator.components import Components
-from actors.coordinator.lifecycle import Outcome
-from actors.coordinator.stepping import Stepping
+from asyncrl.actors.coordinator.components import Components
+from asyncrl.actors.coordinator.lifecycle import Outcome
+from asyncrl.actors.coordinator.stepping import Stepping
+from asyncrl.algorithms.selection.acceptance import below_floor
 from asyncrl.config.losses import drops_equal
-from asyncrl.strategies.acceptance import below_floor
 
 _EASIER = "choose an easier or harder task, a larger rollout.group_size, or rollout.filter = none"
 

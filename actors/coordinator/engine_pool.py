@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from actors.coordinator.peers import Peer
-from asyncrl.ipc.messages import Split
+from asyncrl.actors.coordinator.peers import Peer
+from asyncrl.messages import Split
 
 AHEAD = 4
 """An engine is given 1/AHEAD more rollouts than it has slots, so that a slot is refilled without

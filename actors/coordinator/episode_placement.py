@@ -13,14 +13,14 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from actors.coordinator.agent_failures import FREE, LONGEST_S, AgentFailures
-from actors.coordinator.engine_pool import EnginePool
-from actors.coordinator.peers import Peer, Roster
+from asyncrl.actors.coordinator.agent_failures import FREE, LONGEST_S, AgentFailures
+from asyncrl.actors.coordinator.engine_pool import EnginePool
+from asyncrl.actors.coordinator.peers import Peer, Roster
 from asyncrl.escape import escaped
-from asyncrl.ipc.messages import Wait
-from asyncrl.observe.run_status import FailedEpisodes
-from asyncrl.processes.standstill import RunClock
-from staleness.live_episodes import LiveEpisodes
+from asyncrl.explain.run_status import FailedEpisodes
+from asyncrl.messages import Wait
+from asyncrl.runtime.processes.standstill import RunClock
+from asyncrl.staleness.live_episodes import LiveEpisodes
 
 logger = logging.getLogger(__name__)
 

@@ -17,16 +17,21 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from actors.coordinator.admission import Admission
-from actors.coordinator.decisions import Decision, Evaluated, EvaluationDropped, LeaseAnswers
-from actors.coordinator.engine_pool import EnginePool
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.prompts import PromptSource
+from asyncrl.actors.coordinator.admission import Admission
+from asyncrl.actors.coordinator.decisions import (
+    Decision,
+    Evaluated,
+    EvaluationDropped,
+    LeaseAnswers,
+)
+from asyncrl.actors.coordinator.engine_pool import EnginePool
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.prompts import PromptSource
 from asyncrl.config import Config
 from asyncrl.config.schema import EvaluationConfig
 from asyncrl.experience.events import Dropped
-from asyncrl.observe.evaluation_figures import Figures, evaluation_figures
-from asyncrl.processes.standstill import RunClock
+from asyncrl.explain.evaluation_figures import Figures, evaluation_figures
+from asyncrl.runtime.processes.standstill import RunClock
 
 PERFECT = 1.0
 """The reward of a correct answer. Verifiers may give less for a part of it."""

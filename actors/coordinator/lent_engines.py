@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from actors.coordinator.chunks import ChunkIntake
-from actors.coordinator.decisions import Decision, LoanEnded
-from actors.coordinator.engine_pool import EngineHandle, EnginePool
-from actors.coordinator.lending_choice import LendingChoice, Loan
-from actors.coordinator.reclaiming import Reclaiming
+from asyncrl.actors.coordinator.chunks import ChunkIntake
+from asyncrl.actors.coordinator.decisions import Decision, LoanEnded
+from asyncrl.actors.coordinator.engine_pool import EngineHandle, EnginePool
+from asyncrl.actors.coordinator.lending_choice import LendingChoice, Loan
+from asyncrl.actors.coordinator.reclaiming import Reclaiming
 from asyncrl.config import Config
 from asyncrl.config.lending import lent_actors
-from asyncrl.observe.run_status import LendingStatus
+from asyncrl.explain.run_status import LendingStatus
 
 
 class LoanTimes:

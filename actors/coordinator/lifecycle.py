@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from asyncrl.config.schema import SupervisionConfig
-from asyncrl.ipc.messages import Healable
+from asyncrl.messages import Healable
 
 GOODBYE_S = 10.0
 """Seconds in which the launcher hangs up. It may wait for an actor's end before it does

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import trio
 
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import Hello, Message, Report, Role
+from asyncrl.messages import Hello, Message, Report, Role
+from asyncrl.runtime.ipc.link import Link
 
 OUTBOX = 512
 """Frames that may wait for one peer. The work of an actor is bounded by its slots, so a full outbox

@@ -12,13 +12,13 @@ An evaluation's rollouts are sampled under the version that is evaluated, in eit
 
 from __future__ import annotations
 
-from actors.coordinator.engine_pool import EnginePool
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.leases import LeaseTable
-from actors.coordinator.reclaiming import Reclaiming
+from asyncrl.actors.coordinator.engine_pool import EnginePool
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.leases import LeaseTable
+from asyncrl.actors.coordinator.reclaiming import Reclaiming
 from asyncrl.config import Config
 from asyncrl.experience.call import Call, RolloutStatus
-from asyncrl.ipc.messages import Unpin
+from asyncrl.messages import Unpin
 
 
 class Pinning:

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from actors.coordinator.engine_pool import EngineHandle, EnginePool
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.leases import LeaseTable
-from actors.coordinator.pinning import Pinning
-from actors.coordinator.reclaiming import Reclaiming
+from asyncrl.actors.coordinator.engine_pool import EngineHandle, EnginePool
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.leases import LeaseTable
+from asyncrl.actors.coordinator.pinning import Pinning
+from asyncrl.actors.coordinator.reclaiming import Reclaiming
 from asyncrl.config import Config
 from asyncrl.experience.call import Call, RolloutStatus
 from asyncrl.experience.episode import AgentCall
 from asyncrl.experience.events import Leased
 from asyncrl.experience.rollout import Group
-from asyncrl.ipc.messages import Lease, Leases, Split
-from asyncrl.processes.standstill import RunClock
+from asyncrl.messages import Lease, Leases, Split
+from asyncrl.runtime.processes.standstill import RunClock
 
 
 class Placement:

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from actors.coordinator.episode_placement import EpisodePlacement
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.peers import Peer
-from actors.coordinator.reclaiming import Reclaiming
+from asyncrl.actors.coordinator.episode_placement import EpisodePlacement
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.peers import Peer
+from asyncrl.actors.coordinator.reclaiming import Reclaiming
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.episode import AgentCall, Episode
 from asyncrl.experience.events import (
@@ -40,8 +40,8 @@ from asyncrl.experience.events import (
     ToolFailed,
 )
 from asyncrl.experience.rollout import Group, Rollout
-from asyncrl.ipc.errors import LinkError
-from asyncrl.ipc.messages import (
+from asyncrl.explain.run_status import EpisodeCounts
+from asyncrl.messages import (
     AgentMessage,
     Ask,
     Enough,
@@ -56,8 +56,8 @@ from asyncrl.ipc.messages import (
     Split,
     StopPlaying,
 )
-from asyncrl.observe.run_status import EpisodeCounts
-from asyncrl.processes.standstill import RunClock
+from asyncrl.runtime.ipc.errors import LinkError
+from asyncrl.runtime.processes.standstill import RunClock
 
 logger = logging.getLogger(__name__)
 

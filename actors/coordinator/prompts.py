@@ -1,5 +1,5 @@
 """Prompts of a run, as ids. Invariant: the next one follows from the settings, the history and what
-is live, so a resumed run goes on with the same (asyncrl/strategies).
+is live, so a resumed run goes on with the same (asyncrl/algorithms/selection).
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from typing import Protocol
 
 import numpy as np
 
-from asyncrl.experience.history import History
-from asyncrl.ipc.messages import Split
-from asyncrl.strategies.curriculum import CURRICULA, NextPrompt, PromptOrder
-from asyncrl.strategies.mixed_order import MixedOrder, TaskPart
+from asyncrl.algorithms.selection.curriculum import NextPrompt, PromptOrder
+from asyncrl.algorithms.selection.mixed_order import MixedOrder, TaskPart
+from asyncrl.algorithms.selection.prompt_history import History
+from asyncrl.config.curricula import CURRICULA
+from asyncrl.messages import Split
 
 
 class Source(Protocol):

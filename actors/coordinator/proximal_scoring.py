@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.leases import LeaseTable
-from actors.coordinator.sequences import of_rollout
-from actors.coordinator.trainer_commands import TrainerCommands
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.leases import LeaseTable
+from asyncrl.actors.coordinator.sequences import of_rollout
+from asyncrl.actors.coordinator.trainer_commands import TrainerCommands
 from asyncrl.config import Config
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.rollout import Rollout
 from asyncrl.experience.sequence import joined_ids
-from asyncrl.ipc.messages import ScoreProximal
+from asyncrl.messages import ScoreProximal
 
 
 class ProximalScoring:

@@ -27,27 +27,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from actors.coordinator.decisions import Decision, EndRun, ReplaceActor, VersionServed
-from actors.coordinator.engine_pool import EnginePool
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.peers import Peer
+from asyncrl.actors.coordinator.decisions import Decision, EndRun, ReplaceActor, VersionServed
+from asyncrl.actors.coordinator.engine_pool import EnginePool
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.config import Config
 from asyncrl.experience.events import Published
-from asyncrl.ipc.messages import (
-    Commit,
-    Committed,
-    Joined,
-    Prepared,
-    Quiesced,
-    Resend,
-    Transferred,
-)
-from asyncrl.observe.run_status import PublicationStatus
-from asyncrl.observe.summary import Publications
-from asyncrl.processes.standstill import RunClock
-from weightsync.membership import Membership
-from weightsync.publication import Publication
-from weightsync.publication_actions import (
+from asyncrl.explain.run_status import PublicationStatus
+from asyncrl.explain.summary import Publications
+from asyncrl.messages import Commit, Committed, Joined, Prepared, Quiesced, Resend, Transferred
+from asyncrl.runtime.processes.standstill import RunClock
+from asyncrl.weightsync.membership import Membership
+from asyncrl.weightsync.publication import Publication
+from asyncrl.weightsync.publication_actions import (
     Action,
     Decided,
     Done,

@@ -20,14 +20,14 @@ import logging
 import math
 from collections.abc import Collection, Mapping
 
-from actors.coordinator.engine_pool import SPLITS, EngineHandle, EnginePool
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.leases import LeaseTable
+from asyncrl.actors.coordinator.engine_pool import SPLITS, EngineHandle, EnginePool
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.leases import LeaseTable
 from asyncrl.config import Config
 from asyncrl.experience.call import Call, RolloutStatus
 from asyncrl.experience.episode import AgentCall
 from asyncrl.experience.events import Answered, Buried, Dropped, Requeued, Sealed
-from asyncrl.ipc.messages import Finish, Interrupt, Split
+from asyncrl.messages import Finish, Interrupt, Split
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.reclaiming import taken_back
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.reclaiming import taken_back
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.events import Dropped, Left
 from asyncrl.experience.experience import Experience

@@ -12,15 +12,15 @@ from collections import deque
 
 import msgspec
 
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.peers import Peer, Roster
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.peers import Peer, Roster
+from asyncrl.algorithms.overlong import overlong_penalty
 from asyncrl.config import Config
 from asyncrl.config.flow import penalty_band
 from asyncrl.experience.events import Judged
 from asyncrl.experience.rollout import Rollout
-from asyncrl.ipc.messages import Finish, NoVerdict, Scored, ScoreRequest, ScoreResult, Verdict
-from asyncrl.processes.standstill import RunClock
-from staleness.truncation import overlong_penalty
+from asyncrl.messages import Finish, NoVerdict, Scored, ScoreRequest, ScoreResult, Verdict
+from asyncrl.runtime.processes.standstill import RunClock
 
 logger = logging.getLogger(__name__)
 

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from actors.coordinator.eligibility import baseline
+from asyncrl.actors.coordinator.eligibility import baseline
 from asyncrl.config import Config
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.episode import failed_tokens, path_counts, turn_tokens
 from asyncrl.experience.replay_buffer import ReplayGroup, ReplayMember
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.ipc.messages import Sample, Scored, TokenCount
+from asyncrl.messages import Sample, Scored, TokenCount
 
 
 class SequenceToTrain(NamedTuple):

@@ -15,9 +15,9 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from actors.coordinator.components import Components
-from actors.coordinator.lifecycle import Stage
-from asyncrl.ipc.messages import Drain, Draining, Role
+from asyncrl.actors.coordinator.components import Components
+from asyncrl.actors.coordinator.lifecycle import Stage
+from asyncrl.messages import Drain, Draining, Role
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import trio
 
-from actors.coordinator.peers import Peer
+from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.experience.ledger import Account
-from asyncrl.ipc.messages import Report, Role
+from asyncrl.messages import Report, Role
 
 WINDOW_S = 10.0
 """Rates and recent shares are over this many seconds."""

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 from asyncrl.config import Config
 from asyncrl.config.losses import designed
-from asyncrl.observe.curve import Curve
-from asyncrl.observe.summary import Alarmed
-from staleness.alarms import Alarm, alarms
-from staleness.response_alarms import history_alarms, response_alarms
+from asyncrl.explain.alarms import Alarm, alarms
+from asyncrl.explain.curve import Curve
+from asyncrl.explain.response_alarms import history_alarms, response_alarms
+from asyncrl.explain.summary import Alarmed
 
 logger = logging.getLogger(__name__)
 

@@ -28,17 +28,24 @@ from typing import NamedTuple
 
 import trio
 
-from actors.coordinator.admission import Admission
-from actors.coordinator.batching import Batching
-from actors.coordinator.checkpointing import Checkpointing
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.leases import LeaseTable
-from actors.coordinator.lent_engines import LentEngines
-from actors.coordinator.peers import Peer
-from actors.coordinator.proximal_scoring import ProximalScoring
-from actors.coordinator.sequences import SequenceToTrain, by_rollout, of_replayed, of_rollout
-from actors.coordinator.step_alarms import StepAlarms
-from actors.coordinator.trainer_commands import OUTSTANDING, TrainerCommands
+from asyncrl.actors.coordinator.admission import Admission
+from asyncrl.actors.coordinator.batching import Batching
+from asyncrl.actors.coordinator.checkpointing import Checkpointing
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.leases import LeaseTable
+from asyncrl.actors.coordinator.lent_engines import LentEngines
+from asyncrl.actors.coordinator.peers import Peer
+from asyncrl.actors.coordinator.proximal_scoring import ProximalScoring
+from asyncrl.actors.coordinator.sequences import (
+    SequenceToTrain,
+    by_rollout,
+    of_replayed,
+    of_rollout,
+)
+from asyncrl.actors.coordinator.step_alarms import StepAlarms
+from asyncrl.actors.coordinator.trainer_commands import OUTSTANDING, TrainerCommands
+from asyncrl.algorithms.advantages.rewards_to_go import by_turn
+from asyncrl.algorithms.selection.replay import Candidate, replayed, useful
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
 from asyncrl.config.losses import advantage_of
@@ -49,7 +56,9 @@ from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.replay_buffer import ReplayGroup
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.experience.training_message import training_message
-from asyncrl.ipc.messages import (
+from asyncrl.explain.curve import Curve
+from asyncrl.explain.response_sums import ResponseSums
+from asyncrl.messages import (
     CloseStep,
     Consumed,
     MicroBatch,
@@ -59,11 +68,7 @@ from asyncrl.ipc.messages import (
     Stepped,
     TokenCount,
 )
-from asyncrl.observe.curve import Curve
-from asyncrl.observe.response_sums import ResponseSums
-from asyncrl.processes.standstill import RunClock
-from asyncrl.strategies.replay_choice import Candidate, replayed, useful
-from staleness.advantages.to_go import by_turn
+from asyncrl.runtime.processes.standstill import RunClock
 
 
 class StepAccount(NamedTuple):

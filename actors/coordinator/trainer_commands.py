@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TypeVar
 
-from actors.coordinator.peers import Peer
+from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.experience.call import ImpossibleEvent
-from asyncrl.ipc.messages import CloseStep, MicroBatch, Save, ScoreProximal
+from asyncrl.messages import CloseStep, MicroBatch, Save, ScoreProximal
 
 OUTSTANDING = 2
 """Commands that may be with the trainer: the one that it works on, and the next, so that it never

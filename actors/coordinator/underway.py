@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from asyncrl.ipc.messages import Progress
-from asyncrl.observe.progress import left_s
+from asyncrl.messages import Progress
+from asyncrl.runtime.progress import left_s
 
 SHOWN_S = 2.0
 """Seconds after which it is shown."""

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Protocol
 
-from actors.coordinator.eligibility import Eligibility
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.window import Window
+from asyncrl.actors.coordinator.eligibility import Eligibility
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.window import Window
 from asyncrl.config import Config
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.rollout import Group, Rollout

@@ -19,15 +19,15 @@ import logging
 import msgspec
 import trio
 
-from actors.coordinator.carry_out import Replace, carry_out
-from actors.coordinator.collect_progress import under_way
-from actors.coordinator.collect_status import collect_status, collect_update
-from actors.coordinator.components import Components
-from actors.coordinator.lifecycle import OverduePhase, Phase
-from asyncrl.ipc.messages import Busy, Healable
-from asyncrl.observe.diagnosis import diagnose, listed
-from asyncrl.observe.metrics import observe
-from asyncrl.processes.standstill import TICK_S
+from asyncrl.actors.coordinator.carry_out import Replace, carry_out
+from asyncrl.actors.coordinator.collect_progress import under_way
+from asyncrl.actors.coordinator.collect_status import collect_status, collect_update
+from asyncrl.actors.coordinator.components import Components
+from asyncrl.actors.coordinator.lifecycle import OverduePhase, Phase
+from asyncrl.explain.diagnosis import diagnose, listed
+from asyncrl.explain.metrics import observe
+from asyncrl.messages import Busy, Healable
+from asyncrl.runtime.processes.standstill import TICK_S
 
 logger = logging.getLogger(__name__)
 

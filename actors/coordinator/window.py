@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.config import Config
 from asyncrl.experience.rollout import Group, Rollout
 

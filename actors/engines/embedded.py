@@ -11,7 +11,7 @@ from pathlib import Path
 from asyncrl.config.engines import Capabilities
 from asyncrl.engines.protocol import Engine
 from asyncrl.engines.spec import EngineContext, EngineKind
-from asyncrl.observe.run_dir import PACKED
+from asyncrl.runtime.run_dir import PACKED
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import trio
 
-from actors.engines.server_parts import broadcast, key_of, launched, load_all, weight_loader
+from asyncrl.actors.engines.server_parts import broadcast, key_of, launched, load_all, weight_loader
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import lookup
 from asyncrl.config.published import engine_dtype
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from asyncrl.engines.servers.other_model import Needs
     from asyncrl.engines.servers.served import Served
     from asyncrl.engines.servers.server_process import ServerProcess
-    from weightsync.servers.weight_loader import WeightLoader
+    from asyncrl.weightsync.servers.weight_loader import WeightLoader
 
 SERVER_S = 10.0
 """Seconds that a server gets to say what it is, before a run."""

@@ -17,8 +17,8 @@ from asyncrl.config.gpus import actor_gpus
 from asyncrl.config.published import engine_dtype
 from asyncrl.config.servers import Servers
 from asyncrl.engines.spec import EngineContext
-from asyncrl.observe.logs import FOLDER
-from asyncrl.observe.run_dir import SERVERS
+from asyncrl.runtime.logs import FOLDER
+from asyncrl.runtime.run_dir import SERVERS
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from asyncrl.engines.servers.served import ServerClient
     from asyncrl.engines.servers.server_process import ServerProcess
     from asyncrl.engines.servers.server_types import Mode
-    from weightsync.servers.by_broadcast import ByBroadcast
-    from weightsync.servers.weight_loader import IntoServer, WeightLoader
+    from asyncrl.weightsync.servers.by_broadcast import ByBroadcast
+    from asyncrl.weightsync.servers.weight_loader import IntoServer, WeightLoader
 
 
 def key_of(servers: Servers, built_by: str) -> str:
@@ -107,8 +107,8 @@ async def launched(
 @asynccontextmanager
 async def broadcast(context: EngineContext, servers: Servers) -> AsyncIterator[ByBroadcast]:
     """The way into one server by broadcast, for the length of the block."""
-    from weightsync.servers.by_broadcast import ByBroadcast
-    from weightsync.servers.server_group import ServerGroup
+    from asyncrl.weightsync.servers.by_broadcast import ByBroadcast
+    from asyncrl.weightsync.servers.server_group import ServerGroup
 
     publication = context.config.publication
     sender = actor_gpus(context.config, context.index).sender
@@ -130,7 +130,7 @@ def weight_loader(
 ) -> WeightLoader:
     """The loader of weights of one server."""
     from asyncrl.engines import canary
-    from weightsync.servers.weight_loader import WeightLoader
+    from asyncrl.weightsync.servers.weight_loader import WeightLoader
 
     config, tokenizer = context.config, context.tokenizer
     return WeightLoader(

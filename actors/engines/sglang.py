@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from actors.engines.server_kind import ServerKind
-from actors.engines.server_parts import broadcast, weight_loader
+from asyncrl.actors.engines.server_kind import ServerKind
+from asyncrl.actors.engines.server_parts import broadcast, weight_loader
 from asyncrl.config import Config
 from asyncrl.config.engines import Capabilities
 from asyncrl.config.published import engine_dtype
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncrl.engines.servers.served import Served
     from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
     from asyncrl.engines.sglang.sglang_client import SglangClient
-    from weightsync.servers.weight_loader import WeightLoader
+    from asyncrl.weightsync.servers.weight_loader import WeightLoader
 
 TABLE = "engine.sglang"
 
@@ -91,7 +91,7 @@ def _direct_engine(
     """The engine of servers to which the trainer sends weights itself."""
     from asyncrl.engines import canary
     from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
-    from weightsync.servers.direct_server import DirectServer
+    from asyncrl.weightsync.servers.direct_server import DirectServer
 
     config, tokenizer = context.config, context.tokenizer
     sglang = config.engine.sglang
@@ -122,7 +122,7 @@ async def _weight_loader(
     context: EngineContext, client: SglangClient
 ) -> AsyncIterator[WeightLoader]:
     """The loader of weights of one server."""
-    from weightsync.servers.from_disk import FromDisk
+    from asyncrl.weightsync.servers.from_disk import FromDisk
 
     servers = Servers(TABLE, context.config.engine.sglang)
     mode = context.config.engine.sglang.interrupt

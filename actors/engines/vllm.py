@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from actors.engines.server_kind import ServerKind
+from asyncrl.actors.engines.server_kind import ServerKind
 from asyncrl.config.engines import Capabilities
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ import msgspec
 
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.agent_sandbox import base_url, program_of_command, with_model
-from asyncrl.programs.bubblewrap import Bubblewrap
-from asyncrl.programs.under_asyncio import run_in_asyncio
+from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
+from asyncrl.sandbox.programs.under_asyncio import run_in_asyncio
 
 HEARD = 2**16
 """Bytes of a program's output that are kept: the last ones."""

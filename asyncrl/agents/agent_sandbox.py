@@ -5,7 +5,7 @@ rewards.
     program (no network) ── 127.0.0.1:PORT ── forwarder ── the episode's socket ── gateway
 
 There is such a socket for each attempt, and it answers for that session alone
-(`actors.episode_sockets`).
+(`asyncrl.actors.episode_sockets`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import msgspec
 
 from asyncrl.agents.agent_episode import AgentEpisode, BlockingEpisode, EpisodeFacts
 from asyncrl.config.errors import ConfigError
-from asyncrl.programs.bubblewrap import Bubblewrap
-from asyncrl.programs.languages import trial
-from asyncrl.programs.loopback import by_loopback
-from asyncrl.programs.program import Program, ProgramError
-from asyncrl.programs.runner import run
+from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
+from asyncrl.sandbox.programs.languages import trial
+from asyncrl.sandbox.programs.loopback import by_loopback
+from asyncrl.sandbox.programs.program import Program, ProgramError
+from asyncrl.sandbox.programs.runner import run
 
 PORT = 8089
 """The port of the sandbox's own loopback at which a program finds the gateway."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from asyncrl.config.schema import Config
 from asyncrl.config.servers import servers_of
-from asyncrl.ipc.address import TcpAddress
+from asyncrl.messages.address import TcpAddress
 
 
 def joined(config: Config) -> bool:

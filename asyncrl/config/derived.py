@@ -26,7 +26,7 @@ from asyncrl.config.mix import each, members, shares, trained_size
 from asyncrl.config.other_policies import policy_rows
 from asyncrl.config.ranks import ranks_of
 from asyncrl.config.schema import Config, TaskConfig
-from staleness.admission import AdmissionPolicy
+from asyncrl.staleness.admission import AdmissionPolicy
 
 EVENT_BYTES = 40
 """Bytes of an event in the journal beside its tokens, about."""

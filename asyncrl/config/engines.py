@@ -26,9 +26,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     refused."""
 
     direct_transport: str = ""
-    """The transport (`weightsync.transport.TRANSPORTS`) of its direct publications: "direct" if it
-    is a `DirectEngine` (`asyncrl.engines.protocol`), whose own weights a publication may write
-    while it stands still; "into_servers" if these are in its servers. Without one
+    """The transport (`asyncrl.weightsync.transport.TRANSPORTS`) of its direct publications:
+    "direct" if it is a `DirectEngine` (`asyncrl.engines.protocol`), whose own weights a publication
+    may write while it stands still; "into_servers" if these are in its servers. Without one
     `publication.path = "direct"` is refused."""
 
     serves_apart: bool = False
@@ -59,10 +59,10 @@ def _wrong(found: Any) -> str:
 ENGINES: Registry[Any] = Registry(
     "engine",
     {
-        "embedded": "actors.engines.embedded:Embedded",
-        "scripted": "actors.engines.scripted:Scripted",
-        "sglang": "actors.engines.sglang:SglangServers",
-        "vllm": "actors.engines.vllm:VllmServers",
+        "embedded": "asyncrl.actors.engines.embedded:Embedded",
+        "scripted": "asyncrl.actors.engines.scripted:Scripted",
+        "sglang": "asyncrl.actors.engines.sglang:SglangServers",
+        "vllm": "asyncrl.actors.engines.vllm:VllmServers",
     },
     _wrong,
 )

@@ -8,15 +8,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from asyncrl.algorithms.overlong import overlong_band
 from asyncrl.config.losses import drops_equal
 from asyncrl.config.schema import Config, RolloutConfig
-from staleness.admission import (
+from asyncrl.staleness.admission import (
     AdmissionPolicy,
     AdmissionSettings,
     Contradiction,
     choose_policy,
 )
-from staleness.truncation import overlong_band
 
 
 def max_lag(config: Config) -> int:

@@ -28,7 +28,7 @@ from asyncrl.config.setting import (
     quoted,
     shortened,
 )
-from staleness.corrections import Correction
+from asyncrl.staleness.corrections import Correction
 
 PREFIX = "ASYNCRL_"
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from asyncrl.algorithms import advantages, objectives
+from asyncrl.algorithms.advantages import Advantage
+from asyncrl.algorithms.objectives import Objective
 from asyncrl.config.plugins import Registry, derived_from
-from staleness import advantages, corrections, objectives
-from staleness.advantages import Advantage
-from staleness.corrections import Correction
-from staleness.objectives import Objective
+from asyncrl.staleness import corrections
+from asyncrl.staleness.corrections import Correction
 
 
 def _correction(found: Any) -> str:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from asyncrl.algorithms.advantages import Advantage, GroupAdvantage
+from asyncrl.algorithms.loss_mean import Mean
+from asyncrl.algorithms.objectives import ClipBounds, Objective
 from asyncrl.config.loss_names import ADVANTAGES, OBJECTIVES
 from asyncrl.config.schema import Config, StalenessConfig, TrainConfig
-from staleness.advantages import Advantage, GroupAdvantage
-from staleness.loss_mean import Mean
-from staleness.objectives import ClipBounds, Objective
 
 Contradictions = Iterator[tuple[tuple[str, ...], str]]
 

@@ -15,7 +15,7 @@ from asyncrl.config.errors import ConfigError
 from asyncrl.config.loss_names import CORRECTIONS
 from asyncrl.config.plugins import Named
 from asyncrl.config.renamed import VALUES
-from staleness.corrections import Correction
+from asyncrl.staleness.corrections import Correction
 
 NONE = "none"
 """A list of no tables, where it is said in one word."""

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.ipc.messages import Finish
+from asyncrl.messages import Finish
 
 if TYPE_CHECKING:
     import torch

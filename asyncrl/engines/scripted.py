@@ -21,7 +21,7 @@ from asyncrl.engines.draws import stream, uniforms
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
 from asyncrl.engines.request_checks import refuse_misfit
-from asyncrl.ipc.messages import Finish
+from asyncrl.messages import Finish
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from asyncrl.config import Config
 from asyncrl.config.engines import ENGINES, Capabilities
 from asyncrl.engines.protocol import Engine
-from asyncrl.ipc.waits import Waits
+from asyncrl.runtime.ipc.waits import Waits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,7 +14,7 @@ import enum
 
 import msgspec
 
-from asyncrl.ipc.messages import Finish, Span
+from asyncrl.messages import Finish, Span
 
 TOKEN_BYTES = 8
 """Bytes of a response token: an `int32` id and a `float32` behaviour log-probability."""

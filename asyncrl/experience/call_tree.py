@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from asyncrl.ipc.messages import Span
+from asyncrl.messages import Span
 
 ID = 4
 """Bytes of a token id."""

@@ -19,7 +19,7 @@ import msgspec
 from asyncrl.experience.call import Call, ImpossibleEvent
 from asyncrl.experience.call_tree import CallTree, common, joined
 from asyncrl.experience.sequence import ID_BYTES, TrainingSequence
-from asyncrl.ipc.messages import Finish, Span
+from asyncrl.messages import Finish, Span
 
 AfterCall = tuple[int, int]
 """A call, and a number of tokens of what it was given and sampled, from the start."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncrl.ipc.messages import Finish, Split, Verdict
+from asyncrl.messages import Finish, Split, Verdict
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -16,7 +16,7 @@ from asyncrl.experience.episode import Strand, Turn, sequences, turn_rewards
 from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.rollout import Group
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.ipc.messages import Finish, Scored, Span
+from asyncrl.messages import Finish, Scored, Span
 
 
 class ReplayMember(msgspec.Struct, array_like=True):

@@ -21,7 +21,7 @@ from asyncrl.experience.episode import (
 from asyncrl.experience.events import Admitted
 from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.ipc.messages import NoVerdict, Scored, Split, Verdict
+from asyncrl.messages import NoVerdict, Scored, Split, Verdict
 
 FINISHED = frozenset(
     {

@@ -15,7 +15,7 @@ from typing import Self
 
 import msgspec
 
-from asyncrl.ipc.messages import Finish, Sample, Span
+from asyncrl.messages import Finish, Sample, Span
 
 ID_BYTES = 4
 """Bytes of a token id (`int32`), and of a log-probability (`float32`)."""

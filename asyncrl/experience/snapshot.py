@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import msgspec
 
+from asyncrl.algorithms.selection.prompt_history import History
 from asyncrl.experience import events as e
 from asyncrl.experience.audit import Audit
-from asyncrl.experience.history import History
 from asyncrl.experience.ledger import Ledger
 from asyncrl.experience.replay_buffer import ReplayBuffer
 from asyncrl.experience.rollout import Group
 from asyncrl.experience.steps import Takings
-from asyncrl.ipc.messages import Split
+from asyncrl.messages import Split
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):

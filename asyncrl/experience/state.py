@@ -17,18 +17,18 @@ from collections import Counter
 from collections.abc import Container
 from typing import Self
 
+from asyncrl.algorithms.selection.prompt_history import History
 from asyncrl.experience import events as e
 from asyncrl.experience.audit import Audit
 from asyncrl.experience.call import Call, ImpossibleEvent, RolloutStatus
 from asyncrl.experience.episode import AgentCall
-from asyncrl.experience.history import History
 from asyncrl.experience.ledger import Ledger
 from asyncrl.experience.replay_buffer import ReplayBuffer
 from asyncrl.experience.rollout import ENDED, Group, Rollout
 from asyncrl.experience.snapshot import Snapshot
 from asyncrl.experience.steps import Steps
 from asyncrl.experience.work_index import WorkIndex
-from asyncrl.ipc.messages import Split
+from asyncrl.messages import Split
 
 
 class ExperienceState:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.sequence import TrainingSequence, joined_behaviour, joined_ids
-from asyncrl.ipc.messages import MicroBatch, Sample
-from staleness.truncation import loss_mask, trainable_by_lag
+from asyncrl.messages import MicroBatch, Sample
+from asyncrl.staleness.loss_mask import loss_mask, trainable_by_lag
 
 
 class TrainingMessage(NamedTuple):

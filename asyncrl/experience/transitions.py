@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from asyncrl.algorithms.advantages.rewards_to_go import differ_to_go
 from asyncrl.experience import events as e
 from asyncrl.experience.audit import Facts
 from asyncrl.experience.call import ImpossibleEvent, RolloutStatus
@@ -24,8 +25,7 @@ from asyncrl.experience.episode_transitions import (
 )
 from asyncrl.experience.rollout import ENDED, Group, Rollout
 from asyncrl.experience.state import ExperienceState
-from asyncrl.ipc.messages import Scored
-from staleness.advantages.to_go import differ_to_go
+from asyncrl.messages import Scored
 
 
 def _admitted(state: ExperienceState, event: e.Admitted) -> None:

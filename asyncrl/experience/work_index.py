@@ -16,7 +16,7 @@ import msgspec
 
 from asyncrl.experience.call import TOKEN_BYTES, Call, RolloutStatus
 from asyncrl.experience.rollout import ENDED, Group, Rollout
-from asyncrl.ipc.messages import Split
+from asyncrl.messages import Split
 
 
 def _by_split() -> dict[Split, list[Any]]:

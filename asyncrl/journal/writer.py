@@ -24,7 +24,6 @@ import trio
 
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.experience import Experience
-from asyncrl.ipc.waits import Pulse
 from asyncrl.journal.disk import (
     Abandon,
     Compact,
@@ -38,6 +37,7 @@ from asyncrl.journal.disk import (
     Write,
 )
 from asyncrl.journal.sqlite import SqliteDisk
+from asyncrl.runtime.ipc.waits import Pulse
 
 ROW_BYTES = 2**20
 """A row is full once it has this many bytes: it is committed without waiting for more, and a reader

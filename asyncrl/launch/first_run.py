@@ -12,12 +12,12 @@ from typing import Any
 
 import tomli_w
 
+from asyncrl.bundled.bundled_model import frame, tokenizer
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.load import render
 from asyncrl.config.schema import EngineConfig, ModelConfig, RolloutConfig, TaskConfig, TrainConfig
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.catalog import catalog, verdict
-from asyncrl.training.bundled import frame, tokenizer
 
 LOOKED_AT = 256
 """Prompts that lengths are measured on."""

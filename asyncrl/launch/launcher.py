@@ -3,12 +3,13 @@
     fork server → prepare the model → supervise: coordinator, trainer × ranks, rollout × N,
     reward × M → (the trainer or the coordinator is lost: supervise once more) → show the summary
 
-`asyncrl.processes.run_supervisor` starts actors again, listens to the coordinator and ends a life
-of the run, and `asyncrl.processes.healing` says whether another one begins; here is how one actor
-is started as a process, and what the user sees. Each actor leads a session of its own, so Ctrl-C
-reaches the launcher alone, which has the coordinator drain the run. Invariant: whatever ends the
-launcher, no process of the run outlives it: actors die with it by the kernel's parent-death signal,
-and servers of theirs `supervision.keep_servers_s` later, unless another launcher takes the run up.
+`asyncrl.runtime.processes.run_supervisor` starts actors again, listens to the coordinator and ends
+a life of the run, and `asyncrl.runtime.processes.healing` says whether another one begins; here is
+how one actor is started as a process, and what the user sees. Each actor leads a session of its
+own, so Ctrl-C reaches the launcher alone, which has the coordinator drain the run. Invariant:
+whatever ends the launcher, no process of the run outlives it: actors die with it by the kernel's
+parent-death signal, and servers of theirs `supervision.keep_servers_s` later, unless another
+launcher takes the run up.
 """
 
 from __future__ import annotations
@@ -24,12 +25,8 @@ import trio
 from rich.console import Console
 
 from asyncrl import config as configuration
-from asyncrl.cluster.actor_placement import ActorPlacement
-from asyncrl.cluster.agents_placement import AgentsPlacement
-from asyncrl.cluster.local_placement import ENVIRONMENT, PRELOADED, SMALL, LocalPlacement
-from asyncrl.cluster.machines import Machines
-from asyncrl.cluster.ray_placement import keep_ray
-from asyncrl.cluster.reserved_port import keep_port
+from asyncrl.bundled.bundled_model import warmed_to
+from asyncrl.bundled.outlook import ended
 from asyncrl.config import Config
 from asyncrl.config.cluster import joined, local_rollouts, ranks_here
 from asyncrl.config.cores import divide_cores
@@ -38,24 +35,37 @@ from asyncrl.config.ranks import ranks_of
 from asyncrl.engines.servers.kept_servers import servers_ended
 from asyncrl.escape import escaped, escaped_lines
 from asyncrl.experience.call import ImpossibleEvent
-from asyncrl.ipc.address import UnixAddress
-from asyncrl.ipc.endpoints import serve
-from asyncrl.ipc.keys import new_key, read_key, write_key
-from asyncrl.ipc.messages import Progress, Replace, Role, StatusUpdate
+from asyncrl.explain import summary
+from asyncrl.explain.curve import Curve, read
+from asyncrl.explain.display import Display, show_summary
+from asyncrl.explain.model_card import write_cards
 from asyncrl.journal import JournalError, fold
+from asyncrl.launch.cluster.actor_placement import ActorPlacement
+from asyncrl.launch.cluster.agents_placement import AgentsPlacement
+from asyncrl.launch.cluster.local_placement import ENVIRONMENT, PRELOADED, SMALL, LocalPlacement
+from asyncrl.launch.cluster.machines import Machines
+from asyncrl.launch.cluster.ray_placement import keep_ray
+from asyncrl.launch.cluster.reserved_port import keep_port
 from asyncrl.launch.machine_left import cores_here, settings_left
 from asyncrl.launch.page import keep_page
 from asyncrl.launch.run_copy import keep_copy
 from asyncrl.launch.sinks import keep_sink
-from asyncrl.observe import logs, summary
-from asyncrl.observe.curve import Curve, read
-from asyncrl.observe.display import Display, show_summary
-from asyncrl.observe.logs import FOLDER
-from asyncrl.observe.logs import path as log_path
-from asyncrl.observe.model_card import write_cards
-from asyncrl.observe.output import complain
-from asyncrl.observe.progress import receive
-from asyncrl.observe.run_dir import (
+from asyncrl.messages import Progress, Replace, Role, StatusUpdate
+from asyncrl.messages.address import UnixAddress
+from asyncrl.runtime import logs
+from asyncrl.runtime.ipc.endpoints import serve
+from asyncrl.runtime.ipc.keys import new_key, read_key, write_key
+from asyncrl.runtime.logs import FOLDER
+from asyncrl.runtime.logs import path as log_path
+from asyncrl.runtime.output import complain
+from asyncrl.runtime.processes.forkserver import ForkServer, open_fork_server
+from asyncrl.runtime.processes.healing import Healing
+from asyncrl.runtime.processes.process import last_words
+from asyncrl.runtime.processes.run_supervisor import RunSupervisor, SupervisedEnd
+from asyncrl.runtime.processes.standstill import TICK_S
+from asyncrl.runtime.processes.supervisor import ActorFailed, Child, describe_exit
+from asyncrl.runtime.progress import receive
+from asyncrl.runtime.run_dir import (
     GATEWAY_KEY,
     INITIAL,
     JOIN_TOKEN,
@@ -71,14 +81,6 @@ from asyncrl.observe.run_dir import (
     SUMMARY,
     WEIGHT_STORE,
 )
-from asyncrl.processes.forkserver import ForkServer, open_fork_server
-from asyncrl.processes.healing import Healing
-from asyncrl.processes.process import last_words
-from asyncrl.processes.run_supervisor import RunSupervisor, SupervisedEnd
-from asyncrl.processes.standstill import TICK_S
-from asyncrl.processes.supervisor import ActorFailed, Child, describe_exit
-from asyncrl.training.bundled import warmed_to
-from asyncrl.training.outlook import ended
 
 logger = logging.getLogger(__name__)
 
@@ -293,7 +295,7 @@ class _Launch:
             nursery.start_soon(self._show, "preparing the bundled model", begun)
             child = self._fork_server.start(
                 "the preparation",
-                "actors.prepare",
+                "asyncrl.bundled.prepare",
                 [str(self._run)],
                 log=log_path(self._run, "launcher", 0),
                 cores=self._cores[:1],

@@ -14,7 +14,7 @@ from asyncrl.config.cluster import joined, ranks_here
 from asyncrl.config.errors import installs
 from asyncrl.config.gpus import Gpus
 from asyncrl.config.schema import AgentConfig
-from asyncrl.processes.machine import gpus_here
+from asyncrl.runtime.processes.machine import gpus_here
 
 
 def check_cores(config: Config, available: int) -> None:

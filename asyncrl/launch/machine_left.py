@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from asyncrl.config import Config
 from asyncrl.config.lending import lendable
 from asyncrl.config.ranks import ranks_left, ranks_of
-from asyncrl.processes.machine import available_cores
-from asyncrl.processes.process import isolated
+from asyncrl.runtime.processes.machine import available_cores
+from asyncrl.runtime.processes.process import isolated
 
-COUNT_GPUS = "from asyncrl.processes.machine import gpus_here; print(gpus_here())"
+COUNT_GPUS = "from asyncrl.runtime.processes.machine import gpus_here; print(gpus_here())"
 """A program that counts them anew: a process's driver counts them once."""
 COUNT_S = 60.0
 """Seconds that it has: a driver may wait for a GPU that is broken."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from asyncrl.bundled import bundled_model
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import installs
 from asyncrl.config.lora import ALL_LINEAR, is_of, named_targets
@@ -22,7 +23,6 @@ from asyncrl.escape import escaped
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.supervised_examples import read_examples, tokenized
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training import bundled
 
 
 def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
@@ -119,7 +119,7 @@ def check_examples(config: Config, task: Task) -> None:
             tokenized(examples, tokenizer, config.task, most)
         else:
             with tempfile.TemporaryDirectory() as folder:
-                bundled.write_tokenizer(Path(folder), bundled.task_frame(task))
+                bundled_model.write_tokenizer(Path(folder), bundled_model.task_frame(task))
                 tokenized(examples, Tokenizer(folder), config.task, most)
     except TaskError as error:
         raise ConfigError(f"{error}.") from None
@@ -131,8 +131,10 @@ def _same_vocabulary(config: Config, task: Task, key: str, path: Path) -> None:
         own = Tokenizer(config.model.path)
         tokens, sampled = own.ids_by_token, own.sampled
     else:
-        tokens = bundled.tokenizer(bundled.task_frame(task)).get_vocab(with_added_tokens=True)
-        sampled = bundled.VOCABULARY
+        tokens = bundled_model.tokenizer(bundled_model.task_frame(task)).get_vocab(
+            with_added_tokens=True
+        )
+        sampled = bundled_model.VOCABULARY
     if different := _different(tokens, its.ids_by_token):
         raise ConfigError(
             f"{key} is {str(path)!r}, and its vocabulary is another than that of the model that "

@@ -12,12 +12,12 @@ from pathlib import Path
 import trio
 
 from asyncrl.config.schema import RunConfig
-from asyncrl.ipc.address import TcpAddress
-from asyncrl.ipc.keys import write_key
-from asyncrl.observe.logs import path as log_path
-from asyncrl.observe.run_dir import PAGE_KEY
-from asyncrl.processes.process import spawn
-from asyncrl.processes.supervisor import describe_exit
+from asyncrl.messages.address import TcpAddress
+from asyncrl.runtime.ipc.keys import write_key
+from asyncrl.runtime.logs import path as log_path
+from asyncrl.runtime.processes.process import spawn
+from asyncrl.runtime.processes.supervisor import describe_exit
+from asyncrl.runtime.run_dir import PAGE_KEY
 
 
 async def keep_page(config: RunConfig, note: Callable[[str], None]) -> None:
@@ -30,7 +30,7 @@ async def keep_page(config: RunConfig, note: Callable[[str], None]) -> None:
         write_key(run / PAGE_KEY, key.encode())
     process = spawn(
         "the page",
-        [sys.executable, "-m", "asyncrl.looking.page_process", str(run)],
+        [sys.executable, "-m", "asyncrl.explain.views.page_process", str(run)],
         log=log_path(run, "page", 0),
         env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )

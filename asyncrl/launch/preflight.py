@@ -20,6 +20,7 @@ import msgspec
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.cluster import joined
+from asyncrl.config.curricula import CURRICULA
 from asyncrl.config.errors import installs
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
 from asyncrl.config.gpus import gpus_of
@@ -34,6 +35,8 @@ from asyncrl.escape import escaped
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
+from asyncrl.explain import curve
+from asyncrl.explain.sinks.sink import refuse_unfit_sinks
 from asyncrl.journal import JournalError, SqliteHistory
 from asyncrl.launch.machine_checks import check_certificates, check_cores, check_gpus, check_ports
 from asyncrl.launch.model_directories import (
@@ -45,12 +48,9 @@ from asyncrl.launch.model_directories import (
 from asyncrl.launch.private import private_files, refuse_foreign
 from asyncrl.launch.run_copy import refuse_unfit
 from asyncrl.launch.stored_copy import is_stored
-from asyncrl.observe import curve
-from asyncrl.observe.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
-from asyncrl.processes.machine import gpus_here
+from asyncrl.runtime.processes.machine import gpus_here
+from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
 from asyncrl.sandbox.support import support
-from asyncrl.sinks.sink import refuse_unfit_sinks
-from asyncrl.strategies.curriculum import CURRICULA
 from asyncrl.tasks.judging import check_judging, opened
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.training.checkpoint_index import complete

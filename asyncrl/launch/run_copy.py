@@ -31,7 +31,7 @@ from asyncrl.launch.stored_copy import (
     is_stored,
     refuse_unfit_store,
 )
-from asyncrl.observe.run_dir import JOURNAL, METRICS, PACKED, RUN_TOML
+from asyncrl.runtime.run_dir import JOURNAL, METRICS, PACKED, RUN_TOML
 from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, complete, place
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ import trio
 
 from asyncrl.config.schema import SinkName
 from asyncrl.escape import escaped
-from asyncrl.observe import logs
-from asyncrl.processes.process import Process, last_words, spawn
-from asyncrl.processes.supervisor import describe_exit
+from asyncrl.runtime import logs
+from asyncrl.runtime.processes.process import Process, last_words, spawn
+from asyncrl.runtime.processes.supervisor import describe_exit
 
 QUIET = {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 """Variables by which sinks' libraries tell their makers nothing; they are read at the import."""
@@ -39,7 +39,14 @@ async def keep_sink(
     with os.fdopen(ours, "wb") as pipe, os.fdopen(theirs, "rb") as end:
         process = spawn(
             f"the sink {name}",
-            [sys.executable, "-m", "asyncrl.sinks.sink_process", str(run), name, str(theirs)],
+            [
+                sys.executable,
+                "-m",
+                "asyncrl.explain.sinks.sink_process",
+                str(run),
+                name,
+                str(theirs),
+            ],
             log=log,
             env={**small, **{name: os.environ.get(name, value) for name, value in QUIET.items()}},
             descriptors=(theirs,),

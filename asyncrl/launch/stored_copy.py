@@ -26,7 +26,7 @@ from asyncrl.config.errors import ConfigError, installs
 from asyncrl.escape import escaped
 from asyncrl.journal import SqliteHistory
 from asyncrl.journal.sqlite import copy as copy_journal
-from asyncrl.observe.run_dir import COPY_ID, JOURNAL, METRICS, PACKED, RUN_TOML
+from asyncrl.runtime.run_dir import COPY_ID, JOURNAL, METRICS, PACKED, RUN_TOML
 from asyncrl.training.checkpoint_index import (
     SCALARS,
     Checkpoint,

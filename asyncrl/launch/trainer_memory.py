@@ -20,7 +20,7 @@ from asyncrl.config.derived import Row, size
 from asyncrl.config.ranks import ranks_of
 from asyncrl.escape import escaped
 from asyncrl.launch.model_bound import model_bound
-from asyncrl.processes.machine import memory_bytes
+from asyncrl.runtime.processes.machine import memory_bytes
 from asyncrl.training.memory_parts import MemoryParts, PredictedMemory
 
 DEADLINE_S = 180.0

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.ipc.messages import Finish, Span
+from asyncrl.messages import Finish, Span
 from asyncrl.tasks.answer import Answer
 
 

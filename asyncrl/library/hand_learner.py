@@ -18,9 +18,9 @@ from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.experience.training_message import training_message
-from asyncrl.ipc.messages import Sample, TokenCount
 from asyncrl.library.arrays import Sequence as PublicSequence
 from asyncrl.library.starting_model import as_model, opened
+from asyncrl.messages import Sample, TokenCount
 from asyncrl.tasks import TaskError
 from asyncrl.training import learner as core
 from asyncrl.training.checkpoint_io import export

@@ -10,12 +10,13 @@ import msgspec
 
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
-from asyncrl.ipc.messages import Finish, Split
-from asyncrl.looking.rollout_records import RolloutRecord, Wanted, records
-from asyncrl.observe import curve, run_dir, summary, why
-from asyncrl.observe.curve import Point
-from asyncrl.observe.output import complain
-from asyncrl.observe.summary import Summary
+from asyncrl.explain import curve, summary, why
+from asyncrl.explain.curve import Point
+from asyncrl.explain.summary import Summary
+from asyncrl.explain.views.rollout_records import RolloutRecord, Wanted, records
+from asyncrl.messages import Finish, Split
+from asyncrl.runtime import run_dir
+from asyncrl.runtime.output import complain
 
 
 class Run:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from asyncrl.bundled.warmup import prepare_model
 from asyncrl.config import Config, ConfigError
 from asyncrl.tasks import TaskError
 from asyncrl.training.models import ModelError, load_model
 from asyncrl.training.output_layer import float32_output
-from asyncrl.training.warmup import prepare_model
 
 
 def starting_model(config: Config) -> Path:

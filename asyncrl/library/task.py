@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncrl.config import Config, ConfigError
-from asyncrl.ipc.messages import Split
+from asyncrl.messages import Split
 from asyncrl.tasks import Task
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.judging import opened

@@ -13,15 +13,15 @@ from rich.console import Console
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import derived
+from asyncrl.explain.display import show_derived
 from asyncrl.launch import preflight
 from asyncrl.launch.private import refuse_foreign
 from asyncrl.launch.publication_row import publication_row
 from asyncrl.launch.trainer_memory import memory_rows
 from asyncrl.library.opened_run import Run
-from asyncrl.observe.display import show_derived
-from asyncrl.observe.output import Output
-from asyncrl.observe.run_dir import CLUSTER_MODELS
-from asyncrl.processes.machine import available_cores
+from asyncrl.runtime.output import Output
+from asyncrl.runtime.processes.machine import available_cores
+from asyncrl.runtime.run_dir import CLUSTER_MODELS
 from asyncrl.sandbox.support import support
 
 
@@ -68,7 +68,7 @@ def _measured_pause(models: Path | None) -> str:
     """The pause that models of a cluster have, in words; empty where there are none."""
     if models is None or not models.exists():
         return ""
-    from asyncrl.simulation.capacity.cluster_models import read_models
+    from asyncrl.sizing.cluster_models import read_models
 
     try:
         swap_s = read_models(models).network.swap_s

@@ -25,5 +25,4 @@ command.py      many seeds, counted
 checker/        the invariants, recounted after every event from events and from what engine and
                 learner did
 episodes/       agents and the parts that play them in a world of their own
-capacity/       a modelled cluster: how fast a run of many engines would go, and what it would do
 """

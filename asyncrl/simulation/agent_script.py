@@ -7,7 +7,7 @@ import random
 from collections.abc import Generator
 from typing import NamedTuple
 
-from asyncrl.ipc.messages import Finish
+from asyncrl.messages import Finish
 
 BUDGETS = (2, 4, 8, 60)
 """Tokens that a call may ask for."""

@@ -159,22 +159,3 @@ def command(seeds: range, *, agents: bool, jobs: int, as_json: bool) -> int:
         return 0
     print("\n".join(sentences(found, time.perf_counter() - began)))
     return FAILED if found.failures else 0
-
-
-def cluster(engines: int, seconds: float, *, agents: bool) -> int:
-    """Run a cluster, of agents or of single turns, and print its counts. Returns the exit
-    status."""
-    from asyncrl.simulation.capacity.scale import scale
-
-    began = time.process_time()
-    came = scale(engines, seconds, agents=agents)
-    cpu, what = time.process_time() - began, "calls" if agents else "rollouts"
-    print(
-        f"engines   {came.engines:,}; {came.in_flight:,.0f} {what} in flight on average\n"
-        f"time      {came.virtual_s:,.0f} virtual s in {cpu:,.1f} s of one core\n"
-        f"work      {came.events:,} events, {came.tokens:,} tokens, {came.steps} steps; "
-        f"{came.checks:,} checks of the ledger"
-    )
-    if came.violation is not None:
-        print(f"violates  {came.violation}")
-    return 0 if came.violation is None else FAILED

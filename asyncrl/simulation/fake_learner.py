@@ -14,11 +14,11 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from asyncrl.ipc.messages import MicroBatch, Publish, Sample, ScoreProximal, TokenCount
+from asyncrl.messages import MicroBatch, Publish, Sample, ScoreProximal, TokenCount
 from asyncrl.simulation import policy
 from asyncrl.simulation.observer import WorldObserver
-from weightsync.errors import TransferError
-from weightsync.transport import Sent
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.transport import Sent
 
 NUMBER = "number"
 

@@ -14,13 +14,13 @@ from typing import Literal
 
 import trio
 
-from actors.agent_pool import AgentAttempt, AgentClock
+from asyncrl.actors.agent_pool import AgentAttempt, AgentClock
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, FailureKind, failed
-from asyncrl.gateway.generation import Generation
-from asyncrl.gateway.played_session import PlayedSession
-from asyncrl.gateway.played_sessions import PlayedSessions
-from asyncrl.ipc.messages import Play
+from asyncrl.agents.gateway.generation import Generation
+from asyncrl.agents.gateway.played_session import PlayedSession
+from asyncrl.agents.gateway.played_sessions import PlayedSessions
+from asyncrl.messages import Play
 from asyncrl.simulation.agent_script import (
     Act,
     ScriptedAsk,

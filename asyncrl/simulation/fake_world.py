@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 
 import trio
 
-from actors.agents_actor import EpisodePlayer, agents_actor
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.prompts import PromptSource
-from actors.coordinator.resume import begin_again, resumed
-from actors.reporting import Reporter
+from asyncrl.actors.agents_actor import EpisodePlayer, agents_actor
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.prompts import PromptSource
+from asyncrl.actors.coordinator.resume import begin_again, resumed
+from asyncrl.actors.reporting import Reporter
+from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.config.losses import updates
@@ -24,12 +25,11 @@ from asyncrl.config.mix import members
 from asyncrl.engines.protocol import Engine
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.experience import Experience
-from asyncrl.gateway.played_sessions import PlayedSessions
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import Role, Split
+from asyncrl.explain.curve import Curve, kept, point_of
 from asyncrl.journal import Journal
 from asyncrl.journal.writer import BeforeCommit
-from asyncrl.observe.curve import Curve, kept, point_of
+from asyncrl.messages import Role, Split
+from asyncrl.runtime.ipc.link import Link
 from asyncrl.simulation import fakes, policy
 from asyncrl.simulation.fake_learner import Broadcast, FakeLearner, FakeProximal
 from asyncrl.simulation.fake_player import AgentsLost, FakePlayer
@@ -162,7 +162,7 @@ class FakeWorld(World):
 
     def _open_curve(self, mount: Mount, version: int, published: int) -> BeforeCommit:
         """Begin with what a resumed run keeps of the curve; new lines wait for a commit, as those
-        of `asyncrl.observe.curve_file` do."""
+        of `asyncrl.explain.curve_file` do."""
         lines = self.sim_disk.lines = list(kept(self.sim_disk.lines, version, published))
         unwritten: list[bytes] = []
         self._curve = Curve(filter(None, map(point_of, lines)), unwritten.append)

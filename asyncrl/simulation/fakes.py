@@ -13,18 +13,18 @@ import msgspec
 import numpy as np
 import trio
 
-from actors.verifier_process import TimedVerdict
+from asyncrl.actors.verifier_process import TimedVerdict
 from asyncrl.config import Config
 from asyncrl.config.mix import each
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
-from asyncrl.ipc.messages import Finish, NoVerdict, Prepare, Scored, Split, Verdict
+from asyncrl.messages import Finish, NoVerdict, Prepare, Scored, Split, Verdict
 from asyncrl.simulation import policy
 from asyncrl.simulation.fake_learner import NUMBER, Broadcast, checksums
 from asyncrl.simulation.observer import WorldObserver
-from weightsync.errors import TransferError
-from weightsync.transport import Received
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.transport import Received
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from functools import partial
 
 import trio
 
-from asyncrl.ipc.messages import Role
+from asyncrl.messages import Role
 from asyncrl.simulation.fakes import Failing, FakeReceiver, Garbage
 from asyncrl.simulation.injector import Injector
 from asyncrl.simulation.network import Wire

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import trio
 from trio.testing import MockClock
 
-from asyncrl.ipc.messages import Role
+from asyncrl.messages import Role
 from asyncrl.simulation.fake_world import FakeWorld
 from asyncrl.simulation.network import MemoryPipe
 from asyncrl.simulation.sim_process import SimProcess

@@ -1,8 +1,8 @@
 """Pipes in memory. Invariant: the bytes that arrive are a prefix of those that were sent, however
 the wire is delayed, cut or frozen; only `edit` loses or repeats a frame.
 
-A pipe is below `asyncrl.ipc.link.Link`, which sends one frame in one call. Without faults a frame
-costs an append and a copy.
+A pipe is below `asyncrl.runtime.ipc.link.Link`, which sends one frame in one call. Without faults a
+frame costs an append and a copy.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.pipes import Bytes
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.ipc.pipes import Bytes
 
 CAPACITY = 4 * 2**20
 """Bytes under way in one direction before a sender waits, as a socket's buffers do."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.lifecycle import Outcome
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.lifecycle import Outcome
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Message, MicroBatch, Play, Sample, StatusUpdate
+from asyncrl.messages import Message, MicroBatch, Play, Sample, StatusUpdate
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.engines.draws import stream, uniforms
-from asyncrl.ipc.messages import Scored
+from asyncrl.messages import Scored
 
 VOCABULARY = 512
 MASK = 2**64 - 1

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from asyncrl.config import Config
 from asyncrl.experience.events import Published
-from asyncrl.observe.curve import EvaluationPoint, StepPoint, point_of
+from asyncrl.explain.curve import EvaluationPoint, StepPoint, point_of
 from asyncrl.simulation import policy
 from asyncrl.simulation.causes import unexplained
 from asyncrl.simulation.checker.checker import Checker

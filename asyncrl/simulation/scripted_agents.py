@@ -9,9 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import trio
 
-from actors.reporting import Reporter
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import (
+from asyncrl.actors.reporting import Reporter
+from asyncrl.messages import (
     Ask,
     Drain,
     Drained,
@@ -22,7 +21,8 @@ from asyncrl.ipc.messages import (
     Reply,
     StopPlaying,
 )
-from asyncrl.ipc.waits import Waits
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.ipc.waits import Waits
 
 FIRST = 7
 """The first token of each context, which is behind the number of the prompt."""

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from asyncrl.ipc.messages import Role
-from asyncrl.ipc.waits import Waits
+from asyncrl.messages import Role
+from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.simulation.fake_learner import FakeLearner
 from asyncrl.simulation.fake_player import FakePlayer
 from asyncrl.simulation.fakes import FakeEngine, FakeReceiver, FakeVerifiers

@@ -19,37 +19,37 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import trio
 
-from actors.coordinator.components import Observers
-from actors.coordinator.coordinator import Coordinator
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.lifecycle import Outcome
-from actors.coordinator.peers import Peer
-from actors.coordinator.prompts import PromptSource
-from actors.coordinator.statistics import RunStatistics
-from actors.errors import CoordinatorLost
-from actors.notice import GONE
-from actors.reporting import Reporter, report_s
-from actors.reward_actor import reward_actor
-from actors.rollout_actor import rollout_actor
-from actors.trainer_actor import trainer_actor
+from asyncrl.actors.coordinator.components import Observers
+from asyncrl.actors.coordinator.coordinator import Coordinator
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.lifecycle import Outcome
+from asyncrl.actors.coordinator.peers import Peer
+from asyncrl.actors.coordinator.prompts import PromptSource
+from asyncrl.actors.coordinator.statistics import RunStatistics
+from asyncrl.actors.errors import CoordinatorLost
+from asyncrl.actors.notice import GONE
+from asyncrl.actors.reporting import Reporter, report_s
+from asyncrl.actors.reward_actor import reward_actor
+from asyncrl.actors.rollout_actor import rollout_actor
+from asyncrl.actors.trainer_actor import trainer_actor
 from asyncrl.config import Config
 from asyncrl.engines.protocol import Engine
-from asyncrl.ipc.errors import EndOfStream, LinkError
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import Hello, Message, Replace, Role, StatusUpdate
-from asyncrl.ipc.waits import WaitExpired
+from asyncrl.explain.curve import Curve
+from asyncrl.explain.metrics import Metrics
 from asyncrl.journal import JournalError
-from asyncrl.observe.curve import Curve
-from asyncrl.observe.metrics import Metrics
-from asyncrl.processes.healing import Healing
-from asyncrl.processes.run_supervisor import RunSupervisor
-from asyncrl.processes.supervisor import Child
+from asyncrl.messages import Hello, Message, Replace, Role, StatusUpdate
+from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.ipc.waits import WaitExpired
+from asyncrl.runtime.processes.healing import Healing
+from asyncrl.runtime.processes.run_supervisor import RunSupervisor
+from asyncrl.runtime.processes.supervisor import Child
 from asyncrl.simulation.network import MemoryPipe, pipes
 from asyncrl.simulation.observer import WorldObserver
 from asyncrl.simulation.scripted_agents import ScriptedAgents
 from asyncrl.simulation.sim_process import SimProcess, leaves
-from weightsync.reception import RECEPTIONS
-from weightsync.transport import Receiver
+from asyncrl.weightsync.reception import RECEPTIONS
+from asyncrl.weightsync.transport import Receiver
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -117,13 +117,14 @@ class World(ABC):
 
     @abstractmethod
     def make_learner(self, process: SimProcess) -> Any:
-        """The learner of a trainer, which sends its weights, too: `actors.trainer_actor.Learner`
-        and `weightsync.transport.Publisher`. Raises CheckpointError where it cannot start."""
+        """The learner of a trainer, which sends its weights, too:
+        `asyncrl.actors.trainer_actor.Learner` and `asyncrl.weightsync.transport.Publisher`. Raises
+        CheckpointError where it cannot start."""
 
     @abstractmethod
     def make_verifiers(self, process: SimProcess) -> Any:
         """The verifiers of a reward actor, with the `judge` of a
-        `actors.verifier_process.VerifierPool`."""
+        `asyncrl.actors.verifier_process.VerifierPool`."""
 
     async def play(self, link: Link, process: SimProcess) -> None:
         """Be an agents actor at the end of its link. Raises RuntimeError where nobody plays."""

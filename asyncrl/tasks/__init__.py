@@ -15,7 +15,7 @@ from typing import Protocol, Self
 
 from asyncrl.config.mix import members
 from asyncrl.config.schema import TaskConfig
-from asyncrl.ipc.messages import Split
+from asyncrl.messages import Split
 
 __all__ = ["MaskedReward", "NoReward", "Several", "Task", "TaskError", "open_task"]
 
@@ -86,8 +86,8 @@ class Task(Protocol):
     @property
     def languages(self) -> frozenset[str]:
         """Languages in which answers are programs, each of which the verifier starts in a sandbox
-        of its own (`asyncrl.programs`). The verifier executes none of them itself, and cannot start
-        them in the sandbox `strict`. Empty where it starts none."""
+        of its own (`asyncrl.sandbox.programs`). The verifier executes none of them itself, and
+        cannot start them in the sandbox `strict`. Empty where it starts none."""
         ...
 
     @property
@@ -118,7 +118,7 @@ class Task(Protocol):
         """The reward of an answer, 1.0 where it is fully right; `Several` where it is made of
         parts. In a run the answer is an `Answer`, which says how it ended. It may take long, and
         may raise anything: NoReward where the verifier returned something else. So call it in a
-        process that can be killed (`actors.verifier_process`)."""
+        process that can be killed (`asyncrl.actors.verifier_process`)."""
         ...
 
 

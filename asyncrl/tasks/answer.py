@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from asyncrl.ipc.messages import Finish
+from asyncrl.messages import Finish
 
 
 class Answer(str):

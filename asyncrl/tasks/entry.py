@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.ipc.messages import Split
+from asyncrl.messages import Split
 from asyncrl.tasks import Task
 
 

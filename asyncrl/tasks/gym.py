@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncrl.config.schema import TaskConfig
-from asyncrl.ipc.messages import Split
+from asyncrl.messages import Split
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.gym_library import DATASETS, create_dataset, extract_answer, lacking
 from asyncrl.tasks.partial_credit import settled_reward

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from asyncrl.config.schema import TaskConfig
-from asyncrl.ipc.messages import Split
-from asyncrl.programs.bubblewrap import Bubblewrap
+from asyncrl.messages import Split
+from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import MaskedReward, TaskError
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.gym import RIGHT, render

@@ -13,8 +13,8 @@ from pathlib import Path
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.mix import each, named
 from asyncrl.config.schema import TaskConfig
-from asyncrl.programs.bubblewrap import Bubblewrap
-from asyncrl.programs.languages import trial
+from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
+from asyncrl.sandbox.programs.languages import trial
 from asyncrl.sandbox.support import support
 from asyncrl.tasks import Task, TaskError, open_task
 

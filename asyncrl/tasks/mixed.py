@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate, count
 from typing import Any, get_args
 
+from asyncrl.algorithms.selection.mixed_order import TaskPart
 from asyncrl.config.mix import shares
 from asyncrl.config.schema import TaskConfig
-from asyncrl.ipc.messages import Split
-from asyncrl.strategies.mixed_order import TaskPart
+from asyncrl.messages import Split
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.entry import entry_of
 

@@ -3,10 +3,10 @@
     {"prompt": "…", "language": "python", "cases": [{"input": "2 3\\n", "output": "5"}]}
 
 The program is the answer's last fenced block, or all of the answer where it has none. It is built
-once, and run for each case, every time in a fresh sandbox (`asyncrl.programs`). A case is passed
-where the program ends by itself, without an error, within `seconds` of the line (5 unless set),
-and prints the expected output; white space at the ends of a line and empty lines at the end do not
-matter. The reward is the share of cases that are passed.
+once, and run for each case, every time in a fresh sandbox (`asyncrl.sandbox.programs`). A case is
+passed where the program ends by itself, without an error, within `seconds` of the line (5 unless
+set), and prints the expected output; white space at the ends of a line and empty lines at the end
+do not matter. The reward is the share of cases that are passed.
 
 The judge executes nothing of the answer, and shows a program its own text and one input: neither
 the expected outputs nor the other cases are in its sandbox. So no program can read its verdict or
@@ -23,9 +23,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from asyncrl.programs.languages import build_of, no_tool, program_of
-from asyncrl.programs.program import Program
-from asyncrl.programs.runner import Sandbox, run
+from asyncrl.sandbox.programs.languages import build_of, no_tool, program_of
+from asyncrl.sandbox.programs.program import Program
+from asyncrl.sandbox.programs.runner import Sandbox, run
 
 SHARE = 0.9
 """Share of `task.verdict_s` that the programs of an answer have together."""
@@ -61,7 +61,7 @@ class CasesVerifier:
     no time left for a case that comes after them, and it is failed. `all_or_nothing`: what follows
     the first failed case is not run.
 
-    >>> from asyncrl.programs.unconfined import Unconfined
+    >>> from asyncrl.sandbox.programs.unconfined import Unconfined
     >>> line = {"language": "bash", "cases": [{"input": "1", "output": "2"}]}
     >>> CasesVerifier(Unconfined())("read n; echo $((n + 1))", line)
     1.0

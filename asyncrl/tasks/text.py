@@ -28,7 +28,7 @@ class Tokenizer:
     """The tokenizer of a Hugging Face model directory.
 
     >>> import tempfile
-    >>> from asyncrl.training.bundled import write_tokenizer
+    >>> from asyncrl.bundled.bundled_model import write_tokenizer
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_tokenizer(Path(folder))
     ...     tokenizer = Tokenizer(folder)

@@ -39,7 +39,7 @@ from typing import Any
 
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.plugins import Registry
-from asyncrl.programs.bubblewrap import Bubblewrap
+from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import NoReward, Several, TaskError
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.program_cases import CasesVerifier

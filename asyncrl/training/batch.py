@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.ipc.messages import ERROR_TOKEN, TRAINABLE_TOKEN, TRUNCATED_TOKEN, MicroBatch, Sample
+from asyncrl.messages import ERROR_TOKEN, TRAINABLE_TOKEN, TRUNCATED_TOKEN, MicroBatch, Sample
 from asyncrl.training.packing import PackedBatch, pack
 
 

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.algorithms.advantages import Advantage, GroupAdvantage, RewardedSamples
+from asyncrl.algorithms.advantages.as_tensors import advantage_tensors, to_go_tensor
+from asyncrl.algorithms.ratios import log_ratio, ratio
 from asyncrl.config.schema import Credit
-from asyncrl.ipc.messages import MicroBatch
+from asyncrl.messages import MicroBatch
+from asyncrl.staleness.vcpo import logit_norm, squared_norms
 from asyncrl.training.adapters import learning
 from asyncrl.training.batch import Batch
 from asyncrl.training.forward import log_probabilities, log_probability, measured
 from asyncrl.training.packing import part_of
-from staleness.advantages import Advantage, GroupAdvantage, RewardedSamples
-from staleness.advantages.as_tensors import advantage_tensors, to_go_tensor
-from staleness.ratios import log_ratio, ratio
-from staleness.vcpo import logit_norm, squared_norms
 
 
 def token_advantages(
@@ -63,7 +63,7 @@ def token_advantages(
 
 class ModelGradients:
     """Gradients of a micro-batch's rollouts by the model's parameters, computed when asked for.
-    Satisfies `staleness.advantages.GradientNorms`."""
+    Satisfies `asyncrl.algorithms.advantages.GradientNorms`."""
 
     def __init__(
         self, batch: Batch, samples: int, model: PreTrainedModel, temperature: float

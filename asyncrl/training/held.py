@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asyncrl.ipc.messages import Sample, TokenCount
+from asyncrl.messages import Sample, TokenCount
 from asyncrl.training.batch import Batch
 from asyncrl.training.packing import PackedBatch, part_of
 

@@ -4,7 +4,7 @@ the whole group is.
 
 A term has one of three places.
 - `loss`: an estimate is added to the loss of each token that is trained. What pulls is its
-  gradient (`staleness.reference_kl`).
+  gradient (`asyncrl.algorithms.reference_kl`).
 - `advantage`: an estimate is subtracted from each token's own advantage, of the current policy. The
   policy gradient does the rest: with k1 the mean is the gradient of each token's KL.
 - `reward`: the sum over all sampled tokens of a rollout, of the policy that sampled them, is
@@ -27,16 +27,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from asyncrl.algorithms.ratios import log_ratio
+from asyncrl.algorithms.reference_kl import Estimator, kl_estimate
 from asyncrl.config.schema import Config
-from asyncrl.ipc.messages import MicroBatch
+from asyncrl.messages import MicroBatch
 from asyncrl.training.adapters import adapted, learning
 from asyncrl.training.batch import Batch
 from asyncrl.training.frozen_policy import FrozenPolicy
 from asyncrl.training.models import load_model
 from asyncrl.training.output_layer import float32_output
 from asyncrl.training.trial import try_passes
-from staleness.ratios import log_ratio
-from staleness.reference_kl import Estimator, kl_estimate
 
 Served = Mapping[str, NDArray[np.float32]]
 """Log-probabilities that servers gave a micro-batch's sampled tokens, [tokens], by the name of the

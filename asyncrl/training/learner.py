@@ -20,9 +20,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.algorithms.tokens import Tokens
 from asyncrl.config.losses import advantage_of, clips_nothing, updates
 from asyncrl.config.schema import StalenessConfig, TrainConfig
-from asyncrl.ipc.messages import MicroBatch, ScoreProximal, TokenCount
+from asyncrl.messages import MicroBatch, ScoreProximal, TokenCount
+from asyncrl.staleness import proximal
+from asyncrl.staleness.corrections import Folded
+from asyncrl.staleness.vcpo import learning_rate_scale
 from asyncrl.training.batch import Batch, read
 from asyncrl.training.forward import entropies, log_probability, measured, shares
 from asyncrl.training.gradients import token_advantages
@@ -40,10 +44,6 @@ from asyncrl.training.schedule import learning_rate
 from asyncrl.training.sums import Sums
 from asyncrl.training.supervised import SupervisedLoss
 from asyncrl.training.weight_average import WeightAverage
-from staleness import proximal
-from staleness.corrections import Folded
-from staleness.tokens import Tokens
-from staleness.vcpo import learning_rate_scale
 
 logger = logging.getLogger(__name__)
 NOTHING_SERVED: Served = MappingProxyType({})

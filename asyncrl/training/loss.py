@@ -14,17 +14,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.loss_mean import mean_weights
+from asyncrl.algorithms.objectives import token_loss
+from asyncrl.algorithms.ratios import log_ratio
+from asyncrl.algorithms.tokens import Tokens
 from asyncrl.config.losses import clip_bounds, loss_mean, objective_of, ratios_weigh
 from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.staleness import proximal
+from asyncrl.staleness.corrections import Folded, apply_corrections
+from asyncrl.staleness.diagnostics import by_lag
 from asyncrl.training.kl_terms import KlAdded
 from asyncrl.training.sums import Sums
-from staleness import proximal
-from staleness.corrections import Folded, apply_corrections
-from staleness.diagnostics import by_lag
-from staleness.loss_mean import mean_weights
-from staleness.objectives import token_loss
-from staleness.ratios import log_ratio
-from staleness.tokens import Tokens
 
 TRAINED, STALE, MEDIAN, NONFINITE, TRUNCATED, ERROR = range(6)
 """Fates of a response token. From 6 on a fate is 6 + the place, in the list, of the correction that

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.ipc.messages import Sample, ScoreProximal
+from asyncrl.messages import Sample, ScoreProximal
 from asyncrl.training.batch import texts, versions
 from asyncrl.training.forward import log_probabilities, shares
 from asyncrl.training.packing import PackedBatch, part_of

@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from staleness.diagnostics import ByLag
+from asyncrl.staleness.diagnostics import ByLag
 
 
 class Sums(NamedTuple):

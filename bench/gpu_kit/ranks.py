@@ -20,8 +20,8 @@ from asyncrl.training import packing
 from asyncrl.training.learner import Learner
 from asyncrl.training.ranks.rank import ALONE
 from asyncrl.training.ranks.rank_group import open_ranks, shard
-from weightsync.errors import TransferError
-from weightsync.process_group import Job, connect_group
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.process_group import Job, connect_group
 
 from .check import Number, Place
 from .peers import peer

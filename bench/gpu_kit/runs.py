@@ -12,8 +12,8 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from asyncrl.observe import summary
-from asyncrl.training.bundled import new_model, write_tokenizer
+from asyncrl.bundled.bundled_model import new_model, write_tokenizer
+from asyncrl.explain import summary
 
 from .check import Lacks, Number, Place
 from .harness import last_words

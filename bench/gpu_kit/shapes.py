@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.ipc.messages import MicroBatch, Sample, Span
+from asyncrl.messages import MicroBatch, Sample, Span
 from asyncrl.training.forward import log_probabilities, shares
 from asyncrl.training.packing import pack
 

@@ -18,11 +18,11 @@ from torch.distributed import FileStore
 from asyncrl.config.schema import StalenessConfig
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import parameters_for_publication
-from weightsync.broadcast import GroupReceiver, GroupSender
-from weightsync.buckets import Plan
-from weightsync.checksum import checksum
-from weightsync.process_group import connect_group
-from weightsync.servers import server_hashes
+from asyncrl.weightsync.broadcast import GroupReceiver, GroupSender
+from asyncrl.weightsync.buckets import Plan
+from asyncrl.weightsync.checksum import checksum
+from asyncrl.weightsync.process_group import connect_group
+from asyncrl.weightsync.servers import server_hashes
 
 from .check import Number, Place
 from .peers import peer

@@ -6,20 +6,20 @@ otherwise. Bounds belong to the band, and a bound is met in logarithms: nothing 
 be rejected. No torch here: the configuration imports this.
 """
 
-from staleness.corrections.age_decay import AgeDecay
-from staleness.corrections.correction import Corrected, Correction
-from staleness.corrections.dppo import Dppo
-from staleness.corrections.fold import Folded, apply_corrections
-from staleness.corrections.geometric import GeometricMask, GeometricTis
-from staleness.corrections.icepop import IcePop
-from staleness.corrections.k3 import K3
-from staleness.corrections.kpop import KPop
-from staleness.corrections.m2po import M2po
-from staleness.corrections.mis import Mis
-from staleness.corrections.opsm import Opsm
-from staleness.corrections.sequence_tis import SequenceTis
-from staleness.corrections.token_tis import TokenTis
-from staleness.corrections.top_entropy import TopEntropy
+from asyncrl.staleness.corrections.age_decay import AgeDecay
+from asyncrl.staleness.corrections.correction import Corrected, Correction
+from asyncrl.staleness.corrections.dppo import Dppo
+from asyncrl.staleness.corrections.fold import Folded, apply_corrections
+from asyncrl.staleness.corrections.geometric import GeometricMask, GeometricTis
+from asyncrl.staleness.corrections.icepop import IcePop
+from asyncrl.staleness.corrections.k3 import K3
+from asyncrl.staleness.corrections.kpop import KPop
+from asyncrl.staleness.corrections.m2po import M2po
+from asyncrl.staleness.corrections.mis import Mis
+from asyncrl.staleness.corrections.opsm import Opsm
+from asyncrl.staleness.corrections.sequence_tis import SequenceTis
+from asyncrl.staleness.corrections.token_tis import TokenTis
+from asyncrl.staleness.corrections.top_entropy import TopEntropy
 
 __all__ = [
     "BUILT_IN",

@@ -6,16 +6,16 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from staleness.corrections.correction import Corrected, Correction
-from staleness.tensors import Tensor
-from staleness.tokens import Tokens
+from asyncrl.algorithms.tensors import Tensor
+from asyncrl.algorithms.tokens import Tokens
+from asyncrl.staleness.corrections.correction import Corrected, Correction
 
 
 class AgeDecay(Correction, frozen=True):
     """Weigh each token less for each version it is old: `gamma ** lag`, in (0, 1] (of the family of
     staleness functions of FedAsync, arXiv 1903.03934).
 
-    >>> from staleness.corrections.examples import tokens
+    >>> from asyncrl.staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[1.0, 1.0, 1.0], lag=[0, 1, 2])
     >>> AgeDecay(gamma=0.5).apply(some, some.mask).weight.tolist()
     [1.0, 0.5, 0.25]

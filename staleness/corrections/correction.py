@@ -11,9 +11,9 @@ from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from staleness.ratios import ratio
-from staleness.tensors import Tensor
-from staleness.tokens import Tokens, count_rollouts
+from asyncrl.algorithms.ratios import ratio
+from asyncrl.algorithms.tensors import Tensor
+from asyncrl.algorithms.tokens import Tokens, count_rollouts
 
 
 class Corrected(NamedTuple):
@@ -47,7 +47,7 @@ class Correction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     updated with together. `by_design`: what it leaves out is no sign of a fault, and raises no
     alarm.
 
-    >>> from staleness.corrections import IcePop
+    >>> from asyncrl.staleness.corrections import IcePop
     >>> IcePop(hi=2.0).kind, IcePop.rejects, sorted(IcePop.reads)
     ('icepop', True, ['mismatch'])
     """

@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from staleness.corrections.correction import Corrected, Correction, keep
-from staleness.tensors import Tensor
-from staleness.tokens import Tokens
+from asyncrl.algorithms.tensors import Tensor
+from asyncrl.algorithms.tokens import Tokens
+from asyncrl.staleness.corrections.correction import Corrected, Correction, keep
 
 
 class Dppo(Correction, frozen=True):
@@ -24,7 +24,7 @@ class Dppo(Correction, frozen=True):
     The probability of both tokens rises from 0.5 to 0.9:
 
     >>> import math
-    >>> from staleness.corrections.examples import tokens
+    >>> from asyncrl.staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[1.8, 1.8], behaviour=[math.log(0.5)] * 2, advantage=[1.0, -1.0])
     >>> Dppo(lo=0.2, hi=0.2).apply(some, some.mask).kept.tolist()
     [False, True]

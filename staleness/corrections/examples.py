@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from staleness.tokens import Tokens
+from asyncrl.algorithms.tokens import Tokens
 
 
 def tokens(

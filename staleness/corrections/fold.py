@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from staleness.corrections.correction import Correction
-from staleness.tensors import Tensor
-from staleness.tokens import Tokens
+from asyncrl.algorithms.tensors import Tensor
+from asyncrl.algorithms.tokens import Tokens
+from asyncrl.staleness.corrections.correction import Correction
 
 
 class Folded(NamedTuple):
@@ -25,8 +25,8 @@ class Folded(NamedTuple):
 
     The first token is too old a policy's for icepop, and the second one weighs half for its age:
 
-    >>> from staleness.corrections import AgeDecay, IcePop
-    >>> from staleness.corrections.examples import tokens
+    >>> from asyncrl.staleness.corrections import AgeDecay, IcePop
+    >>> from asyncrl.staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[9.0, 1.0], lag=[1, 1])
     >>> found = apply_corrections([IcePop(), AgeDecay(gamma=0.5)], some, weighted=True)
     >>> found.weight.tolist(), found.rejected_by.tolist()

@@ -8,10 +8,16 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from staleness.corrections.correction import Corrected, Correction, keep, keep_rollouts, truncate
-from staleness.ratios import ratio
-from staleness.tensors import Tensor
-from staleness.tokens import Tokens, sum_by_rollout
+from asyncrl.algorithms.ratios import ratio
+from asyncrl.algorithms.tensors import Tensor
+from asyncrl.algorithms.tokens import Tokens, sum_by_rollout
+from asyncrl.staleness.corrections.correction import (
+    Corrected,
+    Correction,
+    keep,
+    keep_rollouts,
+    truncate,
+)
 
 
 class GeometricTis(Correction, frozen=True):
@@ -20,7 +26,7 @@ class GeometricTis(Correction, frozen=True):
 
     The means of the two rollouts are 2 and 0.25:
 
-    >>> from staleness.corrections.examples import tokens
+    >>> from asyncrl.staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[4.0, 1.0, 0.25], sample_index=[0, 0, 1])
     >>> GeometricTis(lo=0.5, hi=3.0).apply(some, some.mask).weight.tolist()
     [2.0, 2.0, 0.5]
@@ -47,7 +53,7 @@ class GeometricMask(Correction, frozen=True):
     What is kept has weight 1, as in verl and SkyRL, so that any weight may follow: `geometric_tis`
     with the same bounds gives the masked geometric ratio. Diagnostics: `rollouts` rejected.
 
-    >>> from staleness.corrections.examples import tokens
+    >>> from asyncrl.staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[4.0, 1.0, 0.25], sample_index=[0, 0, 1])
     >>> GeometricMask(lo=0.5, hi=3.0).apply(some, some.mask).kept.tolist()
     [True, True, False]

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from staleness.corrections.correction import Corrected, Correction, keep_by_ratio
-from staleness.tensors import Tensor
-from staleness.tokens import Tokens
+from asyncrl.algorithms.tensors import Tensor
+from asyncrl.algorithms.tokens import Tokens
+from asyncrl.staleness.corrections.correction import Corrected, Correction, keep_by_ratio
 
 
 class IcePop(Correction, frozen=True):
@@ -17,7 +17,7 @@ class IcePop(Correction, frozen=True):
     has its ratio as its weight, where `lo <= exp(l) <= hi`. The band is the paper's; prime-rl had
     lo = 0.2. Diagnostics: tokens `below` and `above` the band.
 
-    >>> from staleness.corrections.examples import tokens
+    >>> from asyncrl.staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[0.25, 0.5, 4.0, 6.0])
     >>> IcePop(lo=0.5, hi=5.0).apply(some, some.mask).weight.tolist()
     [0.0, 0.5, 4.0, 0.0]

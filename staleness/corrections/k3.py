@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from staleness.corrections.correction import Corrected, Correction, keep, keep_rollouts
-from staleness.ratios import LIMIT
-from staleness.tensors import Tensor
-from staleness.tokens import Tokens, sum_by_rollout
+from asyncrl.algorithms.ratios import LIMIT
+from asyncrl.algorithms.tensors import Tensor
+from asyncrl.algorithms.tokens import Tokens, sum_by_rollout
+from asyncrl.staleness.corrections.correction import Corrected, Correction, keep, keep_rollouts
 
 
 class K3(Correction, frozen=True):
@@ -19,7 +19,7 @@ class K3(Correction, frozen=True):
     behaviour from proximal policy (Schulman 2020, "Approximating KL divergence"), is at most `hi`
     nats (verl). Diagnostics: `rollouts` rejected.
 
-    >>> from staleness.corrections.examples import tokens
+    >>> from asyncrl.staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[1.0, 1.1, 2.0], sample_index=[0, 0, 1])
     >>> K3(hi=0.01).apply(some, some.mask).kept.tolist()
     [True, True, False]

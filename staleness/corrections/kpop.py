@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from staleness.corrections.correction import Corrected, Correction, keep_by_ratio
-from staleness.tensors import Tensor
-from staleness.tokens import Tokens
+from asyncrl.algorithms.tensors import Tensor
+from asyncrl.algorithms.tokens import Tokens
+from asyncrl.staleness.corrections.correction import Corrected, Correction, keep_by_ratio
 
 CERTAIN = 1e-6
 """A token is never surer than this from 1: float32 log-probabilities cannot tell it, and the
@@ -28,7 +28,7 @@ class KPop(Correction, frozen=True):
     A likely token may change less than a rare one:
 
     >>> import math
-    >>> from staleness.corrections.examples import tokens
+    >>> from asyncrl.staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[3.0, 3.0], behaviour=[math.log(0.2), math.log(0.001)])
     >>> KPop(hi=0.1).apply(some, some.mask).kept.tolist()
     [False, True]

@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from staleness.corrections.correction import Corrected, Correction, keep
-from staleness.tensors import Tensor
-from staleness.tokens import Tokens
+from asyncrl.algorithms.tensors import Tensor
+from asyncrl.algorithms.tokens import Tokens
+from asyncrl.staleness.corrections.correction import Corrected, Correction, keep
 
 
 class M2po(Correction, frozen=True):
@@ -28,7 +28,7 @@ class M2po(Correction, frozen=True):
     Squares 0.01, 0.09 and 0.25. The mean of the first two is 0.05:
 
     >>> import math
-    >>> from staleness.corrections.examples import tokens
+    >>> from asyncrl.staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[math.exp(0.1), math.exp(0.3), math.exp(0.5)])
     >>> M2po(hi=0.06).apply(some, some.mask).kept.tolist()
     [True, True, False]

@@ -7,9 +7,14 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from staleness.corrections.correction import Corrected, Correction, keep_by_ratio, keep_rollouts
-from staleness.tensors import Tensor
-from staleness.tokens import Tokens, sum_by_rollout
+from asyncrl.algorithms.tensors import Tensor
+from asyncrl.algorithms.tokens import Tokens, sum_by_rollout
+from asyncrl.staleness.corrections.correction import (
+    Corrected,
+    Correction,
+    keep_by_ratio,
+    keep_rollouts,
+)
 
 
 class Mis(Correction, frozen=True):
@@ -17,7 +22,7 @@ class Mis(Correction, frozen=True):
     tokens have `exp(sum l)` as their weight, where `lo <= exp(sum l) <= hi` (verl's sequence-level
     rejection by ratio, with the bounds of its documentation). Diagnostics: `rollouts` rejected.
 
-    >>> from staleness.corrections.examples import tokens
+    >>> from asyncrl.staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[3.0, 0.5, 4.0], sample_index=[0, 0, 1])
     >>> Mis(lo=0.5, hi=2.0).apply(some, some.mask).weight.tolist()
     [1.5, 1.5, 0.0]

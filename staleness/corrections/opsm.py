@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from staleness.corrections.correction import Corrected, Correction, keep
-from staleness.tensors import Tensor
-from staleness.tokens import Tokens, count_rollouts, sum_by_rollout
+from asyncrl.algorithms.tensors import Tensor
+from asyncrl.algorithms.tokens import Tokens, count_rollouts, sum_by_rollout
+from asyncrl.staleness.corrections.correction import Corrected, Correction, keep
 
 
 class Opsm(Correction, frozen=True):
@@ -18,7 +18,7 @@ class Opsm(Correction, frozen=True):
 
     Both rollouts have become half as likely a token; the first did badly:
 
-    >>> from staleness.corrections.examples import tokens
+    >>> from asyncrl.staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[0.5, 0.5], advantage=[-1.0, 1.0])
     >>> Opsm(hi=0.1).apply(some, some.mask).kept.tolist()
     [False, True]

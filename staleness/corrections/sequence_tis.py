@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from staleness.corrections.correction import Corrected, Correction, truncate
-from staleness.ratios import ratio
-from staleness.tensors import Tensor
-from staleness.tokens import Tokens, sum_by_rollout
+from asyncrl.algorithms.ratios import ratio
+from asyncrl.algorithms.tensors import Tensor
+from asyncrl.algorithms.tokens import Tokens, sum_by_rollout
+from asyncrl.staleness.corrections.correction import Corrected, Correction, truncate
 
 
 class SequenceTis(Correction, frozen=True):
@@ -19,7 +19,7 @@ class SequenceTis(Correction, frozen=True):
 
     Two rollouts, with the products 1.5 and 4:
 
-    >>> from staleness.corrections.examples import tokens
+    >>> from asyncrl.staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[3.0, 0.5, 4.0], sample_index=[0, 0, 1])
     >>> SequenceTis(hi=2.0).apply(some, some.mask).weight.tolist()
     [1.5, 1.5, 2.0]

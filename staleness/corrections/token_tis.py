@@ -6,17 +6,17 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from staleness.corrections.correction import Corrected, Correction, truncate
-from staleness.ratios import ratio
-from staleness.tensors import Tensor
-from staleness.tokens import Tokens
+from asyncrl.algorithms.ratios import ratio
+from asyncrl.algorithms.tensors import Tensor
+from asyncrl.algorithms.tokens import Tokens
+from asyncrl.staleness.corrections.correction import Corrected, Correction, truncate
 
 
 class TokenTis(Correction, frozen=True):
     """Weigh each token by its ratio, truncated from above: `min(exp(l), hi)`, in (0, hi] (as in
     IMPALA, arXiv 1802.01561; verl).
 
-    >>> from staleness.corrections.examples import tokens
+    >>> from asyncrl.staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[0.5, 1.0, 3.0])
     >>> TokenTis(hi=2.0).apply(some, some.mask).weight.tolist()
     [0.5, 1.0, 2.0]

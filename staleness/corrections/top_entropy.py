@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from staleness.corrections.correction import Corrected, Correction, keep
-from staleness.tensors import Tensor
-from staleness.tokens import Tokens
+from asyncrl.algorithms.tensors import Tensor
+from asyncrl.algorithms.tokens import Tokens
+from asyncrl.staleness.corrections.correction import Corrected, Correction, keep
 
 
 class TopEntropy(Correction, frozen=True):
@@ -18,7 +18,7 @@ class TopEntropy(Correction, frozen=True):
     together; tokens of the same entropy as the last one kept are kept.
 
     >>> import torch
-    >>> from staleness.corrections.examples import tokens
+    >>> from asyncrl.staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[1.0] * 5)._replace(entropy=torch.tensor([0.1, 2.0, 0.3, 1.0, 0.0]))
     >>> TopEntropy(share=0.4).apply(some, some.mask).kept.tolist()
     [False, True, False, True, False]

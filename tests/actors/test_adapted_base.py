@@ -10,15 +10,15 @@ import pytest
 import torch
 from train_support import tiny_model
 
-from actors import roles
-from actors.actor_context import ActorContext
+from asyncrl.actors import roles
+from asyncrl.actors.actor_context import ActorContext
 from asyncrl.config import load
 from asyncrl.config.errors import BAD_INPUT
-from asyncrl.observe.run_dir import INITIAL
+from asyncrl.runtime.run_dir import INITIAL
 from asyncrl.training.adapters import adapters, add_adapters, merged, published, set_adapters
 from asyncrl.training.models import load_model
-from weightsync.adapted_base import AdaptedBase
-from weightsync.transport import Received
+from asyncrl.weightsync.adapted_base import AdaptedBase
+from asyncrl.weightsync.transport import Received
 
 
 def place_of(run: Path, *sets: str) -> ActorContext:

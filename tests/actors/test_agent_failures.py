@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.coordinator.agent_failures import FREE, LONGEST_S, AgentFailures, delay_s
-from actors.coordinator.engine_pool import EnginePool
-from actors.coordinator.episode_placement import EpisodePlacement
-from actors.coordinator.peers import Roster
-from asyncrl.processes.standstill import RunClock
+from asyncrl.actors.coordinator.agent_failures import FREE, LONGEST_S, AgentFailures, delay_s
+from asyncrl.actors.coordinator.engine_pool import EnginePool
+from asyncrl.actors.coordinator.episode_placement import EpisodePlacement
+from asyncrl.actors.coordinator.peers import Roster
+from asyncrl.runtime.processes.standstill import RunClock
 
 
 @given(st.integers(0, 10**6), st.floats(0.5, 60.0))

@@ -17,13 +17,13 @@ import trio.testing
 from fake_gateway import FakeGateway, fake_gateway
 from some_values import some
 
-from actors.agent_pool import OUTPUT_BYTES, AgentClock, AgentPool, _ask, open_agent_pool
-from actors.worker_forks import WorkersLost
-from actors.worker_process import frame
+from asyncrl.actors.agent_pool import OUTPUT_BYTES, AgentClock, AgentPool, _ask, open_agent_pool
+from asyncrl.actors.worker_forks import WorkersLost
+from asyncrl.actors.worker_process import frame
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.endings import AgentEnded, AgentFailed
 from asyncrl.config.errors import ConfigError
-from asyncrl.ipc.waits import Waits
+from asyncrl.runtime.ipc.waits import Waits
 
 pytestmark = pytest.mark.processes
 

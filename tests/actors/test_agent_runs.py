@@ -11,11 +11,11 @@ import pytest
 import trio
 from scripted_world import ScriptedWorld, configured
 
-from actors.coordinator.agent_failures import LONGEST_S
+from asyncrl.actors.coordinator.agent_failures import LONGEST_S
 from asyncrl.experience import events as e
 from asyncrl.experience.call import RolloutStatus
-from asyncrl.observe.diagnosis import diagnose
-from asyncrl.observe.run_status import RunStatus
+from asyncrl.explain.diagnosis import diagnose
+from asyncrl.explain.run_status import RunStatus
 from asyncrl.simulation.scripted_agents import FIRST, TOOL, ScriptedAgents
 
 

@@ -18,23 +18,15 @@ import trio
 import trio.testing
 from scripted_agents import KEY, ScriptedCoordinator, TaskPlayer, played
 
-from actors.agent_pool import AgentAttempt, AgentClock
-from actors.elsewhere import ElsewherePool
+from asyncrl.actors.agent_pool import AgentAttempt, AgentClock
+from asyncrl.actors.elsewhere import ElsewherePool
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.endings import AgentEnd, AgentEnded, failed
-from asyncrl.gateway.offers import Offers
-from asyncrl.ipc.messages import (
-    Ask,
-    Enough,
-    GiveFailure,
-    GiveReward,
-    Note,
-    Played,
-    StopPlaying,
-)
-from asyncrl.ipc.waits import Waits
+from asyncrl.agents.gateway.offers import Offers
+from asyncrl.bundled.bundled_model import write_tokenizer
+from asyncrl.messages import Ask, Enough, GiveFailure, GiveReward, Note, Played, StopPlaying
+from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training.bundled import write_tokenizer
 
 PATIENCE_S = 120.0
 
@@ -425,7 +417,7 @@ async def test_programs_elsewhere_take_episodes(
 async def test_an_episode_goes_to_a_program_that_waits(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncrl.gateway.app.POLL_S", 0.05)
+    monkeypatch.setattr("asyncrl.agents.gateway.app.POLL_S", 0.05)
     offers = Offers()
     with trio.fail_after(PATIENCE_S):
         async with (
@@ -445,6 +437,6 @@ async def test_an_episode_goes_to_a_program_that_waits(
 
 
 def test_the_actor_needs_no_torch() -> None:
-    modules = "actors.agents_actor, asyncrl.gateway.app"
+    modules = "asyncrl.actors.agents_actor, asyncrl.agents.gateway.app"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path.cwd()).returncode == 0

@@ -12,24 +12,16 @@ import pytest
 import trio
 from scripted_agents import ScriptedCoordinator
 
-from actors.agents_actor import agents_actor
-from actors.agents_gateway import open_episodes
-from actors.reporting import Reporter
+from asyncrl.actors.agents_actor import agents_actor
+from asyncrl.actors.agents_gateway import open_episodes
+from asyncrl.actors.reporting import Reporter
+from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.config.schema import AgentConfig, Config, TaskConfig
-from asyncrl.ipc.keys import write_key
-from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import (
-    Ask,
-    Drain,
-    Drained,
-    GiveReward,
-    Note,
-    Played,
-    StopPlaying,
-)
-from asyncrl.ipc.waits import Waits
-from asyncrl.observe.run_dir import GATEWAY_KEY
-from asyncrl.training.bundled import write_tokenizer
+from asyncrl.messages import Ask, Drain, Drained, GiveReward, Note, Played, StopPlaying
+from asyncrl.runtime.ipc.keys import write_key
+from asyncrl.runtime.ipc.link import memory_links
+from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.runtime.run_dir import GATEWAY_KEY
 
 pytestmark = pytest.mark.processes
 

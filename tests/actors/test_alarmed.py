@@ -13,14 +13,14 @@ import trio.testing
 from scripted_parts import ScriptedLearner, ScriptedVerifiers
 from scripted_world import ScriptedWorld, configured
 
-from actors.coordinator.collect_status import collect_status
+from asyncrl.actors.coordinator.collect_status import collect_status
 from asyncrl.config import Config
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import NoVerdict, Scored, StatusUpdate
-from asyncrl.observe.curve import Curve, Point, StepPoint, point_of
-from asyncrl.observe.summary import Alarmed, Responses, Summary
+from asyncrl.explain.curve import Curve, Point, StepPoint, point_of
+from asyncrl.explain.summary import Alarmed, Responses, Summary
+from asyncrl.messages import NoVerdict, Scored, StatusUpdate
 
 APART = 0.5
 """A k3 over `alarm_k3`."""

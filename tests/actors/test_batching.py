@@ -15,7 +15,7 @@ from some_values import some
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, hashed
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     MicroBatch,
     NoVerdict,
     Scored,

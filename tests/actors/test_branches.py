@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from scripted_world import configured
 
-from actors.coordinator.sequences import of_replayed
+from asyncrl.actors.coordinator.sequences import of_replayed
 from asyncrl.experience.episode import Strand, Turn
 from asyncrl.experience.replay_buffer import ReplayGroup, ReplayMember
-from asyncrl.ipc.messages import Span
+from asyncrl.messages import Span
 
 PROMPT, GIVEN = bytes(8), bytes(4)
 TURNS = [Turn(3, "stop"), Turn(2, "stop"), Turn(1, "stop")]

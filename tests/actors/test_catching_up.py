@@ -14,7 +14,7 @@ from scripted_world import ScriptedWorld, configured
 from asyncrl.config.engines import capabilities
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.scripted import ScriptedEngine, hashed
-from asyncrl.ipc.messages import Message, Publish
+from asyncrl.messages import Message, Publish
 from asyncrl.simulation.sim_process import SimProcess
 
 

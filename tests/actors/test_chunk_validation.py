@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from scripted_parts import VOCABULARY
 from scripted_world import ScriptedWorld, configured
 
-from actors.coordinator.chunk_validation import SUSPECT, defects, fits
+from asyncrl.actors.coordinator.chunk_validation import SUSPECT, defects, fits
 from asyncrl.engines.protocol import Chunk, Emit
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import ChunkHead, Chunks, Hello, Replace
+from asyncrl.messages import ChunkHead, Chunks, Hello, Replace
 from asyncrl.simulation.sim_process import SimProcess
 
 GARBLED: dict[str, Callable[[Chunk], Chunk]] = {

@@ -15,7 +15,7 @@ from asyncrl.config.engines import capabilities
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.scripted import ScriptedEngine
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import ScoreProximal
+from asyncrl.messages import ScoreProximal
 from asyncrl.simulation.sim_process import SimProcess
 
 

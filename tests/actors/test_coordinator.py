@@ -11,8 +11,8 @@ from scripted_world import ScriptedWorld, configured
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Drain, NoVerdict, Replace, Scored, Split, StatusUpdate, Verdict
-from asyncrl.observe.curve import Curve, EvaluationPoint, StepPoint, point_of
+from asyncrl.explain.curve import Curve, EvaluationPoint, StepPoint, point_of
+from asyncrl.messages import Drain, NoVerdict, Replace, Scored, Split, StatusUpdate, Verdict
 
 
 async def test_a_run_trains_every_step_and_evaluates_the_first_and_the_last_version(

@@ -8,7 +8,7 @@ import trio
 from scripted_parts import MemoryLog
 from scripted_world import configured
 
-from actors.coordinator.decisions import (
+from asyncrl.actors.coordinator.decisions import (
     EndRun,
     Evaluated,
     EvaluationDropped,
@@ -16,16 +16,16 @@ from actors.coordinator.decisions import (
     ReplaceActor,
     VersionServed,
 )
-from actors.coordinator.engine_pool import EngineHandle, EnginePool
-from actors.coordinator.evaluation import Evaluation, EvaluationPlan
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.peers import Peer
-from actors.coordinator.publishing import FAILURES, Publishing
+from asyncrl.actors.coordinator.engine_pool import EngineHandle, EnginePool
+from asyncrl.actors.coordinator.evaluation import Evaluation, EvaluationPlan
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.peers import Peer
+from asyncrl.actors.coordinator.publishing import FAILURES, Publishing
 from asyncrl.config.schema import EvaluationConfig
 from asyncrl.experience.experience import Experience
-from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import Committed, Hello, Message, Prepared, Transferred
-from asyncrl.processes.standstill import RunClock
+from asyncrl.messages import Committed, Hello, Message, Prepared, Transferred
+from asyncrl.runtime.ipc.link import memory_links
+from asyncrl.runtime.processes.standstill import RunClock
 
 
 class Deaf(Peer):

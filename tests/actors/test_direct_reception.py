@@ -10,10 +10,9 @@ import pytest
 import trio
 import trio.testing
 
-from actors.reporting import Reporter
-from actors.rollout_actor import rollout_actor
-from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import (
+from asyncrl.actors.reporting import Reporter
+from asyncrl.actors.rollout_actor import rollout_actor
+from asyncrl.messages import (
     Abort,
     Commit,
     Committed,
@@ -25,10 +24,11 @@ from asyncrl.ipc.messages import (
     Quiesced,
     Resend,
 )
-from asyncrl.ipc.waits import Waits
-from weightsync.errors import TransferError
-from weightsync.reception import DirectReception
-from weightsync.transport import Received
+from asyncrl.runtime.ipc.link import memory_links
+from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.reception import DirectReception
+from asyncrl.weightsync.transport import Received
 
 
 class _Engine:

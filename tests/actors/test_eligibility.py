@@ -10,14 +10,14 @@ import pytest
 from scripted_parts import MemoryLog
 from scripted_world import configured
 
-from actors.coordinator.eligibility import Eligibility, baseline
-from actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.eligibility import Eligibility, baseline
+from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.config import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.episode import Turn
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import Group
-from asyncrl.ipc.messages import Scored
+from asyncrl.messages import Scored
 
 
 def judged(rewards: Sequence[float], order: Sequence[int]) -> tuple[EventStore, Group]:

@@ -14,14 +14,14 @@ import trio
 from numpy import float32, full, int32
 from scripted_world import ScriptedWorld, configured
 
-from actors.coordinator.lifecycle import Phase
+from asyncrl.actors.coordinator.lifecycle import Phase
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Drain, Draining, Message, Replace, Report, StatusUpdate, Wait
-from asyncrl.observe import run_status
-from asyncrl.observe.run_status import RunStatus
-from asyncrl.observe.why import answer
+from asyncrl.explain import run_status
+from asyncrl.explain.run_status import RunStatus
+from asyncrl.explain.why import answer
+from asyncrl.messages import Drain, Draining, Message, Replace, Report, StatusUpdate, Wait
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.training.checkpoint_index import CheckpointError
 
@@ -200,7 +200,7 @@ async def test_streams_end_from_source_to_sink(autojump_clock: trio.testing.Mock
 async def test_the_launcher_hears_of_the_drain_before_any_actor_can_end_of_it(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """So it starts nobody again (`tests/processes/test_run_supervisor.py`)."""
+    """So it starts nobody again (`tests/runtime/processes/test_run_supervisor.py`)."""
     world = small(rollout={"actors": 2})
     said: list[str] = []
 

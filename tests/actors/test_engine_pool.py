@@ -7,10 +7,10 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.coordinator.engine_pool import AHEAD, SPLITS, EngineHandle, EnginePool
-from actors.coordinator.peers import Peer, Roster
-from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import Hello, Split
+from asyncrl.actors.coordinator.engine_pool import AHEAD, SPLITS, EngineHandle, EnginePool
+from asyncrl.actors.coordinator.peers import Peer, Roster
+from asyncrl.messages import Hello, Split
+from asyncrl.runtime.ipc.link import memory_links
 
 NAMES = [f"rollout-{index}" for index in range(4)]
 

@@ -20,22 +20,22 @@ import trio
 from program_support import needs_programs
 from scripted_agents import ScriptedCoordinator
 
-from actors.agents_actor import agents_actor
-from actors.agents_gateway import open_episodes
-from actors.episode_sockets import private_folder
-from actors.reporting import Reporter
+from asyncrl.actors.agents_actor import agents_actor
+from asyncrl.actors.agents_gateway import open_episodes
+from asyncrl.actors.episode_sockets import private_folder
+from asyncrl.actors.reporting import Reporter
 from asyncrl.agents import agent_sandbox
 from asyncrl.agents.agent_sandbox import program_of_command, refuse_without_sandbox, with_model
+from asyncrl.agents.gateway.capability import capability
+from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.schema import AgentConfig, Config, EngineConfig, TaskConfig
-from asyncrl.gateway.capability import capability
-from asyncrl.ipc.keys import write_key
-from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import Drain, Drained, GiveReward, Played
-from asyncrl.ipc.waits import Waits
-from asyncrl.observe.run_dir import GATEWAY_KEY
-from asyncrl.programs.program import GATEWAY, PATH, Program
-from asyncrl.training.bundled import write_tokenizer
+from asyncrl.messages import Drain, Drained, GiveReward, Played
+from asyncrl.runtime.ipc.keys import write_key
+from asyncrl.runtime.ipc.link import memory_links
+from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.runtime.run_dir import GATEWAY_KEY
+from asyncrl.sandbox.programs.program import GATEWAY, PATH, Program
 
 pytestmark = pytest.mark.processes
 
@@ -172,10 +172,10 @@ async def test_a_hostile_program_reaches_its_own_session_and_awards_nothing(
 
 AGENT = f"""
 from asyncrl.agents import with_model
-from asyncrl.programs.bubblewrap import Bubblewrap
-from asyncrl.programs.languages import program_of
-from asyncrl.programs.program import Program
-from asyncrl.programs.under_asyncio import run_in_asyncio
+from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
+from asyncrl.sandbox.programs.languages import program_of
+from asyncrl.sandbox.programs.program import Program
+from asyncrl.sandbox.programs.under_asyncio import run_in_asyncio
 
 CLIENT = {CLIENT!r}
 

@@ -8,7 +8,7 @@ from scripted_parts import ScriptedVerifiers
 from scripted_world import ScriptedWorld, configured
 
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Scored, Split, Verdict
+from asyncrl.messages import Scored, Split, Verdict
 from asyncrl.simulation.scripted_agents import ScriptedAgents
 
 

@@ -14,9 +14,9 @@ from numpy import float32, full, int32
 from scripted_parts import MemoryLog
 from scripted_world import ScriptedWorld, configured
 
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.lifecycle import Outcome
-from actors.coordinator.resume import begin_again
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.lifecycle import Outcome
+from asyncrl.actors.coordinator.resume import begin_again
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
@@ -24,9 +24,10 @@ from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
 from asyncrl.experience.snapshot import Snapshot
-from asyncrl.ipc.errors import LinkError
-from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import (
+from asyncrl.explain import run_status
+from asyncrl.journal import Journal
+from asyncrl.journal.disk import DiskFull, Write
+from asyncrl.messages import (
     ChunkHead,
     Chunks,
     Drain,
@@ -40,9 +41,8 @@ from asyncrl.ipc.messages import (
     Stepped,
     TokenCount,
 )
-from asyncrl.journal import Journal
-from asyncrl.journal.disk import DiskFull, Write
-from asyncrl.observe import run_status
+from asyncrl.runtime.ipc.errors import LinkError
+from asyncrl.runtime.ipc.link import memory_links
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.training.checkpoint_index import CheckpointError
 

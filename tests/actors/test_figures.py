@@ -11,13 +11,13 @@ import trio.testing
 from scripted_parts import MemoryLog
 from scripted_world import ScriptedWorld, configured
 
-from actors.coordinator.collect_status import collect_update
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.scoring import AHEAD
+from asyncrl.actors.coordinator.collect_status import collect_update
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.scoring import AHEAD
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
-from asyncrl.ipc.messages import Report, StatusUpdate, Wait
-from asyncrl.observe.run_status import NAMED, RunStatus
+from asyncrl.explain.run_status import NAMED, RunStatus
+from asyncrl.messages import Report, StatusUpdate, Wait
 
 SOON = 0.05
 """Seconds between an event and the moment at which the coordinator has heard of it."""

@@ -14,8 +14,8 @@ from scripted_world import ScriptedWorld, heavy_tailed, run_well
 from asyncrl.config import VARIABLES, load
 from asyncrl.experience import events as e
 from asyncrl.experience.call import RolloutStatus
-from asyncrl.ipc.messages import NoVerdict, Scored, Split, Verdict
-from staleness.admission import AdmissionSettings, LiveGroups
+from asyncrl.messages import NoVerdict, Scored, Split, Verdict
+from asyncrl.staleness.admission import AdmissionSettings, LiveGroups
 
 B = 3
 GROUP = 4

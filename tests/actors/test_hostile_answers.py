@@ -17,15 +17,15 @@ import trio
 from sandbox_support import needs_strict
 from some_values import some
 
-from actors.reward_actor import REASON, VerifierPool, _ask, open_verifiers
-from actors.verifier_process import TimedVerdict, VerifyRequest
-from actors.worker_process import frame
+from asyncrl.actors.reward_actor import REASON, VerifierPool, _ask, open_verifiers
+from asyncrl.actors.verifier_process import TimedVerdict, VerifyRequest
+from asyncrl.actors.worker_process import frame
+from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.config.schema import TaskConfig
 from asyncrl.escape import CUT
-from asyncrl.ipc.messages import NoVerdict, Scored, Verdict
-from asyncrl.ipc.waits import Waits
+from asyncrl.messages import NoVerdict, Scored, Verdict
+from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks.gym import EXECUTING
-from asyncrl.training.bundled import write_tokenizer
 
 pytestmark = pytest.mark.processes
 

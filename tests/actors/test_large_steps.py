@@ -12,10 +12,10 @@ import trio.testing
 from scripted_parts import ScriptedLearner
 from scripted_world import ScriptedWorld, configured
 
-from actors.coordinator.peers import OUTBOX
+from asyncrl.actors.coordinator.peers import OUTBOX
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
-from asyncrl.ipc.messages import Scored, ScoreProximal
+from asyncrl.messages import Scored, ScoreProximal
 
 
 class SlowScores(ScriptedLearner):

@@ -13,7 +13,7 @@ from scripted_world import ScriptedWorld, configured
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Replace
+from asyncrl.messages import Replace
 
 LONG = 50
 

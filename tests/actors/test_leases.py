@@ -8,7 +8,14 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.coordinator.leases import ENOUGH, FLOOR_S, MULTIPLE, WINDOW, LeaseTable, LeaseTimes
+from asyncrl.actors.coordinator.leases import (
+    ENOUGH,
+    FLOOR_S,
+    MULTIPLE,
+    WINDOW,
+    LeaseTable,
+    LeaseTimes,
+)
 
 SECONDS = st.floats(0, 1e4, allow_nan=False)
 

@@ -11,12 +11,12 @@ import trio.testing
 from scripted_parts import STOP, VOCABULARY
 from scripted_world import ScriptedWorld, configured
 
-from actors.coordinator.peers import Peer, Roster
-from actors.notice import GONE, open_notice
+from asyncrl.actors.coordinator.peers import Peer, Roster
+from asyncrl.actors.notice import GONE, open_notice
 from asyncrl.engines.scripted import hashed
 from asyncrl.experience import events as e
-from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import Drain, Hello, Leaving
+from asyncrl.messages import Drain, Hello, Leaving
+from asyncrl.runtime.ipc.link import memory_links
 
 SLOW = hashed(vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=10, seconds_per_token=1.0)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.coordinator.lending_choice import MARGIN, RECENT, LendingChoice, Loan
+from asyncrl.actors.coordinator.lending_choice import MARGIN, RECENT, LendingChoice, Loan
 
 seconds = st.floats(0, 1e4)
 loans = st.builds(Loan, seconds, seconds, seconds)

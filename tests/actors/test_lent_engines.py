@@ -9,11 +9,11 @@ import trio.testing
 from scripted_parts import STOP, VOCABULARY, ScriptedLearner
 from scripted_world import ScriptedWorld, configured, run_well
 
-from actors.coordinator.coordinator import Coordinator
-from actors.coordinator.lending_choice import RECENT
+from asyncrl.actors.coordinator.coordinator import Coordinator
+from asyncrl.actors.coordinator.lending_choice import RECENT
 from asyncrl.engines.scripted import hashed
 from asyncrl.experience import events as e
-from asyncrl.observe.why import answer
+from asyncrl.explain.why import answer
 
 OWN, LENT = "rollout-0", "rollout-1"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.coordinator.lifecycle import GOODBYE_S, Lifecycle, OverduePhase, Phase, Stage
+from asyncrl.actors.coordinator.lifecycle import GOODBYE_S, Lifecycle, OverduePhase, Phase, Stage
 from asyncrl.config.schema import SupervisionConfig
 
 ACTORS = ("trainer-0", "rollout-0", "reward-0")

@@ -10,8 +10,8 @@ import trio
 from numpy import float32, full, int32
 from scripted_world import ScriptedWorld, configured
 
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.resume import begin_again
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.resume import begin_again
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e

@@ -15,7 +15,7 @@ from scripted_world import ScriptedWorld, configured
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, hashed
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Replace
+from asyncrl.messages import Replace
 from asyncrl.simulation.sim_process import SimProcess
 
 LONG = 0.08

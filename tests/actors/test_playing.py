@@ -15,22 +15,20 @@ from scripted_parts import MemoryLog
 from scripted_world import configured
 from trio.testing import MockClock
 
-from actors.coordinator.engine_pool import EngineHandle, EnginePool
-from actors.coordinator.episode_placement import EpisodePlacement
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.leases import LeaseTable
-from actors.coordinator.peers import Peer, Roster
-from actors.coordinator.playing import Playing, PlayingLimits
-from actors.coordinator.reclaiming import Reclaiming, completed
+from asyncrl.actors.coordinator.engine_pool import EngineHandle, EnginePool
+from asyncrl.actors.coordinator.episode_placement import EpisodePlacement
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.leases import LeaseTable
+from asyncrl.actors.coordinator.peers import Peer, Roster
+from asyncrl.actors.coordinator.playing import Playing, PlayingLimits
+from asyncrl.actors.coordinator.reclaiming import Reclaiming, completed
 from asyncrl.experience import events as e
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.episode import AgentCall
 from asyncrl.experience.experience import Experience, fold
 from asyncrl.experience.rollout import Rollout
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.ipc.errors import LinkError
-from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     Ask,
     Enough,
     GiveFailure,
@@ -43,7 +41,9 @@ from asyncrl.ipc.messages import (
     Reply,
     StopPlaying,
 )
-from asyncrl.processes.standstill import RunClock
+from asyncrl.runtime.ipc.errors import LinkError
+from asyncrl.runtime.ipc.link import memory_links
+from asyncrl.runtime.processes.standstill import RunClock
 
 LIMITS = PlayingLimits(max_calls=4, attempts=2, context_tokens=40)
 BUDGET = 16

@@ -10,17 +10,17 @@ import pytest
 from process_support import forking
 from train_support import tiny_model
 
-from actors import preloaded
+from asyncrl.actors import preloaded
 
 OURS = ("actors", "asyncrl", "staleness", "weightsync")
 BEFORE = """
 import msgspec
-from actors import preloaded
+from asyncrl.actors import preloaded
 from asyncrl.config import Config
 preloaded.preload(msgspec.convert({settings}, Config))
 """
 ACTOR = """
-from asyncrl.processes.process import become_child; become_child()
+from asyncrl.runtime.processes.process import become_child; become_child()
 import ast, importlib, json, numpy, os, random, sys, threading
 before = set(sys.modules)
 import torch

@@ -9,13 +9,13 @@ import pytest
 import torch
 import trio
 
-from actors import prepare
 from asyncrl import config
-from asyncrl.ipc.messages import Progress
-from asyncrl.observe.progress import receive
-from asyncrl.observe.run_dir import INITIAL, PROGRESS
-from asyncrl.training.bundled import warmed_to
-from asyncrl.training.outlook import WHAT
+from asyncrl.bundled import prepare
+from asyncrl.bundled.bundled_model import warmed_to
+from asyncrl.bundled.outlook import WHAT
+from asyncrl.messages import Progress
+from asyncrl.runtime.progress import receive
+from asyncrl.runtime.run_dir import INITIAL, PROGRESS
 
 
 async def test_a_warm_up_is_heard_of_and_leaves_what_it_came_to(
@@ -24,7 +24,7 @@ async def test_a_warm_up_is_heard_of_and_leaves_what_it_came_to(
     sets = ["task.train_size=64", "task.eval_size=2", "model.warmup_steps=2"]
     config.write(config.load(None, sets, {}), tmp_path / "run.toml")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["actors.prepare", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["asyncrl.bundled.prepare", str(tmp_path)])
     monkeypatch.setattr(prepare, "become_child", lambda: None)
     monkeypatch.setattr(prepare.logs, "start", lambda *_: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)

@@ -8,14 +8,14 @@ import pytest
 import trio
 import trio.testing
 
-from actors.reporting import Reporter
-from actors.rollout_actor import rollout_actor
-from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import Abort, Message, Prepare, Prepared
-from asyncrl.ipc.waits import Waits
-from weightsync.errors import TransferError
-from weightsync.reception import StagedReception
-from weightsync.transport import Received
+from asyncrl.actors.reporting import Reporter
+from asyncrl.actors.rollout_actor import rollout_actor
+from asyncrl.messages import Abort, Message, Prepare, Prepared
+from asyncrl.runtime.ipc.link import memory_links
+from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.reception import StagedReception
+from asyncrl.weightsync.transport import Received
 
 PREPARE = {"version": 3, "epoch": 0, "rank": 1, "world": 2, "store": "tcp://127.0.0.1:1"}
 

@@ -6,15 +6,15 @@ import numpy as np
 from scripted_parts import MemoryLog
 from scripted_world import configured
 
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.leases import LeaseTable
-from actors.coordinator.peers import Peer
-from actors.coordinator.proximal_scoring import ProximalScoring
-from actors.coordinator.trainer_commands import TrainerCommands
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.leases import LeaseTable
+from asyncrl.actors.coordinator.peers import Peer
+from asyncrl.actors.coordinator.proximal_scoring import ProximalScoring
+from asyncrl.actors.coordinator.trainer_commands import TrainerCommands
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
-from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import Hello, Message, ScoreProximal
+from asyncrl.messages import Hello, Message, ScoreProximal
+from asyncrl.runtime.ipc.link import memory_links
 
 TOKEN = np.ones(1, np.int32).tobytes()
 

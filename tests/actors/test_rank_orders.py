@@ -12,13 +12,13 @@ import pytest
 import trio
 from rank_support import only
 
-from actors.errors import RankLost
-from actors.rank_orders import RankOrders, obey, open_orders, open_rank
-from asyncrl.ipc.address import UnixAddress
-from asyncrl.ipc.endpoints import connect
-from asyncrl.ipc.errors import EndOfStream, LinkBroken
-from asyncrl.ipc.messages import CloseStep, Gather, Hello, Meet, Message, Save
-from asyncrl.ipc.waits import WaitExpired, Waits
+from asyncrl.actors.errors import RankLost
+from asyncrl.actors.rank_orders import RankOrders, obey, open_orders, open_rank
+from asyncrl.messages import CloseStep, Gather, Hello, Meet, Message, Save
+from asyncrl.messages.address import UnixAddress
+from asyncrl.runtime.ipc.endpoints import connect
+from asyncrl.runtime.ipc.errors import EndOfStream, LinkBroken
+from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 
 KEY = b"k" * 32
 SIZE = 3

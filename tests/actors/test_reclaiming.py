@@ -11,16 +11,16 @@ import trio.testing
 from scripted_parts import MemoryLog
 from scripted_world import configured
 
-from actors.coordinator.engine_pool import EngineHandle, EnginePool
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.leases import ENOUGH, LeaseTable
-from actors.coordinator.peers import Peer
-from actors.coordinator.reclaiming import Reclaiming
+from asyncrl.actors.coordinator.engine_pool import EngineHandle, EnginePool
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.leases import ENOUGH, LeaseTable
+from asyncrl.actors.coordinator.peers import Peer
+from asyncrl.actors.coordinator.reclaiming import Reclaiming
 from asyncrl.experience import events as e
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.experience import Experience
-from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import Hello, Interrupt, Message, Split
+from asyncrl.messages import Hello, Interrupt, Message, Split
+from asyncrl.runtime.ipc.link import memory_links
 
 TOKEN = np.ones(1, np.int32).tobytes()
 LEASE_S = 50.0

@@ -15,12 +15,12 @@ import pytest
 import torch
 from train_support import tiny_model
 
-from actors import roles, trainer_process
-from actors.actor_context import ActorContext
+from asyncrl.actors import roles, trainer_process
+from asyncrl.actors.actor_context import ActorContext
 from asyncrl.config import load
 from asyncrl.config.errors import BAD_INPUT
-from asyncrl.ipc.messages import Role
-from asyncrl.observe.run_dir import INITIAL
+from asyncrl.messages import Role
+from asyncrl.runtime.run_dir import INITIAL
 from asyncrl.training import models
 
 

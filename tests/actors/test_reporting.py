@@ -6,10 +6,10 @@ import pytest
 import trio
 from scripted_world import configured
 
-from actors.reporting import REPORT_S, REPORTS_PER_S, Reporter, report_s
-from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import Report
-from asyncrl.ipc.waits import Waits
+from asyncrl.actors.reporting import REPORT_S, REPORTS_PER_S, Reporter, report_s
+from asyncrl.messages import Report
+from asyncrl.runtime.ipc.link import memory_links
+from asyncrl.runtime.ipc.waits import Waits
 
 
 @pytest.mark.parametrize("actors", [1, 15, 16, 100, 2000])

@@ -19,15 +19,16 @@ import trio
 from sandbox_support import needs_strict
 from some_values import some
 
-from actors.errors import CoordinatorLost
-from actors.reporting import REPORT_S, Reporter
-from actors.reward_actor import VerifierPool, _ask, open_verifiers, reward_actor
-from actors.verifier_process import LARGEST, TimedVerdict, VerifyRequest, read
-from actors.worker_forks import WorkersLost
-from actors.worker_process import frame
+from asyncrl.actors.errors import CoordinatorLost
+from asyncrl.actors.reporting import REPORT_S, Reporter
+from asyncrl.actors.reward_actor import VerifierPool, _ask, open_verifiers, reward_actor
+from asyncrl.actors.verifier_process import LARGEST, TimedVerdict, VerifyRequest, read
+from asyncrl.actors.worker_forks import WorkersLost
+from asyncrl.actors.worker_process import frame
+from asyncrl.algorithms import advantages
+from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.config.schema import TaskConfig
-from asyncrl.ipc.link import Link, memory_links
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     Drain,
     Drained,
     Interrupt,
@@ -39,9 +40,8 @@ from asyncrl.ipc.messages import (
     Verdict,
     Wait,
 )
-from asyncrl.ipc.waits import Waits
-from asyncrl.training.bundled import write_tokenizer
-from staleness import advantages
+from asyncrl.runtime.ipc.link import Link, memory_links
+from asyncrl.runtime.ipc.waits import Waits
 
 pytestmark = pytest.mark.processes
 
@@ -492,7 +492,7 @@ async def test_the_actor_reports_what_it_waits_for(opened: Open, waits: Waits) -
 async def test_a_drain_parks_what_would_take_long(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.reward_actor.ENDING_S", 5.0)
+    monkeypatch.setattr("asyncrl.actors.reward_actor.ENDING_S", 5.0)
     # A report that is cut off closes a link in memory, and ENDING_S is a multiple of REPORT_S.
     quiet = 1000.0
     async with opened() as verifiers, acting(verifiers, concurrency=4, report_s=quiet) as link:

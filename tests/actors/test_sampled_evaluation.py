@@ -10,11 +10,11 @@ import trio
 from scripted_parts import ScriptedVerifiers
 from scripted_world import ScriptedWorld, configured
 
-from actors.coordinator.admission import SAMPLED
-from actors.coordinator.collect_status import collect_update
+from asyncrl.actors.coordinator.admission import SAMPLED
+from asyncrl.actors.coordinator.collect_status import collect_update
 from asyncrl.experience import events as e
 from asyncrl.experience.rollout import Group
-from asyncrl.ipc.messages import Lease, Leases, Message, Scored, Split, Verdict
+from asyncrl.messages import Lease, Leases, Message, Scored, Split, Verdict
 from asyncrl.simulation.observer import WorldObserver
 
 SAMPLING = {"samples": 4, "temperature": 0.7, "pass_at": [2, 4]}

@@ -10,15 +10,15 @@ import trio.testing
 from scripted_parts import MemoryLog
 from scripted_world import configured
 
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.peers import OUTBOX, Peer, Roster
-from actors.coordinator.scoring import Scoring
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.peers import OUTBOX, Peer, Roster
+from asyncrl.actors.coordinator.scoring import Scoring
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
-from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import Hello, Message, NoVerdict, Scored, ScoreRequest, ScoreResult
-from asyncrl.ipc.waits import Pulse
-from asyncrl.processes.standstill import RunClock
+from asyncrl.messages import Hello, Message, NoVerdict, Scored, ScoreRequest, ScoreResult
+from asyncrl.runtime.ipc.link import memory_links
+from asyncrl.runtime.ipc.waits import Pulse
+from asyncrl.runtime.processes.standstill import RunClock
 
 TOKEN = np.ones(1, np.int32).tobytes()
 

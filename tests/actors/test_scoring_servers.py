@@ -14,15 +14,15 @@ import pytest
 import trio
 import trio.testing
 
-from actors import scoring_servers
-from actors.scoring_servers import ScoringServers
+from asyncrl.actors import scoring_servers
+from asyncrl.actors.scoring_servers import ScoringServers
+from asyncrl.bundled import bundled_model
 from asyncrl.config import ConfigError, load
 from asyncrl.engines.servers.errors import Misread, RequestRefused
 from asyncrl.engines.sglang.sglang_client import SglangClient
-from asyncrl.ipc.messages import MicroBatch, Sample, Span
-from asyncrl.ipc.waits import WaitExpired, Waits
+from asyncrl.messages import MicroBatch, Sample, Span
+from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training import bundled
 
 URL = "http://fake:1"
 SAMPLES = [
@@ -137,7 +137,7 @@ FRAME = ["Q: ", " A:"]
 async def refusal(server: Scorer, folder: Path, patience_s: float = 60.0) -> str:
     """Sentence a server is refused with where the model that learns has FRAME; empty where it is
     not."""
-    bundled.write_tokenizer(folder, FRAME)
+    bundled_model.write_tokenizer(folder, FRAME)
     async with SglangClient.open(URL, transport=server) as client:
         servers = ScoringServers({"teacher": client}, Waits(), patience_s)
         try:
@@ -150,7 +150,7 @@ async def refusal(server: Scorer, folder: Path, patience_s: float = 60.0) -> str
 def texts_of(folder: Path, frame: list[str]) -> Callable[[int], str | None]:
     """The texts that a server of such a tokenizer gives: special tokens by name."""
     folder.mkdir()
-    bundled.write_tokenizer(folder, frame)
+    bundled_model.write_tokenizer(folder, frame)
     tokenizer = Tokenizer(folder)
     return lambda number: tokenizer.decode([number], special=True)
 

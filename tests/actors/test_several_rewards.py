@@ -11,10 +11,10 @@ import trio.testing
 from scripted_parts import ScriptedVerifiers
 from scripted_world import ScriptedWorld, configured
 
+from asyncrl.algorithms.advantages import BUILT_IN, RewardedSamples
+from asyncrl.algorithms.advantages.as_tensors import advantage_tensors
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import NoVerdict, Scored, Split, Verdict
-from staleness.advantages import BUILT_IN, RewardedSamples
-from staleness.advantages.as_tensors import advantage_tensors
+from asyncrl.messages import NoVerdict, Scored, Split, Verdict
 
 
 def right_and_brief(split: Split, prompt_index: int, ids: bytes) -> Verdict:

@@ -8,11 +8,11 @@ import trio
 from scripted_parts import ScriptedVerifiers
 from scripted_world import ScriptedWorld, configured
 
-from actors.coordinator.collect_status import collect_update
-from actors.coordinator.prompts import PromptSource
+from asyncrl.actors.coordinator.collect_status import collect_update
+from asyncrl.actors.coordinator.prompts import PromptSource
 from asyncrl.config.mix import members
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Scored, Split, Verdict
+from asyncrl.messages import Scored, Split, Verdict
 from asyncrl.tasks.mixed import parts_of
 
 TASK = {

@@ -11,11 +11,9 @@ import trio
 import trio.testing
 from scripted_parts import ScriptedLearner
 
-from actors.reporting import Reporter
-from actors.trainer_actor import trainer_actor
-from asyncrl.ipc.errors import EndOfStream
-from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import (
+from asyncrl.actors.reporting import Reporter
+from asyncrl.actors.trainer_actor import trainer_actor
+from asyncrl.messages import (
     Abort,
     CloseStep,
     Drain,
@@ -33,7 +31,9 @@ from asyncrl.ipc.messages import (
     TrainerReady,
     Transferred,
 )
-from asyncrl.ipc.waits import Waits
+from asyncrl.runtime.ipc.errors import EndOfStream
+from asyncrl.runtime.ipc.link import memory_links
+from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.training.checkpoint_index import CheckpointError
 
 

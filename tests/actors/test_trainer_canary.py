@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from asyncrl.bundled.bundled_model import new_model, write_tokenizer
 from asyncrl.engines import canary
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training.bundled import new_model, write_tokenizer
 from asyncrl.training.models import empty_model, model_with
-from weightsync import trainer_canary
-from weightsync.trainer_canary import TrainerCanary
+from asyncrl.weightsync import trainer_canary
+from asyncrl.weightsync.trainer_canary import TrainerCanary
 
 
 def opened(folder: Path, published: torch.dtype, engine: torch.dtype) -> TrainerCanary:

@@ -14,7 +14,7 @@ from scripted_world import ScriptedWorld, configured
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import MicroBatch, Scored, Split
+from asyncrl.messages import MicroBatch, Scored, Split
 
 BUDGET = 20
 

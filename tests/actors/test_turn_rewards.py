@@ -10,14 +10,14 @@ import trio.testing
 from scripted_parts import ScriptedVerifiers
 from scripted_world import ScriptedWorld, configured
 
-from actors.coordinator.sequences import of_replayed, of_rollout
+from asyncrl.actors.coordinator.sequences import of_replayed, of_rollout
 from asyncrl.experience import events as e
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.episode import Strand, Turn
 from asyncrl.experience.replay_buffer import ReplayBuffer, ReplayGroup
 from asyncrl.experience.rollout import Group
-from asyncrl.ipc.messages import ERROR_TOKEN, Scored, Span
-from staleness.truncation import loss_mask
+from asyncrl.messages import ERROR_TOKEN, Scored, Span
+from asyncrl.staleness.loss_mask import loss_mask
 
 
 def ids(*numbers: int) -> bytes:

@@ -6,8 +6,8 @@ import trio
 from scripted_parts import ScriptedVerifiers, by_length
 from scripted_world import ScriptedWorld, configured
 
-from actors.coordinator.underway import Found, Underway
-from asyncrl.ipc.messages import Progress, StatusUpdate
+from asyncrl.actors.coordinator.underway import Found, Underway
+from asyncrl.messages import Progress, StatusUpdate
 
 
 def test_what_is_counted_is_estimated_by_its_pace_and_shown_after_two_seconds() -> None:

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from actors import coordinator
-from actors.coordinator.agent_failures import FREE, AgentFailures
-from actors.coordinator.leases import LeaseTable
-from actors.coordinator.lifecycle import Lifecycle
+from asyncrl.actors import coordinator
+from asyncrl.actors.coordinator.agent_failures import FREE, AgentFailures
+from asyncrl.actors.coordinator.leases import LeaseTable
+from asyncrl.actors.coordinator.lifecycle import Lifecycle
 from asyncrl.config.schema import SupervisionConfig
-from asyncrl.processes.standstill import TICK_S, RunClock
+from asyncrl.runtime.processes.standstill import TICK_S, RunClock
 
 LIMIT_S = 30.0
 TRIOS = {

@@ -18,7 +18,7 @@ from asyncrl.config.flow import admission_policy
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Scored
+from asyncrl.messages import Scored
 
 SIZE = 3
 TOKENS = 40

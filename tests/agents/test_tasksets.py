@@ -31,7 +31,7 @@ pytestmark = [
 def command(*words: str | Path) -> dict[str, Any]:
     """The program's command line and environment."""
     path = {"PYTHONPATH": f"{ROOT}:{TASKSETS}"}
-    argv = [str(PYTHON), "-m", "asyncrl.tasksets", *map(str, words)]
+    argv = [str(PYTHON), "-m", "asyncrl.agents.tasksets", *map(str, words)]
     return {"args": argv, "env": {**os.environ, **path}, "text": True}
 
 
@@ -158,7 +158,8 @@ def test_calls_of_a_seat_that_is_not_trained_never_reach_the_run(tmp_path: Path)
         file.write_text(
             "[env]\nid = 'user-sim'\ntaskset.id = 'ways_to_end'\n"
             "[env.user]\nmodel = 'frozen'\nmax_turns = 2\n"
-            f"client.type = 'eval'\nclient.base_url = 'http://127.0.0.1:{other.port}/sessions/episode-3/v1'\n"
+            f"client.type = 'eval'\nclient.base_url = "
+            f"'http://127.0.0.1:{other.port}/sessions/episode-3/v1'\n"
             "client.api_key_var = 'OTHER_KEY'\n"
         )
         right, *_ = lines(1, file)

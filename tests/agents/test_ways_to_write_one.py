@@ -27,10 +27,10 @@ from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, played
 from asyncrl.agents.examples.guess_the_number import Game
 from asyncrl.agents.gateway_client import GatewayClient
 from asyncrl.agents.load_agent import load_agent
+from asyncrl.algorithms import advantages
+from asyncrl.bundled.bundled_model import END_ID, write_tokenizer
 from asyncrl.config.errors import ConfigError
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training.bundled import END_ID, write_tokenizer
-from staleness import advantages
 
 AGENTS = """
 import time

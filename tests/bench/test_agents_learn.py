@@ -11,17 +11,17 @@ import agents_learn
 from asyncrl import config as configuration
 from asyncrl.agents.examples import calculator, retry
 from asyncrl.agents.examples.guess_the_number import Game
+from asyncrl.bundled import bundled_model
 from asyncrl.tasks import open_task
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training import bundled
 
 
 def test_a_shown_game_is_what_is_read_in_one(tmp_path: Path) -> None:
-    bundled.write_tokenizer(tmp_path)
+    bundled_model.write_tokenizer(tmp_path)
     tokenizer, turns = Tokenizer(tmp_path, chat=True), agents_learn.games(random.Random(0))
     found = 0
     for first, said in (next(turns) for _ in range(50)):
-        turned = said.split(bundled.END)
+        turned = said.split(bundled_model.END)
         guesses = [turned[0], *(turn.split("\n")[1] for turn in turned[1:])]
         replies = [turn.split("\n")[0] for turn in turned[1:]]
         game, number = Game(), None
@@ -48,7 +48,7 @@ def test_a_shown_call_is_what_is_read_in_one(tmp_path: Path) -> None:
     conversations = agents_learn.calls(draw, tools, shown)
     right = 0
     for first, said in (next(conversations) for _ in range(100)):
-        called, _, answered = said.partition(bundled.END)
+        called, _, answered = said.partition(bundled_model.END)
         function = json.loads(called.removeprefix("<tool_call>").removesuffix("</tool_call>"))
         result, answer = answered.split("\n")
         assert result == answer
@@ -66,14 +66,14 @@ def test_a_shown_call_is_what_is_read_in_one(tmp_path: Path) -> None:
 
 
 def test_a_shown_conversation_of_tries_is_what_is_read_in_one(tmp_path: Path) -> None:
-    bundled.write_tokenizer(tmp_path)
+    bundled_model.write_tokenizer(tmp_path)
     tokenizer = Tokenizer(tmp_path, chat=True)
     task = open_task(configuration.load(agents_learn.RUN_TOML, [], {}).task, 0)
     conversations = agents_learn.tries(random.Random(0), task, agents_learn.LISTENS)
     answers = {task.prompt("train", n): task.answer("train", n) for n in range(task.size("train"))}
     ended = 0
     for first, said in (next(conversations) for _ in range(100)):
-        replies = said.split(f"{bundled.END}{retry.AGAIN}\n")
+        replies = said.split(f"{bundled_model.END}{retry.AGAIN}\n")
         assert len(replies) <= retry.TRIES and answers[first] not in replies[:-1]
         assert {len(reply) for reply in replies} == {len(answers[first])}
         chat = [{"role": "user", "content": first}]

@@ -14,8 +14,8 @@ import trio
 import trio.testing
 from program_support import needs_programs
 
-from asyncrl.programs.runner import run
-from asyncrl.programs.unconfined import Unconfined
+from asyncrl.sandbox.programs.runner import run
+from asyncrl.sandbox.programs.unconfined import Unconfined
 
 pytestmark = [pytest.mark.processes, needs_programs]
 KEY = b"k" * 32

@@ -10,16 +10,8 @@ import pytest
 from frame_tap import TappedLink, _shown
 from publication_faults import MOMENTS, Fault, Watch, faults
 
-from asyncrl.ipc.framing import encode_frame
-from asyncrl.ipc.messages import (
-    ChunkHead,
-    Chunks,
-    Commit,
-    Hello,
-    Message,
-    Prepared,
-    Transferred,
-)
+from asyncrl.messages import ChunkHead, Chunks, Commit, Hello, Message, Prepared, Transferred
+from asyncrl.runtime.ipc.framing import encode_frame
 
 SUMS = [5, 6]
 

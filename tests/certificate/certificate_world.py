@@ -18,13 +18,13 @@ from scripted_world import ScriptedWorld, configured
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from actors.trainer_actor import Write
+from asyncrl.actors.trainer_actor import Write
 from asyncrl.config import Config
 from asyncrl.engines.embedded import EmbeddedEngine
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import MicroBatch, Prepare, Publish, Scored, Split, TokenCount, Verdict
-from asyncrl.ipc.waits import Waits
+from asyncrl.messages import MicroBatch, Prepare, Publish, Scored, Split, TokenCount, Verdict
+from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import parameters_for_publication

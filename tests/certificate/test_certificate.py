@@ -44,9 +44,9 @@ from asyncrl import journal
 from asyncrl.config import Config
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import MicroBatch, Sample, Span
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import JOURNAL, MODEL, SUMMARY
+from asyncrl.explain import summary
+from asyncrl.messages import MicroBatch, Sample, Span
+from asyncrl.runtime.run_dir import JOURNAL, MODEL, SUMMARY
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.models import load_model
 

@@ -29,7 +29,7 @@ from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import Rollout
-from asyncrl.ipc.messages import Span
+from asyncrl.messages import Span
 
 TOKENS, SEED, TEMPERATURE = 12, 5, 0.9
 PROMPTS = [[3, 14, 15], [9, 2, 6, 5, 35]]

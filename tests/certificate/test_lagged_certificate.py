@@ -24,8 +24,8 @@ from torch import nn
 
 from asyncrl.config import Config
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Prepare, ScoreProximal
-from staleness.corrections import Correction, IcePop, TokenTis
+from asyncrl.messages import Prepare, ScoreProximal
+from asyncrl.staleness.corrections import Correction, IcePop, TokenTis
 
 ROUNDING = 3e-6
 """Distance that five steps in float32 may be away from float64, in the loss and in the weights

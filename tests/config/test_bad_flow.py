@@ -15,7 +15,7 @@ from asyncrl.config.advice import advice
 from asyncrl.config.derived import derived
 from asyncrl.config.fields import FIELDS
 from asyncrl.config.flow import admission_policy, max_group_size
-from staleness.admission import AdmissionSettings, LiveGroups
+from asyncrl.staleness.admission import AdmissionSettings, LiveGroups
 
 FIRST_K = ("train.unit=rollout", "train.advantage=first_k")
 DROP = "staleness.on_stale=drop"

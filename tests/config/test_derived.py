@@ -17,8 +17,8 @@ from asyncrl.config.derived import (
 )
 from asyncrl.config.flow import admission_policy
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Scored
 from asyncrl.journal.sqlite import WAL_BYTES
+from asyncrl.messages import Scored
 
 
 def table(*sets: str, available: int = 2) -> dict[str, tuple[str, str]]:

@@ -11,7 +11,7 @@ from without_rules import without_rules
 
 from asyncrl.config import Config
 from asyncrl.config.rules import contradictions
-from staleness.admission import AdmissionSettings, LiveGroups
+from asyncrl.staleness.admission import AdmissionSettings, LiveGroups
 
 
 def worst_lag(depth: int, batch: int, overprovision: float, window: int) -> int:

@@ -16,7 +16,7 @@ from asyncrl.config import Config, ConfigError, load, read, render, write
 from asyncrl.config.derived import derived
 from asyncrl.config.losses import designed, loss_mean
 from asyncrl.config.schema import RunConfig, StalenessConfig
-from staleness.corrections import (
+from asyncrl.staleness.corrections import (
     BUILT_IN,
     K3,
     AgeDecay,

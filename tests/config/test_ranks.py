@@ -12,7 +12,7 @@ from asyncrl.config.cluster import cluster_contradictions, ranks_here
 from asyncrl.config.gpus import gpus_of, trainer_agent_gpus
 from asyncrl.config.ranks import rank_contradictions, ranks_left, ranks_of, settled_ranks
 from asyncrl.config.schema import SglangConfig
-from staleness.corrections import M2po
+from asyncrl.staleness.corrections import M2po
 
 
 def config(**sections: dict[str, Any]) -> Config:

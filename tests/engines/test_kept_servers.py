@@ -26,7 +26,7 @@ from asyncrl.engines.servers.server_process import (
     likeness,
     server_process,
 )
-from asyncrl.observe.run_dir import SERVERS
+from asyncrl.runtime.run_dir import SERVERS
 
 pytestmark = pytest.mark.processes
 SLEEPS = "import time; time.sleep(1000)"

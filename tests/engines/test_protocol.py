@@ -25,7 +25,7 @@ from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk
 from asyncrl.engines.scripted import ScriptedEngine, hashed
 from asyncrl.engines.spec import EngineContext, engine_kind
-from asyncrl.ipc.waits import Waits
+from asyncrl.runtime.ipc.waits import Waits
 
 PAGE = Path(__file__).parents[2] / "docs/extending.md"
 SIZES = EngineOptions(slots=2, context_tokens=CONTEXT, chunk_tokens=4)

@@ -9,7 +9,7 @@ import numpy as np
 
 from asyncrl.experience.call_tree import CallTree, TreePosition, joined
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.ipc.messages import Span
+from asyncrl.messages import Span
 
 
 class Sampled(NamedTuple):

@@ -20,8 +20,8 @@ from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.experience.snapshot import Snapshot
-from asyncrl.ipc.messages import NoVerdict, Scored
-from staleness.lag import fresh_mask
+from asyncrl.messages import NoVerdict, Scored
+from asyncrl.staleness.lag import fresh_mask
 
 MAX_LAG = 1
 Thing = TypeVar("Thing")

@@ -7,12 +7,13 @@ from types import ModuleType
 
 import pytest
 
-from asyncrl.experience import audit, experience, history, ledger, micro_batches, sequence, steps
+from asyncrl.algorithms.selection import prompt_history
+from asyncrl.experience import audit, experience, ledger, micro_batches, sequence, steps
 
 
 @pytest.mark.parametrize(
     "module",
-    (audit, experience, history, ledger, micro_batches, sequence, steps),
+    (audit, experience, prompt_history, ledger, micro_batches, sequence, steps),
     ids=lambda module: module.__name__,
 )
 def test_the_examples_say_what_happens(module: ModuleType) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.experience import history
-from asyncrl.experience.history import KEPT, History
+from asyncrl.algorithms.selection import prompt_history as history
+from asyncrl.algorithms.selection.prompt_history import KEPT, History
 
 rewards = st.lists(st.sampled_from([-1.0, 0.0, 0.1, 0.25, 1.0, 2.0]), max_size=5)
 visits = st.lists(st.tuples(st.integers(0, 4), rewards, st.integers(0, 2)), max_size=25)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from asyncrl.experience.call import ImpossibleEvent, RolloutStatus
 from asyncrl.experience.replay_buffer import ReplayBuffer
 from asyncrl.experience.rollout import Group, Rollout
-from asyncrl.ipc.messages import NoVerdict, Scored, Span, Verdict
+from asyncrl.messages import NoVerdict, Scored, Span, Verdict
 
 
 def taken(number: int, verdicts: list[Verdict], *, step: int | None = 5, version: int = 3) -> Group:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.sequence import TrainingSequence, joined_behaviour, joined_ids
-from asyncrl.ipc.messages import Sample, Scored, Span
+from asyncrl.messages import Sample, Scored, Span
 
 
 def ints(*values: int) -> bytes:

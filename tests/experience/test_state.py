@@ -14,7 +14,7 @@ from asyncrl.experience.call import ImpossibleEvent, RolloutStatus
 from asyncrl.experience.experience import Experience, fold
 from asyncrl.experience.recovery import recovered
 from asyncrl.experience.snapshot import Snapshot
-from asyncrl.ipc.messages import NoVerdict, Scored, Span, Split
+from asyncrl.messages import NoVerdict, Scored, Span, Split
 
 PROMPT = b"\5\0\0\0\6\0\0\0"
 

@@ -21,9 +21,10 @@ import msgspec
 import trio
 from rich.console import Console
 
-from actors.reward_actor import _ask
-from actors.verifier_process import Opening, TimedVerdict, VerifyRequest
-from actors.worker_process import Bury, frame, receive
+from asyncrl import messages
+from asyncrl.actors.reward_actor import _ask
+from asyncrl.actors.verifier_process import Opening, TimedVerdict, VerifyRequest
+from asyncrl.actors.worker_process import Bury, frame, receive
 from asyncrl.config import Config, ConfigError
 from asyncrl.config import load as load_config
 from asyncrl.config import render as render_config
@@ -48,14 +49,9 @@ from asyncrl.experience.events import (
     Trained,
 )
 from asyncrl.experience.experience import fold
-from asyncrl.ipc import messages
-from asyncrl.ipc.errors import EndOfStream, LinkError
-from asyncrl.ipc.keys import prove_to_client, prove_to_server, proving
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.pipes import Bytes
-from asyncrl.observe import summary
-from asyncrl.observe.display import show_summary
-from asyncrl.observe.run_status import (
+from asyncrl.explain import summary
+from asyncrl.explain.display import show_summary
+from asyncrl.explain.run_status import (
     ActorStatus,
     AwaitedRollout,
     GroupCounts,
@@ -63,7 +59,11 @@ from asyncrl.observe.run_status import (
     PublicationStatus,
     RunStatus,
 )
-from asyncrl.observe.why import why
+from asyncrl.explain.why import why
+from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
+from asyncrl.runtime.ipc.keys import prove_to_client, prove_to_server, proving
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.ipc.pipes import Bytes
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.jsonl import JsonlTask
 from asyncrl.tasks.text import Tokenizer
@@ -111,8 +111,8 @@ class Script:
 
 
 def framed(text: bytes, *buffers: bytes) -> bytes:
-    """A frame as `asyncrl.ipc.framing` describes it, of a message in msgpack and of buffers; made
-    here a second time."""
+    """A frame as `asyncrl.runtime.ipc.framing` describes it, of a message in msgpack and of
+    buffers; made here a second time."""
     padded = b"".join(buffer + bytes(-len(buffer) % 8) for buffer in buffers)
     sizes = struct.pack(f"<{len(buffers)}I", *map(len, buffers))
     return (

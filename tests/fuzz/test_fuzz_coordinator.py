@@ -12,11 +12,11 @@ from message_strategies import of_type
 from scripted_world import ScriptedWorld, configured
 from some_values import some
 
-from actors.coordinator.connections import ACCEPTED
-from actors.coordinator.peers import Peer
-from asyncrl.ipc import messages
-from asyncrl.ipc.errors import EndOfStream, LinkError
-from asyncrl.ipc.link import memory_links
+from asyncrl import messages
+from asyncrl.actors.coordinator.connections import ACCEPTED
+from asyncrl.actors.coordinator.peers import Peer
+from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
+from asyncrl.runtime.ipc.link import memory_links
 
 SMALL = st.one_of(st.integers(0, 12), st.sampled_from([-1, 2**31, 2**63 - 1, -(2**63), 2**64 - 1]))
 

@@ -24,11 +24,11 @@ from asyncrl.config import load
 from asyncrl.config.derived import LOG_BYTES, journal_bytes
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience, fold
-from asyncrl.ipc.messages import NoVerdict, Scored
 from asyncrl.journal import Journal, JournalError, SqliteDisk, SqliteHistory, sqlite
 from asyncrl.journal.disk import Abandon, Compact, DiskFull, EventRows, Keep, Write
 from asyncrl.journal.sqlite import WAL_BYTES
 from asyncrl.journal.writer import ROW_BYTES
+from asyncrl.messages import NoVerdict, Scored
 
 
 def everything() -> list[e.AnyEvent]:

@@ -24,13 +24,13 @@ from rich.console import Console
 from asyncrl.cli import main
 from asyncrl.config import ConfigError
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Scored
+from asyncrl.explain import run_status, summary
+from asyncrl.explain.curve import mend
+from asyncrl.explain.display import show_summary
 from asyncrl.journal import Journal
 from asyncrl.launch import preflight
-from asyncrl.observe import run_status, summary
-from asyncrl.observe.curve import mend
-from asyncrl.observe.display import show_summary
-from asyncrl.observe.run_dir import METRICS
+from asyncrl.messages import Scored
+from asyncrl.runtime.run_dir import METRICS
 from asyncrl.training.checkpoint_index import (
     CheckpointError,
     Digest,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.bundled.bundled_model import frame, tokenizer
 from asyncrl.cli import main
 from asyncrl.config import load
 from asyncrl.launch.first_run import KEYS, first_run
 from asyncrl.tasks import open_task
 from asyncrl.tasks.gym import parameters
-from asyncrl.training.bundled import frame, tokenizer
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import trio
 
 from asyncrl.config import Config, load, render
 from asyncrl.launch.page import keep_page
-from asyncrl.observe.run_dir import PAGE_KEY, RUN_TOML
-from asyncrl.processes.machine import free_port
+from asyncrl.runtime.processes.machine import free_port
+from asyncrl.runtime.run_dir import PAGE_KEY, RUN_TOML
 
 PATIENCE_S = 120.0
 

@@ -14,12 +14,12 @@ from look_support import step
 from train_support import wait_for
 
 from asyncrl.config import ConfigError, load, render
+from asyncrl.explain.curve import line_of
+from asyncrl.explain.sinks import sink
+from asyncrl.explain.sinks.sink import refuse_unfit_sinks
+from asyncrl.explain.sinks.sink_feed import SinkNote
 from asyncrl.launch.sinks import keep_sink
-from asyncrl.observe.curve import line_of
-from asyncrl.observe.run_dir import METRICS, RUN_TOML, SINKS
-from asyncrl.sinks import sink
-from asyncrl.sinks.sink import refuse_unfit_sinks
-from asyncrl.sinks.sink_feed import SinkNote
+from asyncrl.runtime.run_dir import METRICS, RUN_TOML, SINKS
 
 PATIENCE_S = 120.0
 

@@ -13,12 +13,12 @@ import trio
 from rich.console import Console
 
 from asyncrl.config import Config
+from asyncrl.explain import summary
 from asyncrl.launch import launcher
 from asyncrl.launch.launcher import FAILED, _Launch
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import INITIAL, JOURNAL, SUMMARY
-from asyncrl.processes.run_supervisor import SupervisedEnd
-from asyncrl.processes.supervisor import ActorFailed
+from asyncrl.runtime.processes.run_supervisor import SupervisedEnd
+from asyncrl.runtime.processes.supervisor import ActorFailed
+from asyncrl.runtime.run_dir import INITIAL, JOURNAL, SUMMARY
 
 
 def ended(run: Path) -> int:

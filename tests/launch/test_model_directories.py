@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from asyncrl.bundled import bundled_model
 from asyncrl.config import Config, ConfigError, load
 from asyncrl.launch import model_directories, preflight
 from asyncrl.tasks import open_task
-from asyncrl.training import bundled
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 
@@ -24,9 +24,9 @@ def config(*sets: str) -> Config:
     return preflight.resolved(made, None, NOW)
 
 
-def directory(path: Path, frame: list[str], rows: int = bundled.VOCABULARY) -> Path:
+def directory(path: Path, frame: list[str], rows: int = bundled_model.VOCABULARY) -> Path:
     """A model directory as far as it is read before a run."""
-    bundled.write_tokenizer(path, frame)
+    bundled_model.write_tokenizer(path, frame)
     (path / "config.json").write_text(json.dumps({"vocab_size": rows}))
     (path / "model.safetensors").write_bytes(b"")
     return path
@@ -34,7 +34,7 @@ def directory(path: Path, frame: list[str], rows: int = bundled.VOCABULARY) -> P
 
 @pytest.fixture
 def frame() -> list[str]:
-    return bundled.task_frame(open_task(config().task, 0))
+    return bundled_model.task_frame(open_task(config().task, 0))
 
 
 def refusal(*sets: str) -> str:

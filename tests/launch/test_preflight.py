@@ -18,7 +18,7 @@ import pytest
 from asyncrl.config import Config, ConfigError, load, read, write
 from asyncrl.config.derived import PROGRAMS, derived
 from asyncrl.launch import preflight
-from asyncrl.processes.machine import EPHEMERAL, LOWEST_PORT, available_cores, free_port
+from asyncrl.runtime.processes.machine import EPHEMERAL, LOWEST_PORT, available_cores, free_port
 from asyncrl.sandbox.support import Support
 from asyncrl.tasks import judging
 

@@ -13,8 +13,8 @@ import pytest
 
 from asyncrl.cli import main
 from asyncrl.config import ConfigError
-from asyncrl.ipc.keys import new_key, read_key, write_key
 from asyncrl.launch.private import private_files, refuse_foreign
+from asyncrl.runtime.ipc.keys import new_key, read_key, write_key
 
 STRANGER = 65534
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

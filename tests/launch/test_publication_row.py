@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from asyncrl.config import load
 from asyncrl.launch.publication_row import publication_row, stored_weights
-from asyncrl.observe.run_dir import CLUSTER_MODELS
+from asyncrl.runtime.run_dir import CLUSTER_MODELS
 
 SERVERS = ["engine.kind=sglang", "engine.sglang.launch=['sglang']"]
 MODELS = """

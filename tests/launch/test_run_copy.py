@@ -15,7 +15,7 @@ from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.journal import Journal, read
 from asyncrl.launch.run_copy import copy_run, keep_copy, refuse_unfit
-from asyncrl.observe.run_dir import JOURNAL, RUN_TOML
+from asyncrl.runtime.run_dir import JOURNAL, RUN_TOML
 from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, complete, place
 
 

@@ -21,7 +21,7 @@ from asyncrl.experience.experience import Experience
 from asyncrl.journal import Journal, read
 from asyncrl.launch.run_copy import keep_copy, refuse_unfit
 from asyncrl.launch.stored_copy import MANIFEST, Manifest, StoredCopy, StoreError, fetch, is_stored
-from asyncrl.observe.run_dir import COPY_ID, JOURNAL, METRICS, RUN_TOML
+from asyncrl.runtime.run_dir import COPY_ID, JOURNAL, METRICS, RUN_TOML
 from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, Scalars, digested, place
 
 

@@ -10,7 +10,7 @@ from transformers import Qwen3Config
 from asyncrl.config import Config, ConfigError, load
 from asyncrl.launch import trainer_memory
 from asyncrl.launch.trainer_memory import memory_rows
-from asyncrl.processes.machine import memory_bytes
+from asyncrl.runtime.processes.machine import memory_bytes
 from asyncrl.training.memory_parts import MemoryParts, PredictedMemory
 
 GIB = 2**30

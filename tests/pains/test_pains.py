@@ -21,21 +21,21 @@ from scripted_parts import ScriptedLearner, ScriptedWeights
 from scripted_world import ScriptedWorld, configured
 from some_values import some
 
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.peers import OUTBOX
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.peers import OUTBOX
 from asyncrl.config import VARIABLES, ConfigError, load
 from asyncrl.config.derived import derived
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
-from asyncrl.ipc.messages import NoVerdict, Prepare, Publish, Replace, Scored
+from asyncrl.explain.diagnosis import diagnose
 from asyncrl.journal import Journal
 from asyncrl.journal.disk import DiskFull, Write
-from asyncrl.observe.diagnosis import diagnose
-from asyncrl.simulation.capacity.scale import scale
+from asyncrl.messages import NoVerdict, Prepare, Publish, Replace, Scored
 from asyncrl.simulation.faults import Fault
 from asyncrl.simulation.sim_process import SimProcess
+from asyncrl.sizing.scale import scale
 
 
 def alike(tokens: int, seconds_per_token: float) -> Callable[[Request], Script]:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from pains_world import simulated
 
-from actors.coordinator.resume import resumed
+from asyncrl.actors.coordinator.resume import resumed
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.journal.disk import EventRows, Keep

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.engines.embedded import Embedded
+from asyncrl.actors.engines.embedded import Embedded
 from asyncrl.engines.protocol import Engine
 from asyncrl.engines.spec import EngineContext
 

@@ -14,7 +14,7 @@ import pytest
 import warm_process
 from train_support import command, end, processes, started, steps_done, wait_for
 
-from asyncrl.processes.machine import free_port
+from asyncrl.runtime.processes.machine import free_port
 
 SILENT = "rollout-0, rollout-1 have said nothing for"
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import warm_process
 
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import METRICS, SUMMARY
+from asyncrl.explain import summary
+from asyncrl.runtime.run_dir import METRICS, SUMMARY
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/run.toml"))

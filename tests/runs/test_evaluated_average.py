@@ -15,9 +15,9 @@ from train_support import command, everything, resume, started, tiny_model, trai
 
 from asyncrl import journal
 from asyncrl.experience import events as e
-from asyncrl.observe import summary
-from asyncrl.observe.curve import EvaluationPoint, read
-from asyncrl.observe.run_dir import JOURNAL, METRICS, MODEL, MODEL_EMA, SUMMARY
+from asyncrl.explain import summary
+from asyncrl.explain.curve import EvaluationPoint, read
+from asyncrl.runtime.run_dir import JOURNAL, METRICS, MODEL, MODEL_EMA, SUMMARY
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.models import load_model
 

@@ -20,13 +20,13 @@ from train_support import (
     wait_for,
 )
 
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import SUMMARY
+from asyncrl.explain import summary
+from asyncrl.runtime.run_dir import SUMMARY
 
 ENDLESS = {"train__steps": 10_000, "train__checkpoint_every": 2}
 AGAIN = "was lost, and the run goes on from its last checkpoint"
 BROKEN = """
-from staleness.corrections.correction import Correction
+from asyncrl.staleness.corrections.correction import Correction
 
 class Broken(Correction, frozen=True, kw_only=True):
     def apply(self, *_, **__):

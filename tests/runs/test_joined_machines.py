@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from train_support import command, end, joins, kill, processes, started, steps_done, train, wait_for
 
-from asyncrl.cluster.agent import NOTICE_S
+from asyncrl.explain import summary
 from asyncrl.journal import fold
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import JOIN_TOKEN, JOURNAL, SUMMARY
+from asyncrl.launch.cluster.agent import NOTICE_S
+from asyncrl.runtime.run_dir import JOIN_TOKEN, JOURNAL, SUMMARY
 
 JOINED = {
     "cluster__kind": "agents",

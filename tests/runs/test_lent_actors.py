@@ -11,9 +11,9 @@ from train_support import command, end, processes, started, steps_done, wait_for
 
 from asyncrl import journal
 from asyncrl.experience.events import Leased
-from asyncrl.observe import run_status, summary
-from asyncrl.observe.run_dir import JOURNAL, STATUS, SUMMARY
-from asyncrl.processes.priority import NICE
+from asyncrl.explain import run_status, summary
+from asyncrl.runtime.processes.priority import NICE
+from asyncrl.runtime.run_dir import JOURNAL, STATUS, SUMMARY
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

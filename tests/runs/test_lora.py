@@ -22,9 +22,9 @@ from train_support import (
 )
 
 from asyncrl.config.schema import LoraConfig
-from asyncrl.observe import summary
-from asyncrl.observe.curve import StepPoint, read
-from asyncrl.observe.run_dir import ADAPTER, METRICS, MODEL, MODEL_EMA, SUMMARY
+from asyncrl.explain import summary
+from asyncrl.explain.curve import StepPoint, read
+from asyncrl.runtime.run_dir import ADAPTER, METRICS, MODEL, MODEL_EMA, SUMMARY
 from asyncrl.training.adapters import ADAPTERS, adapters, add_adapters, merged, set_adapters
 from asyncrl.training.checkpoint_index import complete
 from asyncrl.training.models import load_model

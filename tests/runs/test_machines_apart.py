@@ -11,8 +11,8 @@ from apart import NEAR, apart, reason_against
 from test_joined_machines import JOINED, LOST, joins
 from train_support import command, end, processes, started, steps_done, wait_for
 
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import JOIN_TOKEN, SUMMARY
+from asyncrl.explain import summary
+from asyncrl.runtime.run_dir import JOIN_TOKEN, SUMMARY
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
 HERE = {"cluster__host": NEAR, "publication__host": NEAR}

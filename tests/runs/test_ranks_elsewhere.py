@@ -23,8 +23,9 @@ from train_support import (
     wait_for,
 )
 
-from asyncrl.observe import logs, summary
-from asyncrl.observe.run_dir import JOIN_TOKEN, MODEL, SUMMARY
+from asyncrl.explain import summary
+from asyncrl.runtime import logs
+from asyncrl.runtime.run_dir import JOIN_TOKEN, MODEL, SUMMARY
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
 

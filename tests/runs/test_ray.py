@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from train_support import command, end, processes, started, steps_done, train, wait_for
 
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import LOCK, SUMMARY
-from asyncrl.processes.machine import gpus_here
+from asyncrl.explain import summary
+from asyncrl.runtime.processes.machine import gpus_here
+from asyncrl.runtime.run_dir import LOCK, SUMMARY
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -68,8 +68,8 @@ def folders() -> set[Path]:
         ["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True
     )
     words = [line.split() for line in listed.stdout.splitlines()]
-    mine = [each for each in words if "asyncrl.cluster.ray_agent" in each]
-    return {Path(each[each.index("asyncrl.cluster.ray_agent") + 1]) for each in mine}
+    mine = [each for each in words if "asyncrl.launch.cluster.ray_agent" in each]
+    return {Path(each[each.index("asyncrl.launch.cluster.ray_agent") + 1]) for each in mine}
 
 
 @pytest.mark.explore
@@ -167,7 +167,7 @@ def test_gpus_are_asked_of_ray_and_looked_for_where_it_says_they_are(
 
 HOLD = """
 import sys, ray
-from asyncrl.cluster.ray_driver import hold_gpus
+from asyncrl.launch.cluster.ray_driver import hold_gpus
 ray.init(address=sys.argv[1], log_to_driver=False)
 here = ray.util.get_node_ip_address()
 held = hold_gpus(int(sys.argv[2]), here, float(sys.argv[4]))

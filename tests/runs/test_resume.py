@@ -34,9 +34,9 @@ from train_support import (
 
 from asyncrl import journal
 from asyncrl.experience import events as e
-from asyncrl.observe import summary
-from asyncrl.observe.curve import Curve, StepPoint, read
-from asyncrl.observe.run_dir import JOURNAL, METRICS, MODEL, PACKED, RUN_TOML, SUMMARY
+from asyncrl.explain import summary
+from asyncrl.explain.curve import Curve, StepPoint, read
+from asyncrl.runtime.run_dir import JOURNAL, METRICS, MODEL, PACKED, RUN_TOML, SUMMARY
 from asyncrl.training.checkpoint_index import complete
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]

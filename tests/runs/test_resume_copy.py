@@ -10,9 +10,9 @@ import pytest
 import warm_process
 from train_support import command, everything, resume, started, steps_done, train, wait_for
 
+from asyncrl.explain import summary
 from asyncrl.launch.stored_copy import StoredCopy, StoreError
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import SUMMARY
+from asyncrl.runtime.run_dir import SUMMARY
 from asyncrl.training.checkpoint_index import complete
 
 

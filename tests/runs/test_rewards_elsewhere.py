@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from train_support import command, end, joins, kill, processes, started, steps_done, wait_for
 
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import JOIN_TOKEN, SUMMARY
+from asyncrl.explain import summary
+from asyncrl.runtime.run_dir import JOIN_TOKEN, SUMMARY
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
 

@@ -13,8 +13,8 @@ import pytest
 import warm_process
 from train_support import DEADLINE_S, command, end, processes, started, steps_done, wait_for
 
-from asyncrl.observe import summary
-from asyncrl.observe.why import why
+from asyncrl.explain import summary
+from asyncrl.explain.why import why
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

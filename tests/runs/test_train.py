@@ -32,8 +32,8 @@ from train_support import (
 
 from asyncrl import journal
 from asyncrl.experience import events as e
-from asyncrl.observe import summary
-from asyncrl.processes.machine import free_port
+from asyncrl.explain import summary
+from asyncrl.runtime.processes.machine import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

@@ -13,9 +13,9 @@ import pytest
 from train_support import DEADLINE_S, command, end, started, train, wait_for
 
 from asyncrl.experience import events as e
+from asyncrl.explain import summary
 from asyncrl.journal import read
-from asyncrl.observe import summary
-from asyncrl.processes.machine import free_port
+from asyncrl.runtime.processes.machine import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -115,7 +115,7 @@ def test_a_taskset_of_verifiers_is_trained(model: Path, tmp_path: Path) -> None:
         '[env.taskset]\nid = "textarena_offline"\n[sampling]\nmax_tokens = 12\n'
     )
     tasksets = f"{ROOT}:{ROOT / 'tests' / 'support' / 'tasksets'}"
-    program = [str(PYTHON), "-m", "asyncrl.tasksets"]
+    program = [str(PYTHON), "-m", "asyncrl.agents.tasksets"]
     said = subprocess.run(
         [*program, "prompts", "64", str(taskset)],
         env={**os.environ, "PYTHONPATH": tasksets},

@@ -29,9 +29,9 @@ from train_support import (
     wait_for,
 )
 
-from asyncrl.observe import run_status, summary
-from asyncrl.observe.run_dir import MODEL, RUN_TOML, STATUS, SUMMARY
-from asyncrl.observe.run_status import ActorStatus, RunStatus
+from asyncrl.explain import run_status, summary
+from asyncrl.explain.run_status import ActorStatus, RunStatus
+from asyncrl.runtime.run_dir import MODEL, RUN_TOML, STATUS, SUMMARY
 from asyncrl.training.checkpoint_index import complete
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]

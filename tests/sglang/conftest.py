@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from real_sglang import PYTHON, SEED, START_S, Server, running
 
-from asyncrl.training.bundled import new_model, write_tokenizer
+from asyncrl.bundled.bundled_model import new_model, write_tokenizer
 
 USERS = {"sglang_server", "sglang_start", "sglang_last"}
 

@@ -17,7 +17,7 @@ import forked_server
 import httpx2
 
 from asyncrl.engines.sglang.sglang_client import SglangClient
-from asyncrl.processes.machine import free_port
+from asyncrl.runtime.processes.machine import free_port
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-sglang" / "bin" / "python"

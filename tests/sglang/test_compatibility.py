@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from actors.engines.server_kind import BUNDLED
+from asyncrl.actors.engines.server_kind import BUNDLED
+from asyncrl.bundled.bundled_model import model_config
 from asyncrl.config import ConfigError, load
 from asyncrl.engines.servers.server_types import ModelInfo, ServerInfo
 from asyncrl.engines.sglang.compatibility import refuse_other_model, refuse_other_start
 from asyncrl.launch import preflight
-from asyncrl.training.bundled import model_config
 
 QWEN = "Qwen3ForCausalLM"
 MODEL = ModelInfo("/m", "default", architectures=[QWEN])

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_sglang import PYTHON, START_S
 
-from weightsync.servers import server_hashes
-from weightsync.servers.server_hashes import hash_on, of_gpu, of_host
+from asyncrl.weightsync.servers import server_hashes
+from asyncrl.weightsync.servers.server_hashes import hash_on, of_gpu, of_host
 
 KERNEL = {
     0: "0000000000000000",

@@ -10,9 +10,9 @@ import pytest
 from real_sglang import LAUNCH, PYTHON
 from train_support import command, tiny_model, train
 
-from asyncrl.observe import summary
-from asyncrl.observe.curve import StepPoint, read
-from asyncrl.observe.run_dir import METRICS, SUMMARY
+from asyncrl.explain import summary
+from asyncrl.explain.curve import StepPoint, read
+from asyncrl.runtime.run_dir import METRICS, SUMMARY
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.soak]
 """CI has its parts: `test_sglang_publication` serves what adapters and their base make,

@@ -15,15 +15,15 @@ import trio
 from gateway_world import KEY, MODEL, served
 from real_sglang import Server, slow
 
+from asyncrl.bundled.bundled_model import END_ID, VOCABULARY, new_model
 from asyncrl.engines import canary
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Emit
 from asyncrl.engines.servers.server_engine import ServerEngine
 from asyncrl.engines.sglang import sglang_client as client_module
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training.bundled import END_ID, VOCABULARY, new_model
-from weightsync.servers.from_disk import FromDisk
-from weightsync.servers.weight_loader import WeightLoader
+from asyncrl.weightsync.servers.from_disk import FromDisk
+from asyncrl.weightsync.servers.weight_loader import WeightLoader
 
 CONTEXT = 600
 SEEDS = [21, 22]

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.bundled.bundled_model import new_model
 from asyncrl.engines import canary
 from asyncrl.engines.canary import CanaryDied, compare, reference, text
-from asyncrl.training.bundled import new_model
 
 
 @given(st.integers(4, 5000), st.data())

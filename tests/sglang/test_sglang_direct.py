@@ -20,8 +20,8 @@ from train_support import (
     wait_for,
 )
 
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import INITIAL, SUMMARY
+from asyncrl.explain import summary
+from asyncrl.runtime.run_dir import INITIAL, SUMMARY
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
 

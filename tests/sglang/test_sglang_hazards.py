@@ -22,6 +22,7 @@ from collected import Collected
 from numpy.typing import NDArray
 from real_sglang import SEED, Server, slow
 
+from asyncrl.bundled.bundled_model import END_ID, VOCABULARY, new_model, write_tokenizer
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.engines.servers.errors import RequestRefused, ServerGone
@@ -31,8 +32,7 @@ from asyncrl.engines.servers.server_types import Mode, StreamEvent
 from asyncrl.engines.sglang.http_types import ServerLoad
 from asyncrl.engines.sglang.routed import Routed
 from asyncrl.engines.sglang.sglang_client import SglangClient
-from asyncrl.ipc.waits import Pulse
-from asyncrl.training.bundled import END_ID, VOCABULARY, new_model, write_tokenizer
+from asyncrl.runtime.ipc.waits import Pulse
 
 ROUNDING = 2e-5
 """Nats that float32 may lose between one order of adding up and another, in this model."""

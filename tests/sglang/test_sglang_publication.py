@@ -21,6 +21,7 @@ from real_sglang import Server, slow
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
+from asyncrl.bundled.bundled_model import model_config, new_model
 from asyncrl.config import Config
 from asyncrl.config.schema import LoraConfig
 from asyncrl.engines import canary
@@ -29,11 +30,16 @@ from asyncrl.engines.servers.server_types import Mode, StreamEvent
 from asyncrl.engines.sglang import sglang_client as client_module
 from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.training.adapters import adapters, add_adapters, merged, set_adapters
-from asyncrl.training.bundled import model_config, new_model
-from weightsync.servers.by_broadcast import ByBroadcast
-from weightsync.servers.from_disk import FromDisk
-from weightsync.servers.server_group import BucketStream, ServerGroup
-from weightsync.servers.weight_loader import HalfLoaded, IntoServer, Loaded, NotLoaded, WeightLoader
+from asyncrl.weightsync.servers.by_broadcast import ByBroadcast
+from asyncrl.weightsync.servers.from_disk import FromDisk
+from asyncrl.weightsync.servers.server_group import BucketStream, ServerGroup
+from asyncrl.weightsync.servers.weight_loader import (
+    HalfLoaded,
+    IntoServer,
+    Loaded,
+    NotLoaded,
+    WeightLoader,
+)
 
 HOST = "127.0.0.1"
 DEADLINE_S = 60.0

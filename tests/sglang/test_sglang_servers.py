@@ -26,6 +26,7 @@ import trio
 from real_sglang import LAUNCH, PYTHON
 from some_values import some
 
+from asyncrl.bundled.bundled_model import END_ID, VOCABULARY, new_model
 from asyncrl.engines import canary
 from asyncrl.engines.servers.errors import RequestRefused, ServerGone
 from asyncrl.engines.servers.kept_servers import ServerAddress
@@ -34,10 +35,9 @@ from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.sglang import sglang_client as client_module
 from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.engines.sglang.sglang_launch import command, environment, managed
-from asyncrl.training.bundled import END_ID, VOCABULARY, new_model
-from weightsync.servers.by_broadcast import ByBroadcast
-from weightsync.servers.server_group import ServerGroup
-from weightsync.servers.weight_loader import WeightLoader
+from asyncrl.weightsync.servers.by_broadcast import ByBroadcast
+from asyncrl.weightsync.servers.server_group import ServerGroup
+from asyncrl.weightsync.servers.weight_loader import WeightLoader
 
 START_S = 240.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.coordinator.event_store import EventStore
 from asyncrl import cli
+from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.experience import events as e
 from asyncrl.simulation.command import Tally, tally
 

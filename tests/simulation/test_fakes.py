@@ -10,7 +10,7 @@ import trio
 from simulation_support import plain
 
 from asyncrl.engines.protocol import Chunk, Request
-from asyncrl.ipc.messages import Sample, ScoreProximal, Span
+from asyncrl.messages import Sample, ScoreProximal, Span
 from asyncrl.simulation import policy
 from asyncrl.simulation.fake_learner import NUMBER, FakeProximal
 from asyncrl.simulation.fakes import FakeEngine

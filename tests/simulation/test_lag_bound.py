@@ -11,7 +11,7 @@ import pytest
 from simulation_support import plain
 from some_values import some
 
-from asyncrl.ipc.messages import MicroBatch
+from asyncrl.messages import MicroBatch
 from asyncrl.simulation.checker import checker
 from asyncrl.simulation.faults import Fault
 from asyncrl.simulation.run import simulate

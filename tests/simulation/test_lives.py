@@ -9,7 +9,7 @@ import pytest
 from simulation_support import plain
 from some_values import some
 
-from asyncrl.observe.curve import EvaluationPoint, StepPoint, point_of
+from asyncrl.explain.curve import EvaluationPoint, StepPoint, point_of
 from asyncrl.simulation import run
 from asyncrl.simulation.fake_world import FakeWorld
 from asyncrl.simulation.faults import Fault

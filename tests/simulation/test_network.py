@@ -10,8 +10,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.ipc.errors import EndOfStream, LinkBroken
-from asyncrl.ipc.messages import Drain, Interrupt
+from asyncrl.messages import Drain, Interrupt
+from asyncrl.runtime.ipc.errors import EndOfStream, LinkBroken
 from asyncrl.simulation.network import CAPACITY, MemoryPipe, links, pipes
 
 

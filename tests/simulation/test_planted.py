@@ -107,7 +107,7 @@ def apply(patch: Path, to: Path, *options: str) -> None:
 
 def test_each_planted_bug_is_one_of_the_product_as_it_is(tmp_path: Path) -> None:
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, tmp_path / package)
+        shutil.copytree(ROOT / package, tmp_path / package, symlinks=True)
     for patch in PATCHES:
         apply(patch, tmp_path, "--check")
 
@@ -125,7 +125,7 @@ def test_a_planted_bug_is_found_within_200_seeds(
     patch: Path, tmp_path: Path, libraries: subprocess.Popen[str]
 ) -> None:
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, tmp_path / package)
+        shutil.copytree(ROOT / package, tmp_path / package, symlinks=True)
     apply(patch, tmp_path)
     world, first = told(patch)
     seeds = sorted(SEEDS, key=lambda seed: seed != first)

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staleness import admission
-from staleness.admission import (
+from asyncrl.staleness import admission
+from asyncrl.staleness.admission import (
     MAX_STARTS_PER_GROUP,
     POLICIES,
     RATE_OVER,
@@ -202,7 +202,8 @@ def test_lag_is_bounded_by_depth_and_by_how_many_may_overtake(
 
 def test_the_coordinator_gets_no_torch_from_these() -> None:
     code = (
-        "import sys, staleness.lag, staleness.admission, asyncrl.training.checkpoint_index; "
+        "import sys, asyncrl.staleness.lag, asyncrl.staleness.admission, "
+        "asyncrl.training.checkpoint_index; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

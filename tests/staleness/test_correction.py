@@ -14,7 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from some_values import some
 
-from staleness.corrections import (
+from asyncrl.algorithms.tokens import Tokens
+from asyncrl.staleness.corrections import (
     BUILT_IN,
     Corrected,
     Correction,
@@ -29,7 +30,6 @@ from staleness.corrections import (
     SequenceTis,
     apply_corrections,
 )
-from staleness.tokens import Tokens
 
 
 class Case(NamedTuple):

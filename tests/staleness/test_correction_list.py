@@ -15,7 +15,10 @@ from correction_reference import World, apart_from_rounding, worlds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from staleness.corrections import (
+from asyncrl.algorithms.objectives import BUILT_IN as OBJECTIVES
+from asyncrl.algorithms.objectives import ClipBounds, token_loss
+from asyncrl.algorithms.tokens import Tokens
+from asyncrl.staleness.corrections import (
     BUILT_IN,
     K3,
     AgeDecay,
@@ -33,10 +36,7 @@ from staleness.corrections import (
     TopEntropy,
     apply_corrections,
 )
-from staleness.objectives import BUILT_IN as OBJECTIVES
-from staleness.objectives import ClipBounds, token_loss
-from staleness.proximal import log_ratios
-from staleness.tokens import Tokens
+from asyncrl.staleness.proximal import log_ratios
 
 ALL: list[Correction] = [
     IcePop(lo=0.5, hi=3.0),
@@ -234,7 +234,10 @@ class TestTable:
 
     def test_needs_no_torch(self) -> None:
         """Nor do objectives and advantages: settings and the coordinator import them."""
-        modules = "staleness.corrections, staleness.objectives, staleness.advantages"
+        modules = (
+            "asyncrl.staleness.corrections, asyncrl.algorithms.objectives, "
+            "asyncrl.algorithms.advantages"
+        )
         code = f"import sys, {modules}, asyncrl.config; sys.exit('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

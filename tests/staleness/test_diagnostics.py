@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staleness.bins import BINS, at_lag, bin_of, of_lags
-from staleness.diagnostics import ByLag, Divergence, by_lag
-from staleness.ratios import LIMIT
+from asyncrl.algorithms.ratios import LIMIT
+from asyncrl.staleness.bins import BINS, at_lag, bin_of, of_lags
+from asyncrl.staleness.diagnostics import ByLag, Divergence, by_lag
 
 
 class Token(NamedTuple):

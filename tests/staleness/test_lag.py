@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.ipc.messages import Span
-from staleness.lag import LagSums, fresh_mask, lag_sums, rollout_lag, stale_tokens, tokens_by_lag
+from asyncrl.messages import Span
+from asyncrl.staleness.lag import (
+    LagSums,
+    fresh_mask,
+    lag_sums,
+    rollout_lag,
+    stale_tokens,
+    tokens_by_lag,
+)
 
 STEP = 9
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from staleness.live_episodes import HEADROOM, LEAST, MEMORY, LiveEpisodes
+from asyncrl.staleness.live_episodes import HEADROOM, LEAST, MEMORY, LiveEpisodes
 
 SECONDS = st.floats(1e-3, 1e4)
 Interval = tuple[float, int, int, bool]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staleness.proximal import alpha, log_ratios, loglinear, recompute, scored
+from asyncrl.staleness.proximal import alpha, log_ratios, loglinear, recompute, scored
 
 logs = st.floats(-8, 0, width=32)
 

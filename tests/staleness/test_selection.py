@@ -19,10 +19,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.ipc.messages import Sample, Span
-from staleness.advantages.min_variance import minimum_variance
-from staleness.baseline import first_k
-from staleness.lag import fresh_mask
+from asyncrl.algorithms.advantages.baseline import first_k
+from asyncrl.algorithms.advantages.min_variance import minimum_variance
+from asyncrl.messages import Sample, Span
+from asyncrl.staleness.lag import fresh_mask
 
 N, K, GROUPS = 8, 2, 100_000
 CUT, NOISE = 0.3, 0.5

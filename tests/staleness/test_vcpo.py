@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.ipc.messages import Sample
-from staleness import vcpo
-from staleness.advantages import BUILT_IN, RewardedSamples
-from staleness.advantages.as_tensors import advantage_tensors
-from staleness.vcpo import learning_rate_scale, logit_norm, squared_norms
+from asyncrl.algorithms.advantages import BUILT_IN, RewardedSamples
+from asyncrl.algorithms.advantages.as_tensors import advantage_tensors
+from asyncrl.messages import Sample
+from asyncrl.staleness import vcpo
+from asyncrl.staleness.vcpo import learning_rate_scale, logit_norm, squared_norms
 
 
 def samples(groups: list[int], rewards: list[float]) -> list[Sample]:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staleness.admission import AdmissionSettings, LiveGroups
+from asyncrl.staleness.admission import AdmissionSettings, LiveGroups
 
 
 def max_live(depth: int, batch: int, f: float) -> int:

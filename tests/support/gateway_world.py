@@ -13,22 +13,22 @@ import httpx2
 import numpy as np
 import trio
 
+from asyncrl.agents.gateway.app import application
+from asyncrl.agents.gateway.gateway import Gateway
+from asyncrl.agents.gateway.gateway_settings import Settings
+from asyncrl.agents.gateway.played_session import PlayedSession
+from asyncrl.agents.gateway.played_sessions import PlayedSessions
+from asyncrl.agents.gateway.serve import serve
+from asyncrl.bundled.bundled_model import END_ID, VOCABULARY, write_tokenizer
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Engine, Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
-from asyncrl.gateway.app import application
-from asyncrl.gateway.gateway import Gateway
-from asyncrl.gateway.gateway_settings import Settings
-from asyncrl.gateway.played_session import PlayedSession
-from asyncrl.gateway.played_sessions import PlayedSessions
-from asyncrl.gateway.serve import serve
-from asyncrl.httpd.asgi import HttpRefusal
-from asyncrl.httpd.http_limits import HttpLimits
-from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import Ask, Enough, Message, Play, Reply
-from asyncrl.ipc.waits import Waits
+from asyncrl.messages import Ask, Enough, Message, Play, Reply
+from asyncrl.runtime.httpd.asgi import HttpRefusal
+from asyncrl.runtime.httpd.http_limits import HttpLimits
+from asyncrl.runtime.ipc.link import memory_links
+from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training.bundled import END_ID, VOCABULARY, write_tokenizer
 
 KEY = "the-key-of-this-run"
 MODEL = "policy"

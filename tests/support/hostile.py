@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from asyncrl.ipc.messages import Wait
-from asyncrl.observe import summary
-from asyncrl.observe.run_status import ActorStatus, GroupCounts, JournalStatus, RunStatus
-from asyncrl.observe.summary import Alarmed, SlowestVerifier, Summary
+from asyncrl.explain import summary
+from asyncrl.explain.run_status import ActorStatus, GroupCounts, JournalStatus, RunStatus
+from asyncrl.explain.summary import Alarmed, SlowestVerifier, Summary
+from asyncrl.messages import Wait
 
 HOSTILE = "\x1b]0;mine\x07\x1b[2J\x9b2J\u202eelims\u2066\u2028\r\nasyncrl: mine\x00\x7f"
 HOSTILE_SUMMARY = Summary(

@@ -12,13 +12,13 @@ import trio
 
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
-from asyncrl.ipc.messages import Scored
+from asyncrl.explain import run_status
+from asyncrl.explain.curve import EvaluationPoint, Point, StepPoint, line_of
+from asyncrl.explain.run_status import RunStatus
 from asyncrl.journal import SqliteDisk
 from asyncrl.journal.disk import EventRows, Keep, Write
-from asyncrl.observe import run_status
-from asyncrl.observe.curve import EvaluationPoint, Point, StepPoint, line_of
-from asyncrl.observe.run_dir import JOURNAL, METRICS, RUN_TOML, STATUS
-from asyncrl.observe.run_status import RunStatus
+from asyncrl.messages import Scored
+from asyncrl.runtime.run_dir import JOURNAL, METRICS, RUN_TOML, STATUS
 
 HOSTILE = "\x1b[2J</style><script>alert(1)</script><img src=x onerror=y>\u202e\x00\r\n'\"&amp;"
 """Text that clears a terminal, runs a script, leaves a style and turns the direction of writing."""

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import trio
 
-from asyncrl.processes.forkserver import ForkServer, open_fork_server
-from asyncrl.processes.process import Process
+from asyncrl.runtime.processes.forkserver import ForkServer, open_fork_server
+from asyncrl.runtime.processes.process import Process
 
 SERVER = """\
 import sys
-from asyncrl.processes import forkserver
+from asyncrl.runtime.processes import forkserver
 
 control = forkserver.begin(sys.argv[1:])
 {before}
@@ -26,7 +26,7 @@ ACTOR = "import sys\nexec(sys.argv[1])\n"
 
 
 BECOME = (
-    "from asyncrl.processes.process import become_child; become_child(); import os, sys, "
+    "from asyncrl.runtime.processes.process import become_child; become_child(); import os, sys, "
     "signal, subprocess, time\n"
 )
 FOREVER = "signal.pause()"

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncrl.programs.bubblewrap import Bubblewrap
-from asyncrl.programs.languages import program_of
-from asyncrl.programs.program import Program
+from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
+from asyncrl.sandbox.programs.languages import program_of
+from asyncrl.sandbox.programs.program import Program
 
 needs_programs = pytest.mark.skipif(
     bool(Bubblewrap().missing()),

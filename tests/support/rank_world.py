@@ -15,7 +15,7 @@ import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 
-from actors.preloaded import MODULES
+from asyncrl.actors.preloaded import MODULES
 from asyncrl.training import packing
 from asyncrl.training.ranks.rank_group import open_ranks
 

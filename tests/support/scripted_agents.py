@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import trio
 
-from actors.agent_pool import AgentAttempt, AgentClock
-from actors.agents_actor import EpisodePlayer, agents_actor
-from actors.reporting import Reporter
+from asyncrl.actors.agent_pool import AgentAttempt, AgentClock
+from asyncrl.actors.agents_actor import EpisodePlayer, agents_actor
+from asyncrl.actors.reporting import Reporter
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.endings import AgentEnd
-from asyncrl.gateway.app import application
-from asyncrl.gateway.gateway import Gateway
-from asyncrl.gateway.gateway_settings import Settings
-from asyncrl.gateway.offers import Offers
-from asyncrl.gateway.played_sessions import PlayedSessions
-from asyncrl.gateway.serve import serve
-from asyncrl.ipc.link import Link, memory_links
-from asyncrl.ipc.messages import Ask, Drain, Drained, Message, Play, Reply, Report, Split
-from asyncrl.ipc.waits import Waits
+from asyncrl.agents.gateway.app import application
+from asyncrl.agents.gateway.gateway import Gateway
+from asyncrl.agents.gateway.gateway_settings import Settings
+from asyncrl.agents.gateway.offers import Offers
+from asyncrl.agents.gateway.played_sessions import PlayedSessions
+from asyncrl.agents.gateway.serve import serve
+from asyncrl.bundled.bundled_model import END_ID, VOCABULARY
+from asyncrl.messages import Ask, Drain, Drained, Message, Play, Reply, Report, Split
+from asyncrl.runtime.ipc.link import Link, memory_links
+from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training.bundled import END_ID, VOCABULARY
 
 KEY = b"the-key-of-this-run"
 CONTEXT = 400

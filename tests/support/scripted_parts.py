@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import trio
 
-from actors.trainer_actor import Write
-from actors.verifier_process import TimedVerdict
+from asyncrl.actors.trainer_actor import Write
+from asyncrl.actors.verifier_process import TimedVerdict
 from asyncrl.config import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     Finish,
     MicroBatch,
     Publish,

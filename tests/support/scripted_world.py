@@ -23,10 +23,10 @@ from scripted_parts import (
 )
 from without_rules import without_rules
 
-from actors.coordinator.coordinator import Coordinator
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.lifecycle import Outcome
-from actors.coordinator.prompts import PromptSource
+from asyncrl.actors.coordinator.coordinator import Coordinator
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.lifecycle import Outcome
+from asyncrl.actors.coordinator.prompts import PromptSource
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.engines.options import EngineOptions
@@ -35,8 +35,8 @@ from asyncrl.engines.scripted import Script, ScriptedEngine, hashed
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience, fold
 from asyncrl.experience.snapshot import Snapshot
-from asyncrl.ipc.messages import Message, Prepare, Replace, Scored, StatusUpdate
-from asyncrl.observe.summary import Summary
+from asyncrl.explain.summary import Summary
+from asyncrl.messages import Message, Prepare, Replace, Scored, StatusUpdate
 from asyncrl.simulation.observer import WorldObserver
 from asyncrl.simulation.sim_process import SimProcess, leaves
 from asyncrl.simulation.world import World

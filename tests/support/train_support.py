@@ -102,8 +102,8 @@ def processes(run: Path) -> dict[str, int]:
     """The living actors of a run: role-index → process id."""
     found = {}
     for pid, argv in command_lines():
-        if str(run) in argv and "actors" in argv:
-            role, index = argv[argv.index("actors") + 1 :][:2]
+        if str(run) in argv and "asyncrl.actors" in argv:
+            role, index = argv[argv.index("asyncrl.actors") + 1 :][:2]
             found[f"{role}-{index}"] = pid
     return found
 
@@ -121,7 +121,9 @@ def fork_server(run: Path) -> int:
     """The process that a run's actors are forked from. A child of it has its command line for the
     moment until the child has named itself."""
     named = {
-        pid for pid, argv in command_lines() if str(run) in argv and "actors.preloaded" in argv
+        pid
+        for pid, argv in command_lines()
+        if str(run) in argv and "asyncrl.actors.preloaded" in argv
     }
     (found,) = (pid for pid in named if _parent(pid) not in named)
     return found
@@ -195,7 +197,7 @@ def resume(run: Path) -> list[str]:
 
 def tiny_model(path: Path) -> Path:
     """A model directory with random weights."""
-    from asyncrl.training.bundled import new_model, write_tokenizer
+    from asyncrl.bundled.bundled_model import new_model, write_tokenizer
 
     new_model(0).save_pretrained(str(path))
     write_tokenizer(path)

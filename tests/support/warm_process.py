@@ -2,8 +2,8 @@
 
 Invariant, as of the product's fork server: it has one thread and computes nothing. A launcher
 (`asyncrl train`, `asyncrl agent`) that is forked from it forks a twin of itself at once, which
-waits to become its fork server: `python -m actors.preloaded` is a child of the launcher, leads a
-session, and has all that it would import.
+waits to become its fork server: `python -m asyncrl.actors.preloaded` is a child of the launcher,
+leads a session, and has all that it would import.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from typing import Any, NamedTuple, NoReturn, TextIO
 
 from warm import FIXED, REQUEST_BYTES, fork
 
-from asyncrl.processes import forkserver
-from asyncrl.processes.process import Process, become_child, environment, spawn, threads_of
-from asyncrl.processes.title import set_title
+from asyncrl.runtime.processes import forkserver
+from asyncrl.runtime.processes.process import Process, become_child, environment, spawn, threads_of
+from asyncrl.runtime.processes.title import set_title
 
 TITLE_BYTES = 2**13
 """Room for the command line of whatever is forked."""
-PRELOADED = "actors.preloaded"
+PRELOADED = "asyncrl.actors.preloaded"
 LAUNCHERS = ("train", "agent")
 """Verbs that open a fork server."""
 _PR_SET_PDEATHSIG = 1
@@ -285,7 +285,7 @@ def _reap(pid: int) -> int:
 
 
 def _wait_to_serve(control: socket.socket, installed: list[str]) -> None:
-    """Be the launcher's `python -m actors.preloaded`, once it wants one."""
+    """Be the launcher's `python -m asyncrl.actors.preloaded`, once it wants one."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     set_title(["the-twin-that-waits"])
     nothing = os.open(os.devnull, os.O_RDWR)

@@ -12,7 +12,7 @@ from rich.console import Console
 from asyncrl.cli import main
 from asyncrl.config import ConfigError
 from asyncrl.config.schema import EngineConfig, RolloutConfig, TaskConfig
-from asyncrl.observe.task_list import example, page, show_tasks
+from asyncrl.explain.task_list import example, page, show_tasks
 from asyncrl.tasks import open_task
 from asyncrl.tasks.catalog import CatalogEntry, Learned, catalog, fits, verdict
 from asyncrl.tasks.gym_library import DATASETS

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.verifier_process import VerifyRequest, judge
+from asyncrl.actors.verifier_process import VerifyRequest, judge
+from asyncrl.bundled import bundled_model
 from asyncrl.config.schema import TaskConfig
-from asyncrl.ipc.messages import NoVerdict, Scored
+from asyncrl.messages import NoVerdict, Scored
 from asyncrl.tasks import MaskedReward, NoReward, open_task
 from asyncrl.tasks.error_spans import token_spans
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training import bundled
 
 
 @given(
@@ -77,7 +77,7 @@ def test_a_verifier_of_lines_gives_them(
     (tmp_path / "error_judge.py").write_text(JUDGE)
     monkeypatch.syspath_prepend(tmp_path)
     (path := tmp_path / "sums.jsonl").write_text('{"prompt": "2+2=", "answer": 4}\n' * 2)
-    bundled.write_tokenizer(tmp_path, [])
+    bundled_model.write_tokenizer(tmp_path, [])
     config = TaskConfig(
         name="jsonl", path=str(path), eval_size=0, verifier="error_judge:judge", reward=reward
     )

@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from program_support import needs_programs
 
-from actors.reward_actor import open_verifiers
+from asyncrl.actors.reward_actor import open_verifiers
+from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.config.schema import TaskConfig
-from asyncrl.ipc.messages import NoVerdict, Scored, Verdict
-from asyncrl.ipc.waits import Waits
-from asyncrl.programs import bubblewrap
-from asyncrl.programs.bubblewrap import Bubblewrap
-from asyncrl.programs.program import ProgramError
+from asyncrl.messages import NoVerdict, Scored, Verdict
+from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.sandbox.programs import bubblewrap
+from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
+from asyncrl.sandbox.programs.program import ProgramError
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.program_cases import CasesVerifier, code_of, lines_of
-from asyncrl.training.bundled import write_tokenizer
 
 ADD = {
     "language": "python",
@@ -117,7 +117,7 @@ def test_a_line_that_is_none_is_named_by_its_number(
 def test_a_language_without_its_tool_is_refused_by_name(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from asyncrl.programs import languages
+    from asyncrl.sandbox.programs import languages
 
     monkeypatch.setattr(languages, "_found", lambda tool: None)
     with pytest.raises(TaskError, match=r"line 1: .*python needs `python3`, which this machine"):

@@ -12,9 +12,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from asyncrl.bundled.bundled_model import END, END_ID, write_tokenizer
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training.bundled import END, END_ID, write_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from asyncrl.training.forward import log_probabilities, shares
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import ModelError, load_model, parameters_for_publication
 from asyncrl.training.packing import pack
-from weightsync.buckets import Plan
+from asyncrl.weightsync.buckets import Plan
 
 LORA = LoraConfig(rank=3, alpha=7.5)
 TRAIN = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=1e-2)

@@ -24,16 +24,16 @@ from training_world import (
 )
 from transformers import PreTrainedModel
 
+from asyncrl.algorithms.reference_kl import Estimator, kl_estimate
 from asyncrl.config.schema import StalenessConfig, TrainConfig
-from asyncrl.ipc.messages import Span
+from asyncrl.messages import Span
+from asyncrl.staleness.corrections import IcePop
 from asyncrl.training.checkpoint_index import CheckpointError
 from asyncrl.training.checkpoint_io import restore, save
 from asyncrl.training.frozen_policy import FrozenPolicy
 from asyncrl.training.kl_terms import KlTerm, KlTerms
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
-from staleness.corrections import IcePop
-from staleness.reference_kl import Estimator, kl_estimate
 
 TRAIN = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=1e-2)
 STALENESS = StalenessConfig(correction=(IcePop(lo=0.2, hi=5.0),))

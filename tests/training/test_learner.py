@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from training_world import CONFIGS, Rollout, build, micro_batch, reference, rollouts
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
-from asyncrl.ipc.messages import TokenCount
+from asyncrl.messages import TokenCount
+from asyncrl.staleness.corrections import IcePop
 from asyncrl.training.learner import Learner
 from asyncrl.training.sums import Sums
-from staleness.corrections import IcePop
 
 TRAIN = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=1e-3)
 

@@ -17,9 +17,9 @@ from test_learner import assert_close, run
 from training_world import Rollout, alone, build, micro_batch, rollouts
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
-from asyncrl.ipc.messages import Span
+from asyncrl.messages import Span
+from asyncrl.staleness.corrections import BUILT_IN, IcePop
 from asyncrl.training.learner import Learner
-from staleness.corrections import BUILT_IN, IcePop
 
 OBJECTIVES = ("clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "one_forward")
 ADVANTAGES = (

@@ -15,8 +15,8 @@ from test_learner import assert_close, run
 from training_world import Rollout, alone, build, rollouts
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.staleness.corrections import IcePop
 from asyncrl.training.learner import Learner
-from staleness.corrections import IcePop
 
 BUDGET, LO, HI = 17, 0.7, 1.6
 BAND = StalenessConfig(correction=(IcePop(lo=LO, hi=HI),))

@@ -17,12 +17,12 @@ from training_world import VOCABULARY, Rollout, alone, build, micro_batch
 from transformers import PreTrainedModel
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
-from asyncrl.ipc.messages import ScoreProximal, Span
+from asyncrl.messages import ScoreProximal, Span
+from asyncrl.staleness.corrections import IcePop
 from asyncrl.training.checkpoint_index import CheckpointError
 from asyncrl.training.checkpoint_io import restore, save
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
-from staleness.corrections import IcePop
 
 KINDS = ("behaviour", "boundary", "snapshot", "recompute", "loglinear")
 TRAIN = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=2e-3, clip_lo=0.1, clip_hi=0.15)

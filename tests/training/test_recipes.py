@@ -20,7 +20,7 @@ from torch import Tensor
 from training_world import Rollout, alone, build, rollouts
 
 from asyncrl.config import Config, load
-from asyncrl.ipc.messages import Span
+from asyncrl.messages import Span
 from asyncrl.training.learner import Learner
 
 PAGE = Path(__file__).parents[2] / "docs/recipes.md"

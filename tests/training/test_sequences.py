@@ -20,9 +20,9 @@ from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.experience.call_tree import CallTree
 from asyncrl.experience.episode import Strand, Turn, sequences
 from asyncrl.experience.sequence import TrainingSequence, joined_behaviour, joined_ids
-from asyncrl.ipc.messages import MicroBatch, ScoreProximal, Span, TokenCount
+from asyncrl.messages import MicroBatch, ScoreProximal, Span, TokenCount
+from asyncrl.staleness.lag import fresh_mask
 from asyncrl.training.learner import Learner
-from staleness.lag import fresh_mask
 
 STEP, MAX_LAG = 2, 1
 Gradient = dict[str, torch.Tensor]

@@ -13,11 +13,11 @@ from test_learner import assert_close
 from test_loss_mean import BUDGET, learner
 from training_world import VOCABULARY, Rollout, alone, build
 
-from actors.coordinator.sequences import by_rollout
+from asyncrl.actors.coordinator.sequences import by_rollout
 from asyncrl.config.schema import StalenessConfig
 from asyncrl.experience.episode import Strand, Turn, path_counts, sequences
 from asyncrl.experience.sequence import TrainingSequence, joined_behaviour, joined_ids
-from asyncrl.ipc.messages import MicroBatch, ScoreProximal, Span, TokenCount
+from asyncrl.messages import MicroBatch, ScoreProximal, Span, TokenCount
 from asyncrl.training.proximal_logprobs import ProximalLogprobs
 
 REWARDS, STRANDS = [1.0, 0.0, 0.0, 1.0], [1, 3, 2, 1]

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.staleness.bins import BINS
+from asyncrl.staleness.diagnostics import ByLag, Divergence
 from asyncrl.training.sums import Sums
-from staleness.bins import BINS
-from staleness.diagnostics import ByLag, Divergence
 
 COUNTS, NUMBERS = st.integers(0, 2**40), st.floats(allow_nan=False)
 NAMES = st.dictionaries(st.text(), NUMBERS, max_size=3)

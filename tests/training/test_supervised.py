@@ -13,12 +13,12 @@ import pytest
 import torch
 from training_world import build, micro_batch, rollouts
 
+from asyncrl.bundled import bundled_model
 from asyncrl.config import Config, ConfigError, load
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.launch import preflight
 from asyncrl.tasks.supervised_examples import ExampleIds, read_examples, tokenized
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training import bundled
 from asyncrl.training.checkpoint_io import restore, save
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
@@ -123,11 +123,11 @@ def write(path: Path, *lines: object) -> Path:
 
 
 def test_a_line_becomes_its_ids_and_an_end(tmp_path: Path) -> None:
-    bundled.write_tokenizer(tmp_path)
+    bundled_model.write_tokenizer(tmp_path)
     file = write(tmp_path / "e.jsonl", {"prompt": "ab", "response": "c"})
     task = load(None, ["task.template=<{question}>"], {}).task
     (found,) = tokenized(read_examples(file), Tokenizer(tmp_path), task, 99)
-    assert found == ([*b"<ab>"], [*b"c", bundled.END_ID])
+    assert found == ([*b"<ab>"], [*b"c", bundled_model.END_ID])
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from test_learner import assert_close, run
 from training_world import Rollout, build, rollouts
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.staleness.corrections import Dppo, IcePop
 from asyncrl.training.forward import entropies
 from asyncrl.training.learner import Learner
-from staleness.corrections import Dppo, IcePop
 
 LO, HI = 0.7, 1.6
 

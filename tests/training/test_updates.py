@@ -17,9 +17,9 @@ from test_learner import assert_close, run
 from training_world import Rollout, alone, build, micro_batch, rollouts
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
-from asyncrl.ipc.messages import Span
+from asyncrl.messages import Span
+from asyncrl.staleness.corrections import IcePop, M2po, TopEntropy
 from asyncrl.training.learner import Learner
-from staleness.corrections import IcePop, M2po, TopEntropy
 
 LR, BETAS = 3e-3, (0.9, 0.99)
 GROUPS = (4, 3, 2, 3)

@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 from asyncrl.config import ConfigError, load
 from asyncrl.config.derived import derived
 from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.staleness.corrections import TokenTis
 from asyncrl.training.checkpoint_index import CheckpointError
 from asyncrl.training.checkpoint_io import restore, save
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
-from staleness.corrections import TokenTis
 
 DECAY = 0.7
 TRAIN = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=2e-2, ema=DECAY, clip_lo=0.1, clip_hi=0.15)

@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
-from asyncrl.ipc.messages import MicroBatch, Sample, Span
-from staleness.corrections import IcePop
+from asyncrl.messages import MicroBatch, Sample, Span
+from asyncrl.staleness.corrections import IcePop
 
 VOCABULARY = 23
 SIZES = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}

@@ -11,9 +11,9 @@ import pytest
 import trio
 from real_vllm import PYTHON, START_S, SharedServer, started
 
+from asyncrl.bundled.bundled_model import new_model, write_tokenizer
 from asyncrl.engines.servers.errors import ServerError
 from asyncrl.engines.vllm.vllm_client import VllmClient
-from asyncrl.training.bundled import new_model, write_tokenizer
 
 SEED = 11
 

@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from real_vllm import CONTEXT
 from torch import Tensor
 
+from asyncrl.bundled.bundled_model import END_ID, VOCABULARY, new_model
 from asyncrl.engines import canary
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.servers.server_engine import ServerEngine
 from asyncrl.engines.servers.server_types import StreamEvent
 from asyncrl.engines.vllm.vllm_client import VllmClient
-from asyncrl.training.bundled import END_ID, VOCABULARY, new_model
-from weightsync.servers.by_broadcast import ByBroadcast
-from weightsync.servers.server_group import BucketStream, ServerGroup
-from weightsync.servers.weight_loader import HalfLoaded, Loaded, NotLoaded, WeightLoader
+from asyncrl.weightsync.servers.by_broadcast import ByBroadcast
+from asyncrl.weightsync.servers.server_group import BucketStream, ServerGroup
+from asyncrl.weightsync.servers.weight_loader import HalfLoaded, Loaded, NotLoaded, WeightLoader
 
 HOST, DEADLINE_S, EXACT = "127.0.0.1", 60.0, 1e-4
 TEXT = canary.text(VOCABULARY, [END_ID])

@@ -33,8 +33,8 @@ from asyncrl.engines.servers.errors import ServerGone
 from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.vllm.vllm_client import VllmClient
 from asyncrl.engines.vllm.vllm_launch import WORKER, address, command, environment, managed
-from asyncrl.observe import run_status, summary
-from asyncrl.observe.run_dir import SERVERS, STATUS, SUMMARY
+from asyncrl.explain import run_status, summary
+from asyncrl.runtime.run_dir import SERVERS, STATUS, SUMMARY
 
 
 def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ import msgspec
 import torch
 import trio
 
-from weightsync.broadcast import GroupReceiver
-from weightsync.buckets import Plan
-from weightsync.direct_weights import DirectWeights
-from weightsync.errors import TransferError
+from asyncrl.weightsync.broadcast import GroupReceiver
+from asyncrl.weightsync.buckets import Plan
+from asyncrl.weightsync.direct_weights import DirectWeights
+from asyncrl.weightsync.errors import TransferError
 
 
 async def main() -> None:

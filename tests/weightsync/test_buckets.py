@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weightsync.buckets import ALIGN, DTYPES, Plan, PlanMismatch
+from asyncrl.weightsync.buckets import ALIGN, DTYPES, Plan, PlanMismatch
 
 
 def through(plan: Plan, tensors: dict[str, Tensor], buffers: int = 2) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weightsync.checksum import _keys, checksum, of_tensor
+from asyncrl.weightsync.checksum import _keys, checksum, of_tensor
 
 ROW = 65_536
 

@@ -20,12 +20,12 @@ import torch
 import trio
 from torch import Tensor
 
-from weightsync.broadcast import GroupReceiver, GroupSender
-from weightsync.broadcast_group import EpochGroup
-from weightsync.buckets import Plan, PlanMismatch
-from weightsync.errors import TransferError
-from weightsync.process_group import Job, Worker
-from weightsync.transport import Received, Sent
+from asyncrl.weightsync.broadcast import GroupReceiver, GroupSender
+from asyncrl.weightsync.broadcast_group import EpochGroup
+from asyncrl.weightsync.buckets import Plan, PlanMismatch
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.process_group import Job, Worker
+from asyncrl.weightsync.transport import Received, Sent
 
 HOST = "127.0.0.1"
 AMPLE = 30.0

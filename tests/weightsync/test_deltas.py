@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weightsync.deltas import BLOCK, WHOLE, Delta, DeltaMismatch, delta, empty_body, whole
+from asyncrl.weightsync.deltas import BLOCK, WHOLE, Delta, DeltaMismatch, delta, empty_body, whole
 
 
 def memory(units: list[int]) -> Tensor:

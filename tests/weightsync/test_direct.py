@@ -8,14 +8,14 @@ import trio
 from test_collective import AMPLE, HOST, PLAN, ends, model
 from torch import Tensor
 
-from weightsync.broadcast import GroupReceiver, GroupSender
-from weightsync.buckets import Plan, PlanMismatch
-from weightsync.checksum import checksum
-from weightsync.direct_weights import DirectWeights
-from weightsync.errors import TransferError
-from weightsync.narrowed import narrowed
-from weightsync.process_group import Job
-from weightsync.transport import Sent
+from asyncrl.weightsync.broadcast import GroupReceiver, GroupSender
+from asyncrl.weightsync.buckets import Plan, PlanMismatch
+from asyncrl.weightsync.checksum import checksum
+from asyncrl.weightsync.direct_weights import DirectWeights
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.narrowed import narrowed
+from asyncrl.weightsync.process_group import Job
+from asyncrl.weightsync.transport import Sent
 
 assert HOST
 

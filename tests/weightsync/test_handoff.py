@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from weightsync.errors import TransferError
-from weightsync.handoff import Handoff
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.handoff import Handoff
 
 AMPLE = 30.0
 

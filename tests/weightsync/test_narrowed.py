@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from weightsync.buckets import Plan
-from weightsync.narrowed import narrowed
+from asyncrl.weightsync.buckets import Plan
+from asyncrl.weightsync.narrowed import narrowed
 
 
 def test_numbers_are_rounded_to_the_nearest_and_the_rest_is_as_it_was() -> None:

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     Abort,
     Commit,
     Committed,
@@ -26,9 +26,9 @@ from asyncrl.ipc.messages import (
     Transfer,
     Transferred,
 )
-from weightsync.membership import Membership
-from weightsync.publication import Publication, PublicationPhase
-from weightsync.publication_actions import (
+from asyncrl.weightsync.membership import Membership
+from asyncrl.weightsync.publication import Publication, PublicationPhase
+from asyncrl.weightsync.publication_actions import (
     Action,
     Decided,
     Done,

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weightsync.errors import TransferError
-from weightsync.servers.server_group import ServerBucket, ServerGroup, cut
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.servers.server_group import ServerBucket, ServerGroup, cut
 
 HOST = "127.0.0.1"
 AMPLE = 60.0

@@ -11,13 +11,18 @@ import torch
 import trio
 from test_server_group import AMPLE, HOST, Rank, flat, model, server
 
-from weightsync.buckets import Plan, PlanMismatch
-from weightsync.errors import TransferError
-from weightsync.process_group import Worker
-from weightsync.servers.meeting import MeetingAnswer, ServerGo, ServerMeeting, WantedOfServer
-from weightsync.servers.server_checksums import Expected, WantedHashes
-from weightsync.servers.server_group import cut
-from weightsync.servers.servers_sender import ServersSender
+from asyncrl.weightsync.buckets import Plan, PlanMismatch
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.process_group import Worker
+from asyncrl.weightsync.servers.meeting import (
+    MeetingAnswer,
+    ServerGo,
+    ServerMeeting,
+    WantedOfServer,
+)
+from asyncrl.weightsync.servers.server_checksums import Expected, WantedHashes
+from asyncrl.weightsync.servers.server_group import cut
+from asyncrl.weightsync.servers.servers_sender import ServersSender
 
 BUCKET = 4096
 WEIGHTS = {name: weight.contiguous() for name, weight in model().items()}

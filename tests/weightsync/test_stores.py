@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from weightsync.stores import open_store, own_address, served_store
+from asyncrl.weightsync.stores import open_store, own_address, served_store
 
 AMPLE = timedelta(seconds=30)
 LOOPBACK = ["127.0.0.1", "localhost", "::1", "127.0.0.2"]

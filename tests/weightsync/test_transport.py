@@ -13,14 +13,14 @@ import trio
 from asyncrl.config import ConfigError, load
 from asyncrl.config.engines import Capabilities
 from asyncrl.engines.spec import EngineKind
-from asyncrl.ipc.messages import Prepare, Publish, Quiesce, Resend
-from weightsync.buckets import Plan
-from weightsync.direct import Direct
-from weightsync.errors import TransferError
-from weightsync.reception import StagedReception
-from weightsync.servers.into_servers import IntoServers, ServersPublisher
-from weightsync.staged import Staged
-from weightsync.transport import Gathered, Sent, transport_of
+from asyncrl.messages import Prepare, Publish, Quiesce, Resend
+from asyncrl.weightsync.buckets import Plan
+from asyncrl.weightsync.direct import Direct
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.reception import StagedReception
+from asyncrl.weightsync.servers.into_servers import IntoServers, ServersPublisher
+from asyncrl.weightsync.staged import Staged
+from asyncrl.weightsync.transport import Gathered, Sent, transport_of
 
 SERVED = ['engine.sglang.launch=["python"]', "engine.sglang.transfer=broadcast"]
 

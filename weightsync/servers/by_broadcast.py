@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from asyncrl.engines.servers.gather import gather
-from weightsync.servers import session
-from weightsync.servers.server_group import ServerGroup
-from weightsync.servers.weight_loader import Load
-from weightsync.transport import Sent
+from asyncrl.weightsync.servers import session
+from asyncrl.weightsync.servers.server_group import ServerGroup
+from asyncrl.weightsync.servers.weight_loader import Load
+from asyncrl.weightsync.transport import Sent
 
 
 class ByBroadcast:

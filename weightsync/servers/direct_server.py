@@ -25,11 +25,11 @@ from asyncrl.engines import canary
 from asyncrl.engines.servers.errors import RequestRefused
 from asyncrl.engines.servers.served import ServerClient
 from asyncrl.engines.servers.server_types import Mode
-from weightsync.servers import session
-from weightsync.servers.meeting import WantedOfServer
-from weightsync.servers.server_checksums import Checks, Expected
-from weightsync.servers.server_group import ServerBucket
-from weightsync.servers.weight_loader import HalfLoaded, acquainted, verify
+from asyncrl.weightsync.servers import session
+from asyncrl.weightsync.servers.meeting import WantedOfServer
+from asyncrl.weightsync.servers.server_checksums import Checks, Expected
+from asyncrl.weightsync.servers.server_group import ServerBucket
+from asyncrl.weightsync.servers.weight_loader import HalfLoaded, acquainted, verify
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from weightsync.servers.weight_loader import Load
-from weightsync.transport import Sent
+from asyncrl.weightsync.servers.weight_loader import Load
+from asyncrl.weightsync.transport import Sent
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -25,16 +25,23 @@ from torch import Tensor
 from asyncrl.config.servers import servers_of
 from asyncrl.engines.servers.errors import RequestRefused
 from asyncrl.engines.servers.gather import gather
-from asyncrl.ipc.messages import Prepare, Publish
-from weightsync.buckets import Plan
-from weightsync.errors import TransferError
-from weightsync.process_group import Worker
-from weightsync.servers.direct_server import DirectServer, ServerPlace
-from weightsync.servers.meeting import MeetingAnswer, ServerGo, ServerMeeting
-from weightsync.servers.server_checksums import WrongWeights
-from weightsync.servers.server_group import cut
-from weightsync.servers.servers_sender import ServersSender
-from weightsync.transport import EngineSide, Received, Sent, TrainerSide, Transport, WeightSource
+from asyncrl.messages import Prepare, Publish
+from asyncrl.weightsync.buckets import Plan
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.process_group import Worker
+from asyncrl.weightsync.servers.direct_server import DirectServer, ServerPlace
+from asyncrl.weightsync.servers.meeting import MeetingAnswer, ServerGo, ServerMeeting
+from asyncrl.weightsync.servers.server_checksums import WrongWeights
+from asyncrl.weightsync.servers.server_group import cut
+from asyncrl.weightsync.servers.servers_sender import ServersSender
+from asyncrl.weightsync.transport import (
+    EngineSide,
+    Received,
+    Sent,
+    TrainerSide,
+    Transport,
+    WeightSource,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from typing import TypeVar
 import msgspec
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from weightsync.buckets import Plan, PlanMismatch
-from weightsync.errors import TransferError
-from weightsync.process_group import Job
-from weightsync.servers.server_checksums import Expected, WantedHashes
-from weightsync.stores import open_store
+from asyncrl.weightsync.buckets import Plan, PlanMismatch
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.process_group import Job
+from asyncrl.weightsync.servers.server_checksums import Expected, WantedHashes
+from asyncrl.weightsync.stores import open_store
 
 T = TypeVar("T")
 

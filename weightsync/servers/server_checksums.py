@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from weightsync.servers.server_hashes import Hash
+from asyncrl.weightsync.servers.server_hashes import Hash
 
 if TYPE_CHECKING:
     from torch import Tensor

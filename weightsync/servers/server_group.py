@@ -24,9 +24,9 @@ import trio
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from asyncrl.ipc.address import TcpAddress
-from weightsync.process_group import Collective, Job, Worker, connect_group
-from weightsync.stores import open_store, own_address, serve_tcp_store
+from asyncrl.messages.address import TcpAddress
+from asyncrl.weightsync.process_group import Collective, Job, Worker, connect_group
+from asyncrl.weightsync.stores import open_store, own_address, serve_tcp_store
 
 
 class ServerBucket(msgspec.Struct, frozen=True):

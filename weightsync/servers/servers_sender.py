@@ -18,20 +18,20 @@ import torch
 import trio
 from torch import Tensor
 
-from weightsync.buckets import Plan
-from weightsync.errors import TransferError
-from weightsync.process_group import Worker
-from weightsync.servers.meeting import (
+from asyncrl.weightsync.buckets import Plan
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.process_group import Worker
+from asyncrl.weightsync.servers.meeting import (
     MeetingAnswer,
     ServerGo,
     ServerMeeting,
     ServerOffer,
     WantedOfServer,
 )
-from weightsync.servers.server_checksums import Expected, expected
-from weightsync.servers.server_group import ServerGroup
-from weightsync.servers.server_hashes import hash_on
-from weightsync.stores import served_store
+from asyncrl.weightsync.servers.server_checksums import Expected, expected
+from asyncrl.weightsync.servers.server_group import ServerGroup
+from asyncrl.weightsync.servers.server_hashes import hash_on
+from asyncrl.weightsync.stores import served_store
 
 
 class ServersSender:

@@ -9,7 +9,7 @@ from functools import partial
 from asyncrl.engines.servers.errors import RequestRefused
 from asyncrl.engines.servers.gather import gather
 from asyncrl.engines.servers.served import ServerClient
-from weightsync.servers.server_group import ServerBucket
+from asyncrl.weightsync.servers.server_group import ServerBucket
 
 
 async def begin(client: ServerClient) -> None:

@@ -34,9 +34,9 @@ from asyncrl.engines.servers.errors import RequestRefused, ServerError
 from asyncrl.engines.servers.other_model import refuse_other_model
 from asyncrl.engines.servers.served import ServerClient
 from asyncrl.engines.servers.server_types import Mode
-from weightsync.servers.server_checksums import Checks, Expected
-from weightsync.servers.server_hashes import hash_on
-from weightsync.transport import Sender
+from asyncrl.weightsync.servers.server_checksums import Checks, Expected
+from asyncrl.weightsync.servers.server_hashes import hash_on
+from asyncrl.weightsync.transport import Sender
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

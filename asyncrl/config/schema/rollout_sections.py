@@ -75,7 +75,8 @@ class AgentConfig(Section, frozen=True):
         Literal["none", "bwrap"],
         Meta(
             description=(
-                "of a program of `run`, and of what tools start by asyncrl.programs: bwrap, it "
+                "of a program of `run`, and of what tools start by asyncrl.sandbox.programs: "
+                "bwrap, it "
                 "reaches the model and gives no reward; none, it is this user's process"
             )
         ),

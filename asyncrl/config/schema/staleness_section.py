@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from asyncrl.config.schema.section import EVERY, Section
-from staleness.corrections import Correction, IcePop
+from asyncrl.staleness.corrections import Correction, IcePop
 
 
 class StalenessConfig(Section, frozen=True):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from asyncrl.engines.draws import stream, uniforms
 from asyncrl.engines.protocol import Chunk, Request
-from asyncrl.ipc.messages import Finish
+from asyncrl.messages import Finish
 
 
 class Slots:

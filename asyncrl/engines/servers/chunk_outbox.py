@@ -10,8 +10,8 @@ import numpy as np
 
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.engines.servers.spans import TokenRun
-from asyncrl.ipc.messages import Finish
-from asyncrl.ipc.waits import Pulse
+from asyncrl.messages import Finish
+from asyncrl.runtime.ipc.waits import Pulse
 
 
 class ChunkOutbox:

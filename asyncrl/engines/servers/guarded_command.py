@@ -28,7 +28,7 @@ import sys
 import time
 from pathlib import Path
 
-from asyncrl.processes.process import outlive_parent
+from asyncrl.runtime.processes.process import outlive_parent
 
 GUARD = "guard.sock"
 """The socket at which it waits for an owner, in FILES."""

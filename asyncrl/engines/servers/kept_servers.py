@@ -23,8 +23,8 @@ import msgspec
 import trio
 
 from asyncrl.engines.servers.guarded_command import GUARD, OWNED
-from asyncrl.observe.run_dir import SERVERS
-from asyncrl.processes.process import Process
+from asyncrl.runtime.processes.process import Process
+from asyncrl.runtime.run_dir import SERVERS
 
 RECORD = "server.json"
 """The record of a server, in its folder; readable by its user alone, as its key is in it."""

@@ -22,7 +22,7 @@ from asyncrl.engines.servers.server_process import (
     ServerStart,
     server_process,
 )
-from asyncrl.ipc.keys import write_key
+from asyncrl.runtime.ipc.keys import write_key
 
 Client = TypeVar("Client", bound=ServerClient)
 

@@ -30,8 +30,8 @@ from asyncrl.engines.servers.errors import RequestRefused, ServerError, ServerGo
 from asyncrl.engines.servers.served import Served
 from asyncrl.engines.servers.server_types import FinishReason
 from asyncrl.engines.servers.spans import SpanError, SpanStream, TokenRun
-from asyncrl.ipc.messages import Finish
-from asyncrl.ipc.waits import Pulse
+from asyncrl.messages import Finish
+from asyncrl.runtime.ipc.waits import Pulse
 
 if TYPE_CHECKING:
     import torch

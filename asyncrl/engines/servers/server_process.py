@@ -38,7 +38,7 @@ from asyncrl.engines.servers.kept_servers import (
     remember,
     take_over,
 )
-from asyncrl.processes.process import Process, spawn
+from asyncrl.runtime.processes.process import Process, spawn
 
 logger = logging.getLogger(__name__)
 

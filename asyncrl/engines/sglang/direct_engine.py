@@ -1,9 +1,9 @@
 """The engine `sglang` whose servers the trainer writes itself. Invariant: while it stands still the
 gate is shut: no request and no abort goes to a server, and no chunk leaves.
 
-What a server that stands still holds is the trainer's business (`weightsync.servers`); this file
-stops it and has it go on. After a publication that was aborted that takes calls, so it is done in
-`run`.
+What a server that stands still holds is the trainer's business (`asyncrl.weightsync.servers`); this
+file stops it and has it go on. After a publication that was aborted that takes calls, so it is done
+in `run`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from asyncrl.engines.protocol import Emit, Idle
 from asyncrl.engines.servers.gather import gather
 from asyncrl.engines.servers.served import Served
 from asyncrl.engines.servers.server_engine import ServerEngine
-from asyncrl.ipc.waits import Pulse
+from asyncrl.runtime.ipc.waits import Pulse
 
 if TYPE_CHECKING:
     import torch
 
 
 class StandingServer(Protocol):
-    """One server that the trainer writes (`weightsync.servers.direct_server`)."""
+    """One server that the trainer writes (`asyncrl.weightsync.servers.direct_server`)."""
 
     async def pause(self) -> None: ...
 

@@ -20,7 +20,7 @@ from asyncrl.engines.servers.managed import managed as managed_server
 from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.sglang.compatibility import check_compatibility
 from asyncrl.engines.sglang.sglang_client import SglangClient
-from asyncrl.processes.machine import free_port
+from asyncrl.runtime.processes.machine import free_port
 
 HOST = "127.0.0.1"
 

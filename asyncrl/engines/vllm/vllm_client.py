@@ -32,7 +32,7 @@ from asyncrl.engines.vllm.vllm_types import (
     VllmVersion,
     WeightInfo,
 )
-from asyncrl.ipc.waits import Pulse
+from asyncrl.runtime.ipc.waits import Pulse
 
 HASH_DIGITS = 16
 """Digits of SHA-256 that are compared, as of other servers."""

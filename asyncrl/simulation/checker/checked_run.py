@@ -7,13 +7,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable
 
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.playing import PlayingLimits
-from actors.coordinator.prompts import PromptSource
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.playing import PlayingLimits
+from asyncrl.actors.coordinator.prompts import PromptSource
 from asyncrl.config import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
-from asyncrl.ipc.messages import ScoreResult, Split
+from asyncrl.messages import ScoreResult, Split
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.episode_witness import EpisodeWitness
 from asyncrl.simulation.checker.reference_rollouts import (

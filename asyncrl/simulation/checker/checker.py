@@ -17,15 +17,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.coordinator.coordinator import Coordinator
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.lifecycle import Outcome
+from asyncrl.actors.coordinator.coordinator import Coordinator
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.lifecycle import Outcome
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.snapshot import Snapshot
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     Chunks,
     Message,
     MicroBatch,
@@ -35,7 +35,7 @@ from asyncrl.ipc.messages import (
     StatusUpdate,
     Stepped,
 )
-from asyncrl.ipc.waits import Waits
+from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.event_checks import CHECKS

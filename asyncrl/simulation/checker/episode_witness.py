@@ -14,9 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
-from actors.coordinator.playing import PlayingLimits
+from asyncrl.actors.coordinator.playing import PlayingLimits
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     Ask,
     Enough,
     GiveFailure,

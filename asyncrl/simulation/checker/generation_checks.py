@@ -11,7 +11,7 @@ import math
 
 from asyncrl.config.engines import capabilities
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Scored
+from asyncrl.messages import Scored
 from asyncrl.simulation.checker.call_checks import check_lease, check_tokens, check_whole
 from asyncrl.simulation.checker.checked_run import CheckedRun, live_call, live_rollout
 from asyncrl.simulation.checker.reference_episodes import OfEpisode

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Chunks, Drain, Hello, Interrupt, Leases, Leaving, Message
+from asyncrl.messages import Chunks, Drain, Hello, Interrupt, Leases, Leaving, Message
 from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.reference_rollouts import ReferenceCall
 

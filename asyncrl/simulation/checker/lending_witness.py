@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     CloseStep,
     Consumed,
     Interrupt,

@@ -6,7 +6,7 @@ with are being written, before which all stand still.
 
 from __future__ import annotations
 
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     Abort,
     Commit,
     Committed,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import NoVerdict, Scored
+from asyncrl.messages import NoVerdict, Scored
 from asyncrl.simulation import policy
 
 

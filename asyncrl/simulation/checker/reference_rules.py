@@ -15,7 +15,7 @@ import msgspec
 
 from asyncrl.config import Config
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import NoVerdict, Scored, Verdict
+from asyncrl.messages import NoVerdict, Scored, Verdict
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.reference_rollouts import (
     ReferenceAgentCall,

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
 
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import NoVerdict, Scored, Split
+from asyncrl.messages import NoVerdict, Scored, Split
 from asyncrl.simulation.checker.reference_episodes import ReferenceEpisodes
 from asyncrl.simulation.checker.reference_rollouts import (
     ReferenceCall,

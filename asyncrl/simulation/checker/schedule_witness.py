@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import CloseStep, Message, Save, Saved, Stepped
+from asyncrl.messages import CloseStep, Message, Save, Saved, Stepped
 from asyncrl.simulation.checker.checked_run import CheckedRun
 
 PUBLICATIONS = 2

@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import CloseStep, Message, ScoreProximal
+from asyncrl.messages import CloseStep, Message, ScoreProximal
 from asyncrl.simulation.checker.checked_run import CheckedRun
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import NoVerdict, Scored
+from asyncrl.messages import NoVerdict, Scored
 from asyncrl.simulation.checker.checked_run import CheckedRun, live_rollout
 from asyncrl.simulation.checker.reference_rollouts import ReferenceRollout
 from asyncrl.simulation.checker.reference_state import Filling

@@ -7,9 +7,9 @@ import math
 from collections import Counter
 from typing import get_args
 
-from actors.coordinator.coordinator import Coordinator
+from asyncrl.actors.coordinator.coordinator import Coordinator
 from asyncrl.experience.episode import Episode
-from asyncrl.ipc.messages import NoVerdict, Scored, Split
+from asyncrl.messages import NoVerdict, Scored, Split
 from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.reference_rollouts import ReferenceEpisode
 from asyncrl.simulation.checker.strand_checks import check_contexts, check_sealed

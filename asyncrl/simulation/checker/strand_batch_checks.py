@@ -7,7 +7,7 @@ import math
 from collections import Counter
 
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.ipc.messages import MicroBatch, Sample
+from asyncrl.messages import MicroBatch, Sample
 from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.reference_rollouts import (
     ReferenceAgentCall,

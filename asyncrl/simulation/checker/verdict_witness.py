@@ -4,7 +4,7 @@ time than it may, and is blamed for none before the answer has had its time.
 
 from __future__ import annotations
 
-from asyncrl.ipc.messages import Hello, Message, ScoreRequest, ScoreResult
+from asyncrl.messages import Hello, Message, ScoreRequest, ScoreResult
 from asyncrl.simulation.checker.checked_run import CheckedRun
 
 

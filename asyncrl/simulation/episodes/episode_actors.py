@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.coordinator.peers import Peer
-from asyncrl.ipc.messages import (
+from asyncrl.actors.coordinator.peers import Peer
+from asyncrl.messages import (
     Ask,
     ChunkHead,
     Chunks,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from actors.coordinator.playing import PlayingLimits
+from asyncrl.actors.coordinator.playing import PlayingLimits
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
-from asyncrl.ipc.messages import Chunks, Message, Reply
+from asyncrl.messages import Chunks, Message, Reply
 from asyncrl.simulation.checker.call_checks import check_lease, check_tokens
 from asyncrl.simulation.checker.episode_witness import EpisodeWitness
 from asyncrl.simulation.checker.reference_rollouts import ReferenceAgentCall

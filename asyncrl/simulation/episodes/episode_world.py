@@ -15,24 +15,24 @@ import numpy as np
 import trio
 from trio.testing import MockClock
 
-from actors.coordinator.chunks import ChunkIntake
-from actors.coordinator.engine_pool import EngineHandle, EnginePool
-from actors.coordinator.episode_placement import EpisodePlacement
-from actors.coordinator.event_store import EventStore
-from actors.coordinator.leases import LeaseTable
-from actors.coordinator.peers import Roster
-from actors.coordinator.pinning import Pinning
-from actors.coordinator.placement import Placement
-from actors.coordinator.playing import Playing, PlayingLimits
-from actors.coordinator.reclaiming import Reclaiming
-from actors.coordinator.resume import begin_again
+from asyncrl.actors.coordinator.chunks import ChunkIntake
+from asyncrl.actors.coordinator.engine_pool import EngineHandle, EnginePool
+from asyncrl.actors.coordinator.episode_placement import EpisodePlacement
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.leases import LeaseTable
+from asyncrl.actors.coordinator.peers import Roster
+from asyncrl.actors.coordinator.pinning import Pinning
+from asyncrl.actors.coordinator.placement import Placement
+from asyncrl.actors.coordinator.playing import Playing, PlayingLimits
+from asyncrl.actors.coordinator.reclaiming import Reclaiming
+from asyncrl.actors.coordinator.resume import begin_again
 from asyncrl.config import Config
 from asyncrl.engines.draws import stream
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
 from asyncrl.experience.snapshot import Snapshot
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     Ask,
     Chunks,
     Enough,
@@ -45,7 +45,7 @@ from asyncrl.ipc.messages import (
     Role,
     Scored,
 )
-from asyncrl.processes.standstill import RunClock
+from asyncrl.runtime.processes.standstill import RunClock
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.strand_checks import check_sealed
 from asyncrl.simulation.episodes.episode_actors import (

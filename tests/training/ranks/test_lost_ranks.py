@@ -24,16 +24,11 @@ from rank_world import FORKS
 from train_support import tiny_model
 from training_world import micro_batch, rollouts
 
-from actors import rank_parts, trainer_process
-from actors.actor_context import ActorContext
 from asyncrl import config as configuration
+from asyncrl.actors import rank_parts, trainer_process
+from asyncrl.actors.actor_context import ActorContext
 from asyncrl.config import load
-from asyncrl.ipc.address import UnixAddress
-from asyncrl.ipc.endpoints import serve
-from asyncrl.ipc.errors import EndOfStream, LinkError
-from asyncrl.ipc.keys import new_key, write_key
-from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import (
+from asyncrl.messages import (
     CloseStep,
     Consumed,
     Drain,
@@ -49,11 +44,16 @@ from asyncrl.ipc.messages import (
     TrainerReady,
     Transferred,
 )
-from asyncrl.observe.run_dir import COORDINATOR, INITIAL, KEY, RANK_STORE, RANKS, RUN_TOML
+from asyncrl.messages.address import UnixAddress
+from asyncrl.runtime.ipc.endpoints import serve
+from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
+from asyncrl.runtime.ipc.keys import new_key, write_key
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.run_dir import COORDINATOR, INITIAL, KEY, RANK_STORE, RANKS, RUN_TOML
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model, parameters_for_publication
-from weightsync.broadcast import GroupReceiver
-from weightsync.buckets import Plan
+from asyncrl.weightsync.broadcast import GroupReceiver
+from asyncrl.weightsync.buckets import Plan
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

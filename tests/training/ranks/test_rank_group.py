@@ -16,12 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from training_world import CONFIGS, build, micro_batch, rollouts
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
-from asyncrl.ipc.messages import TokenCount
+from asyncrl.messages import TokenCount
+from asyncrl.staleness.corrections import IcePop
 from asyncrl.training import packing
 from asyncrl.training.learner import Learner
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.ranks.rank_group import shard
-from staleness.corrections import IcePop
 
 TRAIN = TrainConfig(grad_clip=0.3, lr_warmup_steps=0, lr=1e-3)
 STALENESS = StalenessConfig(correction=(IcePop(lo=0.5, hi=2.5),))

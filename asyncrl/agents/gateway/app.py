@@ -1,0 +1,183 @@
+"""The gateway as an ASGI application: calls, notes and rewards of the episodes that agents play.
+Invariant: no body is read before the key is proved.
+
+    …      /sessions/NAME/v1/…             OpenAI's API (`call_routes`), with the key for calls
+    GET    /v1/sessions/NAME/notes/KEY     {"value": …}, or 404; with the key for calls
+    POST   /v1/sessions/NAME/notes/KEY     {"value": …}: the first of a key is kept, and returned
+    POST   /v1/sessions/NAME/reward        {"reward": 1.0, "turn": -1}, with the key for rewards: of
+                                           the turn of an answered call, from the last one where
+                                           negative; without turn, or null: of the whole
+    POST   /v1/episodes                    where programs elsewhere play: the next episode, or 204
+    DELETE /v1/sessions/NAME               where they do: the attempt has failed; it may say why:
+                                           {"reason": "…"}
+    GET    /ready                          without a key
+
+The run's key opens everything.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from asyncrl.agents.gateway import api_requests
+from asyncrl.agents.gateway.call_routes import HANDLERS, CallRoutes, Handler, session_of, whole
+from asyncrl.agents.gateway.capability import Right, has_right
+from asyncrl.agents.gateway.errors import GatewayError
+from asyncrl.agents.gateway.gateway import Gateway
+from asyncrl.agents.gateway.offers import Offers
+from asyncrl.agents.gateway.played_sessions import PlayedSessions
+
+NAME = 200
+"""Characters of a note's key, at most."""
+LARGEST = 1e38
+"""Largest reward of either sign. A larger one could not be trained."""
+POLL_S = 20.0
+"""Seconds that a request for an episode waits for one."""
+
+
+def application(gateway: Gateway, sessions: PlayedSessions, offers: Offers | None) -> Starlette:
+    """The routes above. With `offers` programs elsewhere play."""
+    app = _EpisodeRoutes(gateway, sessions, offers)
+    calls, session = "/sessions/{session}/v1", "/v1/sessions/{session}"
+    note = session + "/notes/{name:path}"
+    routes: list[BaseRoute] = [
+        Route("/ready", app.ready, methods=["GET"]),
+        Route(f"{calls}/chat/completions", app.of("call", app.chat), methods=["POST"]),
+        Route(f"{calls}/completions", app.of("call", app.text), methods=["POST"]),
+        Route(f"{calls}/models", app.of("call", app.models), methods=["GET"]),
+        Route(note, app.of("call", app.noted), methods=["GET"]),
+        Route(note, app.of("call", app.note), methods=["POST"]),
+        Route(f"{session}/reward", app.of("reward", app.reward), methods=["POST"]),
+        Route(f"{session}/failed", app.of("reward", app.failed), methods=["POST"]),
+    ]
+    if offers is not None:
+        routes += [
+            Route("/v1/episodes", app.of("run", app.episode), methods=["POST"]),
+            Route(session, app.of("reward", app.give_up), methods=["DELETE"]),
+        ]
+    return Starlette(routes=routes, exception_handlers=HANDLERS)
+
+
+class _KeyGuarded:
+    """An ASGI endpoint for who has the key of its session for `right`, or the run's."""
+
+    def __init__(
+        self, sessions: PlayedSessions, right: Right | Literal["run"], handler: Handler
+    ) -> None:
+        self._sessions, self._right, self._handler = sessions, right, handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not self._sessions.is_run_key(given) and (
+            self._right == "run"
+            or not has_right(given, self._sessions.key, session_of(request), self._right)
+        ):
+            raise GatewayError(401, "invalid_api_key", _WRONG[self._right])
+        await self._handler(request, send)
+
+
+_WRONG = {
+    "call": "this is not this session's key for calls (episode.api_key)",
+    "reward": "this is not this session's key for rewards (episode.reward_key)",
+    "run": "this is not the run's key, which is in its directory (gateway.key)",
+}
+
+
+class _EpisodeRoutes(CallRoutes):
+    """The handlers of all routes."""
+
+    def __init__(self, gateway: Gateway, sessions: PlayedSessions, offers: Offers | None) -> None:
+        super().__init__(gateway, sessions)
+        self._offers = offers
+
+    def of(self, right: Right | Literal["run"], handler: Handler) -> _KeyGuarded:
+        return _KeyGuarded(self._sessions, right, handler)
+
+    async def noted(self, request: Request, send: Send) -> None:
+        value = self.session(request).noted(_name(request))
+        if value is None:
+            raise GatewayError(404, "no_note", "nothing is noted under this key")
+        await whole(request, send, _value(value))
+
+    async def note(self, request: Request, send: Send) -> None:
+        self.session(request)
+        name, value = _name(request), api_requests.note(await self.body(request))
+        kept = self.session(request).note(name, value)
+        await whole(request, send, _value(kept))
+
+    async def reward(self, request: Request, send: Send) -> None:
+        self.session(request)
+        asked = api_requests.turn_reward(await self.body(request))
+        if not math.isfinite(asked.reward) or abs(asked.reward) > LARGEST:
+            raise GatewayError(
+                422,
+                "invalid_value",
+                f"a reward must be a finite number of at most {LARGEST:g}",
+                param="reward",
+            )
+        session = self.session(request)
+        session.reward(asked.reward, asked.turn)
+        if self._offers is not None and asked.turn is None:
+            self._offers.end(session.name, "rewarded")
+        said = {"session": session.name, "reward": asked.reward, "turn": asked.turn}
+        await whole(request, send, msgspec.json.encode(said))
+
+    async def failed(self, request: Request, send: Send) -> None:
+        self.session(request)
+        asked = api_requests.turn_failed(await self.body(request))
+        session = self.session(request)
+        session.fail(asked.tool, asked.turn)
+        said = {"session": session.name, "tool": asked.tool, "turn": asked.turn}
+        await whole(request, send, msgspec.json.encode(said))
+
+    async def give_up(self, request: Request, send: Send) -> None:
+        self.session(request)
+        assert self._offers is not None, "there is this route with offers alone"
+        asked = api_requests.given_up(await self.body(request))
+        session = self.session(request)
+        self._offers.end(session.name, "given_up", asked.reason)
+        await whole(request, send, msgspec.json.encode({"session": session.name}))
+
+    async def episode(self, request: Request, send: Send) -> None:
+        """The next episode; 204 where there is none within `POLL_S`. A program that leaves takes
+        none."""
+        assert self._offers is not None, "there is this route with offers alone"
+        await self.body(request)
+        facts: bytes | None = None
+
+        async def leave() -> None:
+            await self.gone(request)
+            scope.cancel()
+
+        with trio.move_on_after(POLL_S) as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(leave)
+                facts = await self._offers.take()
+                nursery.cancel_scope.cancel()
+        if facts is None:
+            await Response(status_code=204)(request.scope, request.receive, send)
+        else:
+            await whole(request, send, facts)
+
+
+def _name(request: Request) -> str:
+    name: str = request.path_params["name"]
+    if not 0 < len(name) <= NAME:
+        raise GatewayError(
+            422, "note_key", f"the key of a note is a text of 1 to {NAME} characters"
+        )
+    return name
+
+
+def _value(text: bytes) -> bytes:
+    return b'{"value":' + text + b"}"

@@ -1,0 +1,76 @@
+"""The record of one call, made as its tokens come. Invariant: what is recorded is what could be
+read, up to what ended it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from asyncrl.agents.gateway.api_answers import AnswerPart, Token
+from asyncrl.agents.gateway.generation import GeneratedPiece
+from asyncrl.agents.gateway.reading import ReplyReader
+from asyncrl.agents.gateway.tools import Delta, ToolCall
+from asyncrl.messages import Finish
+from asyncrl.tasks.text import Tokenizer
+
+
+class CallRecord:
+    """Takes the pieces of a call, and keeps what was sampled up to its end."""
+
+    def __init__(
+        self, reading: ReplyReader, tokenizer: Tokenizer, vocabulary: int, *, scored: bool
+    ) -> None:
+        self._reading, self._tokenizer, self._vocabulary, self._scored = (
+            reading,
+            tokenizer,
+            vocabulary,
+            scored,
+        )
+        self.ids: list[int] = []
+        self.deltas: list[Delta] = []
+        self.finish: Finish = "interrupted"
+        self.broken = ""
+        """The fault of what the engine gave, in words."""
+        self.refused = ""
+        """A sentence where no answer is given."""
+
+    @property
+    def closed(self) -> bool:
+        """True if nothing more is to be had of this answer: a stop string is complete, or the
+        engine is not to be believed."""
+        return self._reading.stopped or bool(self.broken)
+
+    @property
+    def called(self) -> bool:
+        """True if the answer has a call of a tool."""
+        return any(isinstance(delta, ToolCall) for delta in self.deltas)
+
+    def take(self, piece: GeneratedPiece) -> AnswerPart:
+        """Read a piece; what comes when it is closed is left out."""
+        read = AnswerPart()
+        self.broken = self.broken or self._wrong(piece)
+        self.refused = self.refused or piece.refused
+        for token, behaviour in zip(piece.ids.tolist(), piece.behaviour.tolist(), strict=True):
+            if self.closed:
+                break
+            self.ids.append(token)
+            read.deltas += self._reading.push(token)
+            if self._scored:
+                read.tokens.append(Token(self._tokenizer.decode([token], special=True), behaviour))
+        if piece.finish:
+            read.deltas += self._reading.end()
+            self.finish = "interrupted" if self.broken else "stop" if self.closed else piece.finish
+        self.deltas += read.deltas
+        return read
+
+    def _wrong(self, piece: GeneratedPiece) -> str:
+        """A fault of what the engine gave, in words; empty where there is none."""
+        if (
+            len(piece.ids)
+            and not 0 <= int(piece.ids.min()) <= int(piece.ids.max()) < self._vocabulary
+        ):
+            return f"the engine sampled an id outside of the vocabulary of {self._vocabulary}"
+        return (
+            ""
+            if np.isfinite(piece.behaviour).all()
+            else "the engine gave a log-probability that is no number"
+        )

@@ -1,0 +1,89 @@
+"""Conversations whose replies are kept as they were sampled (`agent.history = "as_sampled"`).
+
+A template may render an earlier reply in another way than it was sampled: some drop its thoughts.
+Then the next call's context leaves inside the reply. Here it does not: the context is that of the
+call which sampled the last reply that the conversation has, with the reply, and behind it what the
+template makes of the messages that follow.
+
+    messages   user a, assistant <think>…</think>b, user c
+    template   [user]a[assistant]b[user]c[assistant]            the thought is gone
+    as sampled [user]a[assistant]<think>…</think>b[user]c[assistant]
+
+Invariant: a reply is found where all messages before it, the tools and itself are those of the call
+that sampled it. White space around a reply, and the numbers of its tool calls, may differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from asyncrl.agents.gateway.tools import Delta, ToolCall
+
+Messages = Sequence[Mapping[str, Any]]
+Render = Callable[[Messages], str]
+"""The chat template, ready for an answer."""
+
+
+class Conversation:
+    """The messages of a call, and the tools that it offers."""
+
+    def __init__(self, messages: Messages, tools: Messages) -> None:
+        self.messages = messages
+        self._hasher = hashlib.blake2b(msgspec.json.encode(tools, order="sorted"), digest_size=16)
+        self._digests = [*self._read()]
+
+    def replies(self) -> Iterator[tuple[int, bytes]]:
+        """The replies in it, the last one first: their places, and digests of all up to them."""
+        for at in reversed(range(len(self.messages))):
+            if self.messages[at]["role"] == "assistant":
+                yield at, self._digests[at]
+
+    def replied(self, deltas: Sequence[Delta]) -> bytes | None:
+        """The digest of the conversation with this reply at its end; None where the reply is too
+        deep to be read again."""
+        hasher = self._hasher.copy()
+        try:
+            reply = _reply("".join(d for d in deltas if isinstance(d, str)), _calls(deltas))
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        hasher.update(reply)
+        return hasher.digest()
+
+    def rest(self, at: int, render: Render) -> str | None:
+        """The text that the template has behind the reply at this place; None where that cannot be
+        told. Raises what `render` raises."""
+        mark = secrets.token_hex(16)
+        marked = {"role": "assistant", "content": mark}
+        text = render([*self.messages[:at], marked, *self.messages[at + 1 :]])
+        return text.partition(mark)[2] if text.count(mark) == 1 else None
+
+    def _read(self) -> Iterator[bytes]:
+        for message in self.messages:
+            if message["role"] == "assistant":
+                said = [call["function"] for call in message.get("tool_calls", ())]
+                self._hasher.update(_reply(message["content"], said, _thoughts(message)))
+            else:
+                self._hasher.update(msgspec.json.encode(message, order="sorted"))
+            yield self._hasher.digest()
+
+
+def _reply(text: str, calls: Sequence[Mapping[str, Any]], thoughts: str = "") -> bytes:
+    return msgspec.json.encode(["assistant", text.strip(), calls, thoughts], order="sorted")
+
+
+def _calls(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+    return [
+        {"name": call.name, "arguments": msgspec.json.decode(call.arguments)}
+        for call in deltas
+        if isinstance(call, ToolCall)
+    ]
+
+
+def _thoughts(message: Mapping[str, Any]) -> str:
+    found: str = message.get("reasoning_content", "")
+    return found

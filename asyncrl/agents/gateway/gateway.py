@@ -1,0 +1,210 @@
+"""The gateway: one call from its prompt to its end. Invariant: a call is interrupted and then read
+to its end, never cut off, whoever ends it: the model, a stop string, its agent going away, its
+attempt or its deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import msgspec
+import numpy as np
+import trio
+
+from asyncrl.agents.gateway.api_answers import AnswerPart
+from asyncrl.agents.gateway.call_record import CallRecord
+from asyncrl.agents.gateway.errors import GatewayError, bad
+from asyncrl.agents.gateway.gateway_settings import Settings
+from asyncrl.agents.gateway.generation import Generation
+from asyncrl.agents.gateway.played_session import PlayedSession, ended
+from asyncrl.agents.gateway.played_sessions import PlayedSessions
+from asyncrl.agents.gateway.prompt_reader import Prompt, PromptReader
+from asyncrl.agents.gateway.reading import ReplyReader
+from asyncrl.agents.gateway.tools import ToolParser
+from asyncrl.runtime.ipc.waits import WaitExpired, Waits
+from asyncrl.tasks.text import Tokenizer
+
+FULL = "episode_full"
+"""The code of a call that is refused because the episode is as long as it may be."""
+_GRACE_S = 60.0
+"""Seconds that an engine may take to hear of an interrupt."""
+
+
+class CallAnswer(msgspec.Struct, frozen=True):
+    """The end of a call: OpenAI's reason, and the number of tokens of context and reply."""
+
+    finish: Literal["stop", "length", "tool_calls"]
+    prompt_tokens: int
+    tokens: int
+
+    @property
+    def usage(self) -> dict[str, int]:
+        total = self.prompt_tokens + self.tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.tokens,
+            "total_tokens": total,
+        }
+
+
+class Gateway:
+    """The calls of all agents of one actor, each of a session that is played."""
+
+    def __init__(
+        self, sessions: PlayedSessions, tokenizer: Tokenizer, settings: Settings, waits: Waits
+    ) -> None:
+        self.settings, self.waits = settings, waits
+        self._sessions, self._tokenizer = sessions, tokenizer
+        self.reader = PromptReader(tokenizer, settings, waits)
+        self._calls = 0
+
+    @property
+    def ready(self) -> bool:
+        """True if calls are answered."""
+        return self._sessions.ready
+
+    @contextmanager
+    def slot(self) -> Iterator[None]:
+        """Room for one call. Raises GatewayError where there is none."""
+        if not self.ready:
+            raise GatewayError(
+                503, "not_ready", "the run is behind with what agents said; try again", retry_s=1
+            )
+        if self._calls >= self.settings.calls:
+            raise GatewayError(
+                429,
+                "busy",
+                f"{self._calls} calls are running, which is as many as may; try again",
+                retry_s=1,
+            )
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
+    async def answer(
+        self,
+        session: PlayedSession,
+        prompt: Prompt,
+        *,
+        budget: int | None,
+        stops: Sequence[str],
+        parser: ToolParser,
+        scored: bool,
+        write: Callable[[AnswerPart], Awaitable[None]],
+        gone: Callable[[], Awaitable[None]],
+    ) -> CallAnswer | None:
+        """Have one call answered; `write` gets what can be read as it comes, and `gone` returns
+        when nobody reads any more: then the call is interrupted, and None is returned. Raises
+        GatewayError where there is no answer, or not all of one."""
+        tokens = self._budget(prompt.ids, budget)
+        record = CallRecord(
+            ReplyReader(self._tokenizer, stops, parser),
+            self._tokenizer,
+            self.settings.vocabulary,
+            scored=scored,
+        )
+        cut: list[Literal["late", "gone"]] = []
+
+        async def watch(generation: Generation) -> None:
+            with trio.move_on_after(self.settings.call_s) as scope:
+                await gone()
+            cut.append("late" if scope.cancelled_caught else "gone")
+            generation.abandon()
+
+        deadline_s = self.settings.call_s + _GRACE_S
+        try:
+            with (
+                self.waits.on("tokens", owner=f"session {session.name}", deadline_s=deadline_s),
+                session.ask(prompt.ids, tokens, stops) as generation,
+            ):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(watch, generation)
+                    async for piece in generation:
+                        read = record.take(piece)
+                        if record.closed and not piece.finish:
+                            generation.interrupt(len(record.ids))
+                        if read.deltas or read.tokens:
+                            await write(read)
+                    nursery.cancel_scope.cancel()
+        except WaitExpired as error:
+            raise GatewayError(
+                504, "engine_silent", f"the engine did not end the answer: {error}"
+            ) from error
+        finally:
+            if record.ids:
+                context = np.array(prompt.ids, np.int32).tobytes()
+                texts, reply = self._texts(prompt, record), None
+                if prompt.conversation is not None and record.finish != "interrupted":
+                    reply = prompt.conversation.replied(record.deltas)
+                session.known.add(context, np.array(record.ids, np.int32).tobytes(), texts, reply)
+        if "gone" in cut:
+            return None
+        if record.refused:
+            code = FULL if record.finish == "length" else "refused"
+            raise GatewayError(422, code, record.refused)
+        if record.broken:
+            raise GatewayError(
+                502, "bad_engine", f"{record.broken}; the run's logs say which engine"
+            )
+        if record.finish == "interrupted":
+            raise self._interrupted(session, "late" in cut)
+        finish: Literal["stop", "length", "tool_calls"] = (
+            "length" if record.finish == "length" else "tool_calls" if record.called else "stop"
+        )
+        return CallAnswer(finish, len(prompt.ids), len(record.ids))
+
+    def _budget(self, ids: list[int], budget: int | None) -> int:
+        """The number of tokens that may be sampled. Raises GatewayError (400) where context and
+        budget do not fit, or ids are not the model's."""
+        settings = self.settings
+        room = settings.context_tokens - len(ids)
+        if not ids:
+            raise bad("the prompt is empty; give at least one token", "prompt")
+        if max(ids) >= settings.vocabulary or min(ids) < 0:
+            raise bad(
+                f"the prompt has an id outside of the vocabulary of {settings.vocabulary}; use "
+                "the model's own tokenizer",
+                "prompt",
+            )
+        if room < (budget or 1):
+            raise bad(
+                f"{len(ids)} tokens of context and {budget or 1} to sample exceed the model's "
+                f"{settings.context_tokens}",
+                code="context_length_exceeded",
+            )
+        return budget or room
+
+    def _texts(self, prompt: Prompt, record: CallRecord) -> list[tuple[bytes, int]]:
+        """The texts that a later call may start with: the context, with the reply, and with the
+        reply without what ended it."""
+        if prompt.text is None:
+            return []
+        known, ids = len(prompt.ids), record.ids
+        shorter = ids[:-1] if ids and ids[-1] in self._tokenizer.stop_ids else ids
+        replies = {
+            len(reply): self._tokenizer.decode(reply, special=True).encode()
+            for reply in (ids, shorter)
+        }
+        return [
+            (prompt.text, known),
+            *((prompt.text + reply, known + tokens) for tokens, reply in replies.items() if tokens),
+        ]
+
+    def _interrupted(self, session: PlayedSession, late: bool) -> GatewayError:
+        if late:
+            return GatewayError(
+                504,
+                "too_slow",
+                f"the answer was not complete after {self.settings.call_s:g} s; lower max_tokens",
+            )
+        if session.over:
+            return ended(session.name)
+        return GatewayError(
+            503,
+            "interrupted",
+            "the engine was interrupted before the answer was complete; try again",
+            retry_s=1,
+        )

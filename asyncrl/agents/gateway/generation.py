@@ -1,0 +1,40 @@
+"""An answer of the model as it comes. Invariant: every token that was sampled arrives once, in a
+piece; the last has a `finish`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.messages import Finish
+
+
+class GeneratedPiece(msgspec.Struct, frozen=True):
+    """Tokens sampled under `version`: `ids` int32 and `behaviour` float32 (see
+    `engines.protocol.Chunk`) have equal length, which may be 0. A piece with a `finish` is the
+    last. With `refused`, a sentence, there is no answer, or no more of it."""
+
+    ids: NDArray[np.int32]
+    behaviour: NDArray[np.float32]
+    version: int
+    finish: Finish = ""
+    refused: str = ""
+
+
+class Generation(Protocol):
+    """One answer being sampled. Iterate over its pieces."""
+
+    def __aiter__(self) -> AsyncIterator[GeneratedPiece]: ...
+
+    def interrupt(self, needed: int) -> None:
+        """Stop at the next token, because the first `needed` tokens are all that is of use; the
+        last piece then says `interrupted`. An answer that has ended stays as it is."""
+        ...
+
+    def abandon(self) -> None:
+        """Stop like that, because nobody reads it any more: its agent has left, or has died."""
+        ...

@@ -1,0 +1,62 @@
+"""Episodes for programs elsewhere (`agent.run = "http"`): each waits here until a program takes it,
+and then for its end.
+
+Invariant: an episode is taken once, and its end is the first that is said of it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import trio
+
+from asyncrl.agents.gateway.played_session import ended
+
+Given = Literal["rewarded", "given_up"]
+
+
+class Offer:
+    """An episode that waits for a program, or is with one. `facts` is the JSON that it gets."""
+
+    def __init__(self, session: str, facts: bytes) -> None:
+        self.session, self.facts, self.withdrawn = session, facts, False
+        self.taken, self.over = trio.Event(), trio.Event()
+        self.given: Given | None = None
+        self.reason = ""
+
+
+class Offers:
+    """The episodes that programs elsewhere may take, the oldest first."""
+
+    def __init__(self) -> None:
+        self._send, self._receive = trio.open_memory_channel[Offer](math.inf)
+        self._offers: dict[str, Offer] = {}
+
+    def put(self, session: str, facts: bytes) -> Offer:
+        """Offer an episode. As many wait as the actor has episodes."""
+        offer = self._offers[session] = Offer(session, facts)
+        self._send.send_nowait(offer)
+        return offer
+
+    def withdraw(self, offer: Offer) -> None:
+        """Have nobody take it, or go on with it."""
+        offer.withdrawn = True
+        del self._offers[offer.session]
+
+    async def take(self) -> bytes:
+        """Take the next episode, as soon as there is one. Returns its facts."""
+        while True:
+            offer = await self._receive.receive()
+            if not offer.withdrawn:
+                offer.taken.set()
+                return offer.facts
+
+    def end(self, session: str, given: Given, reason: str = "") -> None:
+        """Say how an episode ended, and why. Raises GatewayError (404) where no program has it."""
+        offer = self._offers.get(session)
+        if offer is None or not offer.taken.is_set():
+            raise ended(session)
+        if offer.given is None:
+            offer.given, offer.reason = given, reason
+        offer.over.set()

@@ -1,0 +1,253 @@
+"""A session that the coordinator has an agent play: one attempt at an episode, over a link.
+
+Invariant: nothing is said of an attempt that is over. Its calls are numbered from 0 in the order in
+which they are asked, and each reward is of a call that was answered, or of the whole, once.
+
+    a call         ──▶  Ask, then Enough where the agent needs no more of its answer
+    its answer     ◀──  Reply, Reply, …
+    a noted result ──▶  Note          a reward ──▶ GiveReward     a failed call ──▶ GiveFailure
+
+A call whose client is gone may be that of an agent that has died, and whose next attempt wants the
+whole answer. So Enough is said of it with the next thing that the agent does, or its good end.
+
+Replies that nobody has read yet wait here. Their number is bounded by the tokens of the calls that
+run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import numpy as np
+import trio
+
+from asyncrl.agents.gateway.errors import GatewayError
+from asyncrl.agents.gateway.generation import GeneratedPiece, Generation
+from asyncrl.agents.gateway.known_text import KnownText
+from asyncrl.messages import (
+    Ask,
+    Enough,
+    Finish,
+    GiveFailure,
+    GiveReward,
+    Message,
+    Note,
+    Play,
+    Played,
+    Reply,
+)
+
+NOTES, NOTES_BYTES = 4096, 2**24
+"""Results that an episode may have noted, at most, and their bytes in all."""
+
+Say = Callable[..., None]
+"""Sends a message and its buffers, in order, some time later."""
+
+
+class _LinkAnswer:
+    """The pieces of one answer as they come."""
+
+    def __init__(self, enough: Callable[[int], None], gone: Callable[[int], None]) -> None:
+        self._enough, self._gone = enough, gone
+        self._send, self._receive = trio.open_memory_channel[GeneratedPiece](math.inf)
+        self._ended = False
+        self.tokens = 0
+        """Tokens that were read."""
+
+    def __aiter__(self) -> _LinkAnswer:
+        return self
+
+    async def __anext__(self) -> GeneratedPiece:
+        try:
+            piece = await self._receive.receive()
+        except trio.EndOfChannel:
+            raise StopAsyncIteration from None
+        self.tokens += len(piece.ids)
+        return piece
+
+    def interrupt(self, needed: int) -> None:
+        if not self._ended:
+            self._enough(needed)
+            self.put(_piece("interrupted"))
+
+    def abandon(self) -> None:
+        if not self._ended:
+            self._gone(self.tokens)
+            self.put(_piece("interrupted"))
+
+    def put(self, piece: GeneratedPiece) -> None:
+        """Add a piece; what comes after the last one is left out."""
+        if self._ended:
+            return
+        self._send.send_nowait(piece)
+        if piece.finish:
+            self._ended = True
+            self._send.close()
+
+
+class PlayedSession:
+    """The attempt of `play`. `say` sends to the coordinator; `paused` stops the agent's clock in
+    its block, which is while a call is answered."""
+
+    def __init__(
+        self, play: Play, say: Say, paused: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self.play, self.name = play, f"r{play.rollout}-{play.attempt}"
+        self._say_it, self._paused = say, paused
+        self._answers: dict[int, _LinkAnswer] = {}
+        self._calls = 0
+        self._answered: set[int] = set()
+        self._notes = dict(play.notes)
+        self._rewarded: set[int | None] = set()
+        self._failed: set[int] = set()
+        self._gone: list[Enough] = []
+        self.known = KnownText()
+        """Text that its model has seen or said."""
+        self.full = False
+        """True if it was refused a call, because it is as long as it may be."""
+        self.over = False
+        """True if nothing more may be said of it."""
+        self.finish: Finish = "stop"
+        """The end of the answer that ended last."""
+
+    @property
+    def rewarded(self) -> bool:
+        """True if the whole has its reward."""
+        return None in self._rewarded
+
+    @contextmanager
+    def ask(
+        self, ids: Sequence[int], max_new_tokens: int, stops: Sequence[str]
+    ) -> Iterator[Generation]:
+        """Ask the model for at most `max_new_tokens` (at least 1) after `ids`. The caller
+        interrupts the answer at one of the texts `stops`. Leaving the block ends it, with what is
+        still to come lost. Raises GatewayError where the attempt is over."""
+        if self.over:
+            raise ended(self.name)
+        number, self._calls = self._calls, self._calls + 1
+        ids_of = (self.play.rollout, self.play.attempt, number)
+
+        def enough(needed: int) -> None:
+            self.finish = "stop"  # the agent had what it needs
+            self._say(Enough(*ids_of, needed))
+
+        def gone(tokens: int) -> None:
+            self._gone.append(Enough(*ids_of, tokens))
+
+        answer = self._answers[number] = _LinkAnswer(enough, gone)
+        self._say(Ask(*ids_of, max_new_tokens, list(stops)), np.array(ids, np.int32).tobytes())
+        try:
+            with self._paused():
+                yield answer
+        finally:
+            answer.abandon()
+            del self._answers[number]
+
+    @property
+    def answered(self) -> int:
+        """Number of calls that were answered."""
+        return len(self._answered)
+
+    def take(self, reply: Reply, ids: bytes | memoryview, behaviour: bytes | memoryview) -> None:
+        """Give a reply to the call that waits for it. One that nobody waits for is left out."""
+        if (answer := self._answers.get(reply.number)) is None:
+            return
+        if reply.refused:
+            answer.put(_piece(reply.finish or "interrupted", reply.refused))
+            return
+        self._answered.add(reply.number)
+        self.finish = reply.finish or self.finish
+        answer.put(
+            GeneratedPiece(
+                np.frombuffer(bytes(ids), np.int32),
+                np.frombuffer(bytes(behaviour), np.float32),
+                reply.version,
+                reply.finish,
+            )
+        )
+
+    def noted(self, name: str) -> bytes | None:
+        """The JSON that was noted under this name."""
+        return self._notes.get(name)
+
+    def note(self, name: str, value: bytes) -> bytes:
+        """Note JSON under a name, for later attempts too. Returns what is noted: the first that
+        came. Raises GatewayError (422) where there is no room for it."""
+        if name not in self._notes:
+            held = sum(map(len, self._notes.values())) + len(value)
+            if len(self._notes) >= NOTES or held > NOTES_BYTES:
+                raise GatewayError(
+                    422,
+                    "too_many_notes",
+                    f"an episode may note {NOTES} results of {NOTES_BYTES} bytes in all",
+                )
+            self._notes[name] = value
+            self._say(Note(self.play.rollout, self.play.attempt, name, value))
+        return self._notes[name]
+
+    def reward(self, reward: float, turn: int | None) -> None:
+        """Give a reward: to a turn, of those that were answered, from the last one where negative;
+        or, with None, to the whole. Raises GatewayError (409 where there is one already, 422 where
+        there is no such turn)."""
+        number = None
+        if turn is not None:
+            number = self._turn(turn)
+        if number in self._rewarded or self.rewarded:
+            whose = "the episode" if self.rewarded else f"turn {turn}"
+            raise GatewayError(409, "rewarded", f"{whose} has its reward already")
+        self._rewarded.add(number)
+        self._say(GiveReward(self.play.rollout, self.play.attempt, number, reward))
+
+    def fail(self, tool: str, turn: int) -> None:
+        """A turn, counted as for a reward, was a failed call of `tool`. Raises GatewayError (409
+        where that was said already, or the whole has its reward, 422 where there is no such
+        turn)."""
+        number = self._turn(turn)
+        if number in self._failed or self.rewarded:
+            said = "the episode has its reward" if self.rewarded else f"turn {turn} has failed"
+            raise GatewayError(409, "failed", f"{said} already")
+        self._failed.add(number)
+        self._say(GiveFailure(self.play.rollout, self.play.attempt, number, tool))
+
+    def _turn(self, turn: int) -> int:
+        """The number of the call of this turn. Raises GatewayError (422) where there is none."""
+        turns = sorted(self._answered)
+        if not -len(turns) <= turn < len(turns):
+            raise GatewayError(
+                422,
+                "no_turn",
+                f"there is no turn {turn}: {len(turns)} calls of this episode were answered",
+                param="turn",
+            )
+        return turns[turn]
+
+    def end(self) -> None:
+        """The attempt is over: say nothing more, and end what is still answered."""
+        self.over = True
+        for answer in self._answers.values():
+            answer.abandon()
+
+    def played(self) -> None:
+        """The agent has ended by itself, well, or because the episode is as long as it may be."""
+        finish: Finish = "length" if self.full else self.finish
+        self._say(Played(self.play.rollout, self.play.attempt, finish))
+
+    def _say(self, message: Message, *buffers: bytes) -> None:
+        if not self.over:
+            for enough in self._gone:
+                self._say_it(enough)
+            self._gone.clear()
+            self._say_it(message, *buffers)
+
+
+def ended(name: str) -> GatewayError:
+    """The error of a request for a session that no agent plays."""
+    return GatewayError(
+        404, "unknown_session", f"no episode is played as session {name}; its attempt may be over"
+    )
+
+
+def _piece(finish: Finish, refused: str = "") -> GeneratedPiece:
+    return GeneratedPiece(np.empty(0, np.int32), np.empty(0, np.float32), 0, finish, refused)

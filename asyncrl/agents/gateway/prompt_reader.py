@@ -1,0 +1,186 @@
+"""Requests and prompts, out of what agents send. Invariant: what costs time is done in one thread
+that does nothing else, on what is short enough, and never in that of the event loop or in those
+that an engine decodes with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import trio
+
+from asyncrl.agents.gateway import api_requests
+from asyncrl.agents.gateway.conversation import Conversation, Messages, Render
+from asyncrl.agents.gateway.errors import GatewayError, bad
+from asyncrl.agents.gateway.gateway_settings import Settings
+from asyncrl.agents.gateway.known_text import KnownText
+from asyncrl.runtime.ipc.waits import WaitExpired, Waits
+from asyncrl.tasks import TaskError
+from asyncrl.tasks.text import Tokenizer
+
+REST = 30
+"""For as many times as it took to find that a request cannot be done, no other is read: so that
+those who send such ones leave most of the time to the run."""
+
+_T = TypeVar("_T")
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A call's context: its ids, and the text (UTF-8) that it was made of; None where ids were
+    given, or sampled. Its conversation, where replies are kept as they were sampled."""
+
+    ids: list[int]
+    text: bytes | None
+    conversation: Conversation | None = None
+
+
+class PromptReader:
+    """Reads one request at a time, each with what its session knows."""
+
+    def __init__(self, tokenizer: Tokenizer, settings: Settings, waits: Waits) -> None:
+        self._tokenizer, self._settings, self._waits = tokenizer, settings, waits
+        self._turn, self._thread = trio.Lock(), trio.CapacityLimiter(1)
+        self._due = -math.inf  # when the next request is read
+
+    async def chat(self, known: KnownText, body: bytes) -> tuple[api_requests.ChatRequest, Prompt]:
+        """The request in a body of `/v1/chat/completions`. Raises GatewayError."""
+
+        def read() -> tuple[api_requests.ChatRequest, list[dict[str, Any]]]:
+            asked = api_requests.parse(body, api_requests.ChatRequest, self._settings.items)
+            self._served(asked)
+            api_requests.tools(asked)
+            return asked, api_requests.messages(asked, self._settings.items)
+
+        asked, messages = await self._in_turn(read)
+
+        def render(said: Messages) -> str:
+            try:
+                return self._tokenizer.render(said, asked.offered)
+            except TaskError as error:
+                raise bad(str(error), "messages") from error
+
+        if self._settings.as_sampled:
+            conversation = await self._in_turn(lambda: Conversation(messages, asked.offered))
+            if (ids := await self._as_sampled(known, conversation, render)) is not None:
+                return asked, Prompt(ids, None, conversation)
+        else:
+            conversation = None
+        text = await self._in_turn(lambda: render(messages))
+        prompt = await self._prompt(known, text, "messages")
+        return asked, msgspec.structs.replace(prompt, conversation=conversation)
+
+    async def _as_sampled(
+        self, known: KnownText, conversation: Conversation, render: Render
+    ) -> list[int] | None:
+        """The ids of a conversation with the last reply that is known, as it was sampled; None
+        where none is known, or its template cannot be told apart."""
+
+        def rest(at: int) -> str | None:
+            try:
+                return conversation.rest(at, render)
+            except GatewayError:  # a template may refuse the mark in the reply's place
+                return None
+
+        for at, digest in conversation.replies():
+            if (sampled := known.replied(digest)) is not None:
+                text = await self._in_turn(partial(rest, at))
+                return None if text is None else await self._behind(sampled, text)
+        return None
+
+    async def text(self, known: KnownText, body: bytes) -> tuple[api_requests.TextRequest, Prompt]:
+        """The request in a body of `/v1/completions`. Raises GatewayError."""
+
+        def read() -> api_requests.TextRequest:
+            asked = api_requests.parse(body, api_requests.TextRequest, self._settings.items)
+            self._served(asked)
+            return asked
+
+        asked = await self._in_turn(read)
+        match asked.prompt:
+            case str(text) | [str(text)]:
+                return asked, await self._prompt(known, text, "prompt")
+            case several:
+                ids = [token for token in several if isinstance(token, int)]
+                if len(ids) < len(several):
+                    raise bad("prompt must be one text, or the ids of one", "prompt")
+                return asked, Prompt(ids, None)
+
+    async def _prompt(self, known: KnownText, text: str, param: str) -> Prompt:
+        """A text as the model will see it: as far as the session has seen or said it, by the tokens
+        that it had there."""
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            raise bad(
+                "the text has half of a surrogate pair, which is no character", param
+            ) from error
+        length, found = known.longest(data)
+        ids: list[int] = np.frombuffer(found, np.int32).tolist()
+        start, most = param == "prompt" and not ids, self._settings.context_tokens - len(ids)
+
+        def read() -> list[int]:
+            rest = self._tokenizer.ids_within(data[length:].decode(), most, start=start)
+            if rest is None:
+                raise self._too_long(f"a text of {len(text)} characters exceeds", param)
+            return rest
+
+        return Prompt(ids + await self._in_turn(read), data)
+
+    async def _behind(self, sampled: bytes, rest: str) -> list[int]:
+        """The ids of a conversation: those up to a reply (`int32`), and those of the text behind
+        it, in which the end of the reply may stand again."""
+        ids: list[int] = np.frombuffer(sampled, np.int32).tolist()
+        if ids[-1] in self._tokenizer.stop_ids:
+            rest = rest.removeprefix(self._tokenizer.decode(ids[-1:], special=True))
+        most = self._settings.context_tokens - len(ids)
+
+        def read() -> list[int]:
+            found = self._tokenizer.ids_within(rest, most) if most >= 0 else None
+            if found is None:
+                raise self._too_long("the conversation exceeds", "messages")
+            return found
+
+        return ids + await self._in_turn(read)
+
+    def _too_long(self, what: str, param: str) -> GatewayError:
+        return bad(
+            f"{what} the model's context of {self._settings.context_tokens} tokens",
+            param,
+            "context_length_exceeded",
+        )
+
+    async def _in_turn(self, work: Callable[[], _T]) -> _T:
+        try:
+            with self._waits.on(
+                "a turn to be read", owner="an agent", deadline_s=self._settings.body_s
+            ):
+                async with self._turn:
+                    await trio.sleep_until(self._due)
+                    begun = trio.current_time()
+                    try:
+                        return await trio.to_thread.run_sync(work, limiter=self._thread)
+                    except GatewayError:
+                        now = trio.current_time()
+                        self._due = now + REST * (now - begun)
+                        raise
+        except WaitExpired as error:
+            raise GatewayError(
+                503,
+                "busy",
+                f"other requests were being read for {self._settings.body_s:g} s; try again",
+                retry_s=1,
+            ) from error
+
+    def _served(self, asked: api_requests.CallRequest) -> None:
+        if asked.model != self._settings.model:
+            raise GatewayError(
+                404,
+                "model_not_found",
+                f"there is no model {asked.model!r}; ask for {self._settings.model!r}",
+                param="model",
+            )

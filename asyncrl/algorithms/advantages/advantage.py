@@ -1,0 +1,217 @@
+"""The protocol of an advantage: what it needs, and how much better each rollout did than expected.
+
+Rewards are plain floats and all sums are of float64; what leaves is float32. An advantage is one
+class. Its class variables say what the configuration, the coordinator and the trainer need to know,
+and one method is the formula. No torch here: the coordinator imports this.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import ClassVar, Literal, NamedTuple, Protocol
+
+from asyncrl.algorithms.tensors import Tensor
+from asyncrl.messages import Sample
+
+Rewards = Mapping[int, Sequence[float]]
+"""Group → the rewards of all its members with a verdict, in the order of `Sample.member`."""
+Parts = Mapping[int, Sequence[Sequence[float]]]
+"""Group → the parts of each of those rewards, for groups that have any."""
+Lengths = Mapping[int, Sequence[int]]
+"""Group → the sampled tokens of each of those members; for an advantage that is relative to the
+whole step, which may count tokens and not rollouts."""
+TurnRewards = Mapping[int, Sequence[Sequence[float]]]
+"""Group → the rewards of the turns of each of those members, for groups that agents played; none
+for a member of one turn."""
+
+LARGEST = 1e38
+"""Largest reward, either sign: the difference of two still fits a float32."""
+
+
+class GradientNorms(Protocol):
+    """Gradients of the rollouts of one micro-batch, which cost a pass when they are asked for.
+
+    Each method gives two float64 tensors of shape [samples]: the ratio of current to behaviour
+    policy of the whole rollout, and the squared norm of the gradient of its log-probability.
+
+    >>> class Ones:
+    ...     def exact(self):
+    ...         import torch
+    ...         return torch.ones(2), torch.ones(2)
+    ...     from_logits = exact
+    >>> norms: GradientNorms = Ones()
+    >>> norms.exact()[0].tolist()
+    [1.0, 1.0]
+    """
+
+    def exact(self) -> tuple[Tensor, Tensor]:
+        """One forward and one backward pass of each rollout alone."""
+        ...
+
+    def from_logits(self) -> tuple[Tensor, Tensor]:
+        """One forward pass; the norm is that of the gradient by the logits."""
+        ...
+
+
+class RewardedSamples(NamedTuple):
+    """A micro-batch, as an advantage is given it.
+
+    `rewards` has the groups of `samples`, or every group of the step for an advantage that is
+    relative to the whole step, and then `lengths` has them too. `gradients` is None for an
+    advantage that needs none. `turns` are looked at where the credit is by turn alone.
+
+    >>> given = RewardedSamples([], {4: [1.0, 0.0]}, {})
+    >>> given.rewards[4], given.gradients
+    ([1.0, 0.0], None)
+    """
+
+    samples: Sequence[Sample]
+    rewards: Rewards
+    parts: Parts
+    gradients: GradientNorms | None = None
+    lengths: Lengths = MappingProxyType({})
+    turns: TurnRewards = MappingProxyType({})
+
+
+class Advantage(ABC):
+    """Measure of how much better a rollout did than is expected of its prompt.
+
+    `kind` is its name in run.toml; of a user's own it is `module:name`. `unit`: what is trained
+    together where it is defined (`train.unit`). `settings`: other settings of `[train]` that it
+    reads. `whole_step`: it is relative to the step, so each micro-batch needs the rewards (and
+    parts) of every group of the step. `needs_gradients`: it needs the norm of each rollout's
+    gradient, so a group must be whole in one micro-batch. `several_rewards`: it compares the parts
+    of a reward one by one. `equal_has_signal`: a group whose rewards are all equal may have an
+    advantage, so that `rollout.filter = zero_variance` drops none. `odd_group`: it compares a group
+    with one of its members, so `rollout.group_size` is odd. `by_turn` (of a `GroupAdvantage`): it
+    may be given rewards to go, one turn after another (`train.credit = to_go`). It subtracts a mean
+    and divides by nothing that depends on the rewards.
+
+    >>> from asyncrl.algorithms.advantages import BUILT_IN
+    >>> [kind for kind, advantage in BUILT_IN.items() if advantage.whole_step]
+    ['gdpo', 'reinforce_pp', 'reinforce_pp_baseline']
+    """
+
+    kind: ClassVar[str] = ""
+    unit: ClassVar[Literal["group", "rollout"]] = "group"
+    settings: ClassVar[frozenset[str]] = frozenset()
+    whole_step: ClassVar[bool] = False
+    needs_gradients: ClassVar[bool] = False
+    several_rewards: ClassVar[bool] = False
+    equal_has_signal: ClassVar[bool] = False
+    odd_group: ClassVar[bool] = False
+    by_turn: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "kind" not in cls.__dict__:
+            cls.kind = f"{cls.__module__}:{cls.__qualname__}"
+
+    @abstractmethod
+    def of(self, given: RewardedSamples) -> Sequence[float | None]:
+        """Advantage of each sample; None for one that is not trained. Raises ValueError for what is
+        not as it must be."""
+
+
+class MemberAdvantage(Advantage):
+    """An advantage of members among others: a table of all members with a verdict, in which each
+    sample has its place.
+
+    `needs_member`: two members of one reward may fare differently, so each sample must say which
+    member it is (`Sample.member`). Otherwise its reward is enough.
+
+    >>> class AboveHalf(MemberAdvantage):
+    ...     def of_members(self, rewards, parts, lengths):
+    ...         return {group: [reward - 0.5 for reward in of] for group, of in rewards.items()}
+    >>> sample = Sample(
+    ...     rollout=9, group=4, prompt_tokens=1, response_tokens=1, reward=1.0, spans=[], member=1
+    ... )
+    >>> AboveHalf().of(RewardedSamples([sample], {4: [0.0, 1.0]}, {}))
+    [0.5]
+    """
+
+    needs_member: ClassVar[bool] = False
+
+    @abstractmethod
+    def of_members(
+        self, rewards: Rewards, parts: Parts, lengths: Lengths
+    ) -> Mapping[int, Sequence[float | None]]:
+        """Advantage of each member of each group of `rewards`, in the same order; None for a member
+        that is not trained. Each group has at least one member, and all rewards are finite."""
+
+    def of(self, given: RewardedSamples) -> list[float | None]:
+        """Advantage of each sample. Raises ValueError for a group without members, a reward or part
+        that is not finite, parts of uneven number, and a sample that is none of the members."""
+        if not given.samples:
+            return []
+        rewards = given.rewards
+        if not self.whole_step:
+            rewards = {sample.group: rewards.get(sample.group, ()) for sample in given.samples}
+        for group, members in rewards.items():
+            check_rewards(group, members)
+        places = [self.place(sample, rewards.get(sample.group, ())) for sample in given.samples]
+        table = self.of_members(rewards, given.parts, given.lengths)
+        for group, members in rewards.items():
+            if len(table[group]) != len(members):
+                raise ValueError(
+                    f"{self.kind} gives {len(table[group])} advantages to the {len(members)} "
+                    f"members of group {group}; it must give each member one"
+                )
+        return [
+            table[sample.group][place] for sample, place in zip(given.samples, places, strict=True)
+        ]
+
+    def place(self, sample: Sample, rewards: Sequence[float]) -> int:
+        """Place of a sample among the rewards of its group. Raises ValueError where it has none."""
+        member = sample.member
+        if member is None and not self.needs_member and sample.reward in rewards:
+            return rewards.index(sample.reward)
+        if member is None and self.needs_member:
+            raise ValueError(
+                f"rollout {sample.rollout} does not say which member of its group it is, and for "
+                f"{self.kind} it must"
+            )
+        if member is None or not 0 <= member < len(rewards) or rewards[member] != sample.reward:
+            raise ValueError(
+                f"rollout {sample.rollout} has a reward of {sample.reward}, which is not its "
+                f"member's in group {sample.group}"
+            )
+        return member
+
+
+class GroupAdvantage(MemberAdvantage):
+    """An advantage relative to the members of the same group.
+
+    >>> class Best(GroupAdvantage):
+    ...     def of_group(self, rewards):
+    ...         return [float(reward == max(rewards)) for reward in rewards]
+    >>> Best().of_members({4: [0.0, 2.0], 7: [1.0]}, {}, {})
+    {4: [0.0, 1.0], 7: [1.0]}
+    """
+
+    @abstractmethod
+    def of_group(self, rewards: Sequence[float]) -> Sequence[float | None]:
+        """Advantage of each of the `rewards` of one group, at least one; None for a member that is
+        not trained."""
+
+    def of_members(
+        self, rewards: Rewards, parts: Parts, lengths: Lengths
+    ) -> Mapping[int, Sequence[float | None]]:
+        """Each group by itself, whatever its parts and lengths."""
+        return {group: self.of_group(members) for group, members in rewards.items()}
+
+
+def check_rewards(group: int, rewards: Sequence[float]) -> None:
+    """Raise ValueError where a group has no rewards, or one that is not finite."""
+    if not rewards:
+        raise ValueError(
+            f"group {group} has no member with a verdict, so its samples have no advantage; "
+            "leave it out of the micro-batch"
+        )
+    if not all(abs(reward) <= LARGEST for reward in rewards):
+        raise ValueError(
+            f"group {group} has a reward that is not finite; a verifier without an answer must "
+            "give NoVerdict"
+        )

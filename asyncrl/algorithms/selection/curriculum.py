@@ -1,0 +1,208 @@
+"""Choice of the next prompt. Invariant: it depends on (seed, cursor), on the history and on what is
+live, and on nothing else; and no prompt is left out for good.
+
+Every curriculum chooses from one stream of prompts: the epochs, each in an order of its own. The
+search for the next prompt begins at a cursor into the stream.
+
+`in_order`     each in turn, so the n-th prompt is a function of the seed alone
+`unsolved`     prompts that every member solved rest for some epochs (history resampling, SRPO,
+               arXiv 2504.14286)
+`difficulty`   of the next few the one that is about half solved: there the rewards of a group vary
+               most. The chance p that a rollout solves it is drawn from its Beta posterior, and
+               p (1 - p) is compared, so that a prompt of which little is known is tried (as in
+               VADE; DOTS, arXiv 2506.05316, aims at the same half)
+
+With the last two, the next prompt depends on what was judged by then: two runs of one seed that
+differ in speed choose differently. The journal has what was chosen. They choose by earlier visits,
+so they do nothing before the stream has come around once.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Container
+from typing import NamedTuple, Protocol
+
+from asyncrl.algorithms.selection.prompt_history import History
+
+ORDERS = 4
+"""The orders of so many epochs are kept, 8 bytes for a prompt each."""
+
+
+class NextPrompt(NamedTuple):
+    """A prompt, and the cursor for the next one.
+
+    >>> NextPrompt(prompt_index=17, cursor=4).cursor
+    4
+    """
+
+    prompt_index: int
+    cursor: int
+
+
+class PromptOrder:
+    """The run's stream of `size` (at least 1) prompts: place n is in epoch n // size, and each
+    epoch has an order of its own, a function of (seed, epoch). It ends after `epochs` of them; 0:
+    never.
+
+    >>> stream = PromptOrder(3, seed=0, epochs=2)
+    >>> [stream.prompt_index(place) for place in range(6)], stream.over(6)
+    ([0, 2, 1, 0, 1, 2], True)
+    """
+
+    def __init__(self, size: int, *, seed: int, epochs: int) -> None:
+        self.size = size
+        self.seed = seed
+        self._epochs = epochs
+        self._orders: dict[int, array[int]] = {}  # of the epochs asked for last
+
+    def over(self, place: int) -> bool:
+        """Return True if the epochs are over at this place."""
+        return bool(self._epochs) and place >= self._epochs * self.size
+
+    def prompt_index(self, place: int) -> int:
+        """Return the prompt at a place.
+
+        Example: of 3 prompts place 7 is the second one of epoch 2, in the order of that epoch.
+        """
+        epoch, at = divmod(place, self.size)
+        if (order := self._orders.get(epoch)) is None:
+            order = array("q", range(self.size))
+            random.Random(f"{self.seed}/{epoch}").shuffle(order)
+            if len(self._orders) == ORDERS:
+                del self._orders[next(iter(self._orders))]
+            self._orders[epoch] = order
+        return order[at]
+
+
+class Curriculum(Protocol):
+    """Rule for the next prompt. It is made with the stream; docs/extending.md adds one.
+
+    >>> class Backwards:
+    ...     def __init__(self, stream):
+    ...         self._stream = stream
+    ...     def next(self, history, live):
+    ...         place = self._stream.size - 1 - history.cursor
+    ...         return NextPrompt(place, history.cursor + 1) if place >= 0 else None
+    >>> rule: Curriculum = Backwards(PromptOrder(3, seed=0, epochs=1))
+    >>> rule.next(History(), live=set())
+    NextPrompt(prompt_index=2, cursor=1)
+    """
+
+    def __init__(self, stream: PromptOrder) -> None: ...
+
+    def next(self, history: History, live: Container[int]) -> NextPrompt | None:
+        """Return the prompt to admit, from `history.cursor` on; None where the epochs are over.
+        `live` has the prompts of live groups."""
+        ...
+
+
+class InOrder:
+    """Each prompt in turn.
+
+    >>> rule, history = InOrder(PromptOrder(3, seed=0, epochs=1)), History(cursor=2)
+    >>> rule.next(history, live=set())
+    NextPrompt(prompt_index=1, cursor=3)
+    """
+
+    def __init__(self, stream: PromptOrder) -> None:
+        self._stream = stream
+
+    def next(self, history: History, live: Container[int]) -> NextPrompt | None:
+        place = history.cursor
+        return (
+            None
+            if self._stream.over(place)
+            else NextPrompt(self._stream.prompt_index(place), place + 1)
+        )
+
+
+class Unsolved:
+    """A prompt that every member of its last group solved rests for `rest` epochs after that one.
+
+    Any other is admitted once in each epoch. Where all are solved, one is found in the `rest` + 2
+    epochs from the cursor on at the latest.
+
+    Both rollouts of prompt 0 solved it in epoch 0. Epoch 1 has the order 0, 1, 2, and begins with
+    prompt 1:
+
+    >>> stream, history = PromptOrder(3, seed=0, epochs=0), History()
+    >>> history.admit(0, cursor=1)
+    >>> history.record(0, rewards=[1.0, 1.0], size=2)
+    >>> history.cursor = 3
+    >>> Unsolved(stream).next(history, live=set())
+    NextPrompt(prompt_index=1, cursor=5)
+    """
+
+    def __init__(self, stream: PromptOrder, rest: int = 2) -> None:
+        self._stream = stream
+        self._rest = rest
+
+    def next(self, history: History, live: Container[int]) -> NextPrompt | None:
+        stream, place = self._stream, history.cursor
+        while not stream.over(place):
+            prompt_index = stream.prompt_index(place)
+            seen = history.seen.get(prompt_index)
+            if (
+                seen is None
+                or not seen.easy
+                or place // stream.size > (seen.cursor - 1) // stream.size + self._rest
+            ):
+                return NextPrompt(prompt_index, place + 1)
+            place += 1
+        return None
+
+
+class Difficulty:
+    """Of each `among` places of the stream one is admitted: the one whose drawn p (1 - p) is
+    largest, of those that are not live if there are any. So an epoch admits one in `among` of all
+    prompts.
+
+    A prompt that was not admitted for `patience` epochs is overdue, and of several the one that
+    waits longest comes first. In each later epoch it or one that has waited as long is admitted: a
+    prompt waits for `patience` epochs and one for each other prompt at most, and typically little
+    more than `patience`. At most `among` / `patience` of the admissions go to overdue ones, in the
+    long run.
+
+    Of two prompts all rollouts solved prompt 0, and half of them prompt 1:
+
+    >>> stream, history = PromptOrder(2, seed=0, epochs=0), History()
+    >>> for prompt_index, rewards in enumerate([[1.0] * 8, [1.0, 0.0] * 4]):
+    ...     history.admit(prompt_index, cursor=2)
+    ...     history.record(prompt_index, rewards, size=8)
+    >>> Difficulty(stream, among=2).next(history, live=set())
+    NextPrompt(prompt_index=1, cursor=4)
+    """
+
+    def __init__(self, stream: PromptOrder, among: int = 4, patience: int = 16) -> None:
+        self._stream = stream
+        self._among = among
+        self._patience = patience
+
+    def next(self, history: History, live: Container[int]) -> NextPrompt | None:
+        stream, start = self._stream, history.cursor
+        if stream.over(start):
+            return None
+        epoch = start // stream.size
+        end = min(start + self._among, (epoch + 1) * stream.size)
+        places = [
+            place for place in range(start, end) if stream.prompt_index(place) not in live
+        ] or list(range(start, end))
+        waited, place = min((self._admitted(history, place), place) for place in places)
+        if waited >= (epoch - self._patience) * stream.size + 1:
+            place = max(places, key=lambda place: self._spread(history, place))
+        return NextPrompt(stream.prompt_index(place), end)
+
+    def _admitted(self, history: History, place: int) -> int:
+        """Return the cursor after the last admission of the prompt at this place; 0 where there
+        was none."""
+        seen = history.seen.get(self._stream.prompt_index(place))
+        return seen.cursor if seen is not None else 0
+
+    def _spread(self, history: History, place: int) -> float:
+        """Return the variance of one rollout's success, if its chance is the one drawn here. The
+        draw is keyed by seed and place."""
+        a, b = history.posterior(self._stream.prompt_index(place))
+        p = random.Random(f"{self._stream.seed}/difficulty/{place}").betavariate(a, b)
+        return p * (1 - p)

@@ -1,0 +1,1 @@
+"""The bundled small model, and its warm-up before a first run: lessons, and their outlook."""

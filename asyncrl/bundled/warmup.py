@@ -1,0 +1,223 @@
+"""The supervised warm-up of the bundled model. Invariant: what comes out is a function of the
+settings, and is computed at most once on a machine.
+
+The model of the main job (`run.toml`) comes warmed up, in `prewarmed/` beside this file, so that a
+newcomer need not wait for it. `python -m asyncrl.bundled.warmup run.toml` writes that folder.
+
+The model learns the training prompts' own answers: the loss is on the answer and its end alone. It
+stops as soon as there is something to reinforce: enough of its greedy answers are right
+(`model.warmup_accuracy`), and of sampled ones, which is what reinforcement learning sees, a tenth
+as many. At the latest it stops after `model.warmup_steps`: to know the task well is what
+reinforcement learning is for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from asyncrl.bundled import bundled_model
+from asyncrl.bundled.outlook import Lesson
+from asyncrl.config import read
+from asyncrl.config.mix import each, members, named
+from asyncrl.config.schema import Config, TaskConfig
+from asyncrl.tasks import Task, TaskError, open_task
+from asyncrl.tasks.mixed import in_turn
+from asyncrl.tasks.text import Tokenizer
+
+CODE = 6
+"""Counts the changes of this file, of `bundled_model.py`, of the tasks and of defaults that change
+what comes out."""
+PREWARMED = Path(__file__).with_name("prewarmed")
+"""Model directories that are installed with the package, each named by its task and recipe."""
+BATCH = 64
+"""Answers in a step."""
+RATE, RAMP = 1e-3, 20
+"""AdamW's learning rate, and the steps of its linear ramp."""
+SMOOTHING = 0.5
+"""Share of the accuracy before it that a step keeps."""
+SAMPLED = 0.1
+"""Share of right sampled answers for each right greedy one that is enough. Sorting five letters is
+right greedily one time in four after 25 steps, and sampled not once in 4,000 times."""
+IGNORED = -100
+
+log = logging.getLogger(__name__)
+
+
+def prepare_model(config: Config, heard: Callable[[Lesson], None] = lambda lesson: None) -> Path:
+    """The model directory that the run starts from: `model.path`, or the bundled model, warmed up
+    for the task. That one comes with the package (`PREWARMED`) or is kept in the user's cache,
+    where the next run with these settings finds it. `heard` is told each step of a warm-up.
+    Computes with torch's threads. Raises TaskError."""
+    if config.model.path:
+        return Path(config.model.path)
+    name = f"{named(config.task)}-{recipe(config)}"
+    if (PREWARMED / name / "config.json").is_file():
+        return PREWARMED / name
+    final = cache() / f"{name}-{torch.__version__}"
+    if (final / "config.json").is_file():
+        return final
+    final.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f"{final.name}.", dir=final.parent))
+    try:
+        _make(config, work, heard)
+        _publish(work, final)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return final
+
+
+def cache() -> Path:
+    """`$XDG_CACHE_HOME/asyncrl`, or `~/.cache/asyncrl`."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if home else Path.home() / ".cache") / "asyncrl"
+
+
+def recipe(config: Config) -> str:
+    """A name for the settings that the warm-up depends on. Defaults are left out, so that a new
+    setting of another subject does not change it."""
+    files = [Path(one.path) for one in each(config.task) if one.path]
+    parts = [
+        CODE,
+        [_taught(task) for task in (config.task, *members(config.task).values())],
+        [file.stat().st_mtime_ns for file in files if file.is_file()],
+        config.model.warmup_steps,
+        config.model.warmup_accuracy,
+        config.run.seed,
+    ]
+    return hashlib.blake2b(msgspec.json.encode(parts), digest_size=8).hexdigest()
+
+
+def _taught(task: TaskConfig) -> dict[str, Any]:
+    """Settings of a task that its prompts and answers depend on, where they are not the default.
+    How answers are judged is none of them, and several tasks are taught in turn."""
+    default = TaskConfig()
+    return {
+        name: value
+        for name in TaskConfig.__struct_fields__
+        if name not in ("reward", "sandbox", "mix", "weights", "stages")
+        and (value := getattr(task, name)) != getattr(default, name)
+    }
+
+
+def teach(
+    model: Any, tokenizer: Tokenizer, task: Task, *, steps: int, enough: float
+) -> Iterator[Lesson]:
+    """Train until the share `enough` of greedy answers is right and `SAMPLED` times that of sampled
+    ones, at most `steps` steps of `BATCH` answers. Yields each step. Its accuracy is that of greedy
+    decoding on the batch before it is trained, its chance the probability of a right sample there;
+    both are smoothed over two steps. Raises TaskError where the task knows no answers."""
+    began = time.monotonic()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    accuracy = chance = 0.0
+    for step, (ids, labels) in zip(range(steps), _batches(tokenizer, task), strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(1.0, (step + 1) / RAMP)
+        loss, right, nats = told(model, ids, labels)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        accuracy = SMOOTHING * accuracy + (1 - SMOOTHING) * right.float().mean().item()
+        chance = SMOOTHING * chance + (1 - SMOOTHING) * torch.exp(-nats).mean().item()
+        if (done := accuracy >= enough and chance >= SAMPLED * enough) or step % 50 == 49:
+            log.info("warm-up step %d: loss %.3f, accuracy %.3f", step + 1, loss.item(), accuracy)
+        yield Lesson(
+            step + 1, time.monotonic() - began, nats.mean().item(), accuracy, chance / SAMPLED
+        )
+        if done:
+            break
+
+
+def told(model: Any, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean loss of the labelled tokens (nats); bool [rows], true where each label of a row is
+    the likeliest token, so that greedy decoding gives exactly this answer; and the nats of each
+    row's answer [rows], without a gradient: a sample is right with probability `exp(-nats)`. The
+    head is asked for no other token."""
+    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
+    asked = labels[:, 1:] != IGNORED
+    logits, answers = model.lm_head(hidden[asked]), labels[:, 1:][asked]
+    of_row, losses = asked.nonzero()[:, 0], cross_entropy(logits, answers, reduction="none")
+    wrong = torch.zeros(len(ids)).index_add(0, of_row, (logits.argmax(-1) != answers).float())
+    nats = torch.zeros(len(ids)).index_add(0, of_row, losses.detach())
+    return losses.mean(), wrong == 0, nats
+
+
+def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]]:
+    """`[BATCH, length]` ids, padded at the right, and labels: the answers' ids, `IGNORED`
+    elsewhere. Goes round the training split."""
+    items = in_turn(task)
+    while True:
+        rows: list[tuple[list[int], list[int]]] = []
+        for _ in range(BATCH):
+            item = next(items)
+            answer = task.answer("train", item)
+            if answer is None:
+                raise TaskError(
+                    "the task knows no answers to warm the bundled model up with; set "
+                    "model.path, or model.warmup_steps = 0"
+                )
+            rows.append(
+                (
+                    tokenizer.encode(task.prompt("train", item)),
+                    [*tokenizer.encode(answer), bundled_model.END_ID],
+                )
+            )
+            item += 1
+        length = max(len(prompt) + len(answer) for prompt, answer in rows)
+        ids = torch.full((BATCH, length), bundled_model.PADDING_ID)
+        labels = torch.full((BATCH, length), IGNORED)
+        for row, (question, reply) in enumerate(rows):
+            end = len(question) + len(reply)
+            ids[row, :end] = torch.tensor(question + reply)
+            labels[row, len(question) : end] = torch.tensor(reply)
+        yield ids, labels
+
+
+def _make(config: Config, directory: Path, heard: Callable[[Lesson], None]) -> None:
+    """The bundled model, warmed up, in `directory`."""
+    task = open_task(config.task, config.run.seed)
+    bundled_model.write_tokenizer(directory, bundled_model.task_frame(task))
+    model = bundled_model.new_model(config.run.seed)
+    steps, enough = config.model.warmup_steps, config.model.warmup_accuracy
+    accuracy = 0.0
+    for lesson in teach(model, Tokenizer(directory), task, steps=steps, enough=enough):
+        accuracy = lesson.accuracy
+        heard(lesson)
+    model.save_pretrained(str(directory))
+    bundled_model.write_accuracy(directory, accuracy, steps)
+
+
+def _publish(work: Path, final: Path) -> None:
+    """Give the finished directory its name; a run that was quicker keeps it."""
+    try:
+        work.rename(final)
+    except OSError:
+        if not (final / "config.json").is_file():
+            raise
+
+
+def main() -> None:
+    """Warm up the model of a run.toml, and make it the one that the package brings."""
+    settings = read(Path(sys.argv[1]))
+    directory = PREWARMED / f"{named(settings.task)}-{recipe(settings)}"
+    shutil.rmtree(PREWARMED, ignore_errors=True)
+    directory.mkdir(parents=True)
+    _make(settings, directory, lambda lesson: print(f"{lesson.step}: {lesson.accuracy:.3f}"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""Diagnosis of a run: one sentence that says what the run waits for most likely, and for whom. It
+follows from one run status alone.
+
+What does not go away by waiting comes first: a disk, an actor that is gone or silent, a
+publication. Then the tokens are followed: an idle trainer waits for what verifiers or engines have;
+idle engines wait for admission, which waits for the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from asyncrl.config.derived import size
+from asyncrl.explain.run_status import ActorStatus, RunStatus
+from asyncrl.messages import Busy, Role
+
+SILENT_S = 5.0
+"""Seconds after which a silent actor hangs, is stopped, or gets no core. An actor reports every
+second; where there are many, every few."""
+LONG_S = 5.0
+"""Seconds after which a publication is worth a sentence."""
+IDLE = 0.3
+"""Share of idle time (0 to 1) from which a side waits for the other. Below it both work."""
+NAMES = 4
+"""Most names in one sentence."""
+
+
+def diagnose(status: RunStatus) -> str:
+    """Say in one sentence what the run waits for most likely, and for whom."""
+    return next(_candidates(status))
+
+
+def _candidates(status: RunStatus) -> Iterator[str]:
+    """Explanations, the most pressing first; the last always holds."""
+    yield from _broken(status)
+    if status.phase in ("drain", "stop"):
+        yield f"It drains, and waits for {_waits(status) or 'nobody'}."
+    trainer, rollout = idle(status, "trainer") or 0.0, idle(status, "rollout") or 0.0
+    stands = min(status.token_s, status.verdict_s, status.step_s) > SILENT_S
+    if trainer >= max(IDLE, rollout) or (stands and not status.rollouts.get("taken")):
+        yield from _trainer_waits(status)
+    if rollout >= IDLE or stands:
+        yield from _engines_wait(status)
+    if stands:
+        yield f"Nobody says what it waits for but by name: {_waits(status) or 'nothing'}."
+    yield "Both sides work, and neither waits long for the other."
+
+
+def _broken(status: RunStatus) -> Iterator[str]:
+    """Explanations that do not go away by waiting."""
+    if status.journal.trouble:
+        yield (
+            "The journal waits for the disk, and all else for the journal: "
+            f"{status.journal.trouble}; {size(status.journal.pending_bytes)} wait."
+        )
+    absent = [actor for actor in status.actors if not actor.here and not actor.removed]
+    if status.phase == "init" and absent:
+        longest = max(actor.seconds for actor in absent)
+        yield (
+            f"It waits for {_names(absent)} to come, for {duration(longest)} by now; what "
+            "they do is in their logs."
+        )
+    for gone in (actor for actor in absent if actor.role == "trainer"):
+        yield f"{gone.name} is gone, {duration(gone.seconds)} ago, and the run ends with it."
+    for agents in status.failing[:1]:
+        yield (
+            f"All of the last {agents.episodes} episodes of {agents.name} failed, the last one by "
+            f"`{agents.reason}`, and the next begin one at a time."
+        )
+    if silent := [
+        actor
+        for actor in status.actors
+        if actor.here and actor.seconds > max(SILENT_S, 3 * status.report_s)
+    ]:
+        longest = max(actor.seconds for actor in silent)
+        yield (
+            f"{_names(silent)} {_has(silent)} said nothing for {duration(longest)}, though "
+            "connected: hung, stopped, or without a core "
+            f"(process {', '.join(str(actor.pid) for actor in silent[:NAMES])})."
+        )
+    if (
+        (p := status.publication) is not None
+        and p.waiting_for
+        and (p.seconds > LONG_S or _awaited_by_all(status))
+    ):
+        yield (
+            f"Publication {p.number}, of version {p.version}, waits for {p.waiting_for}: it is "
+            f"in {p.phase} for {duration(p.seconds)} in "
+            f"all, and gives up on whoever is silent in {duration(p.left_s)}."
+        )
+    if busy := at_work(status):
+        yield (
+            f"The trainer has been at one {busy.command} for {duration(busy.seconds)}: the trainer "
+            "is the slow side."
+        )
+    if status.phase == "ready":
+        yield (
+            "Every actor is there, and the first publication is to come: it waits for "
+            f"{_waits(status) or 'the trainer'}."
+        )
+
+
+def _trainer_waits(status: RunStatus) -> Iterator[str]:
+    """Explanations of an idle trainer: it waits for experience, which is somewhere."""
+    leased, sealed, groups = (
+        status.rollouts.get("leased", 0),
+        status.rollouts.get("sealed", 0),
+        status.groups,
+    )
+    for role, does in (
+        ("rollout", "generates"),
+        ("reward", "judges"),
+        ("agents", "plays"),
+    ):
+        absent = [
+            actor
+            for actor in status.actors
+            if actor.role == role and not actor.here and not actor.removed
+        ]
+        present = [actor for actor in status.actors if actor.role == role and actor.here]
+        if absent and (not present or len(absent) >= len(present)):
+            yield (
+                "The trainer waits for experience, and "
+                f"{'nobody' if not present else f'only {_names(present)}'} {does}: "
+                f"{_names(absent)} "
+                f"{'is' if len(absent) == 1 else 'are'} gone, for "
+                f"{duration(max(a.seconds for a in absent))}, and started again "
+                f"({status.restarts.get(role, 0)} restarts so far)."
+            )
+    if groups.filtered > max(1, groups.max_live):
+        yield (
+            f"The trainer waits for groups that teach: the last {groups.filtered} were all "
+            f"filtered ({groups.patience} end the run); "
+            "the task is too easy, too hard, or its verifier gives no verdicts."
+        )
+    if sealed > leased:
+        judges = [actor for actor in status.actors if actor.role == "reward" and actor.here]
+        yield (
+            f"The trainer waits for verdicts: verifiers are the slow side. {sealed} answers "
+            f"wait, {sum(a.holds for a in judges)} of them "
+            f"with {_names(judges) or 'nobody'}, and {leased} responses are still being "
+            "generated; the last verdict came "
+            f"{duration(status.verdict_s)} ago."
+        )
+    if _awaits_weights(status):
+        yield (
+            "The trainer waits for experience, and engines wait for weights: version "
+            f"{status.committed} is what they were given last."
+        )
+    if status.evaluating is not None and not groups.live:
+        yield (
+            f"The trainer has nothing to do, and waits until version {status.evaluating} is "
+            f"evaluated: {leased + sealed} answers to come."
+        )
+    if _with_agents(status):
+        yield f"The trainer waits for experience, and agents are the slow side: {_episodes(status)}"
+    if leased:
+        mute = [
+            a
+            for a in status.actors
+            if a.role == "rollout"
+            and a.here
+            and a.holds
+            and (a.streamed_s or status.seconds) > SILENT_S
+        ]
+        if mute:
+            longest = max(actor.streamed_s or status.seconds for actor in mute)
+            yield (
+                f"The trainer waits for experience, and {_names(mute)} {_has(mute)} streamed "
+                f"nothing for {duration(longest)}, with "
+                f"{sum(actor.holds for actor in mute)} rollouts held: "
+                f"{_awaited(status, {actor.name for actor in mute})}."
+            )
+        yield (
+            f"The trainer waits for experience: generation is the slow side. {leased} rollouts "
+            "are with engines, which sample "
+            f"{status.generated_per_s:,.0f} tokens/s; the oldest is {_awaited(status)}."
+        )
+
+
+def _engines_wait(status: RunStatus) -> Iterator[str]:
+    """Explanations of idle engines: they wait for weights, or for admission."""
+    sealed, taken, groups = (
+        status.rollouts.get("sealed", 0),
+        status.rollouts.get("taken", 0),
+        status.groups,
+    )
+    if _awaits_weights(status):
+        yield (
+            "Rollout actors wait for weights, and the next publication has not begun: the "
+            "trainer is still at its step."
+        )
+    if _with_agents(status):
+        yield f"Rollout actors are idle, and agents are the slow side: {_episodes(status)}"
+    if groups.max_live and groups.live >= groups.max_live:
+        full = f"admission is full: {groups.live} groups of at most {groups.max_live} are live"
+        if sealed > taken:
+            yield (
+                f"Rollout actors are idle because {full}, and {sealed} of their answers wait "
+                "for a verdict: verifiers are the slow side."
+            )
+        yield (
+            f"Rollout actors are idle because {full}, {groups.complete} of them wait for the "
+            f"trainer, and {taken} rollouts are with it: "
+            f"the trainer is the slow side. Its last step was {duration(status.step_s)} ago."
+        )
+    yield (
+        f"Rollout actors are idle, and nothing is to be generated: {taken} rollouts are with "
+        "the trainer."
+    )
+
+
+# ------------------------------------------------------------------------------------------- words
+
+
+def idle(status: RunStatus, role: Role) -> float | None:
+    """Idle share of a role, 0 to 1; None if no actor of it has reported."""
+    causes = status.idle.get(role)
+    if causes is None:
+        return None
+    if (
+        role == "rollout"
+        and status.phase == "run"
+        and not status.rollouts.get("leased")
+        and status.committed is not None
+    ):
+        return 1.0  # an engine counts a wait when it ends
+    return min(1.0, sum(causes.values()))
+
+
+def at_work(status: RunStatus) -> Busy | None:
+    """The work at which the trainer has been for long, if all wait for it: nothing else happens,
+    or the first publication is to come."""
+    found = [actor.busy for actor in status.actors if actor.busy is not None]
+    found += [
+        Busy("checkpoint", actor.saving_s) for actor in status.actors if actor.saving_s is not None
+    ]
+    stands = min(status.token_s, status.verdict_s, status.step_s) > SILENT_S
+    if not (stands or status.phase == "ready"):
+        return None
+    return next((busy for busy in found if busy.seconds > LONG_S), None)
+
+
+def _awaited_by_all(status: RunStatus) -> bool:
+    """True if all wait for the publication: it is the first one, or engines stand still without
+    it."""
+    return status.phase == "ready" or (status.phase == "run" and _awaits_weights(status))
+
+
+def _awaits_weights(status: RunStatus) -> bool:
+    return status.idle.get("rollout", {}).get("weights", 0.0) >= IDLE
+
+
+def _with_agents(status: RunStatus) -> bool:
+    """True if engines are idle while most episodes are with their agents."""
+    idle_engines = (idle(status, "rollout") or 0.0) >= IDLE
+    return idle_engines and 2 * status.episodes.thinking > status.episodes.live
+
+
+def _episodes(status: RunStatus) -> str:
+    """Say how many episodes are with their agents, and what allows more."""
+    episodes = status.episodes
+    return (
+        f"{episodes.thinking} of {episodes.live} episodes are with their agents, and "
+        f"{episodes.most} may be live as engines can use them; more need a larger "
+        "agent.concurrency or staleness.depth."
+        if episodes.live < episodes.most
+        else f"{episodes.thinking} of {episodes.live} episodes are with their agents; more begin "
+        "as it is known how long agents take."
+    )
+
+
+def _awaited(status: RunStatus, holders: Iterable[str] | None = None) -> str:
+    """Name a few rollouts, the oldest leases first; without `holders` the oldest alone."""
+    found = [a for a in status.awaited if holders is None or a.holder in holders]
+    if holders is None:
+        found = found[:1]
+    return "; ".join(
+        f"rollout {a.rollout} with {a.holder} for {duration(a.seconds)}, {a.tokens} tokens long"
+        for a in found[:NAMES]
+    ) or ("none of them old")
+
+
+def _waits(status: RunStatus) -> str:
+    """Name the waits, the oldest first, at most `NAMES`."""
+    found = [(wait, wait.owner) for wait in status.waits] + [
+        (wait, actor.name) for actor in status.actors for wait in actor.waits
+    ]
+    found.sort(key=lambda item: -item[0].seconds)
+    return "; ".join(
+        f"{owner} for {wait.name} ({duration(wait.seconds)})" for wait, owner in found[:NAMES]
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """A few of the names, and how many more there are."""
+    return (
+        ", ".join(names)
+        if len(names) <= NAMES
+        else f"{', '.join(names[:NAMES])} and {len(names) - NAMES} more"
+    )
+
+
+def _names(actors: Iterable[ActorStatus]) -> str:
+    return listed([actor.name for actor in actors])
+
+
+def _has(actors: list[ActorStatus]) -> str:
+    return "has" if len(actors) == 1 else "have"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: `less than 1 s`, `90 s`, `5 min`, `2.5 h`."""
+    if seconds < 1:
+        return "less than 1 s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

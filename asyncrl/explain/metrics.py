@@ -1,0 +1,475 @@
+"""Every Prometheus instrument of a run, in one place. A scrape reads what the run counts itself;
+nothing is counted twice.
+
+The state of experience (ledger, states, queue) is exported from an immutable observation that the
+coordinator replaces about once a second, so that a scrape, which runs in a thread of its own, never
+meets a state in change, and answers even when the coordinator does not. Names follow Prometheus:
+the prefix `asyncrl_`, base units, `_total` on what only grows. Labels are roles, actors, states and
+named reasons; a reason's details are cut off and the distinct ones limited, so that no input can
+make series without end.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from asyncrl.experience.call import RolloutStatus
+from asyncrl.experience.experience import Experience
+from asyncrl.experience.ledger import Account
+from asyncrl.explain.metrics_server import serving
+from asyncrl.messages import Report, Role, Scored, Verdict
+
+LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+REASONS, CAUSES, MEASURED, ACTORS = 32, 64, 512, 1024
+"""Most distinct values of a label: reasons; causes of waits and kinds of work; what the trainer
+measures; actors of a role. The rest are `other`."""
+LIVE = (
+    RolloutStatus.WAITING,
+    RolloutStatus.LEASED,
+    RolloutStatus.SEALED,
+    RolloutStatus.JUDGED,
+    RolloutStatus.TAKEN,
+)
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """Experience at one moment; nothing in it changes. `states` and `groups` count rollouts and
+    groups by state. `lags` maps a lag in versions to the tokens trained at it so far; `bias` is
+    what the audit reports."""
+
+    tokens: Account
+    rollouts: Account
+    states: Mapping[str, int]
+    groups: Mapping[str, int]
+    queue_items: int
+    queue_bytes: int
+    version: int | None
+    lags: Mapping[int, int]
+    bias: Mapping[str, float]
+
+
+def observe(experience: Experience, lags: Mapping[int, int]) -> Observation:
+    """Copy what is exported. Call it in the thread that changes `experience`."""
+    states = experience.statuses()
+    taken = experience.groups_live - experience.groups_untaken
+    complete = len(experience.ready("train")) + len(experience.ready("evaluation"))
+    return Observation(
+        tokens=_copy(experience.ledger.tokens),
+        rollouts=_copy(experience.ledger.rollouts),
+        states={status.value: states[status] for status in LIVE},
+        groups={
+            "open": len(experience.groups) - complete - taken,
+            "complete": complete,
+            "taken": taken,
+        },
+        queue_items=experience.queue_items,
+        queue_bytes=experience.queue_bytes,
+        version=experience.version,
+        lags=dict(lags),
+        bias=experience.audit.report(),
+    )
+
+
+def _copy(account: Account) -> Account:
+    return msgspec.structs.replace(account, discarded=dict(account.discarded))
+
+
+class Metrics:
+    """The instruments of one run, with a method for each thing that happens. `clock` counts
+    seconds, monotonically."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self._observed = _Observed()
+        registry.register(self._observed)
+        self._info = Info("asyncrl_run", "What runs.", registry=registry)
+        self._step = Histogram(
+            "asyncrl_step_seconds",
+            "Duration of optimizer steps.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._training = Gauge(
+            "asyncrl_training",
+            "What the last step's trainer and responses say, by name.",
+            ["name"],
+            registry=registry,
+        )
+        self._alarms = Gauge(
+            "asyncrl_alarm",
+            "1 where the last step raised it, by cause.",
+            ["cause"],
+            registry=registry,
+        )
+        self._accuracy = Gauge(
+            "asyncrl_accuracy_ratio",
+            "Share of held-out prompts answered right, greedily, by the version's weights, or by "
+            "their average where the label `evaluated` of asyncrl_run_info is ema.",
+            registry=registry,
+        )
+        self._accuracy_version = Gauge(
+            "asyncrl_accuracy_version", "The version that the accuracy is of.", registry=registry
+        )
+        self._evaluated = Gauge(
+            "asyncrl_evaluation_ratio",
+            "Figures of held-out prompts, by name (avg@n, pass@k, accuracy) and task.",
+            ["name", "task"],
+            registry=registry,
+        )
+        self._publication = Histogram(
+            "asyncrl_publication_seconds",
+            "Publications, from preparation to commit.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._pause = Histogram(
+            "asyncrl_pause_seconds",
+            "How long decoding stood still for a publication.",
+            ["actor"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._verdict = Histogram(
+            "asyncrl_verdict_seconds",
+            "What verifiers took.",
+            ["outcome"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._no_verdict = _Reasons(
+            Counter(
+                "asyncrl_no_verdicts_total",
+                "Answers without a verdict.",
+                ["reason"],
+                registry=registry,
+            )
+        )
+        self._idle = Counter(
+            "asyncrl_idle_seconds_total",
+            "Time an actor spent waiting, by cause.",
+            ["role", "actor", "cause"],
+            registry=registry,
+        )
+        self._work = Counter(
+            "asyncrl_work_total",
+            "What an actor did, each kind in its own unit.",
+            ["role", "actor", "kind"],
+            registry=registry,
+        )
+        self._waits = Gauge(
+            "asyncrl_waits", "Waits open at the last report.", ["role", "actor"], registry=registry
+        )
+        self._refused = _Reasons(
+            Counter(
+                "asyncrl_refused_connections_total",
+                "Connections refused or closed for what they sent.",
+                ["reason"],
+                registry=registry,
+            )
+        )
+        self._garbage = _Reasons(
+            Counter(
+                "asyncrl_bad_chunks_total",
+                "Chunks that no engine of the run can have sampled, by defect.",
+                ["reason"],
+                registry=registry,
+            )
+        )
+        self._restarts = Counter(
+            "asyncrl_restarts_total", "Actors started again.", ["role"], registry=registry
+        )
+        self._removed = Counter(
+            "asyncrl_removed_total",
+            "Actors whose restarts are spent, and without which the run goes on.",
+            ["role"],
+            registry=registry,
+        )
+        self._lent = Counter(
+            "asyncrl_lent_seconds_total",
+            "Time for which the trainer's devices were lent, of loans that are over "
+            "(rollout.lending = switch).",
+            registry=registry,
+        )
+        self._loans = Counter(
+            "asyncrl_loans_total",
+            "Loans of the trainer's devices that are over.",
+            registry=registry,
+        )
+        self._loan = Gauge(
+            "asyncrl_loan_seconds",
+            "Of the last loans in their mean: used, and cost by their switch.",
+            ["part"],
+            registry=registry,
+        )
+        self._lending = Gauge(
+            "asyncrl_lending", "1 while loans are worth their switch.", registry=registry
+        )
+        self._lease_p95 = Gauge(
+            "asyncrl_lease_tail_seconds",
+            "95th percentile of recent leases, from lease to seal.",
+            registry=registry,
+        )
+        self._lease_p95.set(math.nan)
+        self._lease_deadline = Gauge(
+            "asyncrl_lease_deadline_seconds", "What the next lease is given.", registry=registry
+        )
+        self._episodes = Gauge(
+            "asyncrl_episodes",
+            "Episodes that agents play: live, of these with their agents (thinking), and the most "
+            "that engines can use (most).",
+            ["state"],
+            registry=registry,
+        )
+        self._journal_bytes = Gauge(
+            "asyncrl_journal_bytes", "What the journal takes on disk.", registry=registry
+        )
+        self._journal_pending = Gauge(
+            "asyncrl_journal_pending_bytes", "Events that wait for the disk.", registry=registry
+        )
+        self._pump = Gauge(
+            "asyncrl_pump_seconds",
+            "Longest pass of the coordinator's loop in the last second.",
+            registry=registry,
+        )
+        self._causes, self._kinds = _Names(CAUSES), _Names(CAUSES)
+        self._measured, self._actors = _Names(MEASURED), _Names(ACTORS)
+        self._last_step = clock()
+        self._clock = clock
+        Gauge(
+            "asyncrl_since_last_step_seconds",
+            "Time since the last step, or since the start.",
+            registry=registry,
+        ).set_function(lambda: self._clock() - self._last_step)
+
+    def describe(self, **what: str) -> None:
+        """Name what runs (task, engine …), as labels of `asyncrl_run_info`; nothing that is not for
+        everybody."""
+        self._info.info(what)
+
+    def observed(self, observation: Observation) -> None:
+        """Export this observation from now on, in place of the one before."""
+        self._observed.latest = observation
+
+    def stepped(self, seconds: float, metrics: Mapping[str, float]) -> None:
+        """Count an optimizer step."""
+        self._last_step = self._clock()
+        self._step.observe(seconds)
+        for name, value in metrics.items():
+            self._training.labels(self._measured(name)).set(value)
+
+    def alarmed(self, causes: Iterable[str]) -> None:
+        """Set the alarms of the last step; causes are a closed set."""
+        self._alarms.clear()
+        for cause in causes:
+            self._alarms.labels(cause).set(1)
+
+    def evaluated(self, version: int, accuracy: float, figures: Mapping[str, float]) -> None:
+        """Set the held-out accuracy of `version`, 0 to 1, and the figures of sampled answers."""
+        self._accuracy.set(accuracy)
+        self._accuracy_version.set(version)
+        for name, value in figures.items():
+            figure, _, task = name.partition("/")
+            self._evaluated.labels(figure, task).set(value)
+
+    def published(self, seconds: float, pauses: Mapping[int, float]) -> None:
+        """Count a committed publication; `pauses` has the seconds that each rollout actor's
+        decoding stood still, by index."""
+        self._publication.observe(seconds)
+        for actor, pause in pauses.items():
+            self._pause.labels(self._actors(str(actor))).observe(pause)
+
+    def judged(self, verdict: Verdict, seconds: float) -> None:
+        """Count a verdict, or its absence."""
+        scored = isinstance(verdict, Scored)
+        self._verdict.labels("scored" if scored else "no_verdict").observe(seconds)
+        if not isinstance(verdict, Scored):
+            self._no_verdict.count(verdict.reason)
+
+    def reported(self, role: Role, index: int, report: Report) -> None:
+        """Add what an actor waited for and did since its last report."""
+        actor = self._actors(str(index))
+        for cause, seconds in report.idle.items():
+            self._idle.labels(role, actor, self._causes(cause)).inc(seconds)
+        for kind, increase in report.counts.items():
+            self._work.labels(role, actor, self._kinds(kind)).inc(increase)
+        self._waits.labels(role, actor).set(len(report.waits))
+
+    def leasing(self, p95_s: float | None, deadline_s: float) -> None:
+        """Set the seconds that leases took (None if too few have ended) and that the next has."""
+        self._lease_p95.set(math.nan if p95_s is None else p95_s)
+        self._lease_deadline.set(deadline_s)
+
+    def lent(self, seconds: float) -> None:
+        """Count a loan of the trainer's devices that is over."""
+        self._loans.inc()
+        self._lent.inc(seconds)
+
+    def lending(self, worth: bool, used_s: float, cost_s: float) -> None:
+        """Set if loans are worth their switch, and the seconds of the last ones, in their mean."""
+        self._lending.set(worth)
+        self._loan.labels("used").set(used_s)
+        self._loan.labels("cost").set(cost_s)
+
+    def playing(self, live: int, thinking: int, most: int) -> None:
+        """Set how many episodes are live, how many of these are with their agents, and how many of
+        a split may be."""
+        for state, count in (("live", live), ("thinking", thinking), ("most", most)):
+            self._episodes.labels(state).set(count)
+
+    def journalled(self, disk_bytes: int, pending_bytes: int) -> None:
+        """Set the bytes that the journal takes on disk, and those that wait for it."""
+        self._journal_bytes.set(disk_bytes)
+        self._journal_pending.set(pending_bytes)
+
+    def pumped(self, slowest_s: float) -> None:
+        """Set the longest pass of the coordinator's loop since the last call."""
+        self._pump.set(slowest_s)
+
+    def refused(self, reason: str) -> None:
+        """Count a connection that was refused, or closed for what it sent."""
+        self._refused.count(reason)
+
+    def garbled(self, defect: str) -> None:
+        """Count a chunk with this defect."""
+        self._garbage.count(defect)
+
+    def restarted(self, role: Role) -> None:
+        """Count an actor that was started again."""
+        self._restarts.labels(role).inc()
+
+    def removed(self, role: Role) -> None:
+        """Count an actor without which the run goes on."""
+        self._removed.labels(role).inc()
+
+    @contextmanager
+    def serve(self, port: int, host: str = "127.0.0.1") -> Iterator[None]:
+        """Answer scrapes on `host`:`port` inside the block; not at all if `port` is 0. Raises
+        OSError if the port cannot be had."""
+        if not port:
+            yield
+            return
+        with serving(self.registry, port, host, lambda reason: self.refused(f"metrics_{reason}")):
+            yield
+
+
+class _Names:
+    """Values of a label that a peer may choose: the first `most`, in 60 characters each. The others
+    are `other`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    def __call__(self, name: str) -> str:
+        name = name[:60] or "unnamed"
+        if name not in self._known and len(self._known) >= self._most:
+            return "other"
+        self._known.add(name)
+        return name
+
+
+class _Reasons:
+    """A counter by reason. The label of a reason ends before its first colon."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter, self._names = counter, _Names(REASONS)
+
+    def count(self, reason: str) -> None:
+        self._counter.labels(self._names(reason.partition(":")[0].strip())).inc()
+
+
+class _Observed(Collector):
+    """The latest observation as metric families."""
+
+    def __init__(self) -> None:
+        self.latest: Observation | None = None
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        seen = self.latest
+        if seen is None:
+            return
+        yield from _account("tokens", "generated", "Response tokens", seen.tokens)
+        yield GaugeMetricFamily(
+            "asyncrl_tokens_live",
+            "Response tokens neither trained nor discarded yet.",
+            value=seen.tokens.live,
+        )
+        yield from _account("rollouts", "admitted", "Rollouts", seen.rollouts)
+        yield _by_state("asyncrl_rollouts", "Live rollouts.", seen.states)
+        yield _by_state("asyncrl_groups", "Live groups.", seen.groups)
+        yield GaugeMetricFamily(
+            "asyncrl_queue_items",
+            "Complete responses that no step has taken.",
+            value=seen.queue_items,
+        )
+        yield GaugeMetricFamily(
+            "asyncrl_queue_bytes", "Token arrays of those.", value=seen.queue_bytes
+        )
+        if seen.version is not None:
+            yield GaugeMetricFamily(
+                "asyncrl_version", "The version last published.", value=seen.version
+            )
+        yield _lags(seen.lags)
+        bias = GaugeMetricFamily(
+            "asyncrl_bias",
+            "Trained against generated rollouts: distance, 0 to 1, and NAME_mean: ratio of means.",
+            labels=["name"],
+        )
+        for name, value in seen.bias.items():
+            bias.add_metric([name], value)
+        yield bias
+
+
+def _account(thing: str, entered: str, noun: str, account: Account) -> Iterator[Metric]:
+    yield CounterMetricFamily(
+        f"asyncrl_{thing}_{entered}", f"{noun} {entered}.", value=account.total
+    )
+    yield CounterMetricFamily(
+        f"asyncrl_{thing}_trained", f"{noun} that entered a loss.", value=account.trained
+    )
+    discarded = CounterMetricFamily(
+        f"asyncrl_{thing}_discarded", f"{noun} not trained, by reason.", labels=["reason"]
+    )
+    by_reason = sorted(account.discarded.items())
+    for reason, count in by_reason[:REASONS]:
+        discarded.add_metric([reason], count)
+    if others := by_reason[REASONS:]:
+        discarded.add_metric(["other"], sum(count for _, count in others))
+    yield discarded
+
+
+def _by_state(name: str, text: str, states: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=["state"])
+    for state, count in states.items():
+        family.add_metric([state], count)
+    return family
+
+
+def _lags(lags: Mapping[int, int]) -> Metric:
+    buckets = [
+        (str(float(bound)), float(sum(n for lag, n in lags.items() if lag <= bound)))
+        for bound in LAGS
+    ]
+    buckets.append(("+Inf", float(sum(lags.values()))))
+    total = float(sum(lag * n for lag, n in lags.items()))
+    return HistogramMetricFamily(
+        "asyncrl_lag_versions", "Lag of trained tokens.", buckets=buckets, sum_value=total
+    )

@@ -1,0 +1,110 @@
+"""The card of a trained model: the README.md of its directory, as the Hugging Face hub reads one.
+
+Invariant: the card says what the run's settings and summary say, and what it cannot know it calls
+unknown. Names and paths are somebody's text, so none of it is read as markup.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from asyncrl.config import Config
+from asyncrl.config.mix import named
+from asyncrl.escape import escaped
+from asyncrl.explain.display import OF_AVERAGE, summary_rows
+from asyncrl.explain.evaluation_figures import said
+from asyncrl.explain.summary import Summary
+from asyncrl.runtime.run_dir import MODEL, MODEL_EMA
+
+CARD = "README.md"
+
+
+def write_cards(run: Path, config: Config, summary: Summary, version: str) -> list[Path]:
+    """Write the card of each model of the run's last step, where one is. Returns their paths.
+    Raises OSError."""
+    written = []
+    for name in (MODEL, MODEL_EMA):
+        if (run / name / "config.json").is_file():
+            path = run / name / CARD
+            path.write_text(card(config, summary, version), encoding="utf-8")
+            written.append(path)
+    return written
+
+
+def card(config: Config, summary: Summary, version: str) -> str:
+    """The card of the model that `asyncrl` of this `version` trained.
+
+    Its head is YAML: the tags by which a hub finds it, and held-out accuracy as a result. A task
+    named `a: b` is `"a: b"` there, because a JSON string is one of YAML.
+    """
+    task, base = named(config.task), config.model.path or "asyncrl's bundled small model"
+    end, quoted = summary.accuracy.end, json.dumps(escaped(task))
+    head = [
+        "library_name: transformers",
+        "license: unknown",
+        "tags: [reinforcement-learning, asyncrl]",
+    ]
+    if end is not None:
+        head += [
+            "model-index:",
+            "- name: " + json.dumps(Path(base).name),
+            "  results:",
+            "  - task: {type: reinforcement-learning}",
+            f"    dataset: {{name: {quoted}, type: {quoted}}}",
+            f"    metrics: [{{name: held-out accuracy, type: accuracy, value: {end:.4f}}}]",
+        ]
+    train, staleness = config.train, config.staleness
+    facts = [
+        ("base model", base),
+        ("task", task),
+        ("reward", config.task.reward),
+        ("advantage, objective", f"{train.advantage}, {train.objective}"),
+        ("groups a step, rollouts a group", f"{train.batch_groups}, {config.rollout.group_size}"),
+        ("learning rate", f"{train.lr:g}"),
+        ("lag", f"at most {staleness.max_lag} versions; {summary.lag.mean or 0:.2f} in the mean"),
+        ("corrections", ", ".join(each.kind for each in staleness.correction) or "none"),
+        ("seed", str(config.run.seed)),
+        ("steps", f"{summary.steps} of {train.steps}"),
+        ("asyncrl", version),
+    ]
+    results = [
+        (name, text)
+        for name, text in summary_rows(summary)
+        if name in ("result", "held-out accuracy", "last responses", "tokens")
+    ]
+    if summary.evaluated:
+        figures = said(summary.evaluated) + OF_AVERAGE[summary.accuracy.weights]
+        results.append(("sampled answers", figures))
+    return "\n".join(
+        [
+            "---",
+            *head,
+            "---",
+            "",
+            "# A model trained by reinforcement learning with asyncrl",
+            "",
+            *_table(facts),
+            "",
+            "## What it came to",
+            "",
+            *_table(results),
+            "",
+            "The license of the base model and of the task's data, which nobody has told asyncrl, "
+            "go for this model, too. All settings are in `run.toml` of the run.",
+            "",
+        ]
+    )
+
+
+def _table(rows: list[tuple[str, str]]) -> list[str]:
+    """A table of two columns. Each character that markdown or HTML could take for its own is
+    written as a reference."""
+    return ["| | |", "|---|---|", *(f"| {name} | {_plain(text)} |" for name, text in rows)]
+
+
+def _plain(text: str) -> str:
+    return "".join(
+        one if one.isalnum() or one in " .,;:-+/%→–=()'" else f"&#{ord(one)};"
+        for one in escaped(text)
+    )

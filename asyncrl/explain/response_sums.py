@@ -1,0 +1,88 @@
+"""Sums over judged responses: what a policy answers, for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from asyncrl.experience.episode import rewritten
+from asyncrl.experience.rollout import Rollout
+from asyncrl.messages import Scored
+
+
+class ResponseSums(NamedTuple):
+    """Sums over `responses` that have a reward: of their rewards, of those that are `exact` (fully
+    right) and `truncated` (cut at their budget), of their `tokens`, and of the `surprise` of these
+    (minus the log-probability that they were sampled with, in nats). Of episodes also their calls
+    behind the first one (`later`), and those of them in whose context a reply was `rewritten`.
+
+    >>> some = ResponseSums(2, reward=1.0, exact=1, truncated=0, tokens=10, surprise=5.0)
+    >>> some.metrics()["reward"], some.metrics()["entropy"]
+    (0.5, 0.5)
+    """
+
+    responses: int = 0
+    reward: float = 0.0
+    exact: int = 0
+    truncated: int = 0
+    tokens: int = 0
+    surprise: float = 0.0
+    later: int = 0
+    rewritten: int = 0
+
+    @classmethod
+    def of(cls, rollouts: Iterable[Rollout]) -> Self:
+        """Those of the rollouts that have a reward and still their tokens."""
+        sums = cls()
+        for rollout in rollouts:
+            if isinstance(rollout.verdict, Scored):
+                logprobs = np.frombuffer(rollout.behaviour, "<f4")
+                sums = sums.merge(
+                    cls(
+                        1,
+                        rollout.verdict.reward,
+                        int(rollout.verdict.exact),
+                        int(rollout.truncated),
+                        rollout.tokens,
+                        -float(logprobs.sum(dtype=np.float64)),
+                        max(0, len(rollout.turns) - 1),
+                        rewritten(rollout.turns, rollout.strands),
+                    )
+                )
+        return sums
+
+    def merge(self, other: ResponseSums) -> Self:
+        """The sums of both."""
+        return type(self)(
+            self.responses + other.responses,
+            self.reward + other.reward,
+            self.exact + other.exact,
+            self.truncated + other.truncated,
+            self.tokens + other.tokens,
+            self.surprise + other.surprise,
+            self.later + other.later,
+            self.rewritten + other.rewritten,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """The number of `responses`, and means by name: `reward`, `exact` and `truncated` (shares),
+        `response_tokens`, and `entropy`, nats a token (the surprise of what was sampled is the
+        entropy in expectation). Of episodes their `turns`, and the share of the calls behind the
+        first one that are `rewritten`. Nothing where there is no response."""
+        if not self.responses:
+            return {}
+        of_episodes = {
+            "turns": 1 + self.later / self.responses,
+            "rewritten": self.rewritten / max(1, self.later),
+        }
+        return {
+            "responses": float(self.responses),
+            "reward": self.reward / self.responses,
+            "exact": self.exact / self.responses,
+            "truncated": self.truncated / self.responses,
+            "response_tokens": self.tokens / self.responses,
+            "entropy": self.surprise / self.tokens if self.tokens else 0.0,
+            **(of_episodes if self.later else {}),
+        }

@@ -1,0 +1,217 @@
+"""Summary of a run, `summary.json`. Invariant: it is written whole or not at all, and its tokens
+and rollouts balance.
+
+A number that does not exist (the accuracy of a run without evaluation, the lag if nothing was
+trained) is None here and null in the file; NaN becomes null, too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from asyncrl.experience.ledger import Account, Ledger
+from asyncrl.explain.evaluation_figures import EvaluatedWeights
+
+T = TypeVar("T")
+
+
+class Accuracy(msgspec.Struct, frozen=True):
+    """Share of held-out prompts answered right, greedily: of the first version, and of the last;
+    by the version's own `weights`, or their average at that version (`evaluation.weights`)."""
+
+    start: float | None = None
+    end: float | None = None
+    weights: EvaluatedWeights = "current"
+
+    @classmethod
+    def of(cls, by_version: Mapping[int, float], weights: EvaluatedWeights) -> Accuracy:
+        if not by_version:
+            return cls(weights=weights)
+        return cls(by_version[min(by_version)], by_version[max(by_version)], weights)
+
+
+class TokenTotals(msgspec.Struct, frozen=True):
+    """Response tokens: `generated = trained + Σ discarded + live`. `discarded` is by reason."""
+
+    generated: int = 0
+    trained: int = 0
+    discarded: dict[str, int] = {}
+    live: int = 0
+
+    @classmethod
+    def of(cls, account: Account) -> TokenTotals:
+        return cls(
+            account.total, account.trained, dict(sorted(account.discarded.items())), account.live
+        )
+
+
+class RolloutTotals(msgspec.Struct, frozen=True):
+    """Rollouts: `admitted = trained + Σ discarded + live`. `discarded` is by reason."""
+
+    admitted: int = 0
+    trained: int = 0
+    discarded: dict[str, int] = {}
+    live: int = 0
+
+    @classmethod
+    def of(cls, account: Account) -> RolloutTotals:
+        return cls(
+            account.total, account.trained, dict(sorted(account.discarded.items())), account.live
+        )
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """Lag of trained tokens, in versions."""
+
+    mean: float | None = None
+    max: int = 0
+
+
+class Alarmed(msgspec.Struct, frozen=True):
+    """Alarms of one cause: the number of steps that raised it, and the last sentence of it."""
+
+    steps: int
+    last: str
+
+
+class Responses(msgspec.Struct, frozen=True):
+    """Responses of the last step, whether they were trained or not: the mean `reward`, the shares
+    that are `exact` (fully right) and `truncated` (cut at their budget), the mean number of
+    `tokens`, and the `entropy` of what was sampled, nats a token."""
+
+    reward: float | None = None
+    exact: float | None = None
+    truncated: float | None = None
+    tokens: float | None = None
+    entropy: float | None = None
+
+    @classmethod
+    def of(cls, metrics: Mapping[str, float]) -> Responses:
+        names = ("reward", "exact", "truncated", "response_tokens", "entropy")
+        return cls(*map(metrics.get, names))
+
+
+class Idle(msgspec.Struct, frozen=True):
+    """Idle shares of the run's seconds, 0 to 1."""
+
+    trainer: float | None = None
+    rollout: float | None = None
+
+
+class Publications(msgspec.Struct, frozen=True):
+    """Committed publications; `seconds` from preparation to commit, `pause_seconds` that decoding
+    stood still, `sent_bytes` that each engine was sent, all of them in all."""
+
+    count: int = 0
+    seconds: float = 0.0
+    pause_seconds: float = 0.0
+    sent_bytes: int = 0
+
+
+class SlowestVerifier(msgspec.Struct, frozen=True):
+    """The verdict that took longest."""
+
+    prompt_index: int
+    seconds: float
+    reason: str = ""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Summary of a run. `reason` is one sentence. `training_seconds` count from the first admission
+    to the last step. `evaluated` are the figures of the last evaluation's sampled answers, by name
+    (`pass@4`). `alarms` are by cause, `restarts` by role. `removed` are rollout actors that
+    were not started again, and why. `published_gap` is what rounded weights change of
+    log-probabilities after the last step (nats a token; None where engines are sent the trainer's
+    own: `publication.dtype`). `bias` measures how far the trained rollouts are from the
+    generated ones (`asyncrl.experience.audit`)."""
+
+    ok: bool
+    reason: str
+    steps: int
+    seconds: float
+    training_seconds: float | None = None
+    accuracy: Accuracy = Accuracy()
+    evaluated: dict[str, float] = {}
+    tokens: TokenTotals = TokenTotals()
+    rollouts: RolloutTotals = RolloutTotals()
+    lag: Lag = Lag()
+    responses: Responses = Responses()
+    alarms: dict[str, Alarmed] = {}
+    bias: dict[str, float] = {}
+    idle: Idle = Idle()
+    publication: Publications = Publications()
+    published_gap: float | None = None
+    restarts: dict[str, int] = {}
+    removed: dict[str, str] = {}
+    slowest_verifier: SlowestVerifier | None = None
+
+    def balances(self) -> bool:
+        """True if both ledgers balance."""
+        tokens, rollouts = self.tokens, self.rollouts
+        return (
+            tokens.generated == tokens.trained + sum(tokens.discarded.values()) + tokens.live
+            and rollouts.admitted
+            == rollouts.trained + sum(rollouts.discarded.values()) + rollouts.live
+        )
+
+
+def of_ledger(
+    ledger: Ledger, reason: str, steps: int, seconds: float, accuracy: Accuracy
+) -> Summary:
+    """Make the summary of a run whose coordinator could not write one, from its ledger and its
+    curve."""
+    return Summary(
+        ok=False,
+        reason=reason,
+        steps=steps,
+        seconds=seconds,
+        accuracy=accuracy,
+        tokens=TokenTotals.of(ledger.tokens),
+        rollouts=RolloutTotals.of(ledger.rollouts),
+    )
+
+
+def write(summary: Summary, path: Path) -> None:
+    """Write a summary whole or not at all, as JSON; NaN is written as null. Raises OSError."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def read(path: Path) -> Summary:
+    """Read the summary that `write` wrote. Raises OSError, msgspec.DecodeError (no JSON) or
+    msgspec.ValidationError (no summary)."""
+    return decoded(path.read_bytes(), Summary)
+
+
+def decoded(data: bytes, kind: type[T]) -> T:
+    """The `kind` in `data`, JSON of numbers that can be reckoned with: finite, and none over 64
+    bits. Raises msgspec.DecodeError (no JSON) or msgspec.ValidationError (no `kind`)."""
+    try:
+        found = msgspec.json.decode(data, type=kind)
+        reckonable = _reckonable(msgspec.json.decode(data))
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
+    if not reckonable:
+        raise msgspec.ValidationError("a number is out of all bounds")
+    return found
+
+
+def _reckonable(value: object) -> bool:
+    match value:
+        case dict():
+            return all(map(_reckonable, value.values()))
+        case list():
+            return all(map(_reckonable, value))
+        case int() | float():
+            return -(2**63) < value < 2**63
+        case _:
+            return True

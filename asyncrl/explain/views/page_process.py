@@ -1,0 +1,77 @@
+"""The process that serves a run's page: `python -m asyncrl.explain.views.page_process RUN`. The
+launcher starts it where `run.page_port` is set.
+
+It is a process of its own, which has what is left of the machine: what a page costs, the run does
+not pay with the coordinator's time, and the page is there also when the coordinator is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import trio
+
+from asyncrl import config
+from asyncrl.explain.views.run_page import OWNER, RunPage
+from asyncrl.messages.address import TcpAddress
+from asyncrl.runtime import logs
+from asyncrl.runtime.httpd.asgi import HttpRefusal
+from asyncrl.runtime.httpd.http_limits import HttpLimits
+from asyncrl.runtime.httpd.http_server import HttpServer
+from asyncrl.runtime.ipc.keys import read_private
+from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.runtime.processes.process import become_child
+from asyncrl.runtime.run_dir import PAGE_KEY
+
+NICE = 10
+"""Its priority: a tenth of an actor's on the same core, and what nobody else wants."""
+KEY_BYTES = 1024
+LIMITS = HttpLimits(connections=64, strangers=32, head_s=5.0, write_s=30.0)
+"""A browser has six connections."""
+
+
+def main() -> None:
+    """Serve until the launcher ends this process."""
+    become_child()
+    os.nice(NICE)
+    parser = argparse.ArgumentParser(prog="python -m asyncrl.explain.views.page_process")
+    parser.add_argument("run", type=Path)
+    run: Path = parser.parse_args().run
+    settings = config.read(run / "run.toml").run
+    logs.start(run, "page", 0, settings.log)
+    key = "" if loopback(settings.page_host) else read_private(run / PAGE_KEY, KEY_BYTES).decode()
+    trio.run(serve_page, run, settings.page_host, settings.page_port, key)
+
+
+def loopback(host: str) -> bool:
+    """True for an address that this machine alone reaches."""
+    return TcpAddress(host, 1).loopback
+
+
+async def serve_page(
+    run: Path,
+    host: str,
+    port: int,
+    key: str,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve the page of a run until this is cancelled; with a `key`, to who has it. The port that
+    it is at is given to who starts this. Raises OSError if it cannot be had."""
+    [listener] = await trio.open_tcp_listeners(port, host=host)
+    waits = Waits()
+    at = listener.socket.getsockname()[1]
+    app = RunPage(run, key=key, port=at, waits=waits, now=time.time)
+
+    def refused(reason: HttpRefusal) -> None:
+        """A client was closed, which is no matter of the run's."""
+
+    server = HttpServer(app, LIMITS, known=app.known, refused=refused, waits=waits, owner=OWNER)
+    task_status.started(at)
+    await server.run(listener, trio.sleep_forever)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Rollouts in a file of their own: lines of JSON (`FILE.jsonl`), or Parquet (`FILE.parquet`)."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import msgspec
+
+from asyncrl.config import ConfigError
+from asyncrl.config.errors import installs
+from asyncrl.escape import escaped_json
+from asyncrl.explain.views.rollout_records import (
+    Note,
+    RolloutRecord,
+    Wanted,
+    decoder,
+    newest,
+    record,
+)
+from asyncrl.runtime.run_dir import refuse_no_run
+
+ROWS = 1_000
+"""Rollouts of a row group of Parquet: what is held in memory."""
+
+
+class RecordWriter(Protocol):
+    """Writes rollouts to an open file, one after the other."""
+
+    def add(self, one: RolloutRecord) -> None: ...
+
+    def close(self) -> None:
+        """Write what is left; the file stays open."""
+
+
+class JsonLines:
+    """A line of JSON a rollout, in ASCII."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def add(self, one: RolloutRecord) -> None:
+        self._file.write(escaped_json(one).encode() + b"\n")
+
+    def close(self) -> None:
+        pass
+
+
+class ParquetRows:
+    """Columns of Parquet with the names of a line's fields; `spans` is a list of structs."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        import pyarrow
+        from pyarrow import parquet
+
+        self._arrow = pyarrow
+        whole, text = pyarrow.int64(), pyarrow.string()
+        span = pyarrow.struct([("version", whole), ("start", whole), ("end", whole)])
+        types = {"spans": pyarrow.list_(span), "reward": pyarrow.float64()}
+        numbers = ("rollout", "group", "prompt_index", "attempts", "turns", "tokens", "step", "lag")
+        types |= dict.fromkeys(numbers, whole)
+        names = [field.name for field in msgspec.structs.fields(RolloutRecord)]
+        self._schema = pyarrow.schema([(name, types.get(name, text)) for name in names])
+        self._writer = parquet.ParquetWriter(file, self._schema, compression="zstd")
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, one: RolloutRecord) -> None:
+        row = msgspec.structs.asdict(one)
+        row["spans"] = [msgspec.structs.asdict(span) for span in one.spans]
+        for name in ("prompt", "response", "reason", "no_verdict"):
+            row[name] = row[name].encode(errors="replace").decode()
+        self._rows.append(row)
+        if len(self._rows) == ROWS:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        self._writer.write_table(self._arrow.Table.from_pylist(self._rows, schema=self._schema))
+        self._rows.clear()
+
+
+def write_records(run: Path, wanted: Wanted, path: Path, note: Note) -> int:
+    """Write the rollouts that fit to a new file, whole or not at all; returns their number. They
+    are written as they are read. Raises ConfigError."""
+    refuse_no_run(run)
+    if path.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise ConfigError(
+            f"{path}: Parquet needs the package pyarrow: {installs('parquet')}, or write "
+            "FILE.jsonl."
+        )
+    if path.exists():
+        raise ConfigError(f"{path}: this is there already, and is not written over.")
+    decode, count = decoder(run, note), 0
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("xb") as file:
+            try:
+                writer = (ParquetRows if path.suffix == ".parquet" else JsonLines)(file)
+                for seen in newest(run, wanted, None):
+                    writer.add(record(seen, decode))
+                    count += 1
+                writer.close()
+                file.flush()
+                os.fsync(file.fileno())
+                partial.rename(path)
+            except BaseException:
+                partial.unlink()
+                raise
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}).") from None
+    return count

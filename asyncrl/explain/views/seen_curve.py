@@ -1,0 +1,102 @@
+"""The curve of a run as it is looked at: its lines, and the sums that figures are made of.
+
+Invariant: each point is read once, however often the curve is asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.config import ConfigError
+from asyncrl.explain.curve import Point, StepPoint
+from asyncrl.explain.curve_reader import CurveReader
+from asyncrl.explain.views.plots import PlotSeries
+from asyncrl.explain.views.run_figures import CurveSums
+from asyncrl.runtime.run_dir import METRICS
+
+LAST = 10
+"""Steps that are kept: the last ones, and the last of those with an alarm."""
+LINES: dict[str, list[tuple[str, Callable[[StepPoint], float | None]]]] = {
+    "reward": [("reward", lambda p: p.reward)],
+    "lag": [("mean", lambda p: p.lag_mean), ("largest", lambda p: p.lag_max)],
+    "entropy, nats a token": [("entropy", lambda p: p.metrics.get("entropy"))],
+    "k3 divergence": [("k3", lambda p: p.metrics.get("k3"))],
+    "tokens/s": [
+        ("generated", lambda p: p.generated_per_s),
+        ("trained", lambda p: p.trained_per_s),
+    ],
+    "idle share": [("trainer", lambda p: p.idle_trainer), ("rollout", lambda p: p.idle_rollout)],
+    "seconds that decoding stood still at a publication": [("pause", lambda p: p.pause_seconds)],
+}
+"""The lines of each plot, and what a step says for each."""
+
+
+class SeenCurves(msgspec.Struct, frozen=True):
+    """The lines of each plot, by its title, the share of the last step's responses that was `cut`,
+    and the last steps, and those of them that raised an alarm."""
+
+    series: dict[str, list[PlotSeries]]
+    cut: float | None
+    last: list[StepPoint]
+    alarmed: list[StepPoint]
+
+
+class SeenCurve:
+    """The curve of the run in a directory. Several threads may ask at a time."""
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / METRICS
+        self._reader = CurveReader(self._path)
+        self._turn = threading.Lock()
+        self._begin()
+
+    @contextmanager
+    def renewed(self) -> Iterator[CurveSums]:
+        """The sums by now, which stand still while this lasts. Raises ConfigError."""
+        with self._turn:
+            self._renew()
+            yield self._sums
+
+    def lines(self) -> SeenCurves:
+        """The lines by now. Raises ConfigError."""
+        with self._turn:
+            self._renew()
+            series = {title: [one.copy() for one in each] for title, each in self._series.items()}
+            cut = self._last[-1].metrics.get("truncated") if self._last else None
+            return SeenCurves(series, cut, [*self._last], [*self._alarmed])
+
+    def _begin(self) -> None:
+        self._sums = CurveSums()
+        self._accuracy = PlotSeries("accuracy")
+        self._series = {"held-out accuracy": [self._accuracy]} | {
+            title: [PlotSeries(name) for name, _ in named] for title, named in LINES.items()
+        }
+        self._last: deque[StepPoint] = deque(maxlen=LAST)
+        self._alarmed: deque[StepPoint] = deque(maxlen=LAST)
+
+    def _renew(self) -> None:
+        try:
+            if self._reader.replaced():
+                self._begin()
+            for point in self._reader.added():
+                self._add(point)
+        except OSError as error:
+            raise ConfigError(f"{self._path}: cannot be read ({error.strerror}).") from None
+
+    def _add(self, point: Point) -> None:
+        self._sums.add(point)
+        if not isinstance(point, StepPoint):
+            self._accuracy.add(point.version, point.accuracy)
+            return
+        self._last.append(point)
+        if point.alarms:
+            self._alarmed.append(point)
+        for title, named in LINES.items():
+            for series, (_, says) in zip(self._series[title], named, strict=True):
+                series.add(point.version, says(point))

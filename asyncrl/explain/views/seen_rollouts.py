@@ -1,0 +1,161 @@
+"""The rollouts that a run's journal still has, each as it was when it ended, and those that live.
+Invariant: the journal is read in one pass, and no more is held than the state that the run itself
+held.
+
+The journal has the events since the checkpoint before the last. They are applied to the state they
+began from. A rollout's tokens leave the state as it ends, so it is looked at before that event.
+Where a crash undid steps, the state goes on from the snapshot that was written then. A rollout that
+is live in a later snapshot did not end before it: it is given once, as it ended in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from asyncrl.experience import events as e
+from asyncrl.experience.experience import Experience
+from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.explain.views.seen_turns import SeenTurn, calls_of, turns_of
+from asyncrl.journal import JournalReader
+from asyncrl.messages import Finish, NoVerdict, Scored, Span, Split
+
+
+class SeenRollout(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollout at its end, or now. `prompt` and `ids` are `int32`; the latter are all sampled
+    tokens, of every turn, and `spans` say which version sampled which; `behaviour` (`float32`) are
+    their log-probabilities. `status` is a word of `RolloutStatus`; one that is discarded or buried
+    has a `reason`. `mean_reward` is that of its group, None before the group is complete. `step` is
+    the one that took it; `turns` are those of an agent's episode, of which the sampled tokens are
+    one after another."""
+
+    rollout: int
+    group: int
+    split: Split
+    prompt_index: int
+    status: str
+    reason: str
+    reward: float | None
+    mean_reward: float | None
+    no_verdict: str
+    finish: Finish
+    attempts: int
+    step: int | None
+    turns: list[SeenTurn]
+    spans: list[Span]
+    prompt: bytes
+    ids: bytes
+    behaviour: bytes
+
+    @property
+    def lag(self) -> int | None:
+        """The largest lag of its tokens in the step that took it, in versions; None where none
+        has."""
+        if self.step is None or not self.spans:
+            return None
+        return self.step - min(span.version for span in self.spans)
+
+
+def seen_rollouts(history: JournalReader, forgotten: int) -> Iterator[SeenRollout]:
+    """The rollouts that ended, the first first, then those that live, by number; the events up to
+    number `forgotten` are compacted away. Raises JournalError, and ImpossibleEvent where events do
+    not follow from one another."""
+    snapshots = [number for number, _ in history.snapshots()]
+    after, experience = 0, Experience()
+    if forgotten:
+        after = min((number for number in snapshots if number >= forgotten), default=forgotten)
+        experience = Experience.of(history.snapshot(after))
+    later = [number for number in snapshots if number > after]
+    undone = {number: frozenset(_live(history, number)) for number in later}
+    for number, event in history.events(after):
+        for rollout, status, reason in _ending(experience, event):
+            if not any(rollout.id in undone[snapshot] for snapshot in later):
+                yield _seen(experience.groups[rollout.group], rollout, status, reason)
+        if number in undone:
+            experience = Experience.of(history.snapshot(number))
+            later.remove(number)
+        else:
+            experience.apply(event)
+    for _, rollout in sorted(experience.rollouts.items()):
+        yield _seen(experience.groups[rollout.group], rollout, rollout.status.value, "")
+
+
+def _live(history: JournalReader, number: int) -> Iterator[int]:
+    return iter(Experience.of(history.snapshot(number)).rollouts)
+
+
+def _ending(experience: Experience, event: e.AnyEvent) -> Iterator[tuple[Rollout, str, str]]:
+    """The live rollouts that an event ends, each with the status that it gets, and why."""
+    rollouts = experience.rollouts
+    match event:
+        case e.Trained(number, trained, discarded) if number in rollouts:
+            reason = _largest(discarded)
+            yield rollouts[number], *(("trained", "") if trained else ("discarded", reason))
+        case e.Discarded(number, reason) if number in rollouts:
+            yield rollouts[number], "discarded", reason
+        case e.Buried(number, reason) if number in rollouts:
+            yield rollouts[number], "buried", reason
+        case e.Taken(_, taken):  # those of its groups that nobody could judge leave with it
+            numbers = {rollouts[number].group for number in taken if number in rollouts}
+            for group in (experience.groups[number] for number in sorted(numbers)):
+                for member in group.unscored if group.complete else ():
+                    yield member, "discarded", "no_verdict"
+        case e.Dropped(number, reason) if number in experience.groups:
+            for member in experience.groups[number].members:
+                if member.id in rollouts:
+                    yield member, "discarded", reason
+
+
+def _largest(discarded: Mapping[str, int]) -> str:
+    """The reason of most tokens, the first by name of equal ones, as the ledger has it."""
+    return min(discarded, key=lambda reason: (-discarded[reason], reason), default="empty")
+
+
+def _seen(group: Group, rollout: Rollout, status: str, reason: str) -> SeenRollout:
+    verdict = rollout.verdict
+    ids, behaviour, spans, attempts, turns = _sampled(rollout, group.prompt)
+    rewards = group.rewards if group.complete else []
+    return SeenRollout(
+        rollout=rollout.id,
+        group=group.id,
+        split=group.split,
+        prompt_index=group.prompt_index,
+        status=status,
+        reason=reason,
+        reward=verdict.reward if isinstance(verdict, Scored) else None,
+        mean_reward=sum(rewards) / len(rewards) if rewards else None,
+        no_verdict=verdict.reason if isinstance(verdict, NoVerdict) else "",
+        finish=rollout.finish,
+        attempts=attempts,
+        step=rollout.step,
+        turns=turns,
+        spans=spans,
+        prompt=group.prompt,
+        ids=ids,
+        behaviour=behaviour,
+    )
+
+
+def _sampled(
+    rollout: Rollout, prompt: bytes
+) -> tuple[bytes, bytes, list[Span], int, list[SeenTurn]]:
+    """The sampled tokens of a rollout with their log-probabilities and spans, its attempts and
+    turns; of an episode that is played, all of its calls."""
+    if rollout.episode is None:
+        turns = turns_of(rollout.turns, rollout.strands, prompt)
+        return (
+            bytes(rollout.ids),
+            bytes(rollout.behaviour),
+            [*rollout.spans],
+            rollout.attempt,
+            turns,
+        )
+    ids, behaviour, spans = bytearray(), bytearray(), list[Span]()
+    for call in rollout.episode.calls:
+        start = len(ids) >> 2
+        spans += [Span(s.version, start + s.start, start + s.end) for s in call.spans]
+        ids += call.ids
+        behaviour += call.behaviour
+    calls = calls_of(rollout.episode, prompt)
+    return bytes(ids), bytes(behaviour), spans, rollout.episode.attempt, calls

@@ -1,0 +1,158 @@
+"""`asyncrl top RUN`: the display of a run that was started elsewhere, until it ends.
+
+It reads `status.json` and the new lines of `metrics.jsonl` once a second. The run does not know of
+it. Idle shares and rates are those of the last seconds; lag, queue, pause and what is said of
+responses are the last step's.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import trio
+from rich.console import Console
+
+from asyncrl.config import ConfigError
+from asyncrl.explain.curve import LINE_BYTES, EvaluationPoint, Point, StepPoint, point_of
+from asyncrl.explain.diagnosis import at_work, duration, idle, listed
+from asyncrl.explain.display import Display, show_summary
+from asyncrl.explain.run_status import RunStatus
+from asyncrl.explain.views.run_figures import read_summary
+from asyncrl.explain.why import OLD_S, read_status, why
+from asyncrl.messages import Progress, StatusUpdate
+from asyncrl.runtime.run_dir import METRICS, STALL, STATUS, lives, refuse_no_run
+
+EVERY_S = 1.0
+"""Seconds between two looks: a run says as often how it stands."""
+LAST_WORDS_S = 30.0
+"""Seconds that a run which has ended is given to write its summary."""
+DOES = {"init": "starting", "ready": "starting", "run": "training"}
+"""Words for the phases of a run; in the others it drains."""
+
+
+def top(run: Path, console: Console, now: Callable[[], float] = time.time) -> None:
+    """Show how a run stands until it ends, and then what it came to. Raises ConfigError for what is
+    no run, or one that has not begun and that nobody runs."""
+    refuse_no_run(run)
+    with Display(console) as display:
+        trio.run(follow, run, display, now)
+        for sentence in why(run, now()):
+            display.note(sentence)
+    if (summary := read_summary(run)) is not None:
+        show_summary(summary, run, console)
+
+
+async def follow(run: Path, display: Display, now: Callable[[], float]) -> None:
+    """Show how a run stands, every second, until nobody runs it any more. `now` is in seconds since
+    1970. Raises ConfigError."""
+    tail, began, ended_at = _Tail(run / METRICS), trio.current_time(), math.inf
+    step: StepPoint | None = None
+    evaluation: EvaluationPoint | None = None
+    while True:
+        if not (run / STATUS).exists() and not (run / STALL).exists() and lives(run):
+            waited = trio.current_time() - began
+            display.progress(Progress("waiting for the run to begin", 0, 0, waited))
+            await trio.sleep(EVERY_S)
+            continue
+        status, stalled = read_status(run)
+        for point in tail.points():
+            if isinstance(point, StepPoint):
+                step = point
+            else:
+                evaluation = point
+        age_s = max(0.0, now() - status.at)
+        over = stalled or status.ok is not None
+        # the lock is asked for only where it is likely to be free: a launcher wants it, too
+        alive = lives(run) if over or age_s > 2 * EVERY_S else True
+        display.update(update_of(status, step, evaluation, age_s if alive and not over else 0.0))
+        if not alive:
+            return
+        if over:
+            ended_at = min(ended_at, trio.current_time())
+        if trio.current_time() - ended_at >= LAST_WORDS_S:
+            return
+        await trio.sleep(EVERY_S)
+
+
+class _Tail:
+    """The points of a curve as they are written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._bytes = 0  # that were read, whole lines
+
+    def points(self) -> Iterator[Point]:
+        """Those since the last call. A curve that became shorter was mended, and is read again.
+        Raises ConfigError."""
+        try:
+            if not self._path.exists():
+                return
+            with self._path.open("rb") as file:
+                if self._path.stat().st_size < self._bytes:
+                    self._bytes = 0
+                file.seek(self._bytes)
+                while line := file.readline(LINE_BYTES):
+                    if not line.endswith(b"\n") and len(line) < LINE_BYTES:
+                        return  # it is being written
+                    self._bytes += len(line)
+                    if (point := point_of(line)) is not None:
+                        yield point
+        except OSError as error:
+            raise ConfigError(f"{self._path}: cannot be read ({error.strerror}).") from None
+
+
+def update_of(
+    status: RunStatus, step: StepPoint | None, evaluation: EvaluationPoint | None, silent_s: float
+) -> StatusUpdate:
+    """The numbers of the display, from a run status and the last points of the curve; a run that
+    goes on has said nothing for `silent_s` since."""
+    metrics = step.metrics if step is not None else {}
+
+    def of_step(value: float | None) -> float:
+        return math.nan if value is None else value
+
+    return StatusUpdate(
+        seconds=status.seconds + silent_s,
+        phase=DOES.get(status.phase, "draining") if status.ok is None else "over",
+        step=status.step,
+        steps=status.steps,
+        reward=of_step(step.reward if step is not None else None),
+        accuracy=evaluation.accuracy if evaluation is not None else math.nan,
+        accuracy_version=evaluation.version if evaluation is not None else -1,
+        generated_per_s=status.generated_per_s,
+        trained_per_s=status.trained_per_s,
+        lag_mean=of_step(step.lag_mean if step is not None else None),
+        lag_max=step.lag_max if step is not None else 0,
+        queue_items=step.queue_rollouts if step is not None else 0,
+        queue_bytes=step.queue_bytes if step is not None else 0,
+        idle_trainer=of_step(idle(status, "trainer")),
+        idle_rollout=of_step(idle(status, "rollout")),
+        pause_seconds=of_step(step.pause_seconds if step is not None else None),
+        note=_note(status, silent_s),
+        evaluated=evaluation.figures if evaluation is not None else {},
+        accuracy_weights=evaluation.weights if evaluation is not None else "current",
+        exact=of_step(metrics.get("exact")),
+        truncated=of_step(metrics.get("truncated")),
+        response_tokens=of_step(metrics.get("response_tokens")),
+        entropy=of_step(metrics.get("entropy")),
+    )
+
+
+def _note(status: RunStatus, silent_s: float) -> str:
+    """Words for what is not as usual."""
+    notes = [f"it has said nothing for {duration(silent_s)}"] if silent_s > OLD_S else []
+    if status.phase == "init" and (
+        absent := [actor.name for actor in status.actors if not actor.here and not actor.removed]
+    ):
+        notes.append(f"waiting for {listed(absent)}")
+    if gone := [actor.name for actor in status.actors if actor.removed]:
+        notes.append(f"without {listed(gone)}")
+    notes += [f"{agents.name} fails" for agents in status.failing]
+    if status.evaluating is not None:
+        notes.append(f"evaluating version {status.evaluating}")
+    if busy := at_work(status):
+        notes.append(f"the trainer is at one {busy.command} for {duration(busy.seconds)}")
+    return ", ".join(notes)

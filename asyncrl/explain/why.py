@@ -1,0 +1,122 @@
+"""`asyncrl why RUN`: a few sentences about a run, with the side that is idle and what it waits for.
+They follow from one run status, and from whether the run lives.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.config import ConfigError
+from asyncrl.explain import run_status
+from asyncrl.explain.diagnosis import diagnose, duration, idle
+from asyncrl.explain.run_status import LendingStatus, RunStatus
+from asyncrl.runtime.run_dir import STALL, STATUS, lives, refuse_no_run
+
+OLD_S = 10.0
+"""Seconds after which a run status is old; a live run renews it every second."""
+
+
+def why(run: Path, now: float) -> list[str]:
+    """Answer for a run's directory, at `now` (seconds since 1970). Raises ConfigError if there is
+    no run status to read."""
+    found, stalled = read_status(run)
+    return answer(found, lives=lives(run), age_s=max(0.0, now - found.at), stalled=stalled, run=run)
+
+
+def read_status(run: Path) -> tuple[RunStatus, bool]:
+    """The run status that a run left last, and True if it stalled then. Raises ConfigError if there
+    is none to read."""
+    refuse_no_run(run)
+    stalled = (run / STALL).is_file()
+    path = run / (STALL if stalled else STATUS)
+    try:
+        return run_status.read(path), stalled
+    except FileNotFoundError:
+        what = (
+            "it is starting, or prepares its model: ask again in a while"
+            if lives(run)
+            else "it ended before it had begun: see its logs"
+        )
+        raise ConfigError(f"{run}: this run has not said how it stands; {what}.") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
+    except msgspec.DecodeError:
+        raise ConfigError(
+            f"{path}: this is damaged, or of another asyncrl, so that it says nothing of the run."
+        ) from None
+
+
+def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: Path) -> list[str]:
+    """Say in a few sentences how the run stands and, unless it ended well, what it waits or waited
+    for. `age_s` is the age of the run status."""
+    sentences = [_standing(status, lives, age_s, stalled, run)]
+    if status.ok and not stalled:
+        return sentences
+    if status.phase == "run" and (shares := _shares(status)):
+        sentences.append(shares)
+    if status.lending is not None and status.lending.loans:
+        sentences.append(_lending(status.lending, status.seconds))
+    sentences.append(diagnose(status))
+    sentences += [
+        f"The run goes on without {actor.name}, which {actor.removed}."
+        for actor in status.actors
+        if actor.removed
+    ]
+    return sentences + status.alarms
+
+
+def _standing(status: RunStatus, lives: bool, age_s: float, stalled: bool, run: Path) -> str:
+    ago = f"{duration(age_s)} ago"
+    steps = f"{status.step} of {status.steps} steps"
+    if stalled:
+        return f"The run stalled after {steps}, {ago}, and was ended: {status.reason}."
+    if status.ok:
+        return f"The run ended {ago}: {status.reason}."
+    if status.ok is False:
+        return f"The run failed {ago}, after {steps}: {status.reason}."
+    if not lives:
+        return (
+            f"The run was killed after {steps}, or its coordinator failed (then its log says "
+            "why): nobody runs it any more, and it had not "
+            f"ended. This is how it stood {ago}; go on with asyncrl train --resume {run}."
+        )
+    if age_s > OLD_S:
+        return (
+            "The run's launcher lives, but its coordinator has said nothing for "
+            f"{duration(age_s)}: it hangs, is stopped, or waits for the "
+            f"disk of {run}. This is how it stood then, after {steps}."
+        )
+    doing = {
+        "init": "starts",
+        "ready": "starts",
+        "run": "trains",
+        "drain": "drains",
+        "stop": "ends",
+    }[status.phase]
+    return f"The run {doing}: {steps} in {duration(status.seconds)}, as of {ago}."
+
+
+def _shares(status: RunStatus) -> str:
+    """Say how idle each side is; empty if a side has not reported."""
+    trainer, rollout = idle(status, "trainer"), idle(status, "rollout")
+    if trainer is None or rollout is None:
+        return ""
+    return (
+        f"Over the last {duration(status.window_s)} the trainer was idle for {trainer:.0%} of its "
+        f"time, and rollout actors for {rollout:.0%}."
+    )
+
+
+def _lending(lending: LendingStatus, seconds: float) -> str:
+    """Say what was lent, and if that is worth it."""
+    loans = "1 loan" if lending.loans == 1 else f"{lending.loans:,} loans"
+    said = (
+        f"The trainer's devices were lent for {lending.seconds / max(seconds, 1e-9):.0%} of the "
+        f"run, in {loans}"
+    )
+    last = f"of the last ones {lending.used_s:.1f} s were used, for {lending.cost_s:.1f} s lost"
+    if not lending.worth:
+        return f"{said}, and are not at present: {last} by the switch."
+    return f"{said}; {last} by the switch." if lending.used_s else f"{said}."

@@ -1,0 +1,21 @@
+"""Placement: where each actor of a run is started, and by whom."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from asyncrl.messages import Role
+from asyncrl.runtime.processes.supervisor import Child
+
+
+class ActorPlacement(Protocol):
+    """Starts actors as processes. What it returns is signalled, waited for, and asked for its last
+    words, wherever it runs."""
+
+    async def ready(self, role: Role) -> None:
+        """Wait until an actor of this role can be started, or waiting would not help."""
+        ...
+
+    def start(self, role: Role, index: int, incarnation: int, *, resume: bool) -> Child:
+        """Start one actor. `incarnation` counts its starts from 0. Raises OSError."""
+        ...

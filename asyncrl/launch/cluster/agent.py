@@ -1,0 +1,392 @@
+"""`asyncrl agent`: a machine's part in a run. It starts actors for the launcher as its own
+children, and tells it how they end.
+
+    join → a directory with what actors need → fork server → StartActor … → the run is over
+    ↑________________________________ its link is cut ______________________|
+
+Invariant: no actor that it started outlives it, nor its link to the launcher by more than the
+seconds of silence that it bears (`joined_machine.SILENCE_S`) and of a kill. Servers of actors may
+wait for the next ones, and end with this machine's part, or after `supervision.keep_servers_s`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from asyncrl.config import read
+from asyncrl.config.errors import BAD_INPUT, ConfigError
+from asyncrl.engines.servers.kept_servers import servers_ended
+from asyncrl.escape import escaped
+from asyncrl.launch.cluster.equipment import places_for
+from asyncrl.launch.cluster.join_token import JoinToken
+from asyncrl.launch.cluster.joined_machine import BEAT_S, ORDERS, SILENCE_S, Actor
+from asyncrl.launch.cluster.joining import LEAVE, ToldToLeave, join, join_again
+from asyncrl.launch.cluster.local_placement import PRELOADED, SMALL, TAKES_OVER, start_actor
+from asyncrl.launch.cluster.model_files import keep_file
+from asyncrl.launch.cluster.places import Place, Places
+from asyncrl.launch.cluster.versions import own_versions
+from asyncrl.messages import (
+    ActorExited,
+    Alive,
+    Equipped,
+    Join,
+    JoinedRole,
+    JoinRefused,
+    KillActor,
+    MachineAdmitted,
+    MachineLeaving,
+    Message,
+    ModelFile,
+    Role,
+    RunOver,
+    StartActor,
+    Unequipped,
+)
+from asyncrl.messages.address import tcp_address
+from asyncrl.runtime import logs
+from asyncrl.runtime.ipc.errors import EndOfStream, LinkBroken, LinkError
+from asyncrl.runtime.ipc.keys import write_key
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.logs import FOLDER
+from asyncrl.runtime.logs import path as log_path
+from asyncrl.runtime.output import complain
+from asyncrl.runtime.processes.forkserver import ForkServer, open_fork_server
+from asyncrl.runtime.processes.machine import available_cores
+from asyncrl.runtime.processes.process import Process
+from asyncrl.runtime.processes.standstill import Patience
+from asyncrl.runtime.run_dir import INITIAL, KEY, LOCK, RUN_TOML
+
+logger = logging.getLogger(__name__)
+
+NOTICE_S = 25.0
+"""Seconds that actors have to give back what they hold, once this machine is told to leave: fewer
+than the 30 s that Kubernetes, Slurm and the shortest notice of a spot instance leave."""
+MOST_WORDS = 1000
+"""Characters of what this machine says that it lacks."""
+LEAVES = "its machine leaves"
+"""Last words of an actor that was to start on a machine that leaves."""
+LOST = 1
+"""Exit status where the launcher was lost, or an actor could not be started."""
+
+
+def agent(
+    token: JoinToken,
+    folder: Path | None,
+    name: str,
+    cores: int,
+    patience_s: float,
+    role: JoinedRole = "rollout",
+) -> int:
+    """Take part in the run of a join token until it is over. `folder` is to be this machine's
+    directory of the run (None: one that is removed at the end), `name` the machine's (empty: its
+    host name), `cores` how many it offers (0: all that this process may use), and `role` that of
+    the actors that it can have. A link that was cut
+    is made again, also to a launcher that was killed and started again, within `patience_s`.
+    Returns the exit status: 0 if the run ended, 1 if the launcher was lost, 2 if the
+    machine is refused. Raises ConfigError for a `folder` that is not this user's, or that another
+    process has."""
+    with ExitStack() as stack:
+        if folder is None:
+            run = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncrl-agent-")))
+        else:
+            run = folder.absolute()
+            _own(run)
+            stack.enter_context(_claimed(run))
+        token.tls.write(run)
+        (run / FOLDER).mkdir(exist_ok=True)
+        stack.enter_context(logs.kept(run, "launcher", 0))
+        mine = sorted(os.sched_getaffinity(0))[: cores or available_cores()]
+        taking_part = partial(
+            _take_part, token, run, name or socket.gethostname(), mine, patience_s, role
+        )
+        return trio.run(taking_part, strict_exception_groups=True)
+
+
+async def _take_part(
+    token: JoinToken, run: Path, name: str, cores: list[int], patience_s: float, role: JoinedRole
+) -> int:
+    """Take part, and again where the link was cut; returns the exit status."""
+    try:
+        link = await join(token, run)
+    except (LinkError, ValueError) as error:
+        complain(escaped(f"the launcher of {token.address} cannot be joined: {error}."))
+        return BAD_INPUT
+    async with servers_ended(run):
+        while True:
+            agent = _Agent(run, name, cores, role)
+            status = await agent.serve(link)
+            if not agent.cut:
+                return status
+            print(f"This machine tries to join again, for {patience_s:g} s.", flush=True)
+            try:
+                link = await join_again(token, run, patience_s)
+            except LinkError as error:
+                complain(escaped(f"the launcher is lost: {error}."))
+                return LOST
+            except ToldToLeave as told:
+                return 128 + told.number
+
+
+def _own(run: Path) -> None:
+    """Make the directory, or see that it is this user's alone. Raises ConfigError."""
+    try:
+        run.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{run} cannot be made: {error.strerror}; choose another --dir."
+        ) from None
+    state = run.lstat()
+    if (
+        not run.is_dir()
+        or run.is_symlink()
+        or state.st_uid != os.geteuid()
+        or state.st_mode & 0o077
+    ):
+        raise ConfigError(
+            f"{run} is not this user's alone: make it `chmod 700`, or choose another."
+        )
+
+
+@contextmanager
+def _claimed(run: Path) -> Iterator[None]:
+    """Have the directory for this process alone, for the length of the block. Raises ConfigError
+    where another agent, or a launcher, has it."""
+    with (run / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{run}: another asyncrl is running in this directory; choose another --dir."
+            ) from None
+        yield
+
+
+class _Agent:
+    """One machine's part in one run, over one link. `cut` is True once that was lost, with a
+    launcher that may live on."""
+
+    def __init__(self, run: Path, name: str, cores: list[int], role: JoinedRole) -> None:
+        self.cut = False
+        self._run, self._name, self._cores, self._role = run, name, cores, role
+        self._actors: dict[Actor, Process] = {}
+        self._ended: set[tuple[Role, int]] = set()  # their servers may have had part in that
+        self._room = 0  # as many actors are to be expected; 0 until it takes part
+        self._places: Places | None = None  # once it has what they need
+        self._silence = Patience()  # with the launcher
+        self._send, self._outgoing = trio.open_memory_channel[Message](ORDERS)
+        self._missing = 0  # files that are still to come
+        self._origins: Mapping[str, str] = {}  # of a task that is judged here
+        self._leaving = False
+        self._left = trio.Event()  # set when it leaves and has no actor any more
+        self._status = LOST
+
+    async def serve(self, link: Link) -> int:
+        """Take part until the end; returns the exit status."""
+        async with link, trio.open_nursery() as nursery:
+            await nursery.start(self._obey_signals, nursery.cancel_scope)
+            nursery.start_soon(self._write, link)
+            nursery.start_soon(self._beat)
+            nursery.start_soon(self._listen, nursery.cancel_scope)
+            offer = Join(self._name[:255], len(self._cores), own_versions(), self._role)
+            self._send.send_nowait(offer)
+            await self._follow(link, nursery)
+            nursery.cancel_scope.cancel()
+        return self._status
+
+    # -------------------------------------------------------------------------------------- orders
+
+    async def _follow(self, link: Link, nursery: trio.Nursery) -> None:
+        """Do what the launcher says, until it says no more."""
+        fork_server: ForkServer | None = None
+        while True:
+            try:
+                message, buffers = await link.receive()
+            except EndOfStream:
+                complain("the launcher is gone; this machine's actors are ended.")
+                self._cut_off()
+                return
+            except LinkError as error:
+                complain(
+                    escaped(f"the launcher is lost: {error}; this machine's actors are ended.")
+                )
+                self._cut_off()
+                return
+            self._silence.deadline = trio.current_time() + SILENCE_S
+            match message:
+                case Alive():
+                    pass
+                case JoinRefused(reason):
+                    complain(escaped(f"{reason}."))
+                    self._status = BAD_INPUT
+                    return
+                case MachineAdmitted() if fork_server is None:
+                    self._admitted(message)
+                    fork_server = await nursery.start(self._keep_fork_server)
+                    if not self._missing:
+                        nursery.start_soon(self._equip, fork_server)
+                case ModelFile(name) if self._missing and fork_server and len(buffers) == 1:
+                    try:
+                        keep_file(self._run / INITIAL, name, buffers[0])
+                    except ValueError as error:
+                        complain(escaped(f"the launcher sent what is no model's file: {error}."))
+                        return
+                    self._missing -= 1
+                    if not self._missing:
+                        nursery.start_soon(self._equip, fork_server)
+                case StartActor(role, index, incarnation) if self._leaving:  # it was under way
+                    self._send.send_nowait(ActorExited(role, index, incarnation, LOST, LEAVES))
+                case StartActor() if fork_server is not None and self._places is not None:
+                    actor = (message.role, message.index, message.incarnation)
+                    if (place := self._places.take(actor)) is None:
+                        complain("the launcher wants more actors here than there are GPUs for.")
+                        return
+                    process = self._started(fork_server, message, place)
+                    nursery.start_soon(self._until_it_ends, actor, process, self._places)
+                case KillActor(role, index, incarnation):
+                    if killed := self._actors.get((role, index, incarnation)):
+                        killed.kill()
+                case RunOver():
+                    print("The run is over.", flush=True)
+                    self._status = 0
+                    return
+                case _:
+                    complain(f"the launcher said {type(message).__name__}, which is out of turn.")
+                    return
+
+    def _admitted(self, message: MachineAdmitted) -> None:
+        """Keep the run's settings, and this launch's key."""
+        write_key(self._run / KEY, message.key)
+        (self._run / RUN_TOML).write_text(message.run_toml)
+        (self._run / INITIAL).mkdir(exist_ok=True)
+        self._missing, self._room = message.files, max(1, message.room)
+        self._origins = message.origins
+        print(f"This machine takes part as {escaped(message.machine)}.", flush=True)
+
+    async def _equip(self, fork_server: ForkServer) -> None:
+        """Say that actors can be started, when they can be forked; or what they need and this
+        machine lacks."""
+        try:
+            config = read(self._run / RUN_TOML)
+            places = await trio.to_thread.run_sync(
+                places_for, self._role, config, self._cores, self._room, self._origins
+            )
+        except ConfigError as error:
+            self._send.send_nowait(Unequipped(str(error)[:MOST_WORDS]))
+            return
+        await fork_server.settled()
+        self._places = places
+        self._send.send_nowait(Equipped(places.count))
+
+    async def _keep_fork_server(self, task_status: trio.TaskStatus[ForkServer]) -> None:
+        """Have a fork server until the end."""
+        async with open_fork_server(
+            PRELOADED,
+            [str(self._run)],
+            log=log_path(self._run, "launcher", 0),
+            env=SMALL,
+            lost=complain,
+        ) as fork_server:
+            task_status.started(fork_server)
+            await trio.sleep_forever()
+
+    # -------------------------------------------------------------------------------------- actors
+
+    def _started(self, fork_server: ForkServer, order: StartActor, place: Place) -> Process:
+        """Start an actor in its place."""
+        actor = (order.role, order.index, order.incarnation)
+        arguments = ["--coordinator", str(tcp_address(order.coordinator))]
+        arguments += ["--rank-0", str(tcp_address(order.rank_0))] if order.rank_0 else []
+        arguments += ["--resume"] if order.resume else []
+        if not order.incarnation or actor[:2] not in self._ended:
+            arguments.append(TAKES_OVER)
+        process = self._actors[actor] = start_actor(
+            fork_server,
+            self._run,
+            actor,
+            None if order.role == "reward" else place.cores,  # it computes nothing itself
+            arguments,
+            place.environment,
+        )
+        return process
+
+    async def _until_it_ends(self, actor: Actor, process: Process, places: Places) -> None:
+        """Wait for an actor's end, and say it."""
+        try:
+            code = await process.wait()
+        finally:
+            await process.kill_group()
+            del self._actors[actor]
+            self._ended.add(actor[:2])
+            places.leave(actor)
+            if self._leaving and not self._actors:
+                self._left.set()
+        self._send.send_nowait(ActorExited(*actor, code, process.tail()[-(2**16) :]))
+
+    # ------------------------------------------------------------------------------------ the link
+
+    async def _write(self, link: Link) -> None:
+        async for message in self._outgoing:
+            try:
+                await link.send(message)
+            except LinkBroken:
+                return  # who reads hears of it, too
+
+    async def _beat(self) -> None:
+        while True:
+            self._send.send_nowait(Alive())
+            await trio.sleep(BEAT_S)
+
+    async def _listen(self, scope: trio.CancelScope) -> None:
+        self._silence.deadline = trio.current_time() + SILENCE_S
+        await self._silence.over()
+        complain(
+            f"the launcher has said nothing for {SILENCE_S:g} s; this machine's actors are ended."
+        )
+        self._cut_off()
+        scope.cancel()
+
+    def _cut_off(self) -> None:
+        """The link is lost. It is made again if this machine took part, and is to stay."""
+        self.cut = self._room > 0 and not self._leaving
+
+    async def _obey_signals(
+        self, scope: trio.CancelScope, task_status: trio.TaskStatus[None]
+    ) -> None:
+        """End this machine's part at SIGINT, SIGTERM or SIGHUP, within NOTICE_S; its actors' work
+        goes to others. A second signal ends it at once."""
+        with trio.open_signal_receiver(*LEAVE) as signals:
+            async with trio.open_nursery() as nursery:
+                task_status.started()
+                async for number in signals:
+                    if self._leaving:
+                        scope.cancel()
+                        return
+                    self._status = 128 + number
+                    nursery.start_soon(self._leave, scope)
+
+    async def _leave(self, scope: trio.CancelScope) -> None:
+        """Have this machine's actors give back what they hold, and end its part."""
+        self._leaving = True
+        self._send.send_nowait(MachineLeaving())
+        if self._actors:
+            print(
+                f"This machine leaves: its {len(self._actors)} actors give back what they hold, "
+                f"within {NOTICE_S:g} s. Once more ends them at once.",
+                flush=True,
+            )
+        for process in self._actors.values():
+            process.terminate()
+        with trio.move_on_after(NOTICE_S):
+            if self._actors:
+                await self._left.wait()
+        scope.cancel()

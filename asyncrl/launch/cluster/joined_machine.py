@@ -1,0 +1,177 @@
+"""One machine that takes part, as the launcher knows it, and the actors that it has there.
+
+Invariant: an actor ends once, by what its agent says or by the loss of its machine; one that is
+lost so is, for the run, an actor that was killed. An agent that has heard nothing for SILENCE_S
+ends its actors and itself, and so nothing outlives its launcher for longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from asyncrl.messages import (
+    ActorExited,
+    Alive,
+    Equipped,
+    JoinedRole,
+    KillActor,
+    MachineLeaving,
+    Message,
+    Role,
+    StartActor,
+    Unequipped,
+)
+from asyncrl.runtime.ipc.errors import EndOfStream, LinkBroken, LinkError
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.processes.standstill import Patience
+
+BEAT_S = 2.0
+"""Seconds between two `Alive`."""
+SILENCE_S = 15.0
+"""Seconds of silence after which either end takes the other for lost."""
+KILL_S = 20.0
+"""Seconds that an agent has to say that an actor is dead, more than it takes itself."""
+ORDERS = 4096
+"""Messages that may wait for a machine to read them."""
+KILLED = -9
+"""The exit code of an actor whose end nobody saw: as if by SIGKILL."""
+Actor = tuple[Role, int, int]
+"""A start of an actor: role, index, incarnation."""
+OfItself = Equipped | Unequipped | MachineLeaving | ActorExited
+"""Messages by which an agent says what becomes of its machine, and of actors there."""
+
+
+class RemoteActor:
+    """A start of an actor on another machine: a `Child` of the launcher's supervision."""
+
+    def __init__(self, order: StartActor) -> None:
+        self.order = order
+        self.actor: Actor = (order.role, order.index, order.incarnation)
+        self.machine: Machine | None = None
+        self.displaced = False
+        self._ended = trio.Event()
+        self._code, self._words = KILLED, ""
+
+    @property
+    def over(self) -> bool:
+        """True if it has ended."""
+        return self._ended.is_set()
+
+    def end(self, code: int, words: str, *, displaced: bool = False) -> None:
+        """It has ended, with these last words, or `displaced`, with its machine; what comes after
+        its end is left out."""
+        if not self.over:
+            self._code, self._words, self.displaced = code, words, displaced
+            self._ended.set()
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return self._code
+
+    def kill(self) -> None:
+        if self.over:
+            return
+        if self.machine is None:
+            self.end(KILLED, "it waited for a machine, and was ended")
+        else:
+            self.machine.tell(KillActor(*self.actor))
+
+    async def kill_group(self) -> int:
+        self.kill()
+        with trio.CancelScope(deadline=trio.current_time() + KILL_S, shield=True):
+            await self._ended.wait()
+        if not self.over and self.machine is not None:
+            self.machine.give_up(f"it did not end an actor within {KILL_S:g} s")
+            self.end(KILLED, "its machine did not say that it is dead")
+        return self._code
+
+    def tail(self) -> str:
+        return self._words
+
+
+class Machine:
+    """A machine that takes part, and its actors, all of one role."""
+
+    def __init__(self, name: str, cores: int, role: JoinedRole, link: Link) -> None:
+        self.name, self.cores, self.role = name, cores, role
+        self.actors: dict[Actor, RemoteActor] = {}
+        self.places: int | None = None
+        """Actors that it can have at a time; None: any number."""
+        self.leaving = False
+        """It was told to leave, and its actors end with it; or it was refused, and has none."""
+        self._link = link
+        self._scope = trio.CancelScope()
+        self._send, self._orders = trio.open_memory_channel[tuple[Message, bytes]](ORDERS)
+        self._silence = Patience()
+        self._why = ""
+
+    def takes(self, actor: RemoteActor) -> bool:
+        """True if it is for actors of that role, and has a place for one more."""
+        free = self.places is None or len(self.actors) < self.places
+        return free and actor.order.role == self.role
+
+    @property
+    def load(self) -> tuple[float, str]:
+        """Actors for each core, and the name: the least of all gets the next actor."""
+        return (len(self.actors) + 1) / self.cores, self.name
+
+    def tell(self, message: Message, contents: bytes = b"") -> None:
+        """Queue a message. A machine that does not read is given up."""
+        try:
+            self._send.send_nowait((message, contents))
+        except trio.WouldBlock:
+            self.give_up(f"it left {ORDERS} messages unread")
+
+    def give_up(self, why: str) -> None:
+        """Take it for lost."""
+        self._why = self._why or why
+        self._scope.cancel()
+
+    async def converse(self, heard: Callable[[OfItself], None]) -> str:
+        """Exchange messages until the machine is lost; returns why it is. `heard` is told what it
+        says of itself. Raises LinkError where it says what no agent says."""
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write)
+                nursery.start_soon(self._beat)
+                nursery.start_soon(self._listen)
+                self.give_up(await self._read(heard))
+        return self._why
+
+    async def _read(self, heard: Callable[[OfItself], None]) -> str:
+        while True:
+            try:
+                message, _ = await self._link.receive()
+            except EndOfStream:
+                return "its agent ended"
+            except LinkBroken as error:
+                return str(error)
+            self._silence.deadline = trio.current_time() + SILENCE_S
+            match message:
+                case Alive():
+                    pass
+                case MachineLeaving() | Unequipped() if self.leaving:
+                    raise LinkError("malformed", "an agent says once that it takes no part")
+                case Equipped() | Unequipped() | MachineLeaving() | ActorExited():
+                    heard(message)
+                case _:
+                    raise LinkError("malformed", f"an agent does not say {type(message).__name__}")
+
+    async def _write(self) -> None:
+        async for message, contents in self._orders:
+            try:
+                await self._link.send(message, *([contents] if contents else []))
+            except LinkBroken:
+                return  # who reads hears of it, too
+
+    async def _listen(self) -> None:
+        self._silence.deadline = trio.current_time() + SILENCE_S
+        await self._silence.over()
+        self.give_up(f"it said nothing for {SILENCE_S:g} s")
+
+    async def _beat(self) -> None:
+        while True:
+            self.tell(Alive())
+            await trio.sleep(BEAT_S)

@@ -1,0 +1,107 @@
+"""Messages between the coordinator and an agents actor."""
+
+from __future__ import annotations
+
+from asyncrl.messages.parts import Finish, Message, Split
+
+
+class Play(Message, frozen=True):
+    """Coordinator to agents actor: have an agent play this rollout, for the `attempt`-th time.
+    `seed` is the same in each attempt. The agent may sample `max_new_tokens` in all. `notes` are
+    what earlier attempts have noted."""
+
+    rollout: int
+    attempt: int
+    split: Split
+    prompt_index: int
+    seed: int
+    max_new_tokens: int
+    temperature: float
+    notes: dict[str, bytes]
+
+
+class Ask(Message, frozen=True):
+    """Agents actor to coordinator: the agent of this attempt asks the model, at the temperature of
+    its `Play`; `number` counts its calls from 0. `stops` are the strings that end the answer for
+    it. Buffer 0: `int32` context."""
+
+    rollout: int
+    attempt: int
+    number: int
+    max_new_tokens: int
+    stops: list[str] = []
+
+
+class Reply(Message, frozen=True):
+    """Coordinator to agents actor: the next tokens of an answer, all sampled under `version`;
+    `finish` is empty while it goes on. With `refused`, a sentence, there is no answer, or no more
+    of it; with `length` there is none for any other call either, because the episode is as long as
+    it may be. Buffer 0: `int32` ids. Buffer 1: `float32` behaviour log-probabilities."""
+
+    rollout: int
+    attempt: int
+    number: int
+    version: int
+    finish: Finish
+    refused: str = ""
+
+
+class Enough(Message, frozen=True):
+    """Agents actor to coordinator: the agent has what it needs of an answer, its first `tokens`
+    tokens."""
+
+    rollout: int
+    attempt: int
+    number: int
+    tokens: int
+
+
+class Note(Message, frozen=True):
+    """Agents actor to coordinator: keep this result for later attempts."""
+
+    rollout: int
+    attempt: int
+    name: str
+    value: bytes
+
+
+class GiveReward(Message, frozen=True):
+    """Agents actor to coordinator: a reward for the turn of call `number`, or, with None, for the
+    whole episode."""
+
+    rollout: int
+    attempt: int
+    number: int | None
+    reward: float
+
+
+class GiveFailure(Message, frozen=True):
+    """Agents actor to coordinator: call `number` was a call of the tool `tool`, which failed."""
+
+    rollout: int
+    attempt: int
+    number: int
+    tool: str
+
+
+class Played(Message, frozen=True):
+    """Agents actor to coordinator: the agent has ended, by itself (`stop`) or cut off (`length`).
+    With `failed`, the name of a reason, it has not, and `text` says why: another attempt is due."""
+
+    rollout: int
+    attempt: int
+    finish: Finish
+    failed: str = ""
+    text: str = ""
+
+
+class StopPlaying(Message, frozen=True):
+    """Coordinator to agents actor: this attempt is over; end its agent, and say nothing more of
+    it."""
+
+    rollout: int
+    attempt: int
+
+
+AgentMessage = Ask | Enough | Note | GiveReward | GiveFailure | Played
+"""Everything that an agents actor says of its episodes."""

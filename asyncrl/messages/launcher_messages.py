@@ -1,0 +1,97 @@
+"""Messages between the coordinator and the launcher."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from asyncrl.messages.parts import Message, Part, Role
+
+
+class Exited(Message, frozen=True):
+    """Launcher to coordinator: this actor's process ended; `restarting` says whether another takes
+    its place."""
+
+    role: Role
+    index: int
+    code: int
+    restarting: bool
+
+
+class Replace(Message, frozen=True):
+    """Coordinator to launcher: this start of an actor is cut off; end its process, and start
+    another within the restart budget."""
+
+    role: Role
+    index: int
+    incarnation: int
+    reason: str
+
+
+class Draining(Message, frozen=True):
+    """Coordinator to launcher: the run is over and drains; an actor whose process ends from now on
+    is not started again."""
+
+
+class Progress(Part, frozen=True):
+    """Something that takes long: `what`, so much `done` `of` so much (0 of 0: it is not counted),
+    in so many seconds. `left_s` are those still to come, None where nobody knows."""
+
+    what: str
+    done: float
+    of: float
+    seconds: float
+    left_s: float | None = None
+    note: str = ""
+
+    @property
+    def counted(self) -> bool:
+        """True if it is known how much there is to do."""
+        return self.of > 0
+
+
+class StatusUpdate(Message, frozen=True):
+    """Coordinator to launcher, about once a second: what the display shows. Rates are over the last
+    seconds; shares are 0 to 1. `evaluated` are figures of sampled answers, by name;
+    `accuracy_weights` says which weights of `accuracy_version` these and the accuracy are of. Of
+    the last step's responses there are the mean `reward`, the shares that are `exact` and
+    `truncated`, their mean length and their entropy (nats a token); NaN before there are any."""
+
+    seconds: float
+    phase: str
+    step: int
+    steps: int
+    reward: float
+    accuracy: float
+    accuracy_version: int
+    generated_per_s: float
+    trained_per_s: float
+    lag_mean: float
+    lag_max: int
+    queue_items: int
+    queue_bytes: int
+    idle_trainer: float
+    idle_rollout: float
+    pause_seconds: float
+    note: str
+    evaluated: dict[str, float] = {}
+    accuracy_weights: Literal["current", "ema"] = "current"
+    exact: float = math.nan
+    truncated: float = math.nan
+    response_tokens: float = math.nan
+    entropy: float = math.nan
+    progress: list[Progress] = []
+
+
+Healable = Literal["lost", "stalled"]
+"""Ends of a life of a run after which another life may do better: the trainer's link ended, or
+nothing went on."""
+
+
+class RunFinished(Message, frozen=True):
+    """Coordinator to launcher: the run is over, `summary.json` is written; `reason` is one
+    sentence, `ok` decides the exit code. With `heals`, another life of the run may begin."""
+
+    ok: bool
+    reason: str
+    heals: Healable | None = None

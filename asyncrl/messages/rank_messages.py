@@ -1,0 +1,28 @@
+"""Messages between the ranks of a trainer. Rank 0's orders are the coordinator's commands to a
+trainer (`MicroBatch`, `CloseStep`, `Save`, `Drain`) as they came, and `Gather`; before them comes
+`Meet`."""
+
+from __future__ import annotations
+
+from asyncrl.messages.parts import Message
+
+
+class Meet(Message, frozen=True):
+    """Rank 0 to another, first of all: the address of the `store` in which all ranks meet, and
+    their number, `size`."""
+
+    store: str
+    size: int
+
+
+class Gather(Message, frozen=True):
+    """Rank 0 to another: help gather the model as it is, which rank 0 then sends; and then the
+    `average` of its weights."""
+
+    average: bool = False
+
+
+class Obeyed(Message, frozen=True):
+    """Rank to rank 0: its `order`th order is carried out, counted from 0."""
+
+    order: int

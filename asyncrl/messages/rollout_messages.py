@@ -1,0 +1,84 @@
+"""Messages between the coordinator and a rollout actor or a reward actor."""
+
+from __future__ import annotations
+
+from asyncrl.messages.parts import Finish, Message, Part, Split, Verdict
+
+
+class EngineReady(Message, frozen=True):
+    """Rollout actor to coordinator, once: its engine can take `slots` rollouts at a time. It holds
+    no weights yet."""
+
+    slots: int
+
+
+class Leaving(Message, frozen=True):
+    """Rollout actor to coordinator, once: its process was told to end. It is to be given nothing
+    more, asked for what it holds, and drained."""
+
+
+class Lease(Part, frozen=True):
+    """One rollout to generate. `prefix_tokens` of its response are known already (it is resumed);
+    at most `max_new_tokens` more may be sampled. `key` and a token's index decide that token's
+    draw, whoever the neighbours are. `version` pins the weights (evaluation), or is None: whatever
+    is current."""
+
+    rollout: int
+    attempt: int
+    key: int
+    split: Split
+    prompt_tokens: int
+    prefix_tokens: int
+    max_new_tokens: int
+    temperature: float
+    version: int | None
+
+
+class Leases(Message, frozen=True):
+    """Coordinator to rollout actor. Buffer 0: `int32` ids, for each lease its prompt and then its
+    prefix."""
+
+    leases: list[Lease]
+
+
+class Interrupt(Message, frozen=True):
+    """Coordinator to rollout actor: stop these rollouts at the next token boundary (their last
+    chunk says `interrupted`)."""
+
+    rollouts: list[int]
+
+
+class ChunkHead(Part, frozen=True):
+    """`count` tokens of a rollout from response index `start`, all sampled under `version`."""
+
+    rollout: int
+    attempt: int
+    version: int
+    start: int
+    count: int
+    finish: Finish
+
+
+class Chunks(Message, frozen=True):
+    """Rollout actor to coordinator: one frame for all slots. Buffer 0: `int32` ids. Buffer 1:
+    `float32` behaviour log-probabilities."""
+
+    heads: list[ChunkHead]
+
+
+class ScoreRequest(Message, frozen=True):
+    """Coordinator to reward actor: judge a response to the prompt at `prompt_index` of the task's
+    split; `finish` says how it ended. Buffer 0: `int32` response ids."""
+
+    rollout: int
+    split: Split
+    prompt_index: int
+    finish: Finish
+
+
+class ScoreResult(Message, frozen=True):
+    """Reward actor to coordinator. `seconds` is what the verifier took."""
+
+    rollout: int
+    verdict: Verdict
+    seconds: float

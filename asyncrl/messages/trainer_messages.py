@@ -1,0 +1,151 @@
+"""Messages between the coordinator and the trainer, but for the publication of weights."""
+
+from __future__ import annotations
+
+from asyncrl.messages.parts import Finish, Message, Part, Span
+
+
+class TrainerReady(Message, frozen=True):
+    """Trainer to coordinator, once: it holds `version` (0, or the checkpoint's), and engines find
+    its weight store at the address `store`."""
+
+    version: int
+    store: str
+
+
+class Sample(Part, frozen=True):
+    """The head of one training sequence in a micro-batch (`TrainingSequence.sample`).
+
+    `prompt_tokens` (at least 1) lie before its first sampled token, and `response_tokens` from
+    there to its last sampled one. `spans` are its sampled tokens, by their positions in the
+    sequence; the others of the response were given, and are context only. `baseline` is subtracted
+    from its reward, where the coordinator knows it (`unit = rollout`); None: the trainer derives it
+    from the group's rewards. `member` is its place among the rewards of its group in the
+    micro-batch; None: any of those equal to its own. `finish` says how its response ended; empty
+    where it has not, or that is not known. An episode has a sequence for each of its strands, all
+    in one micro-batch: `strand` is the number of this one, and `share` (0 to 1) its part of the
+    rollout's sampled tokens. `turns` are the turns that these are of, in their order, each with its
+    number in the rollout and its tokens; empty where there is one turn. `path_counts` are runs
+    of these tokens: the number of paths that each is in, as often as which it counts
+    (`train.branches`), and how many tokens the run has; empty: all count once.
+
+    Example: 2 prompt tokens, 3 sampled, 1 given, 2 sampled: `prompt_tokens` 2, `response_tokens` 6,
+    `spans` (3, 2, 5) and (4, 6, 8), `sampled_tokens` 5.
+    """
+
+    rollout: int
+    group: int
+    prompt_tokens: int
+    response_tokens: int
+    reward: float
+    spans: list[Span]
+    baseline: float | None = None
+    member: int | None = None
+    finish: Finish = ""
+    strand: int = 0
+    share: float = 1.0
+    turns: list[tuple[int, int]] = []
+    path_counts: list[tuple[int, int]] = []
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that the spans cover."""
+        return sum(span.end - span.start for span in self.spans)
+
+
+STALE_TOKEN, TRAINABLE_TOKEN, TRUNCATED_TOKEN, ERROR_TOKEN = range(4)
+"""Values of a mask: the token is too old; it may enter the loss; its response was cut at its budget
+(`rollout.truncated = mask`); its verifier found it wrong (`Scored.errors`)."""
+
+
+class MicroBatch(Message, frozen=True):
+    """Coordinator to trainer: train on these now; `rewards` has the rewards of all members with a
+    verdict, for every group named, or, where advantages are relative to the batch, for every group
+    of the step; `parts` their parts, where there are any, in the same order, `lengths` their
+    sampled tokens, where advantages are relative to the batch, and `turns` the rewards of their
+    turns, where agents played. Buffer 0: `int32` ids,
+    for each sample its prompt and then its response. Buffer 1: `float32` behaviour
+    log-probabilities of the sampled tokens. Buffer 2: `uint8` mask of the sampled tokens:
+    `TRAINABLE_TOKEN` where the token may enter the loss, else the reason why not."""
+
+    step: int
+    index: int
+    samples: list[Sample]
+    rewards: dict[int, list[float]]
+    parts: dict[int, list[list[float]]] = {}
+    lengths: dict[int, list[int]] = {}
+    turns: dict[int, list[list[float]]] = {}
+
+
+class ScoreProximal(Message, frozen=True):
+    """Coordinator to trainer, before the step is closed (`proximal = boundary`): score what was
+    sampled under the version there is, and late under earlier ones, and keep it for when it is
+    trained. `live` are all the rollouts whose scores may still be asked for; the others' are
+    forgotten. `oldest` is the oldest version that more tokens may come of: its weights and those
+    since are held. None: that of the step. Buffer 0: `int32` ids, for each sample its prompt and
+    then what there is of its response."""
+
+    step: int
+    samples: list[Sample]
+    live: list[int]
+    oldest: int | None = None
+
+
+class ScoredProximal(Message, frozen=True):
+    """Trainer to coordinator: the scores that one `ScoreProximal` of `step` asked for are kept."""
+
+    step: int
+
+
+class TokenCount(Part, frozen=True):
+    """Counts of one sequence's sampled tokens: `trained` entered a loss, the rest was left out, by
+    reason. Example: `TokenCount(7, 90, {"stale": 6, "icepop": 4})` of 100 tokens."""
+
+    rollout: int
+    trained: int
+    discarded: dict[str, int]
+
+
+class Consumed(Message, frozen=True):
+    """Trainer to coordinator: the micro-batch's gradients are accumulated. Without `counts` it is
+    held until the step is closed."""
+
+    step: int
+    index: int
+    counts: list[TokenCount]
+    seconds: float
+
+
+class CloseStep(Message, frozen=True):
+    """Coordinator to trainer: every micro-batch of `step` is sent; take the optimizer step, which
+    makes version `step + 1`."""
+
+    step: int
+
+
+class Stepped(Message, frozen=True):
+    """Trainer to coordinator: `version` exists. `metrics` are means over the step's trained tokens
+    unless their name says otherwise. `counts` are of the micro-batches that were held."""
+
+    version: int
+    seconds: float
+    metrics: dict[str, float]
+    counts: list[TokenCount] = []
+
+
+class Save(Message, frozen=True):
+    """Coordinator to trainer: write a checkpoint of the current version, which is copied at once
+    and written beside the commands that follow; no other Save comes before the answer. `cursor` is
+    the number of the last journalled event it belongs to; it is kept in the checkpoint for
+    `--resume`."""
+
+    cursor: int
+
+
+class Saved(Message, frozen=True):
+    """Trainer to coordinator: the checkpoint of `version`, the one that was copied, is complete at
+    `path`; or `error`, and there is none. The trainer may hold a later version by now."""
+
+    version: int
+    path: str
+    error: str = ""

@@ -1,0 +1,12 @@
+"""The life of a run's processes on a machine.
+
+    ipc/           links between processes, their frames, keys and TLS; waits, each with a name
+                   and a bound
+    processes/     children that cannot outlive the run, the fork server, supervision, healing
+    httpd/         a small HTTP/1.1 server
+    run_dir.py     the names of the files in a run's directory
+    logs.py, output.py, progress.py    what a process says
+
+Where they are started, here or on other machines, is `asyncrl.launch`; what they say to each other
+is `asyncrl.messages`.
+"""

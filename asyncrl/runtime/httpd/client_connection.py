@@ -1,0 +1,147 @@
+"""One client of an HTTP server: its requests, one after the other. Invariant: each wait for the
+client has a deadline, nothing but HTTP/1.0 and HTTP/1.1 is spoken, and whatever the client sends
+ends this connection and nothing else.
+
+h11 reads and writes the protocol; this gives it bytes, deadlines and bounds.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+
+import h11
+import trio
+
+from asyncrl.runtime.httpd.asgi import Application, Headers, HttpRefusal
+from asyncrl.runtime.httpd.http_exchange import CHUNK, HttpExchange
+from asyncrl.runtime.httpd.http_limits import HttpLimits
+
+_LINGER_S, _LINGER_BYTES = 1.0, 1 << 20
+"""Seconds and bytes for which a connection is read before it is closed. Without this the network
+would throw away an answer that the client has not read."""
+_BLANK = re.compile(rb"\n\r?\n")
+_SENTENCES = {
+    400: b"this is no HTTP request",
+    408: b"the head of the request was not here in time",
+    431: b"the head of the request is too long",
+    500: b"the server failed; its log says why",
+    503: b"as many clients are connected as may be; try again",
+    505: b"HTTP/1.1 is spoken here",
+}
+
+logger = logging.getLogger(__name__)
+
+
+class CrowdedError(Exception):
+    """As many known clients are connected as may be."""
+
+
+class ClientConnection:
+    """A connection. `admit` says of a request's headers if its client is known; it raises
+    CrowdedError where there is no room for one more. A client that is not known has one answer."""
+
+    def __init__(
+        self,
+        stream: trio.abc.HalfCloseableStream,
+        app: Application,
+        limits: HttpLimits,
+        admit: Callable[[Headers], bool],
+    ) -> None:
+        self._stream, self._app, self._limits, self._admit = stream, app, limits, admit
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
+        self.waiting = True
+        """True while no request is being answered."""
+        self.refusal: HttpRefusal | None = None
+
+    async def run(self) -> None:
+        """Answer until the client leaves, or has to."""
+        try:
+            with trio.move_on_after(self._limits.head_s) as scope:
+                request = await self._request()
+            if scope.cancelled_caught:
+                await self._refuse("silent", 408)
+                return
+            while request is not None:
+                self.waiting = False
+                if not await self._answer(request):
+                    await self._linger()
+                    return
+                self._http.start_next_cycle()
+                self.waiting, request = True, None
+                with trio.move_on_after(self._limits.idle_s):
+                    request = await self._request()
+        except h11.RemoteProtocolError as error:
+            await self._refuse("malformed", error.error_status_hint)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return  # the client has left
+
+    async def _request(self) -> h11.Request | None:
+        """The next request's head; None where the client leaves before it."""
+        lines, last = 0, b""
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            data = bytes(await self._stream.receive_some(CHUNK))
+            # h11 takes a head that came in one piece however many lines it has
+            head = _BLANK.split(last + data, 1)[0]
+            lines, last = lines + head.count(b"\n") - last.count(b"\n"), data[-2:]
+            if lines > self._limits.head_lines:
+                raise h11.RemoteProtocolError("too many lines", error_status_hint=431)
+            self._http.receive_data(data)
+        if not isinstance(event, h11.Request):
+            return None
+        names = {name for name, _ in event.headers}
+        if {b"transfer-encoding", b"content-length"} <= names:
+            raise h11.RemoteProtocolError("a body has one length")
+        if event.http_version not in (b"1.0", b"1.1"):
+            raise h11.RemoteProtocolError("another version", error_status_hint=505)
+        return event
+
+    async def _answer(self, request: h11.Request) -> bool:
+        """Let the application answer. True if another request may come."""
+        try:
+            known = self._admit([*request.headers])
+        except CrowdedError:
+            await self._refuse("busy", 503)
+            return False
+        exchange = HttpExchange(
+            self._http, self._stream, request, keep=known, write_s=self._limits.write_s
+        )
+        try:
+            await self._app(exchange.scope, exchange.receive, exchange.send)
+        except Exception:
+            # what the application does wrong for one request is no matter of the next one
+            logger.exception("a request failed")
+            await self._refuse("failed", 500)
+            return False
+        self.refusal = exchange.refusal
+        if self.refusal is None and not known and exchange.status >= 400:
+            self.refusal = "key" if exchange.status == 401 else "request"
+        return exchange.again
+
+    async def _refuse(self, reason: HttpRefusal, status: int) -> None:
+        """Say why this connection is closed, where that can still be said."""
+        self.refusal = reason
+        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        text = _SENTENCES.get(status, _SENTENCES[400])
+        headers = {"content-type": "text/plain", "content-length": str(len(text))}
+        head = h11.Response(
+            status_code=status if status in _SENTENCES else 400,
+            headers=[*headers.items(), ("connection", "close")],
+        )
+        with trio.move_on_after(_LINGER_S):
+            await self._stream.send_all(
+                self._http.send(head)
+                + self._http.send(h11.Data(data=text))
+                + self._http.send(h11.EndOfMessage())
+            )
+            await self._linger()
+
+    async def _linger(self) -> None:
+        """Read, for a moment, what the client still sends."""
+        with trio.move_on_after(_LINGER_S):
+            await self._stream.send_eof()
+            left = _LINGER_BYTES
+            while left > 0 and (data := await self._stream.receive_some(CHUNK)):
+                left -= len(data)

@@ -1,0 +1,193 @@
+"""The two ends of a link: who connects, and who serves. Invariant: a link is handed over only when
+both ends have proved the run's key, and where it leaves this machine inside TLS.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Literal
+
+import trio
+
+from asyncrl.messages.address import Address, TcpAddress, UnixAddress
+from asyncrl.runtime.ipc.errors import EndOfStream, LinkError, Refusal
+from asyncrl.runtime.ipc.framing import MAX_FRAME
+from asyncrl.runtime.ipc.keys import prove_to_client, prove_to_server, proving
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.ipc.pipes import SocketPipe
+from asyncrl.runtime.ipc.sockets import dial, listening
+from asyncrl.runtime.ipc.tls import Credentials, Tls, TlsPipe
+
+AUTHENTICATION_S = 5.0
+UNAUTHENTICATED = 64
+"""Connections that may be proving the key at one time; for another one the oldest has to go."""
+MAX_LINKS = 4096
+"""Links that a server keeps at one time."""
+REFUSAL_S = 0.01
+"""Seconds by which a refused connection puts off the next one, so that most of a server's time
+stays for those who are in."""
+DESCRIPTORS_S = 0.1
+"""Seconds, as `REFUSAL_S`, where this process has no descriptor left: the connection stays in the
+queue until then."""
+
+
+async def connect(
+    address: Address, key: bytes, *, tls: Tls | None = None, max_frame: int = MAX_FRAME
+) -> Link:
+    """A link to the server at `address`, both ends having proved `key`. Over TCP it runs inside
+    `tls`, without which only this machine can be talked to; a Unix socket needs none, and has none.
+    Raises LinkError, also where nobody listens, and ValueError where TLS is missing or its files
+    cannot be used."""
+    credentials = _credentials(address, tls, "client")
+    try:
+        pipe = SocketPipe(await dial(address))
+    except OSError as error:
+        raise LinkError("broken", f"nobody answers at {address}: {error}") from error
+    host = address.host if isinstance(address, TcpAddress) else None
+    # longer than the server gives it: this connection may first have to wait for its turn
+    with proving(str(address), 2 * AUTHENTICATION_S):
+        return await _link(
+            pipe,
+            credentials,
+            host,
+            partial(prove_to_server, key=key),
+            peer=str(address),
+            max_frame=max_frame,
+        )
+
+
+async def serve(
+    address: Address,
+    key: bytes,
+    handler: Callable[[Link], Awaitable[None]],
+    *,
+    refused: Callable[[Refusal], None],
+    tls: Tls | None = None,
+    max_frame: int = MAX_FRAME,
+    task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Give each connection that proves `key` to `handler`, in a task of its own, until cancelled;
+    `started` gives the address it got. `tls` as for `connect`.
+
+    The link is closed when `handler` returns. A connection that does not prove the key, or whose
+    LinkError `handler` lets through, is closed and counted: `refused` is called with the reason,
+    and the server goes on. An EndOfStream that `handler` lets through is no failure. Any other
+    exception of `handler` ends the server. Raises OSError where the address is taken, and
+    ValueError where TLS is missing or its files cannot be used.
+    """
+    credentials = _credentials(address, tls, "server")
+    unproven: dict[trio.CancelScope, None] = {}  # the oldest first
+    links = 0
+    due = -math.inf  # when the next connection is accepted
+
+    async def welcome(stream: trio.SocketStream, peer: str, scope: trio.CancelScope) -> Link:
+        try:
+            with scope, proving(peer, AUTHENTICATION_S):
+                pipe = SocketPipe(stream)
+                return await _link(
+                    pipe,
+                    credentials,
+                    None,
+                    partial(prove_to_client, key=key),
+                    peer=peer,
+                    max_frame=max_frame,
+                )
+        finally:
+            unproven.pop(scope, None)
+        raise LinkError(
+            "crowded", f"{peer} was proving the run's key when {UNAUTHENTICATED} others came"
+        )
+
+    async def admit(stream: trio.SocketStream, peer: str, scope: trio.CancelScope) -> None:
+        nonlocal links, due
+        try:
+            async with await welcome(stream, peer, scope) as link:
+                if links >= MAX_LINKS:
+                    raise LinkError(
+                        "crowded",
+                        f"{peer} is one more than the {MAX_LINKS} links that a server keeps",
+                    )
+                links += 1
+                try:
+                    await handler(link)
+                finally:
+                    links -= 1
+        except* EndOfStream:
+            pass
+        except* LinkError as errors:
+            for reason in _reasons(errors):
+                refused(reason)
+            due = min(
+                max(due, trio.current_time()) + REFUSAL_S,
+                trio.current_time() + UNAUTHENTICATED * REFUSAL_S,
+            )
+
+    async with listening(address) as (listener, bound), trio.open_nursery() as nursery:
+        task_status.started(bound)
+        while True:
+            await trio.sleep_until(due)
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                refused("descriptors")
+                due = max(due, trio.current_time() + DESCRIPTORS_S)
+                continue
+            if len(unproven) == UNAUTHENTICATED:
+                oldest = next(iter(unproven))
+                del unproven[oldest]
+                oldest.cancel()
+            scope = trio.CancelScope()
+            unproven[scope] = None
+            nursery.start_soon(admit, stream, f"a peer at {bound}", scope)
+
+
+def _credentials(
+    address: Address, tls: Tls | None, end: Literal["client", "server"]
+) -> Credentials | None:
+    """The certificate that this end shows in TLS; None where the link has none. Raises
+    ValueError."""
+    if isinstance(address, UnixAddress) or (tls is None and address.loopback):
+        return None
+    if tls is None:
+        raise ValueError(
+            f"{address} is not this machine alone, and links between machines need TLS: give "
+            "certificate, key and authority"
+        )
+    return tls.read(end)
+
+
+async def _link(
+    socket: SocketPipe,
+    credentials: Credentials | None,
+    host: str | None,
+    prove: Callable[..., Awaitable[None]],
+    *,
+    peer: str,
+    max_frame: int,
+) -> Link:
+    """A link over `socket`, which it takes, once both ends have proved themselves; to be called
+    inside `proving`. `host` as for `Credentials.secure`."""
+    pipe: SocketPipe | TlsPipe = socket
+    channel = b""
+    try:
+        if credentials is not None:
+            pipe = secured = credentials.secure(socket, host)
+            channel = await secured.shake()
+        await prove(pipe, peer=peer, channel=channel)
+    except BaseException:
+        await pipe.aclose()
+        raise
+    return Link(pipe, peer=peer, max_frame=max_frame)
+
+
+def _reasons(group: BaseExceptionGroup[LinkError]) -> Iterator[Refusal]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _reasons(error)
+        else:
+            yield error.reason

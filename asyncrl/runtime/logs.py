@@ -1,0 +1,100 @@
+"""The log of one actor: what its process says, tracebacks included, is in
+`<run>/logs/<role>-<index>.log`, one line a record.
+
+The launcher redirects the process's stderr to the same file, so what Python or a library prints as
+it dies is there too.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from asyncrl.config.schema.process_sections import SinkName
+from asyncrl.escape import escaped_lines
+from asyncrl.messages import Role
+
+FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s {actor} %(name)s: %(message)s"
+LINE = 20_000
+"""Characters that a line has at most."""
+
+LogOwner = Role | SinkName | Literal["page", "ray"]
+"""The process that a log is of."""
+FOLDER = "logs"
+"""The folder of logs in a run's directory."""
+
+
+def path(run: Path, role: LogOwner, index: int) -> Path:
+    """The path of an actor's log. All starts of an actor append to the same file."""
+    return run / FOLDER / f"{role}-{index}.log"
+
+
+def start(run: Path, role: LogOwner, index: int, level: str) -> Path:
+    """Send this process's logging, warnings and uncaught exceptions to its log. `level` is
+    `run.log`. Returns the log's path."""
+    handler = _handler(run, role, index)
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    logging.captureWarnings(True)
+    sys.excepthook = _uncaught
+    threading.excepthook = _uncaught_in_thread
+    return path(run, role, index)
+
+
+@contextmanager
+def kept(run: Path, role: Role, index: int) -> Iterator[None]:
+    """Send what is logged inside the block to this log, too. A process that talks to people keeps
+    its own ways to say what ends it."""
+    handler = _handler(run, role, index)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+
+
+def _handler(run: Path, role: LogOwner, index: int) -> logging.Handler:
+    target = path(run, role, index)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(target, encoding="utf-8")
+    handler.setFormatter(
+        _Format(FORMAT.format(actor=f"{role}-{index}"), datefmt="%Y-%m-%dT%H:%M:%S")
+    )
+    return handler
+
+
+class _Format(logging.Formatter):
+    """Records whose text cannot pass for another record, nor do anything to the terminal that
+    shows it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = escaped_lines(record.message, LINE).replace("\n", "\n    ")
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return escaped_lines(super().formatException(ei), LINE)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    logging.getLogger("asyncrl").critical(
+        "ended by an exception nobody caught", exc_info=(kind, error, trace)
+    )
+
+
+def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None:
+        _uncaught(args.exc_type, args.exc_value, args.exc_traceback)

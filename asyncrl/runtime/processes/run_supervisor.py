@@ -1,0 +1,331 @@
+"""Supervision of a run: its actors are started, started again, ended, and its coordinator is
+listened to.
+
+    coordinator → once it is ready: trainer × ranks, rollout × N, reward × M, agents × K → the
+    coordinator says how the run ended → everything is cancelled, which kills every actor
+
+`asyncrl.launch.launcher` brings processes, `asyncrl.simulation.world` brings tasks in virtual time;
+both are supervised by this code. Invariant: when `RunSupervisor.run` returns, every actor that it
+started is dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+import trio
+
+from asyncrl.config import Config
+from asyncrl.config.ranks import ranks_of
+from asyncrl.messages import (
+    Drain,
+    Draining,
+    Exited,
+    Hello,
+    Message,
+    Replace,
+    Role,
+    RunFinished,
+    StatusUpdate,
+)
+from asyncrl.runtime.ipc.errors import LinkError
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.processes.standstill import Patience
+from asyncrl.runtime.processes.supervisor import ActorFailed, Child, RestartBudget, supervise
+
+START_S = 300.0
+"""Seconds that the coordinator has, at least, to open the task and, where it resumes, to read the
+checkpoint and the journal; `supervision.start_s` may give it more."""
+LAST_WORDS_S = 3.0
+"""Seconds that the coordinator has, after draining, to write its summary when another actor has
+failed."""
+CAUSE_S = 5.0
+"""Seconds in which the actor whose failure a coordinator has seen by its link is seen to end: a
+process that has loaded torch takes some to go on a busy machine. They are fewer than those that the
+coordinator waits for the launcher to hang up (`GOODBYE_S`)."""
+MESSAGES = 64
+"""Messages to the coordinator that may wait for it to read them."""
+
+
+class RunActors(Protocol):
+    """The actors of a run, as whatever they are started: processes, or tasks in virtual time."""
+
+    async def open(self, nursery: trio.Nursery) -> None:
+        """Prepare what actors need, and have whoever connects served by
+        `RunSupervisor.converse`. `nursery` ends with the run. Raises ActorFailed."""
+        ...
+
+    async def ready(self, role: Role) -> None:
+        """Wait until an actor of this role can be started, or waiting would not help."""
+        ...
+
+    def start(self, role: Role, index: int, incarnation: int) -> Child:
+        """Start one actor. `incarnation` counts its starts from 0. Raises OSError."""
+        ...
+
+
+class RunObserver(Protocol):
+    """Hears what the supervision sees, in order to show it or to check it."""
+
+    def on_status(self, update: StatusUpdate) -> None:
+        """The coordinator says how the run stands."""
+        ...
+
+    def on_replace(self, message: Replace) -> None:
+        """The coordinator wants this actor killed and another one started."""
+        ...
+
+    def on_failure(self, name: str, code: int, restarting: bool, child: Child) -> None:
+        """An actor ended with `code`, which is not 0, before the run was over."""
+        ...
+
+
+class SupervisedEnd(msgspec.Struct, frozen=True):
+    """End of a supervised run.
+
+    `finished` is the coordinator's own word, None where it said none. `failure` is the first
+    failure that ended the run. `unrestarted` are the ends of the failed actors that were not
+    started again, in order, but for those that the run could go on without. With neither `finished`
+    nor `failure`, the run was ended from outside.
+    """
+
+    finished: RunFinished | None
+    failure: ActorFailed | None = None
+    unrestarted: tuple[Exited, ...] = ()
+
+
+class RunSupervisor:
+    """Supervises one run, once.
+
+    A rollout, reward or agents actor that fails is started again within its budget
+    (`supervision.restarts` in `supervision.restart_window_s`), unless the run drains. The run goes
+    on without a rollout actor whose budget is spent, as long as another one is left. A trainer or
+    coordinator that fails ends this life of the run (`healing` begins another), and so does any
+    other actor whose budget is spent. Deadlines are put off by the seconds in which this process
+    stood still.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        actors: RunActors,
+        observer: RunObserver,
+        healed: Sequence[Exited] = (),
+    ) -> None:
+        """`healed` are those whose loss ended the lives before, of which the coordinator is
+        told."""
+        self._config = config
+        self._actors = actors
+        self._observer = observer
+        self._children: dict[str, tuple[int, Child]] = {}  # by name: the incarnation, and its child
+        self._scope = trio.CancelScope()
+        self._silence = Patience()  # with the coordinator
+        self._grace = Patience()  # with the drain that was asked for
+        self._to_coordinator, self._messages = trio.open_memory_channel[Message](MESSAGES)
+        self._connected = trio.Event()
+        self._over = trio.Event()
+        self._draining = False  # an actor that ends now is not missed
+        self._interrupted = False
+        self._finished: RunFinished | None = None
+        self._unrestarted: list[Exited] = []
+        self._missed = trio.Event()  # something stands in `_unrestarted`
+        self._removed: set[str] = set()  # rollout actors that the run goes on without
+        for lost in healed:
+            self.tell(lost)
+
+    @property
+    def connected(self) -> bool:
+        """True once the coordinator is ready for actors."""
+        return self._connected.is_set()
+
+    async def run(self) -> SupervisedEnd:
+        """Supervise the run from its first actor to its end."""
+        failure: ActorFailed | None = None
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    await self._actors.open(nursery)
+                    nursery.start_soon(self._supervise, "coordinator", 0)
+                    self._silence.deadline = trio.current_time() + self._start_s
+                    nursery.start_soon(self._watch_coordinator)
+                    nursery.start_soon(self._end_with_its_grace)
+                    await self._connected.wait()
+                    for role, index in self._others():
+                        nursery.start_soon(self._supervise, role, index)
+                    await self._over.wait()
+                    nursery.cancel_scope.cancel()
+        except* ActorFailed as failures:
+            failure = _first(failures)
+        return SupervisedEnd(self._finished, failure, tuple(self._unrestarted))
+
+    def interrupt(self) -> bool:
+        """Drain the run within `supervision.grace_s`. A second call, or one before the coordinator
+        is ready, ends the run at once. Returns True if the run drains."""
+        if self._interrupted or not self.connected:
+            self.cancel()
+            return False
+        self._interrupted = True
+        self.tell(Drain())
+        self._grace.deadline = trio.current_time() + self._config.supervision.grace_s
+        return True
+
+    def cancel(self) -> None:
+        """End the run at once, and kill its actors."""
+        self._scope.cancel()
+
+    def tell(self, message: Message) -> None:
+        """Queue a message to the coordinator. A full queue drops it: a coordinator that reads so
+        little is about to be found silent."""
+        with contextlib.suppress(trio.WouldBlock):
+            self._to_coordinator.send_nowait(message)
+
+    # ------------------------------------------------------------------------------------- actors
+
+    def _others(self) -> Iterator[tuple[Role, int]]:
+        """Every actor but the coordinator."""
+        yield from (("trainer", index) for index in range(ranks_of(self._config.train)))
+        yield from (("rollout", index) for index in range(self._config.rollout.actors))
+        yield from (("reward", index) for index in range(self._config.reward.actors))
+        if self._config.agent.run:
+            yield from (("agents", index) for index in range(self._config.agent.actors))
+
+    async def _supervise(self, role: Role, index: int) -> None:
+        """Keep one actor alive, within its budget."""
+        name, limits = f"{role}-{index}", self._config.supervision
+
+        def start(incarnation: int) -> Child:
+            child = self._actors.start(role, index, incarnation)
+            self._children[name] = incarnation, child
+            return child
+
+        def on_exit(name: str, code: int, restarting: bool) -> None:
+            if self._finished is None and code:
+                self._observer.on_failure(name, code, restarting, self._children[name][1])
+                exited = Exited(role, index, code, restarting)
+                self.tell(exited)
+                if not restarting and not self._spared(role, name):
+                    self._unrestarted.append(exited)
+                    self._missed.set()
+                if role == "trainer":
+                    self._end_ranks()
+
+        budget = None  # the trainer's failure, and the coordinator's, ends this life of the run
+        if role in ("rollout", "reward", "agents"):
+            budget = RestartBudget(limits.restarts, limits.restart_window_s)
+        # A coordinator that ends is missed while the run drains, too.
+        needed = (lambda: True) if role == "coordinator" else (lambda: not self._draining)
+        await self._actors.ready(role)
+        try:
+            await supervise(name, start, budget=budget, on_exit=on_exit, still_needed=needed)
+        except ActorFailed:
+            if name in self._removed:
+                return
+            if role != "coordinator":
+                with trio.move_on_after(limits.grace_s + LAST_WORDS_S):
+                    await self._over.wait()
+            raise
+        if role == "coordinator" and self._finished is None:
+            raise ActorFailed(name, 0, "")
+
+    def _end_ranks(self) -> None:
+        """Kill every rank of a trainer that has lost one: without it they would wait in a
+        collective, and across a network that was cut nobody hears that the other is gone."""
+        for name, (_, child) in self._children.items():
+            if name.startswith("trainer-"):
+                child.kill()
+
+    def _spared(self, role: Role, name: str) -> bool:
+        """True if the run goes on without this actor, which has failed for good."""
+        if role != "rollout" or self._draining:
+            return False
+        if len(self._removed) + 1 < self._config.rollout.actors:
+            self._removed.add(name)
+        return name in self._removed
+
+    # -------------------------------------------------------------------------------- coordinator
+
+    async def _watch_coordinator(self) -> None:
+        """Raise ActorFailed when the coordinator has said nothing by `supervision.start_s`, or
+        nothing more for `supervision.stall_s`: a process that stands still cannot say so by its own
+        watchdog."""
+        await self._silence.over()
+        stall_s = self._config.supervision.stall_s
+        silence = (
+            f"nothing for {stall_s:g} s (supervision.stall_s); its process stands still"
+            if self.connected
+            else f"nothing within {self._start_s:g} s of its start (supervision.start_s)"
+        )
+        raise ActorFailed("coordinator-0", 0, silence)
+
+    @property
+    def _start_s(self) -> float:
+        return max(START_S, self._config.supervision.start_s)
+
+    async def _end_with_its_grace(self) -> None:
+        """End the run when it should have drained."""
+        await self._grace.over()
+        self.cancel()
+
+    def _heard(self) -> None:
+        self._silence.deadline = trio.current_time() + self._config.supervision.stall_s
+
+    async def converse(self, link: Link) -> None:
+        """Serve the coordinator's link, which the coordinator opens when it is ready for actors.
+
+        Raises LinkError where somebody else connects, or the coordinator a second time, and for a
+        message that is none of a coordinator's.
+        """
+        hello, _ = await link.receive()
+        if not isinstance(hello, Hello) or hello.role != "coordinator" or self.connected:
+            raise LinkError("malformed", "only the coordinator talks to the launcher, and once")
+        self._connected.set()
+        self._heard()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write, link)
+            async for message, _ in link:
+                match message:
+                    case StatusUpdate():
+                        self._heard()
+                        self._observer.on_status(message)
+                    case Replace():
+                        self._replace(message)
+                    case Draining():
+                        self._draining = True
+                    case RunFinished():
+                        if message.heals == "lost":  # a link ends before its process is gone
+                            with trio.move_on_after(CAUSE_S):
+                                await self._missed.wait()
+                        self._finished = message
+                        break
+                    case _:
+                        raise LinkError(
+                            "malformed",
+                            f"the launcher does not understand {type(message).__name__}",
+                        )
+            nursery.cancel_scope.cancel()
+        if self._finished is not None:
+            self._over.set()
+
+    def _replace(self, message: Replace) -> None:
+        """Kill an actor, whose supervision then starts another. An actor that has ended by itself
+        meanwhile is left: its place is taken already."""
+        self._observer.on_replace(message)
+        incarnation, child = self._children[f"{message.role}-{message.index}"]
+        if incarnation == message.incarnation:
+            child.kill()
+
+    async def _write(self, link: Link) -> None:
+        async for message in self._messages:
+            await link.send(message)
+
+
+def _first(failures: BaseExceptionGroup[ActorFailed]) -> ActorFailed:
+    """The failure to show: the first of a group, which may hold groups."""
+    found: BaseException = failures
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, ActorFailed)
+    return found

@@ -1,0 +1,120 @@
+"""Supervision of one child: it is started, waited for, and started again within a budget.
+Invariant: when `supervise` returns or raises, its child is dead.
+
+`asyncrl.runtime.processes.run_supervisor` supervises a whole run by it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+import trio
+
+
+class Child(Protocol):
+    """A child of a supervisor: an `asyncrl.runtime.processes.process.Process`, one on another
+    machine, or a simulated one."""
+
+    @property
+    def displaced(self) -> bool:
+        """True if it has ended with the machine that it ran on, which is no failure of its own."""
+        ...
+
+    async def wait(self) -> int:
+        """The exit code, negative for a signal."""
+        ...
+
+    def kill(self) -> None:
+        """Kill the child alone, and return at once. A child that has ended is left as it is."""
+        ...
+
+    async def kill_group(self) -> int:
+        """Kill the child, and return its exit code once it and all that it started is gone. A
+        cancellation waits for that."""
+        ...
+
+    def tail(self) -> str:
+        """The last traceback that it logged, or else its last lines."""
+        ...
+
+
+class RestartBudget(msgspec.Struct, frozen=True):
+    """At most `restarts` restarts within any `window_s` seconds.
+
+    For example, 2 restarts within 300 s: a child restarted at 0 s and at 100 s may be restarted
+    again at 300 s, when the first restart is 300 s old, and not at 299 s.
+    """
+
+    restarts: int
+    window_s: float
+
+    def allows(self, restarted: Sequence[float], now: float) -> bool:
+        """True if a child restarted at the times `restarted` may be restarted at `now`."""
+        return sum(time > now - self.window_s for time in restarted) < self.restarts
+
+
+class ActorFailed(Exception):
+    """An actor failed, and is not restarted."""
+
+    def __init__(self, name: str, code: int, traceback: str, *, restarts: int = 0) -> None:
+        after = f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else ""
+        said = f"; the last it said:\n{traceback}" if traceback else "; it said nothing"
+        super().__init__(f"{name} {describe_exit(code)}{after}{said}")
+        self.name, self.code, self.traceback = name, code, traceback
+
+    @property
+    def actor(self) -> tuple[str, int]:
+        """Its role and index; an empty role where it is none of a run's actors."""
+        role, _, index = self.name.rpartition("-")
+        return (role, int(index)) if role else ("", 0)
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+async def supervise(
+    name: str,
+    start: Callable[[int], Child],
+    *,
+    budget: RestartBudget | None,
+    on_exit: Callable[[str, int, bool], None],
+    still_needed: Callable[[], bool] = lambda: True,
+) -> None:
+    """Run a child until it ends with exit code 0; `start(incarnation)`, counted from 0, starts it.
+
+    `on_exit(name, code, restarting)` is called at each end, before the next start. Raises
+    ActorFailed for a failure beyond `budget`; a child that was displaced spends none of it. Without
+    a budget it is never started again, wherever it was. A child that is not needed any more when it
+    ends is not started again, and its failure raises nothing.
+    """
+    restarted: list[float] = []
+    incarnation = 0
+    while True:
+        child = start(incarnation)
+        try:
+            code = await child.wait()
+        finally:
+            await child.kill_group()
+        now = trio.current_time()
+        needed = code != 0 and still_needed()
+        restarting = (
+            needed and budget is not None and (child.displaced or budget.allows(restarted, now))
+        )
+        on_exit(name, code, restarting)
+        if not needed:
+            return
+        if budget is None or not restarting:
+            raise ActorFailed(name, code, child.tail(), restarts=incarnation)
+        if not child.displaced:
+            restarted = [time for time in restarted if time > now - budget.window_s] + [now]
+        incarnation += 1

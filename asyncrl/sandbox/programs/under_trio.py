@@ -1,0 +1,31 @@
+"""Programs that are run for code of trio, in a thread of their own."""
+
+from __future__ import annotations
+
+import trio
+
+from asyncrl.sandbox.programs.program import Program, Ran
+from asyncrl.sandbox.programs.runner import Sandbox, Stop, run
+
+
+async def run_in_trio(program: Program, sandbox: Sandbox) -> Ran:
+    """Run a program. As many run at a time as trio has threads. Cancelled, it kills the program,
+    waits until that is gone, and is cancelled then. Raises ProgramError."""
+    with Stop() as stop:
+
+        async def stopped() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                stop.set()
+
+        failure: BaseException | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stopped)
+            try:
+                return await trio.to_thread.run_sync(run, program, sandbox, stop)
+            except Exception as error:  # noqa: BLE001 (raised below, without a group around it)
+                failure = error
+            finally:
+                nursery.cancel_scope.cancel()
+        raise failure

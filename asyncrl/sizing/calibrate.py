@@ -1,0 +1,296 @@
+"""Models fitted from runs, alive or over: their curve, their journal, their summary. Invariant:
+what cannot be fitted from these files is said, and nothing is made up in silence.
+
+    lengths    quantiles of the complete training responses in the journal, and the mean prompt
+    verdicts   the share of groups that the filter let pass, and what it would be of smaller ones
+    trainer    its seconds without those in which it waited, less those of the ends of its steps,
+               for each response token that steps took
+    engine     a point for each run: the slots that are busy where engines are not idle, and the
+               milliseconds in which each of them has a token; what engines read is in it
+    network    means of the run's publications
+
+The first fifth of a run is left out: compilers and caches are cold in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import comb
+from pathlib import Path
+
+import msgspec
+
+from asyncrl import journal
+from asyncrl.config import Config, ConfigError
+from asyncrl.config import read as read_config
+from asyncrl.config.flow import admission_policy
+from asyncrl.experience import events as e
+from asyncrl.experience.events import AnyEvent
+from asyncrl.explain.curve import StepPoint
+from asyncrl.explain.summary import Summary
+from asyncrl.explain.views.run_figures import read_points, read_summary
+from asyncrl.journal import JournalError
+from asyncrl.messages import Scored
+from asyncrl.runtime.run_dir import JOURNAL, RUN_TOML, refuse_no_run
+from asyncrl.sizing.cluster_models import (
+    ClusterModel,
+    EngineModel,
+    LengthModel,
+    NetworkModel,
+    TrainerModel,
+    VerdictModel,
+)
+
+BEGINNING = 0.2
+"""Share of the steps that is left out."""
+LEAST_STEPS = 6
+"""Of a run that is fitted."""
+QUANTILES = 20
+"""Pieces that the measured lengths are kept in."""
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """Models, and the sentences that say what they are of and what could not be fitted."""
+
+    models: ClusterModel
+    notes: list[str]
+
+
+class RunPace(msgspec.Struct, frozen=True):
+    """The pace of a run without its beginning: so many `steps` in so many `seconds`, tokens a
+    second, idle shares of the seconds from 0 to 1, and the mean lag of trained tokens."""
+
+    steps: int
+    seconds: float
+    generated: int
+    trained: int
+    idle_trainer: float
+    idle_engines: float
+    lag_mean: float
+    optimizer_s: float
+    begin: int
+    end: int
+
+    @property
+    def step_s(self) -> float:
+        return self.seconds / self.steps
+
+
+class WorkSeen(msgspec.Struct, frozen=True):
+    """Counts from a journal: the `lengths` of complete training responses and those of prompts, in
+    tokens; `taken` response tokens by the steps from one version to another; groups that were
+    trained, and that the filter left out; and of each group that was judged whole meanwhile how
+    many of its rollouts have each reward."""
+
+    lengths: list[int]
+    prompt: float
+    taken: int
+    passed: int
+    filtered: int
+    alike: list[list[int]]
+
+
+def calibrate(runs: Sequence[Path]) -> Calibration:
+    """Fit the models from one run, and from others further points of the engine. Raises ConfigError
+    where a directory is no run, or a run is too short."""
+    first = runs[0]
+    config, pace, seen, summary = _read(first)
+    points, notes = dict[float, float](), [f"Fitted by `asyncrl calibrate` from {first}."]
+    for run in runs:
+        other_config, other, *_ = (config, pace) if run == first else _read(run)
+        busy, ms = engine_point(other_config, other)
+        points[busy] = ms
+    rising = sorted(points.items())
+    for (_, low), (slots, high) in pairwise(rising):
+        if high < low:
+            raise ConfigError(
+                f"a decode step with {slots:g} busy slots takes {high:.3g} ms, and with fewer "
+                f"{low:.3g}: these runs were not made on machines alike; calibrate from one."
+            )
+    if len(rising) == 1:
+        notes.append(
+            f"engine: one point, at {rising[0][0]:g} busy slots: a step is taken to last as long "
+            "with any number. Give runs with other engine.slots, too."
+        )
+    notes.append("engine: what it reads (prefill) is in decode_ms; its KV room is not known.")
+    busy_s = pace.seconds * (1 - pace.idle_trainer) - pace.steps * pace.optimizer_s
+    token_us = 1e6 * max(0.0, busy_s) / max(1, seen.taken)
+    ranks = max(1, config.train.ranks)
+    if pace.idle_trainer < 0.02:
+        notes.append("trainer: it was never idle, so that waiting between is in its tokens.")
+    network = NetworkModel(publication_s=0.02)
+    if summary is not None and summary.publication.count:
+        published = summary.publication
+        network = NetworkModel(
+            publication_s=published.seconds / published.count,
+            swap_s=published.pause_seconds / published.count,
+        )
+    else:
+        notes.append("network: the run has no summary; a publication is taken to last 0.02 s.")
+    verdict, unknown = verdict_model(seen)
+    models = ClusterModel(
+        engine=EngineModel(decode_ms=rising),
+        length=LengthModel(quantiles=quantiles(seen.lengths), prompt=round(seen.prompt)),
+        trainer=TrainerModel(token_us=token_us * ranks, step_s=pace.optimizer_s),
+        network=network,
+        verdict=verdict,
+    )
+    return Calibration(models, notes + unknown)
+
+
+def _read(run: Path) -> tuple[Config, RunPace, WorkSeen, Summary | None]:
+    """The settings of a run, its pace, its work, and its summary if it has one."""
+    refuse_no_run(run)
+    config = read_config(run / RUN_TOML)
+    summary = read_summary(run)
+    found = pace(run)
+    try:
+        seen = work_seen(journal.read(run / JOURNAL), found.begin, found.end)
+    except JournalError as error:
+        raise ConfigError(f"{run / JOURNAL}: {error}.") from None
+    if len(seen.lengths) < 2:
+        raise ConfigError(
+            f"{run / JOURNAL}: it holds no two complete responses; let the run make more steps."
+        )
+    return config, found, seen, summary
+
+
+def pace(run: Path) -> RunPace:
+    """The pace of a run without its beginning. Raises ConfigError where it has too few steps."""
+    steps = [point for point in read_points(run) if isinstance(point, StepPoint)]
+    if len(steps) < LEAST_STEPS:
+        raise ConfigError(
+            f"{run}: it has {len(steps)} steps, and {LEAST_STEPS} are needed to fit anything; let "
+            "it make more."
+        )
+    first, last = steps[int(BEGINNING * len(steps))], steps[-1]
+    between = [point for point in steps if first.version < point.version <= last.version]
+    seconds = last.seconds - first.seconds
+    if seconds <= 0:
+        raise ConfigError(f"{run}: its steps have no time between them.")
+    trained = sum(point.trained for point in between)
+    lag = sum((point.lag_mean or 0.0) * point.trained for point in between)
+    summary = read_summary(run)
+    began = (
+        summary.seconds - summary.training_seconds
+        if summary is not None and summary.training_seconds is not None
+        else 0.0
+    )
+
+    def idle(share_first: float | None, share_last: float | None) -> float:
+        """The share of the time between, where both are since the actors began."""
+        waited = (share_last or 0.0) * (last.seconds - began)
+        waited -= (share_first or 0.0) * (first.seconds - began)
+        return min(1.0, max(0.0, waited / seconds))
+
+    return RunPace(
+        steps=last.version - first.version,
+        seconds=seconds,
+        generated=last.generated - first.generated,
+        trained=trained,
+        idle_trainer=idle(first.idle_trainer, last.idle_trainer),
+        idle_engines=idle(first.idle_rollout, last.idle_rollout),
+        lag_mean=lag / max(1, trained),
+        optimizer_s=sum(point.step_seconds for point in between) / len(between),
+        begin=first.version,
+        end=last.version,
+    )
+
+
+def work_seen(events: Iterator[tuple[int, AnyEvent]], begin: int, end: int) -> WorkSeen:
+    """Count the work in a journal; what steps took and the filter left out is that between the
+    publications of two versions."""
+    tokens: dict[int, int] = {}
+    groups: dict[int, tuple[int, list[float]]] = {}  # by rollout, its group's size and rewards
+    alike: list[list[int]] = []
+    lengths: list[int] = []
+    prompts: list[int] = []
+    taken = taken_rollouts = filtered = version = 0
+    size = 1
+    for _, event in events:
+        match event:
+            case e.Admitted(split="train"):
+                tokens.update(dict.fromkeys(range(event.first, event.first + event.size), 0))
+                prompts.append(len(event.prompt) // 4)
+                size = event.size
+                group = size, list[float]()
+                groups.update((id, group) for id in range(event.first, event.first + size))
+            case e.Extended() if event.rollout in tokens:
+                tokens[event.rollout] += len(event.ids) // 4
+            case e.Sealed() if tokens.get(event.rollout):
+                lengths.append(tokens[event.rollout])
+            case e.Judged(verdict=Scored(reward=reward)) if event.rollout in groups:
+                members, rewards = groups.pop(event.rollout)
+                rewards.append(reward)
+                if len(rewards) == members and begin <= version < end:
+                    alike.append([*Counter(rewards).values()])
+            case e.Taken() if begin <= event.step < end:
+                taken += sum(tokens.get(rollout, 0) for rollout in event.rollouts)
+                taken_rollouts += len(event.rollouts)
+            case e.Dropped(reason="zero_variance") if begin <= version < end:
+                filtered += 1
+            case e.Published():
+                version = event.version
+    mean = sum(prompts) / len(prompts) if prompts else 0.0
+    return WorkSeen(lengths, mean, taken, taken_rollouts // size, filtered, alike)
+
+
+def verdict_model(seen: WorkSeen) -> tuple[VerdictModel, list[str]]:
+    """The model of verdicts, and the sentences that say what could not be fitted."""
+    notes = ["verdict: its seconds are in none of these files; they are taken to be 0.01."]
+    if seen.alike and all(len(counts) == 1 for counts in seen.alike):
+        notes.append(
+            f"verdict: rewards differ in none of the {len(seen.alike)} groups measured, so what a "
+            "filter would let pass is not known; it is taken to let pass what it did there."
+        )
+    groups = seen.passed + seen.filtered
+    accepted = max(seen.passed, 1) / max(groups, 1)
+    return VerdictModel(0.01, accepted, accepted_of(seen.alike)), notes
+
+
+def accepted_of(alike: Sequence[Sequence[int]]) -> list[tuple[int, float]] | None:
+    """The share of groups whose rewards differ, by the size of groups, from 2 to that of the
+    measured: of a group with `alike` rollouts of each reward, so many drawn without replacement
+    are all alike with the hypergeometric chance, so the share is unbiased. None where rewards
+    differ in no measured group, and in a run without a filter that may be so, or where sizes
+    differ.
+
+    Example: of a group of 3 with the rewards 1, 0, 0 two differ in 2 of 3 draws.
+
+    >>> [(size, round(share, 3)) for size, share in accepted_of([[1, 2], [3]])]
+    [(2, 0.333), (3, 0.5)]
+    """
+    sizes = {sum(counts) for counts in alike}
+    if len(sizes) != 1 or all(len(counts) == 1 for counts in alike):
+        return None
+    (whole,) = sizes
+    found = []
+    for size in range(2, whole + 1):
+        same = sum(sum(comb(count, size) for count in counts) for counts in alike)
+        share = 1 - same / (comb(whole, size) * len(alike))
+        found.append((size, share))
+    return found
+
+
+def quantiles(lengths: Sequence[int]) -> list[float]:
+    """The lengths at each QUANTILES-th of them, from the shortest to the longest.
+
+    >>> quantiles([3, 1, 2])[0], quantiles([3, 1, 2])[-1], len(quantiles([3, 1, 2]))
+    (1.0, 3.0, 21)
+    """
+    found = sorted(lengths)
+    return [float(found[round(at / QUANTILES * (len(found) - 1))]) for at in range(QUANTILES + 1)]
+
+
+def engine_point(config: Config, pace: RunPace) -> tuple[float, float]:
+    """The busy slots of an engine that is not idle, and the milliseconds in which each of them has
+    a token: all slots, or what is live at most, where that is fewer."""
+    engines, group = config.rollout.actors, config.rollout.group_size
+    live = admission_policy(config).max_live_filtered * group / engines
+    busy = min(float(config.engine.slots), live)
+    worked = pace.seconds * (1 - pace.idle_engines) * engines
+    if not pace.generated or worked <= 0:
+        raise ConfigError("the engines of this run generated nothing that could be measured.")
+    return busy, 1e3 * busy * worked / pace.generated

@@ -1,0 +1,177 @@
+"""A search for better settings of a run on as many devices. Invariant: nothing is recommended that
+the rules between settings refuse, and each row that is compared was simulated alike.
+
+The search goes setting by setting, each from the best so far: the share of the devices that
+engines have, how far generation runs ahead, over-provisioning, the unit of training. Of candidates
+that train tokens as fast as the fastest, but for `AS_FAST`, the one with the smallest mean lag is
+the best: what is not faster is not worth its lag.
+
+It is made on a `part` of the cluster, with a part of a step, and what it found is run whole once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from asyncrl.config import Config, ConfigError
+from asyncrl.sizing.cluster_models import ClusterModel
+from asyncrl.sizing.forecast import Cluster, Forecast, forecast
+
+AS_FAST = 0.02
+"""Share of the speed that less lag is worth."""
+ENGINES, GROUPS = 6, 12
+"""Engines of a part of a cluster at least, and groups of a part of a step."""
+SHARES = (0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Of the devices, for engines."""
+DEPTHS = (0, 1, 2, 3, 4)
+OVERPROVISIONS = (1.0, 1.25, 1.5, 2.0)
+UNITS = ("group", "rollout")
+
+
+class SizingCandidate(msgspec.Struct, frozen=True):
+    """A cluster, and settings of the run by section and name."""
+
+    engines: int
+    trainers: int
+    settings: dict[str, Any] = {}
+
+    def sets(self) -> list[str]:
+        """The settings, as `--set` takes them."""
+        return [f"{key}={value}" for key, value in self.settings.items()]
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """A candidate and its forecast."""
+
+    candidate: SizingCandidate
+    forecast: Forecast
+
+
+class Recommendation(msgspec.Struct, frozen=True):
+    """The run as it is, the one that is recommended, each whole; and all that were tried, at a
+    `part` of the size."""
+
+    given: Tried
+    best: Tried
+    tried: list[Tried]
+    part: int
+
+
+def with_settings(config: Config, settings: dict[str, Any]) -> Config:
+    """The same settings but for these. Raises ConfigError where they contradict each other."""
+    tree = {name: getattr(config, name) for name in config.__struct_fields__}
+    for key, value in settings.items():
+        section, name = key.split(".")
+        tree[section] = msgspec.structs.replace(tree[section], **{name: value})
+    return type(config)(**tree)
+
+
+def part_of(config: Config, cluster: Cluster) -> int:
+    """The part of a cluster that is searched on: 1 for all of it."""
+    least = min(cluster.engines // ENGINES, config.train.batch_groups // GROUPS)
+    return max(1, least)
+
+
+def recommend(
+    config: Config,
+    models: ClusterModel,
+    cluster: Cluster,
+    hours: float,
+    say: Callable[[str], object] = lambda text: None,
+) -> Recommendation:
+    """Search, and run what was given and what was found whole. `say` hears what is tried. Raises
+    ConfigError where the run as it is cannot be forecast."""
+    part = part_of(config, cluster)
+    given = SizingCandidate(cluster.engines, cluster.trainers)
+    tried: dict[str, Tried] = {}
+
+    def attempt(candidate: SizingCandidate, *, whole: bool = False) -> Tried:
+        key = msgspec.json.encode((candidate, whole)).decode()
+        if key not in tried:
+            say(_named(candidate, whole))
+            changed = with_settings(config, candidate.settings)
+            size = Cluster(candidate.engines, candidate.trainers, cluster.price)
+            found = forecast(changed, models, size, hours, part=1 if whole else part)
+            tried[key] = Tried(candidate, found)
+        return tried[key]
+
+    best = attempt(given)
+    for choices in (_splits, _depths, _overprovisions, _units, _splits):
+        found = [best]
+        for candidate in choices(config, models, best.candidate):
+            try:
+                found.append(attempt(candidate))
+            except ConfigError:  # settings that contradict each other, or too slow to be measured
+                continue
+        best = preferred(found)
+    return Recommendation(
+        given=attempt(given, whole=True),
+        best=attempt(best.candidate, whole=True),
+        tried=[one for key, one in tried.items() if key.endswith("false]")],
+        part=part,
+    )
+
+
+def preferred(found: list[Tried]) -> Tried:
+    """Of those that are nearly as fast as the fastest the one with the smallest lag; of equals the
+    first."""
+    fastest = max(one.forecast.trained_per_s for one in found)
+    fast = [one for one in found if one.forecast.trained_per_s >= (1 - AS_FAST) * fastest]
+    return min(fast, key=lambda one: round(one.forecast.lag_mean, 2))
+
+
+def _splits(
+    config: Config, models: ClusterModel, best: SizingCandidate
+) -> Iterator[SizingCandidate]:
+    """Other shares of as many devices: at most as many, as those of an engine stay together."""
+    each = models.engine.devices
+    devices = best.engines * each + best.trainers
+    for share in SHARES:
+        engines = max(1, round(share * devices / each))
+        if (trainers := devices - engines * each) >= 1:
+            yield msgspec.structs.replace(best, engines=engines, trainers=trainers)
+
+
+def _depths(
+    config: Config, models: ClusterModel, best: SizingCandidate
+) -> Iterator[SizingCandidate]:
+    for depth in DEPTHS:
+        if depth <= config.staleness.max_lag:
+            yield _changed(best, {"staleness.depth": depth})
+
+
+def _overprovisions(
+    config: Config, models: ClusterModel, best: SizingCandidate
+) -> Iterator[SizingCandidate]:
+    for more in OVERPROVISIONS:
+        yield _changed(best, {"rollout.overprovision": more})
+
+
+def _units(
+    config: Config, models: ClusterModel, best: SizingCandidate
+) -> Iterator[SizingCandidate]:
+    for unit in UNITS:
+        if unit != config.train.unit:
+            alone: dict[str, Any] = (
+                {"train.advantage": "first_k", "rollout.k_min": max(2, _half(config))}
+                if unit == "rollout"
+                else {}
+            )
+            yield _changed(best, {"train.unit": unit} | alone)
+
+
+def _half(config: Config) -> int:
+    return config.rollout.group_size // 2
+
+
+def _changed(best: SizingCandidate, settings: dict[str, Any]) -> SizingCandidate:
+    return msgspec.structs.replace(best, settings=best.settings | settings)
+
+
+def _named(candidate: SizingCandidate, whole: bool) -> str:
+    sets = " ".join(candidate.sets()) or "as it is"
+    size = ", whole" if whole else ""
+    return f"{candidate.engines} engines, {candidate.trainers} trainers, {sets}{size}"

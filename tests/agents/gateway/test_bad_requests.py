@@ -1,0 +1,270 @@
+"""Bad requests: one sentence in OpenAI's form, whatever was sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from gateway_world import CONTEXT, MODEL, Says, chat, opened, say, scripted, write_chat
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from asyncrl.agents.gateway import api_requests
+from asyncrl.agents.gateway.errors import GatewayError
+from asyncrl.agents.gateway.gateway_settings import Settings
+from asyncrl.bundled.bundled_model import VOCABULARY
+from asyncrl.tasks import TaskError
+from asyncrl.tasks.text import Tokenizer
+
+ITEMS = 1000
+LIMITS = Settings(model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY)
+CHAT, TEXT = "/sessions/r1-1/v1/chat/completions", "/sessions/r1-1/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return write_chat(tmp_path_factory.mktemp("model"))
+
+
+NAMES = st.sampled_from(
+    [
+        *api_requests.ChatRequest.__struct_fields__,
+        *api_requests.TextRequest.__struct_fields__,
+        "role",
+        "content",
+        "x",
+        "function",
+    ]
+)
+ANY = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=3)
+    | st.sampled_from([MODEL, "user", "assistant", "auto"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def accepted(body: bytes, tokenizer: Tokenizer) -> None:
+    """Take a body as far as its ids. Only GatewayError, or TaskError of the template, may come of
+    it."""
+    for kind in (api_requests.ChatRequest, api_requests.TextRequest):
+        try:
+            asked = api_requests.parse(body, kind, ITEMS)
+            assert asked.budget is None or asked.budget > 0
+            assert len(asked.stops) <= 4 and all(asked.stops)
+            if isinstance(asked, api_requests.ChatRequest):
+                tokenizer.ids(
+                    tokenizer.render(api_requests.messages(asked, ITEMS), api_requests.tools(asked))
+                )
+        except GatewayError as error:
+            assert 400 <= error.status < 500 and len(error.message) > 5
+            assert msgspec.json.decode(error.response().body)["error"]["code"] == error.code
+        except TaskError as error:
+            assert "template" in str(error)
+
+
+@settings(max_examples=300)
+@given(body=st.binary(max_size=60) | ANY.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_a_request_or_a_sentence(tokenizer: Tokenizer, body: bytes) -> None:
+    accepted(body, tokenizer)
+    for read in (api_requests.turn_reward, api_requests.turn_failed, api_requests.note):
+        try:
+            read(body)
+        except GatewayError as error:
+            assert 400 <= error.status < 500
+
+
+@settings(max_examples=300)
+@given(
+    change=st.dictionaries(NAMES, ANY, max_size=2),
+    message=st.dictionaries(NAMES, ANY, max_size=3),
+    call=ANY,
+)
+def test_almost_a_request_is_one_or_a_sentence(
+    tokenizer: Tokenizer, change: dict[str, Any], message: dict[str, Any], call: Any
+) -> None:
+    messages = [
+        {"role": "user", "content": "a", **message},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    accepted(json.dumps({"model": MODEL, "messages": messages, **change}).encode(), tokenizer)
+    accepted(json.dumps({"model": MODEL, "prompt": "a", **change}).encode(), tokenizer)
+
+
+BROKEN = {"id": "1", "function": {"name": "f", "arguments": "{"}}
+DEEP = b"[" * 200_000 + b"]" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"top_p": 0.9}, "top_p", "must be 1"),
+        ({"n": 2}, "n", "must be 1"),
+        ({"presence_penalty": 1}, "presence_penalty", "must be 0"),
+        ({"frequency_penalty": -1}, "frequency_penalty", "must be 0"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls", "must be true"),
+        ({"top_logprobs": 2}, "top_logprobs", "alone"),
+        ({"logit_bias": {}}, "logit_bias", "does not know 'logit_bias'"),
+        ({"temperature": -1}, "temperature", ">= 0"),
+        ({"temperature": "hot"}, "temperature", "Expected"),
+        ({"max_tokens": 0}, "max_tokens", ">= 1"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", ">= 1"),
+        ({"stop": ["a"] * 5}, "stop", "at most 4"),
+        ({"stop": ""}, "stop", "none of them empty"),
+        ({"stop": 5}, "stop", "Expected"),
+        ({"stop": "x" * 257}, "stop", "256 characters"),
+        ({"messages": [{"role": "user"}] * 4097}, "messages", "<= 4096"),
+        ({"messages": [5]}, "messages", "messages[0]"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "Invalid"),
+        ({"tool_choice": "required"}, "tool_choice", "Invalid"),
+        ({"tools": [{"type": "function"}]}, "tools", "with a name"),
+        ({"tools": [5]}, "tools", "Expected"),
+        ({"messages": []}, "messages", "length >= 1"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "messages[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages",
+            "messages[0]",
+        ),
+        ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages", "mood"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}],
+                    }
+                ]
+            },
+            "messages",
+            "no JSON",
+        ),
+        ({"model": None}, "model", "Expected"),
+    ],
+)
+async def test_each_is_refused_by_name(
+    tokenizer: Tokenizer, change: dict[str, Any], param: str, words: str, virtual: MockClock
+) -> None:
+    engine = scripted(Says(say("x")))
+    async with opened(engine, tokenizer) as (_, client):
+        await engine.load(0, None)
+        response = await client.post(CHAT, json={**chat("hi"), **change})
+        error = response.json()["error"]
+        assert (
+            response.status_code == 400 and error["param"] == param and words in error["message"]
+        ), error
+        neutral = {
+            "top_p": 1.0,
+            "n": 1,
+            "presence_penalty": 0,
+            "frequency_penalty": 0,
+            "user": "u",
+            "stop": None,
+            "response_format": None,
+        }
+        assert (await client.post(CHAT, json=chat("hi", **neutral))).status_code == 200
+
+
+async def test_bodies_that_are_none(tokenizer: Tokenizer, virtual: MockClock) -> None:
+    engine = scripted(Says(say("x")))
+    async with opened(engine, tokenizer, body_s=5.0) as (_, client):
+        await engine.load(0, None)
+        for body in (
+            b"",
+            b"{",
+            b"\xff",
+            b"[1]",
+            b'{"model": "policy", "messages": [{"role": "user", "content": "\\ud800"}]}',
+            DEEP[:900],
+        ):
+            response = await client.post(CHAT, content=body)
+            assert response.status_code == 400 and response.json()["error"]["message"], body
+        assert (await client.post(CHAT, content=DEEP)).json()["error"]["code"] == "too_large"
+        large = chat("x" * LIMITS.body_bytes)
+        assert (await client.post(CHAT, json=large)).status_code == 413
+        assert (await client.post(TEXT, json={"model": "other", "prompt": "x"})).json()["error"][
+            "code"
+        ] == "model_not_found"
+        assert (await client.get(CHAT)).status_code == 405
+        missing = await client.post("/v1/embeddings")
+        assert missing.status_code == 404 and missing.json()["error"]["code"] == "no_route"
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield b"{"
+            await trio.sleep(6)
+            yield b"}"
+
+        response = await client.post(CHAT, content=slow())
+        assert response.status_code == 408 and response.json()["error"]["code"] == "too_slow"
+
+
+async def test_an_answer_does_not_repeat_all_of_what_was_sent(
+    tokenizer: Tokenizer, virtual: MockClock
+) -> None:
+    engine, long = scripted(Says(say("x"))), "x" * 50_000
+    async with opened(engine, tokenizer) as (_, client):
+        await engine.load(0, None)
+        role = {"messages": [{"role": long, "content": ""}]}
+        for change in ({"model": long}, {long: 1}, {"tool_choice": long}, role):
+            response = await client.post(CHAT, json={**chat("hi"), **change})
+            assert response.status_code in (400, 404) and len(response.content) < 5000
+
+
+async def test_json_of_too_many_items_is_a_sentence(
+    tokenizer: Tokenizer, virtual: MockClock
+) -> None:
+    """In the request, in the arguments of a call, and where commas are escaped there."""
+    engine = scripted(Says(say("x")))
+    async with opened(engine, tokenizer) as (_, client):
+        await engine.load(0, None)
+        many = '{"a": [' + ",".join(["1"] * (LIMITS.items + 2)) + "]}"
+        called = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}
+        called["tool_calls"][0]["function"]["arguments"] = many  # type: ignore[index]
+        bodies = [
+            json.dumps(chat("hi", tools=[json.loads(many)])),
+            json.dumps(chat("hi", called)),
+            json.dumps(chat("hi", called)).replace("1, 1", "1\\u002c1"),
+        ]
+        for body in bodies:
+            response = await client.post(CHAT, content=body)
+            assert response.status_code == 400, response.text
+            assert response.json()["error"]["code"] in ("too_many_items", "too_large")
+
+
+async def test_fields_that_are_null_are_not_there(tokenizer: Tokenizer, virtual: MockClock) -> None:
+    """Clients send back what they were sent; what they add is null, or a list of nothing."""
+    engine = scripted(Says(say("x")))
+    async with opened(engine, tokenizer) as (_, client):
+        await engine.load(0, None)
+        back = {"role": "assistant", "content": None, "audio": None, "x": None, "annotations": []}
+        assert (await client.post(CHAT, json=chat("hi", back))).status_code == 200
+
+
+def test_deep_json_is_a_sentence() -> None:
+    for body in (
+        DEEP,
+        b'{"model": "m", "messages": [' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"]}",
+    ):
+        with pytest.raises(GatewayError):
+            api_requests.parse(body, api_requests.ChatRequest, ITEMS)
+
+
+async def test_a_template_that_refuses_is_a_sentence(tmp_path: Path, virtual: MockClock) -> None:
+    write_chat(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('system last') }}")
+    engine = scripted(Says(say("x")))
+    async with opened(engine, Tokenizer(tmp_path, chat=True)) as (coordinator, client):
+        await engine.load(0, None)
+        response = await client.post(CHAT, json=chat("hi"))
+        assert response.status_code == 400 and "system last" in response.json()["error"]["message"]
+    assert coordinator.asks == []

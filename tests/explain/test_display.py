@@ -1,0 +1,219 @@
+"""The display: in place on a terminal, as plain lines elsewhere, and never more than there
+is."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from asyncrl.config import load
+from asyncrl.config.derived import derived
+from asyncrl.explain.display import Display, line, show_derived, show_summary
+from asyncrl.explain.summary import (
+    Accuracy,
+    Publications,
+    RolloutTotals,
+    SlowestVerifier,
+    Summary,
+    TokenTotals,
+)
+from asyncrl.messages import StatusUpdate
+
+STATUS = StatusUpdate(
+    seconds=75.4,
+    phase="training",
+    step=5,
+    steps=20,
+    reward=0.5,
+    accuracy=0.625,
+    accuracy_version=4,
+    generated_per_s=12345.6,
+    trained_per_s=6789.0,
+    lag_mean=0.75,
+    lag_max=2,
+    queue_items=12,
+    queue_bytes=3 * 1024,
+    idle_trainer=0.25,
+    idle_rollout=0.031,
+    pause_seconds=0.0123,
+    note="",
+    exact=0.25,
+    truncated=0.75,
+    response_tokens=19.5,
+    entropy=0.62,
+)
+
+
+@pytest.fixture(autouse=True)
+def a_capable_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+def at(seconds: float, **changes: object) -> StatusUpdate:
+    return msgspec.structs.replace(STATUS, seconds=seconds, **changes)
+
+
+def plain() -> Console:
+    return Console(file=io.StringIO(), width=40, force_terminal=False)
+
+
+def terminal() -> Console:
+    return Console(
+        file=io.StringIO(), force_terminal=True, width=120, height=40, legacy_windows=False
+    )
+
+
+def output(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+FACTS = [
+    "training",
+    "5/20",
+    "0.50",
+    "0.625 (version 4)",
+    "12,346",
+    "6,789",
+    "0.8 mean",
+    "2 max",
+    "3.0 KiB",
+    "25% trainer",
+    "3% rollout",
+    "12.3 ms",
+    "1:15",
+    "25% exact",
+    "75% cut",
+    "19.5 tokens",
+    "0.62",
+]
+
+
+@pytest.mark.parametrize("console", [plain(), terminal()])
+def test_every_fact_is_shown(console: Console) -> None:
+    with Display(console) as display:
+        display.update(STATUS)
+    for fact in FACTS:
+        assert fact in output(console), fact
+
+
+def test_what_does_not_exist_yet_is_a_dash() -> None:
+    early = at(
+        0.0,
+        step=0,
+        reward=math.nan,
+        accuracy=math.nan,
+        lag_mean=math.nan,
+        idle_trainer=math.nan,
+        pause_seconds=math.nan,
+    )
+    text = line(early)
+    assert "nan" not in text and "reward –" in text and "accuracy –" in text and "pause –" in text
+    with Display(console := terminal()) as display:
+        display.update(early)
+    assert "nan" not in output(console)
+
+
+def test_a_plain_line_is_one_line_whatever_the_width() -> None:
+    with Display(console := plain()) as display:
+        display.update(STATUS)
+        display.note("rollout-0 was killed by SIGKILL [restarting] " + "x" * 100)
+    lines = output(console).splitlines()
+    assert len(lines) == 2 and lines[0] == line(STATUS) and "[restarting]" in lines[1]
+
+
+def test_plain_lines_come_with_news_and_not_more_often() -> None:
+    with Display(console := plain()) as display:
+        for tenth in range(
+            400
+        ):  # 40 s, a status each 0.1 s; a step each second for 20 s, then none
+            seconds = tenth / 10
+            display.update(at(seconds, step=min(int(seconds), 20), steps=30))
+    times = [text.split()[0] for text in output(console).splitlines()]
+    assert times == [f"0:{s:02}" for s in (*range(0, 21, 2), 30)]
+
+
+def test_an_accuracy_of_the_average_says_so() -> None:
+    averaged = msgspec.structs.replace(STATUS, accuracy_weights="ema")
+    assert "accuracy 0.625 (version 4)  " in line(STATUS)
+    assert "accuracy 0.625 (version 4), of the average of weights  " in line(averaged)
+
+
+@pytest.mark.parametrize("news", [{"phase": "evaluating"}, {"accuracy_version": 5}, {"step": 20}])
+def test_news_is_told_at_once(news: dict[str, object]) -> None:
+    with Display(console := plain()) as display:
+        display.update(STATUS)
+        display.update(at(STATUS.seconds + 0.1))
+        display.update(at(STATUS.seconds + 0.2, **news))
+        display.update(at(STATUS.seconds + 0.3, **news))
+    assert len(output(console).splitlines()) == 2
+
+
+def test_the_terminal_is_left_in_order_when_the_run_fails() -> None:
+    console = terminal()
+    with pytest.raises(RuntimeError), Display(console) as display:
+        display.update(STATUS)
+        raise RuntimeError
+    assert output(console).rstrip().endswith("\x1b[?25h"), "the cursor is shown again"
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with Display(console := terminal()) as display:
+        display.update(STATUS)
+    assert "\x1b[?25l" not in output(console)
+
+
+def test_the_summary_shows_where_everything_went() -> None:
+    summary = Summary(
+        ok=True,
+        reason="All 20 steps were taken.",
+        steps=20,
+        seconds=3700.0,
+        accuracy=Accuracy(0.4, None),
+        tokens=TokenTotals(
+            generated=1100, trained=1000, discarded={"filtered": 70, "evaluation": 20}, live=10
+        ),
+        rollouts=RolloutTotals(admitted=5, trained=5),
+        publication=Publications(20, 4.0, 0.1),
+        restarts={"rollout": 2},
+        removed={"rollout-1": "was killed by SIGKILL"},
+        slowest_verifier=SlowestVerifier(3, 0.5, "deadline [x]"),
+    )
+    show_summary(summary, Path("/runs/" + "long" * 30), console := plain())
+    text = output(console)
+    facts = [
+        "All 20 steps",
+        "1:01:40",
+        "0.400 → –",
+        "1,100 generated = 1,000 trained + 20 evaluation + 70 filtered + 10 live",
+        "5.0 ms for each",
+        "rollout 2",
+        "rollout-1 was killed by SIGKILL",
+        "prompt 3: deadline [x]",
+        "long" * 30,
+    ]
+    for fact in facts:
+        assert fact in text, fact
+    assert "BALANCE" not in text
+    show_summary(msgspec.structs.replace(summary, tokens=TokenTotals(generated=1)), Path(), console)
+    assert "DOES NOT BALANCE" in output(console)
+
+
+@pytest.mark.parametrize("console", [plain(), terminal()])
+def test_the_derived_table_shows_every_row(console: Console) -> None:
+    rows = derived(load(None, ["task.params.a='[b]'"], {}), 2)
+    show_derived(rows, console)
+    for row in rows:
+        assert row.name in output(console) and (row.value in output(console))
+    assert "a=[b]" in output(console)
+
+
+def test_figures_of_sampled_answers_are_shown_where_there_are_any() -> None:
+    sampled = msgspec.structs.replace(STATUS, evaluated={"avg@4": 0.5, "pass@4": 0.75})
+    assert "avg@4 0.500, pass@4 0.750" in line(sampled) and "avg@" not in line(STATUS)

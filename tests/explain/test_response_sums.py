@@ -1,0 +1,56 @@
+"""Figures of responses: recounted from the events by plain sums, over any split of them."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from asyncrl.experience import events as e
+from asyncrl.experience.experience import Experience
+from asyncrl.explain.response_sums import ResponseSums
+from asyncrl.messages import Finish, NoVerdict, Scored
+
+RESPONSES: list[tuple[list[float], Finish, Scored | NoVerdict]] = [
+    ([-1.0, -2.0], "stop", Scored(1.0)),
+    ([-0.5], "length", Scored(0.25)),
+    ([-4.0, -0.25, -1.0], "length", Scored(0.0)),
+    ([-9.0], "length", NoVerdict("timeout")),
+]
+"""Log-probabilities, finish and verdict of each member of a group."""
+
+
+def judged() -> Experience:
+    x = Experience()
+    x.apply(e.Published(0))
+    x.apply(e.Admitted(0, 0, len(RESPONSES), "train", 0, bytes(4), 16))
+    for number, (logprobs, finish, verdict) in enumerate(RESPONSES):
+        x.apply(e.Leased(number, "rollout-0", 1))
+        behaviour = struct.pack(f"<{len(logprobs)}f", *logprobs)
+        x.apply(e.Extended(number, 1, 0, 0, bytes(len(behaviour)), behaviour))
+        x.apply(e.Sealed(number, 1, finish))
+        x.apply(e.Judged(number, verdict))
+    return x
+
+
+def test_figures_are_means_over_responses_with_a_reward() -> None:
+    rollouts = judged().groups[0].members
+    scored = [r for r in RESPONSES if isinstance(r[2], Scored)]
+    tokens = [logprob for logprobs, _, _ in scored for logprob in logprobs]
+    expected = {
+        "responses": 3.0,
+        "reward": 1.25 / 3,
+        "exact": 1 / 3,
+        "truncated": 2 / 3,
+        "response_tokens": len(tokens) / 3,
+        "entropy": -math.fsum(tokens) / len(tokens),
+    }
+    assert ResponseSums.of(rollouts).metrics() == expected
+    parts = ResponseSums.of(rollouts[:1]).merge(ResponseSums.of(rollouts[1:]))
+    assert parts == ResponseSums.of(rollouts)
+    assert ResponseSums().metrics() == ResponseSums.of(rollouts[3:]).metrics() == {}
+
+
+def test_episodes_have_turns_and_the_share_of_replies_that_came_back_otherwise() -> None:
+    sums = ResponseSums(4, tokens=8, later=6, rewritten=3).metrics()
+    assert (sums["turns"], sums["rewritten"]) == (2.5, 0.5)
+    assert "turns" not in ResponseSums(4, tokens=8).metrics(), "rollouts of one turn have none"

@@ -1,0 +1,528 @@
+"""`asyncrl why`: for each status that a run gets into, the sentence that a person needs."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from asyncrl.cli import main
+from asyncrl.explain import run_status
+from asyncrl.explain.diagnosis import diagnose
+from asyncrl.explain.run_status import (
+    ActorStatus,
+    AwaitedRollout,
+    EpisodeCounts,
+    FailedEpisodes,
+    GroupCounts,
+    JournalStatus,
+    PublicationStatus,
+    RunStatus,
+)
+from asyncrl.explain.summary import RolloutTotals, TokenTotals
+from asyncrl.explain.why import answer, why
+from asyncrl.messages import Busy, Wait
+
+RUN = Path("runs/a")
+BUSY = {"trainer": {"command": 0.1}, "rollout": {"requests": 0.05}}
+STARVED = {"trainer": {"command": 0.8}, "rollout": {"requests": 0.05}}
+FULL = {"trainer": {"command": 0.02}, "rollout": {"requests": 0.7}}
+
+
+def actor(name: str, **changes: Any) -> ActorStatus:
+    settings = {
+        "name": name,
+        "role": name.partition("-")[0],
+        "here": True,
+        "incarnation": 0,
+        "pid": 77,
+        "seconds": 0.4,
+    }
+    if name.startswith("rollout"):
+        settings |= {"version": 3, "holds": 8, "streamed_s": 0.2}
+    return ActorStatus(**(settings | changes))  # type: ignore[arg-type]
+
+
+def standing(**changes: Any) -> RunStatus:
+    """A run of two engines in the middle of training; what is changed is said."""
+    settings: dict[str, Any] = {
+        "at": 1000.0,
+        "seconds": 500.0,
+        "phase": "run",
+        "step": 12,
+        "steps": 100,
+        "committed": 12,
+        "token_s": 0.1,
+        "verdict_s": 0.5,
+        "step_s": 2.0,
+        "stall_s": 300.0,
+        "report_s": 1.0,
+        "window_s": 10.0,
+        "idle": BUSY,
+        "generated_per_s": 1234.0,
+        "trained_per_s": 1200.0,
+        "actors": [
+            actor("trainer-0", holds=16),
+            actor("rollout-0"),
+            actor("rollout-1"),
+            actor("reward-0", holds=2),
+        ],
+        "waits": [Wait("progress", "coordinator", 0.3, 300.0)],
+        "publication": None,
+        "evaluating": None,
+        "rollouts": {"waiting": 3, "leased": 16, "sealed": 2, "judged": 4, "taken": 16},
+        "groups": GroupCounts(live=5, max_live=8, complete=1, filtered=0, patience=512),
+        "awaited": [
+            AwaitedRollout(
+                rollout=41, holder="rollout-1", attempt=1, tokens=20, seconds=9.0, deadline_s=30.0
+            )
+        ],
+        "lease_p95_s": 4.0,
+        "lease_deadline_s": 30.0,
+        "pump_s": 0.001,
+        "tokens": TokenTotals(),
+        "ledger": RolloutTotals(),
+        "journal": JournalStatus(appended=900, durable=890, pending_bytes=400),
+        "restarts": {},
+    }
+    return RunStatus(**(settings | changes))
+
+
+def absent(s: RunStatus, name: str, **changes: Any) -> list[ActorStatus]:
+    return [actor(name, here=False, **changes) if a.name == name else a for a in s.actors]
+
+
+S = standing()
+STILL = {"token_s": 60.0, "verdict_s": 61.0, "step_s": 62.0}
+SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
+    "both sides work": (S, ["Both sides work"]),
+    "a long checkpoint": (
+        standing(**STILL, actors=[actor("trainer-0", holds=16, busy=Busy("checkpoint", 400.0))]),
+        ["The trainer has been at one checkpoint for 7 min", "trainer is the slow side"],
+    ),
+    "steps are taken again": (
+        standing(phase="ready", actors=[actor("trainer-0", busy=Busy("optimizer step", 60.0))]),
+        ["The trainer has been at one optimizer step for 60 s"],
+    ),
+    "generation is slow": (
+        standing(idle=STARVED, rollouts={"leased": 16, "sealed": 1}),
+        [
+            "generation is the slow side",
+            "16 rollouts are with engines",
+            "1,234 tokens/s",
+            "rollout 41 with rollout-1",
+        ],
+    ),
+    "verifiers are slow": (
+        standing(idle=STARVED, rollouts={"leased": 4, "sealed": 30}),
+        ["verifiers are the slow side", "30 answers wait", "2 of them with reward-0"],
+    ),
+    "everything is filtered": (
+        standing(idle=STARVED, groups=GroupCounts(live=5, max_live=8, filtered=90, patience=512)),
+        ["the last 90 were all filtered", "512 end the run"],
+    ),
+    "an engine is gone and restarting": (
+        standing(idle=STARVED, actors=absent(S, "rollout-1", seconds=7.0), restarts={"rollout": 2}),
+        ["only rollout-0 generates", "rollout-1 is gone, for 7 s", "2 restarts so far"],
+    ),
+    "the only reward actor is gone": (
+        standing(idle=STARVED, actors=absent(S, "reward-0", seconds=3.0), restarts={"reward": 1}),
+        ["nobody judges", "reward-0 is gone, for 3 s"],
+    ),
+    "an engine streams nothing": (
+        standing(
+            idle=STARVED,
+            **STILL,
+            actors=[actor("trainer-0"), actor("rollout-0", streamed_s=60.0), actor("reward-0")],
+        ),
+        ["rollout-0 has streamed nothing for 60 s", "8 rollouts held"],
+    ),
+    "admission is full, the trainer is slow": (
+        standing(
+            idle=FULL,
+            rollouts={"taken": 40, "judged": 24},
+            groups=GroupCounts(live=8, max_live=8, complete=3, patience=512),
+        ),
+        [
+            "admission is full: 8 groups of at most 8",
+            "3 of them wait for the trainer",
+            "40 rollouts are with it",
+            "the trainer is the slow side",
+        ],
+    ),
+    "admission is full, verifiers are slow": (
+        standing(
+            idle=FULL,
+            rollouts={"sealed": 50, "taken": 4},
+            groups=GroupCounts(live=8, max_live=8, patience=512),
+        ),
+        [
+            "admission is full",
+            "50 of their answers wait for a verdict",
+            "verifiers are the slow side",
+        ],
+    ),
+    "all agents fail": (
+        standing(
+            failing=[
+                FailedEpisodes(
+                    name="agents-0",
+                    episodes=12,
+                    reason="raised: KeyError 'answer' in my_agent.py:9",
+                )
+            ]
+        ),
+        ["All of the last 12 episodes of agents-0 failed", "KeyError 'answer' in my_agent.py:9"],
+    ),
+    "agents are slow, and have no more room": (
+        standing(
+            idle={"trainer": {"command": 0.9}, "rollout": {"requests": 0.4}},
+            rollouts={"leased": 2, "begun": 64},
+            episodes=EpisodeCounts(live=64, thinking=41, most=90),
+        ),
+        [
+            "agents are the slow side",
+            "41 of 64 episodes are with their agents",
+            "90 may be live",
+            "a larger agent.concurrency or staleness.depth",
+        ],
+    ),
+    "agents are slow, and engines are idle": (
+        standing(
+            idle=FULL,
+            rollouts={"begun": 64, "taken": 3},
+            episodes=EpisodeCounts(live=64, thinking=60, most=64),
+        ),
+        ["Rollout actors are idle", "60 of 64 episodes are with their agents", "more begin"],
+    ),
+    "agents have the ball, and engines are at work, is no news": (
+        standing(idle=STARVED, episodes=EpisodeCounts(live=64, thinking=60, most=64)),
+        ["generation is the slow side"],
+    ),
+    "a trainer that computes for very long": (
+        standing(
+            idle=FULL,
+            **STILL,
+            rollouts={"taken": 64},
+            groups=GroupCounts(live=8, max_live=8, patience=512),
+        ),
+        ["the trainer is the slow side", "Its last step was 62 s ago"],
+    ),
+    "engines wait for weights, and nothing is under way": (
+        standing(idle={"trainer": {"command": 0.0}, "rollout": {"weights": 0.9}}),
+        ["wait for weights", "the trainer is still at its step"],
+    ),
+    "a publication waits for engine 3": (
+        standing(
+            publication=PublicationStatus(
+                number=13,
+                version=12,
+                phase="verify",
+                waiting_for="engine 3",
+                seconds=20.0,
+                left_s=40.0,
+            )
+        ),
+        ["Publication 13, of version 12, waits for engine 3", "verify for 20 s", "in 40 s"],
+    ),
+    "a publication that is under way is no news": (
+        standing(
+            publication=PublicationStatus(
+                number=13,
+                version=12,
+                phase="verify",
+                waiting_for="engine 3",
+                seconds=0.2,
+                left_s=59.0,
+            )
+        ),
+        ["Both sides work"],
+    ),
+    "the journal waits for the disk": (
+        standing(
+            journal=JournalStatus(
+                appended=9,
+                durable=1,
+                pending_bytes=2**20,
+                trouble="there is no room on the disk of /runs",
+            )
+        ),
+        ["waits for the disk", "no room on the disk of /runs", "1.0 MiB wait"],
+    ),
+    "an actor is connected and silent": (
+        standing(
+            actors=[
+                actor("trainer-0"),
+                actor("rollout-0", seconds=40.0, pid=4711),
+                actor("reward-0"),
+            ]
+        ),
+        ["rollout-0 has said nothing for 40 s", "process 4711"],
+    ),
+    "starting": (
+        standing(
+            phase="init",
+            committed=None,
+            actors=absent(S, "trainer-0", incarnation=-1, seconds=33.0),
+        ),
+        ["waits for trainer-0 to come, for 33 s"],
+    ),
+    "a large cluster is starting": (
+        standing(
+            phase="init",
+            committed=None,
+            actors=[
+                actor(f"rollout-{n}", here=False, incarnation=-1, seconds=9.0) for n in range(100)
+            ],
+        ),
+        ["waits for rollout-0, rollout-1, rollout-2, rollout-3 and 96 more to come"],
+    ),
+    "the first publication": (
+        standing(
+            phase="ready",
+            committed=None,
+            publication=PublicationStatus(
+                number=1,
+                version=0,
+                phase="transfer",
+                waiting_for="the trainer",
+                seconds=1.0,
+                left_s=59.0,
+            ),
+        ),
+        ["Publication 1, of version 0, waits for the trainer"],
+    ),
+    "draining": (
+        standing(phase="drain", waits=[Wait("parked rollouts", "coordinator", 1.0, 300.0)]),
+        ["It drains, and waits for coordinator for parked rollouts"],
+    ),
+    "draining, beside a publication that has just begun": (
+        standing(
+            phase="drain",
+            idle={"trainer": {"command": 0.0}, "rollout": {"weights": 0.9}},
+            publication=PublicationStatus(
+                number=3,
+                version=2,
+                phase="transfer",
+                waiting_for="the trainer",
+                seconds=0.2,
+                left_s=59.0,
+            ),
+            waits=[Wait("replies", "coordinator", 0.2, 60.0)],
+        ),
+        ["It drains, and waits for coordinator for replies"],
+    ),
+    "draining, beside a publication that takes long": (
+        standing(
+            phase="drain",
+            publication=PublicationStatus(
+                number=3,
+                version=2,
+                phase="transfer",
+                waiting_for="the trainer",
+                seconds=20.0,
+                left_s=40.0,
+            ),
+        ),
+        ["Publication 3, of version 2, waits for the trainer"],
+    ),
+    "an evaluation is all there is": (
+        standing(
+            idle=STARVED,
+            rollouts={"leased": 8, "sealed": 2},
+            groups=GroupCounts(max_live=8, patience=512),
+            evaluating=25,
+        ),
+        ["until version 25 is evaluated", "10 answers to come"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_the_culprit_is_named(name: str) -> None:
+    found, said = SITUATIONS[name]
+    sentence = diagnose(found)
+    assert all(part in sentence for part in said), sentence
+    assert sentence.endswith(".") and "\n" not in sentence
+
+
+def test_no_two_situations_are_explained_alike() -> None:
+    sentences = [
+        diagnose(found) for name, (found, _) in SITUATIONS.items() if "no news" not in name
+    ]
+    assert len(set(sentences)) == len(sentences)
+
+
+def test_a_live_run_says_which_side_is_idle() -> None:
+    sentences = answer(standing(idle=STARVED), lives=True, age_s=0.5, stalled=False, run=RUN)
+    assert sentences[0] == "The run trains: 12 of 100 steps in 8 min, as of less than 1 s ago."
+    assert (
+        sentences[1]
+        == "Over the last 10 s the trainer was idle for 80% of its time, and rollout actors for 5%."
+    )
+    assert "generation is the slow side" in sentences[2] and len(sentences) == 3
+
+
+def test_what_the_last_step_raised_is_said_last() -> None:
+    alarms = [
+        "Engine and trainer disagree about the same weights: k3 is 0.3.",
+        "The sample is small.",
+    ]
+    how: dict[str, Any] = {"lives": True, "age_s": 0.5, "stalled": False, "run": RUN}
+    plain, alarmed = answer(S, **how), answer(standing(alarms=alarms), **how)
+    assert alarmed == plain + alarms
+    over = standing(alarms=alarms, ok=True, phase="stop", reason="all 100 steps are done")
+    assert len(answer(over, **how)) == 1, "of a run that ended well the summary has them"
+
+
+def test_an_alarm_reaches_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_at(
+        tmp_path / "run", standing(alarms=["The policy has moved away from what it trains on."])
+    )
+    assert main(["why", str(run)]) == 0
+    assert capsys.readouterr().out.endswith("The policy has moved away from what it trains on.\n")
+
+
+def test_engines_without_a_lease_are_idle_whatever_they_have_reported() -> None:
+    quiet = standing(
+        idle={"trainer": {"command": 0.0}, "rollout": {}},
+        rollouts={"taken": 64},
+        groups=GroupCounts(live=8, max_live=8),
+    )
+    assert (
+        "rollout actors for 100%" in answer(quiet, lives=True, age_s=0.0, stalled=False, run=RUN)[1]
+    )
+
+
+@pytest.mark.parametrize("idle", [BUSY, STARVED])
+def test_an_engine_that_was_removed_is_named_and_blamed_for_nothing(idle: Any) -> None:
+    actors = absent(S, "rollout-1", removed="died", seconds=4000.0)
+    without = standing(idle=idle, rollouts={"leased": 16}, actors=actors)
+    said = answer(without, lives=True, age_s=0.0, stalled=False, run=RUN)
+    assert said[-1] == "The run goes on without rollout-1, which died."
+    assert diagnose(without) == diagnose(standing(idle=idle, rollouts={"leased": 16}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "how", "said"),
+    [
+        (
+            {"ok": True, "phase": "stop", "reason": "all 100 steps are done"},
+            (False, 60.0, False),
+            ["ended 60 s ago: all 100 steps are done"],
+        ),
+        (
+            {"ok": False, "phase": "stop", "reason": "the trainer was lost"},
+            (False, 5.0, False),
+            ["failed 5 s ago", "the trainer was lost"],
+        ),
+        (
+            {},
+            (False, 7200.0, False),
+            ["was killed after 12 of 100 steps", "2.0 h ago", "--resume runs/a"],
+        ),
+        ({}, (True, 45.0, False), ["coordinator has said nothing for 45 s"]),
+        (
+            STILL | {"reason": "no token and no step for 60 s (supervision.stall_s)"},
+            (False, 5.0, True),
+            ["stalled after 12 of 100 steps", "no token and no step for 60 s"],
+        ),
+        ({"phase": "init"}, (True, 0.1, False), ["The run starts"]),
+        ({"phase": "drain"}, (True, 0.1, False), ["The run drains"]),
+    ],
+)
+def test_it_says_how_the_run_stands(
+    changes: dict[str, Any], how: tuple[bool, float, bool], said: list[str]
+) -> None:
+    lives, age_s, stalled = how
+    sentences = answer(standing(**changes), lives=lives, age_s=age_s, stalled=stalled, run=RUN)
+    assert all(part in sentences[0] for part in said), sentences
+    assert len(sentences) <= 3
+
+
+def run_at(path: Path, found: RunStatus | None, name: str = "status.json") -> Path:
+    path.mkdir()
+    (path / "run.toml").write_text("")
+    (path / "lock").touch()
+    if found is not None:
+        run_status.write(found, path / name)
+    return path
+
+
+def test_a_situation_is_read_as_it_was_written(tmp_path: Path) -> None:
+    for number, (found, _) in enumerate(SITUATIONS.values()):
+        path = tmp_path / f"{number}.json"
+        run_status.write(found, path)
+        assert run_status.read(path) == found
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json"}
+
+
+def test_the_lock_tells_a_live_run_from_a_killed_one(tmp_path: Path) -> None:
+    run = run_at(tmp_path / "run", S)
+    assert "was killed" in why(run, 1001.0)[0]
+    with (run / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert why(run, 1001.0)[0].startswith("The run trains")
+    assert "was killed" in why(run, 1001.0)[0]
+
+
+def test_a_stall_dump_is_what_counts(tmp_path: Path) -> None:
+    run = run_at(tmp_path / "run", standing(at=1010.0, ok=False, reason="it stalled"))
+    run_status.write(standing(**STILL), run / "stall.json")
+    assert "stalled" in why(run, 1020.0)[0]
+
+
+def bad(tmp_path: Path) -> dict[str, tuple[Path, str]]:
+    runs = {
+        name: run_at(tmp_path / name, None)
+        for name in ("none yet", "empty", "json", "binary", "deep", "wrong", "a directory")
+    }
+    for name, data in {
+        "empty": b"",
+        "json": b"{}",
+        "binary": b"\xff\x00",
+        "deep": b"[" * 100_000,
+        "wrong": msgspec.json.encode(S).replace(b'"step":12', b'"step":"x"'),
+    }.items():
+        (runs[name] / "status.json").write_bytes(data)
+    (runs["a directory"] / "status.json").mkdir()
+    (tmp_path / "no run").mkdir()
+    said = dict.fromkeys(("empty", "json", "binary", "deep", "wrong"), "damaged")
+    said |= {"none yet": "has not said how it stands", "a directory": "cannot be read"}
+    cases = {name: (run, said[name]) for name, run in runs.items()}
+    return cases | {
+        "no run": (tmp_path / "no run", "run.toml"),
+        "nowhere": (tmp_path / "nowhere", "no such directory"),
+    }
+
+
+def test_bad_input_is_one_sentence_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, (run, said) in bad(tmp_path).items():
+        assert main(["why", str(run)]) == 2, name
+        out, err = capsys.readouterr()
+        assert (
+            out == ""
+            and err.startswith("asyncrl: ")
+            and err.count("\n") == 1
+            and said in err
+            and str(run) in err
+        ), (name, err)
+
+
+def test_the_verb_prints_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_at(tmp_path / "run", standing(idle=STARVED))
+    assert main(["why", str(run)]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and "was killed" in out and "generation is the slow side" in out
+
+
+def test_an_actor_is_silent_after_three_reports_and_not_before() -> None:
+    for report_s, silent in [(20.0, False), (10.0, True), (1.0, True)]:
+        actors = [actor("trainer-0"), actor("rollout-0", seconds=40.0), actor("reward-0")]
+        said = diagnose(standing(report_s=report_s, actors=actors))
+        assert ("said nothing" in said) is silent

@@ -1,0 +1,239 @@
+"""The page of a living run, without a browser: who is answered, with what, and how often."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import trio
+from hostile import HOSTILE_SUMMARY, hostile_status
+from look_support import life, make_journal, make_run, status, step
+from report_support import Parsed, whole_run
+
+from asyncrl.experience import events as e
+from asyncrl.experience.episode import Strand, Turn
+from asyncrl.explain import run_status, summary
+from asyncrl.explain.views import run_page
+from asyncrl.explain.views.page_process import loopback
+from asyncrl.explain.views.rollout_part import rollouts
+from asyncrl.explain.views.run_page import ALWAYS, RunPage
+from asyncrl.explain.views.run_parts import PARTS, RunPart
+from asyncrl.explain.views.seen_turns import turns_of
+from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.runtime.run_dir import STATUS, SUMMARY
+
+KEY = "0123456789abcdef"
+
+
+HARM = "</pre><script>alert(1)</script>\x1b[2J\u202e"
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    return whole_run(tmp_path)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    run = whole_run(tmp_path, text=HARM)
+    run_status.write(hostile_status(), run / STATUS)
+    summary.write(HOSTILE_SUMMARY, run / SUMMARY)
+    return run
+
+
+class Answered:
+    """Status, headers and body of an answer."""
+
+    def __init__(self) -> None:
+        self.status, self.body, self.headers = 0, b"", dict[bytes, bytes]()
+
+    async def send(self, event: Any) -> None:
+        if event["type"] == "http.response.start":
+            self.status, self.headers = event["status"], dict(event["headers"])
+        else:
+            self.body += event["body"]
+
+
+async def receive() -> Any:
+    raise AssertionError("a page reads no body")
+
+
+async def ask(
+    app: RunPage, path: str, *, host: str = "127.0.0.1:80", method: str = "GET", **headers: str
+) -> Answered:
+    answered = Answered()
+    path, _, query = path.partition("?")
+    named = {"host": host} | {name.replace("_", "-"): value for name, value in headers.items()}
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "query_string": query.encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in named.items()],
+    }
+    await app(scope, receive, answered.send)
+    assert {name: answered.headers[name] for name in ALWAYS} == ALWAYS
+    return answered
+
+
+def app_of(run: Path, key: str = "") -> RunPage:
+    return RunPage(run, key=key, port=80, waits=Waits(), now=lambda: 1e9)
+
+
+async def test_it_has_each_part_of_the_report(whole: Path) -> None:
+    app = app_of(whole)
+    page = await ask(app, "/")
+    assert (page.status, page.headers[b"content-type"]) == (200, b"text/html; charset=utf-8")
+    found = Parsed(page.body.decode().replace("<script", "<p").replace("</script", "</p"))
+    assert set(PARTS) <= {value for name, value in found.attributes if name == "id"}
+    for name in PARTS:
+        part = await ask(app, f"/part/{name}")
+        assert part.status == 200 and f'<section id="{name}"'.encode() in part.body
+    assert b"6 * 7" in (await ask(app, "/part/rollouts")).body
+    assert (await ask(app, "/page.js")).status == 200
+    assert (await ask(app, "/favicon.ico")).status == 204
+
+
+async def test_its_policy_has_no_script_but_its_own(whole: Path) -> None:
+    page = (await ask(app_of(whole), "/")).body.decode()
+    policy = next(said for said in page.split('"') if said.startswith("default-src"))
+    assert "script-src &#x27;self&#x27;" in policy and "unsafe" not in policy
+    assert "require-trusted-types-for" in policy and page.count("<script") == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "answered"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("localhost", 200),
+        ("LOCALHOST:80", 200),
+        ("[::1]:8000", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example:80", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("", 421),
+    ],
+)
+async def test_a_page_on_loopback_has_no_other_name(
+    tmp_path: Path, host: str, answered: int
+) -> None:
+    """Else a web page whose name is made to point here would read it."""
+    app = app_of(make_run(tmp_path / "r"))
+    assert (await ask(app, "/", host=host)).status == answered
+    assert app.known([(b"host", host.encode())]) == (answered == 200)
+
+
+async def test_who_has_not_the_key_gets_nothing(whole: Path) -> None:
+    app = app_of(whole, KEY)
+    for path in ("/", "/page.js", "/part/rollouts", "/?key=", "/?key=x", f"/page.js?key={KEY}"):
+        assert (await ask(app, path, host="any.example")).status == 401
+    for cookie in ("asyncrl_page_80=x", f"asyncrl_page_81={KEY}", KEY, "asyncrl_page_80="):
+        assert (await ask(app, "/", cookie=cookie)).status == 401
+        assert not app.known([(b"cookie", cookie.encode())])
+    given = await ask(app, f"/?key={KEY}", host="any.example")
+    cookie = given.headers[b"set-cookie"].decode()
+    assert given.status == 200 and "HttpOnly; SameSite=Strict" in cookie
+    assert b"6 * 7" not in given.body and KEY.encode() not in given.body
+    sent = f"other=1; {cookie.partition(';')[0]}"
+    assert (await ask(app, "/part/rollouts", cookie=sent)).status == 200
+    assert app.known([(b"cookie", sent.encode())])
+
+
+async def test_it_is_only_read(tmp_path: Path) -> None:
+    app = app_of(make_run(tmp_path / "r"))
+    assert (await ask(app, "/", method="POST")).status == 405
+    for path in ("/part/../run.toml", "/run.toml", "/part/", "/part/none", "/static/x", "//"):
+        assert (await ask(app, path)).status == 404
+
+
+async def test_what_has_not_changed_is_not_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PARTS, "flow", msgspec.structs.replace(PARTS["flow"], rest=0.0))
+    run = make_run(tmp_path / "r", [step(1)], status=status())
+    app = app_of(run)
+    first = await ask(app, "/part/flow")
+    tag = first.headers[b"etag"].decode()
+    again = await ask(app, "/part/flow", if_none_match=tag)
+    assert (again.status, again.body) == (304, b"")
+    run_status.write(status(step=99), run / STATUS)
+    await trio.sleep(run_page.AGAIN_S)
+    changed = await ask(app, "/part/flow", if_none_match=tag)
+    assert changed.status == 200 and b"step 99 of" in changed.body
+
+
+@contextmanager
+def counted(name: str, monkeypatch: pytest.MonkeyPatch, busy_s: float) -> Iterator[list[float]]:
+    """The moments at which a part is made, each of which costs so much."""
+    made: list[float] = []
+
+    def make(seen: Any) -> Any:
+        made.append(time.monotonic())
+        began = time.thread_time()  # of the page's thread, which is not the test's
+        while time.thread_time() < began + busy_s:
+            pass
+        return PARTS["tokens"].make(seen)
+
+    monkeypatch.setitem(PARTS, name, RunPart("", make, 1.0))
+    yield made
+
+
+async def test_many_who_look_share_a_part_and_a_dear_one_is_made_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = app_of(make_run(tmp_path / "r"))
+    with counted("flow", monkeypatch, 0.05) as made:
+        end = trio.current_time() + run_page.AGAIN_S + 0.5
+        while trio.current_time() < end:
+            async with trio.open_nursery() as nursery:
+                for _ in range(10):
+                    nursery.start_soon(ask, app, "/part/flow")
+    assert len(made) == 1, "0.05 s are not spent again within 5 s"
+
+
+async def test_a_hostile_run_is_only_text(hostile: Path) -> None:
+    app = app_of(hostile)
+    for name in PARTS:
+        body = (await ask(app, f"/part/{name}")).body.decode()
+        found = Parsed(body.replace("<!doctype html><meta charset=utf-8>", "<style></style>"))
+        found.harmless()
+
+
+async def test_a_directory_that_has_gone_is_said(tmp_path: Path) -> None:
+    app = app_of(tmp_path / "gone")
+    said = (await ask(app, "/part/flow")).body
+    assert b"there is no such directory" in said
+
+
+def test_an_episode_that_branches_is_a_tree(tmp_path: Path) -> None:
+    prompt, other = bytes(8), b"\1\0\0\0"
+    turns = [Turn(2, "stop"), Turn(3, "stop", 0.5), Turn(4, "length", failed="search")]
+    strands = [Strand(None, 0, [prompt, 0, other, 1]), Strand(0, 5, [other, 2])]
+    found = turns_of(turns, strands, prompt)
+    assert [turn.parent for turn in found] == [None, 0, 0]
+    assert [turn.given for turn in found] == [b"", other, other]
+    assert [(turn.reward, turn.failed) for turn in found][1:] == [(0.5, ""), (None, "search")]
+    from_the_prompt = turns_of(turns, [strands[0], Strand(0, 2, [other, 2])], prompt)
+    assert from_the_prompt[2].parent is None
+
+
+def test_tokens_have_the_colour_of_their_chance(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    events = life(0, text="abcd", end=False)
+    logprobs = np.log(np.array([0.95, 0.95, 0.3, 0.001], "<f4")).tobytes()
+    events[2] = e.Extended(0, 1, 3, 0, events[2].ids, logprobs)  # type: ignore[union-attr]
+    make_journal(run, [e.Published(0), *events])
+    found = Parsed(rollouts(run))
+    colours = [value for name, value in found.attributes if name == "class" and value]
+    assert [one for one in colours if one.startswith("v3 ")] == ["v3 p0", "v3 p2", "v3 p4"]
+
+
+def test_only_loopback_needs_no_key() -> None:
+    assert loopback("127.0.0.1") and loopback("127.1.2.3")
+    assert not loopback("0.0.0.0") and not loopback("10.0.0.1")

@@ -1,0 +1,197 @@
+"""`asyncrl report`: one page about any run, with nothing in it that a browser would obey."""
+
+from __future__ import annotations
+
+import math
+from base64 import b64encode
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hostile import HOSTILE_SUMMARY, hostile_status
+from hypothesis import given
+from hypothesis import strategies as st
+from look_support import HOSTILE, make_run
+from report_support import Parsed, whole_run
+
+from asyncrl.cli import main
+from asyncrl.explain import summary
+from asyncrl.explain.summary import TokenTotals
+from asyncrl.explain.views.html_page import TEXT, lines, page, tag
+from asyncrl.explain.views.next_changes import next_changes
+from asyncrl.explain.views.plots import POINTS, PlotSeries, line_plot, ticks
+from asyncrl.explain.views.report import report
+from asyncrl.explain.views.run_figures import RunFigures, run_figures
+from asyncrl.explain.views.seen_curve import LINES
+from asyncrl.runtime.run_dir import JOURNAL, METRICS, STATUS, SUMMARY
+
+ANY = st.text(st.characters(codec=None, exclude_categories=()))
+
+
+def test_a_report_says_what_happened(tmp_path: Path) -> None:
+    run = whole_run(tmp_path)
+    tokens = TokenTotals(1000, 250, {"stale": 650}, 100)
+    said = summary.Summary(ok=True, reason="all is done", steps=5, seconds=9.0, tokens=tokens)
+    summary.write(said, run / SUMMARY)
+    found = Parsed(report(run, 1e9 + 60))
+    found.harmless()
+    for text in (
+        "The run ended 60 s ago: done.",
+        "65% of the generated tokens were too old",
+        "all is done",
+        "held-out accuracy, by version",
+        "trainer, command",
+        "stale650 (65.0%)",
+        "train rollout 0: prompt 7, reward 1, 2 tokens, stop, discarded: zero_variance",
+        "6 * 742versions 3",
+    ):
+        assert text in found.text, found.text
+    assert found.tags.count("svg") == 1 + len(LINES) - 1  # nothing is known of k3
+    assert ("class", "v3 p0") in found.attributes and ("title", "version 3") in found.attributes
+
+
+def test_its_policy_allows_its_own_style_sheet_and_nothing_else(tmp_path: Path) -> None:
+    found = Parsed(report(whole_run(tmp_path), 1e9))
+    policy = dict(found.attributes)["content"]
+    policies = [value for name, value in found.attributes if name == "content"]
+    digest = b64encode(sha256(found.style.encode()).digest()).decode()
+    assert policies[0] == (
+        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
+    assert policy is not None and "url(" not in found.style and "@import" not in found.style
+
+
+def test_hostile_text_of_every_source_is_only_text(tmp_path: Path) -> None:
+    run = whole_run(tmp_path, text="</pre><script>alert(1)</script>\x1b[2J\x7f")
+    run_status_file = msgspec.structs.replace(hostile_status(), idle={"trainer": {HOSTILE: 0.5}})
+    (run / STATUS).write_bytes(msgspec.json.encode(run_status_file))
+    alarms = {HOSTILE: summary.Alarmed(2, HOSTILE)}
+    said = msgspec.structs.replace(HOSTILE_SUMMARY, reason=HOSTILE, alarms=alarms)
+    summary.write(said, run / SUMMARY)
+    run = run.rename(tmp_path / "<script>alert(2)<script>"[:-8])
+    found = Parsed(report(run, 1e9))
+    found.harmless()
+    assert "alert(1)" in found.text and "alert(2)" in found.text and "\\x1b[2J" in found.text
+
+
+@given(ANY, ANY)
+def test_no_text_and_no_attribute_breaks_out(text: str, value: str) -> None:
+    source = page(text, "p{}", tag("p", text, title=value), tag("pre", lines(text)))
+    source.encode()  # there are no surrogates left
+    found = Parsed(source)
+    found.harmless()
+    assert found.tags[-2:] == ["p", "pre"] and found.tags.count("p") == 1
+
+
+def test_long_text_is_cut_and_a_long_line_of_points_is_not() -> None:
+    assert len(lines("x\n" * TEXT)) == TEXT + 1
+    series = PlotSeries("a")
+    for x in range(2 * POINTS - 1):
+        series.add(x, float(x % 7))
+    points = dict(Parsed(line_plot("a", "x", [series])).attributes)["points"]
+    assert points is not None and len(points.split()) == 2 * POINTS - 1
+
+
+@given(st.integers(0, 20_000))
+def test_a_series_is_thinned_evenly(count: int) -> None:
+    series = PlotSeries("a")
+    for x in range(count):
+        series.add(x, x)
+    places = [x for x, _ in series.points]
+    assert len(places) < 2 * POINTS and (count < 2 * POINTS or len(places) >= POINTS)
+    assert len({b - a for a, b in pairwise(places)}) <= 1
+    assert not count or (places[0] == 0 and count - places[-1] <= 2 * max(1, count // POINTS))
+
+
+finite = st.floats(-1e9, 1e9).map(lambda x: float(f"{x:.6g}"))
+
+
+@given(finite, finite)
+def test_ticks_are_round_and_hold_both_ends(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    if 0 < high - low < 1e-6 * max(abs(low), abs(high)):
+        return
+    found = ticks(low, high)
+    slack = 1e-9 * max(1.0, abs(low), abs(high))
+    assert found[0] <= low + slack and found[-1] >= high - slack and 2 <= len(found) <= 9
+    assert found == sorted(set(found))
+
+
+def test_a_plot_draws_what_it_is_given() -> None:
+    series = PlotSeries("a")
+    for x, y in ((0, 0.0), (1, 1.0), (2, None), (3, math.nan), (4, 0.5)):
+        series.add(x, y)
+    assert series.drawn() == [[(0, 0.0), (1, 1.0)], [(4, 0.5)]]
+    found = Parsed(line_plot("a", "x", [series]))
+    said = dict(found.attributes)
+    assert said["points"] == "56,182 144,12"  # from the lower left corner, a quarter to the right
+    assert (said["cx"], said["cy"]) == ("408.0", "97.0")  # at the right, half way up
+    assert line_plot("a", "x", [PlotSeries("empty")]) == ""
+    one = PlotSeries("one")
+    one.add(3, 0.0)
+    assert dict(Parsed(line_plot("a", "x", [one])).attributes)["cx"] == "232.0"
+
+
+FIGURES = RunFigures(
+    run="r", standing="ended", step=9, steps=9, seconds=1.0, evaluations=[], reward_first=None,
+    reward_last=None, generated_per_s=None, trained_per_s=None, idle_trainer=0.1, idle_rollout=0.1,
+    lag_mean=None, lag_max=0, pause_seconds=None, tokens=TokenTotals(1000, 1000), restarts=0,
+    alarms=0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "cut", "said"),
+    [
+        ({}, None, None),
+        ({"idle_trainer": None}, 0.1, None),
+        ({"idle_trainer": 0.5}, None, "rollout.actors"),
+        ({"idle_rollout": 0.5}, None, "machine.trainer_cores"),
+        ({"idle_trainer": 0.5, "idle_rollout": 0.4}, None, "staleness.depth"),
+        ({"tokens": TokenTotals(1000, 100, {"zero_variance": 900})}, None, "rollout.group_size"),
+        ({"tokens": TokenTotals(1000, 900, {"stale": 100})}, None, "staleness.max_lag"),
+        ({}, 0.5, "rollout.max_new_tokens"),
+    ],
+)
+def test_what_to_change_follows_from_one_number(
+    changes: dict[str, Any], cut: float | None, said: str | None
+) -> None:
+    found = [*next_changes(msgspec.structs.replace(FIGURES, **changes), cut)]
+    assert len(found) == (said is not None) and (said is None or said in found[0])
+
+
+def test_a_run_of_which_little_is_known_has_a_report(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    (run / METRICS).unlink()
+    found = Parsed(report(run, 1e9))
+    found.harmless()
+    assert "this run has not said how it stands" in found.text
+    assert "there is no journal" in found.text and "ask for nothing" in found.text
+    (run / JOURNAL).write_bytes(b"\xff" * 4096)
+    assert "damaged, or no journal at all" in Parsed(report(run, 1e9)).text
+    assert run_figures(run).standing == "failed"
+
+
+def test_the_file_is_whole_and_an_earlier_one_is_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = whole_run(tmp_path)
+    for _ in range(2):
+        assert main(["report", str(run)]) == 0
+        assert capsys.readouterr().out == f"{run / 'report.html'} is written.\n"
+    Parsed((run / "report.html").read_text()).harmless()
+    other = tmp_path / "mine.html"
+    assert main(["report", str(run), "-o", str(other)]) == 0
+    assert other.read_text().startswith("<!doctype html>") and not [*tmp_path.rglob("*.partial")]
+    capsys.readouterr()
+    for arguments in (
+        [str(run), "-o", str(tmp_path / "none" / "x.html")],
+        [str(tmp_path)],
+        [str(tmp_path / "none")],
+    ):
+        assert main(["report", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1

@@ -1,0 +1,94 @@
+"""The curve of a run, read on as it grows: what is seen is what a reader of the whole file sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from look_support import evaluation, make_run, step
+
+from asyncrl.config import ConfigError
+from asyncrl.explain.curve import line_of
+from asyncrl.explain.curve_reader import CurveReader
+from asyncrl.explain.views.run_figures import run_figures
+from asyncrl.explain.views.run_parts import SeenRun
+from asyncrl.explain.views.seen_curve import SeenCurve
+from asyncrl.runtime.run_dir import METRICS
+
+POINTS = [evaluation(0, 0.25), *(step(v) for v in range(1, 31)), evaluation(30, 0.75)]
+
+
+@given(cuts=st.lists(st.integers(0, 20_000), max_size=12))
+def test_a_curve_that_grows_in_any_pieces_is_read_whole(
+    cuts: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Also where a piece ends amid a line."""
+    run = make_run(tmp_path_factory.mktemp("grows") / "run")
+    whole = b"".join(map(line_of, POINTS))
+    curve, written = SeenCurve(run), 0
+    with (run / METRICS).open("ab", buffering=0) as file:
+        for cut in [*sorted(cut % len(whole) for cut in cuts), len(whole)]:
+            file.write(whole[written:cut])
+            written = cut
+            seen = SeenRun(run, 0.0, curve)
+            assert seen.figures == run_figures(run)
+            drawn = SeenRun(run, 0.0).curves
+            assert (seen.curves.last, seen.curves.cut) == (drawn.last, drawn.cut)
+            assert [one.points for each in seen.curves.series.values() for one in each] == [
+                one.points for each in drawn.series.values() for one in each
+            ]
+
+
+def test_a_curve_that_was_put_in_place_of_another_is_read_from_its_beginning(
+    tmp_path: Path,
+) -> None:
+    """As by a run that is resumed from an earlier checkpoint, shorter or longer."""
+    run = make_run(tmp_path / "run", POINTS)
+    curve = SeenCurve(run)
+    assert SeenRun(run, 0.0, curve).figures.step == 30
+    for last in (12, 40):
+        other = run / "other"
+        other.write_bytes(b"".join(line_of(step(v)) for v in range(1, last + 1)))
+        other.replace(run / METRICS)
+        seen = SeenRun(run, 0.0, curve)
+        assert seen.figures == run_figures(run) and seen.figures.step == last
+        assert len(seen.curves.series["reward"][0].points) == last
+
+
+def test_a_curve_that_was_cut_is_read_from_its_beginning(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", POINTS)
+    curve = SeenCurve(run)
+    assert curve.lines().last[-1].version == 30
+    (run / METRICS).write_bytes(line_of(step(1)))
+    assert [point.version for point in curve.lines().last] == [1]
+
+
+def test_what_was_seen_stands_while_the_curve_goes_on(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", POINTS[:5])
+    curve = SeenCurve(run)
+    before = curve.lines()
+    with (run / METRICS).open("ab") as file:
+        file.write(line_of(step(5)))
+    assert len(curve.lines().series["reward"][0].points) == 5
+    assert len(before.series["reward"][0].points) == 4 and before.last[-1].version == 4
+
+
+def test_each_point_is_read_once(tmp_path: Path) -> None:
+    """The second look at a long curve reads no more than what was added."""
+    run = make_run(tmp_path / "run", POINTS)
+    reader = CurveReader(run / METRICS)
+    assert reader.replaced() and len([*reader.added()]) == len(POINTS)
+    assert not reader.replaced() and [*reader.added()] == []
+    with (run / METRICS).open("ab") as file:
+        file.write(line_of(step(31)))
+    assert [point.version for point in reader.added()] == [31]
+
+
+def test_a_curve_that_is_not_there_yet_or_cannot_be_read(tmp_path: Path) -> None:
+    curve = SeenCurve(tmp_path)
+    assert curve.lines().last == []
+    (tmp_path / METRICS).mkdir()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        curve.lines()

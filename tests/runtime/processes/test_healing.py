@@ -1,0 +1,100 @@
+"""Ends of a run's life: those which another life follows, and how often."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.messages import Exited, RunFinished
+from asyncrl.runtime.processes.healing import Healing, lost_head
+from asyncrl.runtime.processes.run_supervisor import SupervisedEnd
+from asyncrl.runtime.processes.supervisor import ActorFailed
+
+KILLED = SupervisedEnd(None, ActorFailed("coordinator-0", -9, ""))
+STALLED = SupervisedEnd(RunFinished(False, "no token and no step for 300 s", "stalled"))
+RAISED = SupervisedEnd(RunFinished(False, "", "lost"), ActorFailed("trainer-1", 1, "ValueError"))
+
+
+@pytest.mark.parametrize(
+    ("end", "lost"),
+    [
+        (KILLED, Exited("coordinator", 0, -9, True)),
+        (SupervisedEnd(None, ActorFailed("coordinator-0", 0, "silent")), ("coordinator", 0, -9)),
+        (RAISED, ("trainer", 1, 1)),
+        (
+            SupervisedEnd(RunFinished(False, "it is at one step for 900 s", "stalled")),
+            ("trainer", 0, 0),
+        ),
+        # The trainer's end was seen before the coordinator's.
+        (SupervisedEnd(None, ActorFailed("trainer-0", -11, "")), ("trainer", 0, -11)),
+        (
+            SupervisedEnd(
+                RunFinished(False, "the trainer was lost", "lost"), ActorFailed("trainer-0", 2, "")
+            ),
+            None,
+        ),
+        (
+            SupervisedEnd(
+                RunFinished(True, "all steps are done"), ActorFailed("trainer-0", -9, "")
+            ),
+            None,
+        ),
+        (SupervisedEnd(RunFinished(False, "nothing can be learned")), None),
+        (SupervisedEnd(None, ActorFailed("reward-0", 1, "")), None),
+        (SupervisedEnd(None, ActorFailed("the preparation", 1, "")), None),
+        (SupervisedEnd(None), None),  # it was ended from outside
+    ],
+)
+def test_whose_loss_is_healed(
+    end: SupervisedEnd, lost: Exited | tuple[str, int, int] | None
+) -> None:
+    found = lost_head(end)
+    if isinstance(lost, tuple):
+        assert found is not None and (found.role, found.index, found.code) == lost
+        assert found.restarting
+    else:
+        assert found == lost
+
+
+def lives(heals: int, steps: list[int], end: SupervisedEnd = KILLED) -> list[bool]:
+    """True for each life, which came to this step, that another one follows."""
+    healing = Healing(heals)
+    healing.stepped(0)
+    found = []
+    for step in steps:
+        healing.stepped(step)
+        found.append(healing.again(end))
+    assert len(healing.lost) == sum(found)
+    return found
+
+
+def test_lives_in_vain_are_counted_in_a_row() -> None:
+    assert lives(1, [5, 9, 9, 9]) == [True, True, True, False]
+    assert lives(1, [5, 5, 6, 6, 7]) == [True] * 5
+    assert lives(0, [5, 9]) == [False, False]
+    # Steps that are taken again are no new ones.
+    assert lives(1, [15, 11, 14, 13]) == [True, True, False, False]
+
+
+def test_what_fails_before_its_first_step_is_at_fault_itself() -> None:
+    assert lives(3, [0], RAISED) == [False]
+    assert lives(3, [0], STALLED) == [False]
+    assert lives(3, [0, 0, 0, 0], KILLED) == [True, True, True, False]
+    assert lives(1, [2, 2, 2], STALLED) == [True, True, False]
+    assert lives(3, [2, 2, 2, 2, 2], RAISED) == [True, True, True, True, False]
+
+
+@given(st.integers(1, 4), st.lists(st.integers(0, 6), max_size=12))
+def test_a_run_ends_exactly_when_more_lives_than_allowed_brought_nothing(
+    heals: int, steps: list[int]
+) -> None:
+    found = lives(heals, steps)
+    for number, again in enumerate(found):
+        if all(found[:number]):  # nobody looks at what comes behind an end
+            vain = 0
+            for k in reversed(range(number + 1)):
+                if steps[k] > max([0, *steps[:k]]):
+                    break
+                vain += 1
+            assert again == (vain <= heals)

@@ -1,0 +1,421 @@
+"""Supervision of a whole run, in virtual time: scripted actors, and a coordinator that says what a
+test has it say."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+import trio
+
+from asyncrl.config import Config
+from asyncrl.config.schema import TrainConfig
+from asyncrl.messages import (
+    Drain,
+    Draining,
+    Exited,
+    Hello,
+    Message,
+    Replace,
+    Role,
+    RunFinished,
+    StatusUpdate,
+)
+from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.processes.run_supervisor import RunSupervisor, SupervisedEnd
+from asyncrl.runtime.processes.supervisor import Child
+from asyncrl.simulation.network import links
+
+CONFIG = msgspec.convert(
+    {
+        "rollout": {"actors": 2},
+        "reward": {"actors": 1},
+        "supervision": {
+            "grace_s": 30.0,
+            "stall_s": 60.0,
+            "start_s": 400.0,
+            "restarts": 1,
+            "restart_window_s": 1000.0,
+        },
+    },
+    Config,
+)
+FINISHED = RunFinished(True, "all steps are done")
+STATUS = StatusUpdate(1.0, "run", 1, 2, *[0.0] * 2, 0, *[0.0] * 3, 0, 0, 0, *[0.0] * 3, "")
+
+
+class _Task:
+    """A child that lives until it is killed or told to end."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.code: int | None = None
+        self.displaced = False
+        self._over = trio.Event()
+
+    def end(self, code: int) -> None:
+        if self.code is None:
+            self.code = code
+            self._over.set()
+
+    def kill(self) -> None:
+        self.end(-9)
+
+    async def wait(self) -> int:
+        await self._over.wait()
+        assert self.code is not None
+        return self.code
+
+    async def kill_group(self) -> int:
+        self.end(-9)
+        with trio.CancelScope(shield=True):
+            return await self.wait()
+
+    def tail(self) -> str:
+        return f"the last words of {self.name}"
+
+
+class _Actors:
+    """Starts tasks; remembers each start, in order, and what the supervisor has shown."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.children: dict[str, _Task] = {}
+        self.all: list[_Task] = []
+        self.shown: list[object] = []
+        self.unready: dict[Role, trio.Event] = {}
+        self.nursery: trio.Nursery
+
+    async def open(self, nursery: trio.Nursery) -> None:
+        self.nursery = nursery
+        await trio.lowlevel.checkpoint()
+
+    async def ready(self, role: Role) -> None:
+        if role in self.unready:
+            await self.unready[role].wait()
+
+    def start(self, role: Role, index: int, incarnation: int) -> Child:
+        name = f"{role}-{index}"
+        self.started.append(f"{name}/{incarnation}")
+        self.children[name] = task = _Task(name)
+        self.all.append(task)
+        return task
+
+    def on_status(self, update: StatusUpdate) -> None:
+        self.shown.append("status")
+
+    def on_replace(self, message: Replace) -> None:
+        self.shown.append(message.reason)
+
+    def on_failure(self, name: str, code: int, restarting: bool, child: Child) -> None:
+        self.shown.append((name, code, restarting, child.tail()))
+
+
+class Run:
+    """A supervised run, and the coordinator's end of its link."""
+
+    def __init__(self, config: Config = CONFIG) -> None:
+        self.actors = _Actors()
+        self.supervisor = RunSupervisor(config, self.actors, self.actors)
+        self.told: list[Message] = []
+        self.end: SupervisedEnd | None = None
+        self._link: Link
+
+    def fail(self, name: str, code: int = 1) -> None:
+        self.actors.children[name].end(code)
+
+    async def connect(self) -> None:
+        """Be ready for actors."""
+        self._link = await self._connected("coordinator")
+        self.actors.nursery.start_soon(self._read, self._link)
+        await trio.sleep(0.1)
+
+    async def _connected(self, role: Role) -> Link:
+        ours, theirs = links()
+        self.actors.nursery.start_soon(self._serve, theirs)
+        await ours.send(Hello(role, 0, 0, 1))
+        return ours
+
+    async def _serve(self, link: Link) -> None:
+        try:
+            await self.supervisor.converse(link)
+        except* EndOfStream:
+            pass
+        except* LinkError as errors:
+            self.actors.shown.append(str(errors.exceptions[0]))
+        await link.aclose()
+
+    async def _read(self, link: Link) -> None:
+        try:
+            async for message, _ in link:
+                self.told.append(message)
+        except LinkError:
+            pass
+
+    async def say(self, message: Message) -> None:
+        """Say something as the coordinator, and wait until it has come to pass."""
+        await self._link.send(message)
+        await trio.sleep(0.1)
+
+    async def another(self, role: Role) -> None:
+        """Connect once more, as somebody."""
+        await self._connected(role)
+        await trio.sleep(0.1)
+
+
+@asynccontextmanager
+async def running(config: Config = CONFIG, *, connected: bool = True) -> AsyncIterator[Run]:
+    """A run, which must be over within an hour; no child outlives it."""
+    run = Run(config)
+
+    async def supervise() -> None:
+        run.end = await run.supervisor.run()
+
+    with trio.fail_after(3600):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervise)
+            await trio.sleep(0.1)
+            if connected:
+                await run.connect()
+            yield run
+    assert all(child.code is not None for child in run.actors.all)
+
+
+async def test_actors_are_started_once_the_coordinator_is_ready(autojump_clock) -> None:
+    async with running(connected=False) as run:
+        await trio.sleep(300)
+        assert run.actors.started == ["coordinator-0/0"] and not run.supervisor.connected
+        await run.connect()
+        assert sorted(run.actors.started[1:]) == [
+            "reward-0/0",
+            "rollout-0/0",
+            "rollout-1/0",
+            "trainer-0/0",
+        ]
+        await run.say(FINISHED)
+    assert run.end == SupervisedEnd(FINISHED)
+
+
+async def test_an_actor_waits_for_what_it_needs_and_the_others_do_not(autojump_clock) -> None:
+    async with running(connected=False) as run:
+        event = run.actors.unready["rollout"] = trio.Event()
+        await run.connect()
+        assert sorted(run.actors.started[1:]) == ["reward-0/0", "trainer-0/0"]
+        event.set()
+        await trio.sleep(0.1)
+        assert sorted(run.actors.started[3:]) == ["rollout-0/0", "rollout-1/0"]
+        await run.say(FINISHED)
+    assert run.end == SupervisedEnd(FINISHED)
+
+
+async def test_a_coordinator_that_does_not_begin_in_time_is_named(autojump_clock) -> None:
+    async with running(connected=False) as run:
+        pass
+    assert trio.current_time() == pytest.approx(400.0)
+    assert "nothing within 400 s of its start (supervision.start_s)" in str(run.end.failure)
+
+
+async def test_a_failed_rollout_actor_is_started_again_within_its_budget(autojump_clock) -> None:
+    async with running() as run:
+        run.fail("rollout-1", -9)
+        await trio.sleep(1)
+        assert run.actors.started[-1] == "rollout-1/1"
+        assert run.told == [Exited("rollout", 1, -9, True)]
+        assert run.actors.shown == [("rollout-1", -9, True, "the last words of rollout-1")]
+        await run.say(FINISHED)
+
+
+async def test_the_run_goes_on_without_a_rollout_actor_whose_budget_is_spent_and_not_without_all(
+    autojump_clock,
+) -> None:
+    async with running() as run:
+        for code in (-9, 3):
+            run.fail("rollout-1", code)
+            await trio.sleep(1)
+        assert run.told[1:] == [Exited("rollout", 1, 3, False)]
+        assert run.actors.started.count("rollout-1/1") == 1
+        await trio.sleep(50)
+        await run.say(STATUS)
+        await trio.sleep(50)
+        assert run.end is None
+        await run.say(STATUS)
+        for code in (-9, 4):
+            run.fail("rollout-0", code)
+            await trio.sleep(1)
+    assert run.end.finished is None and "rollout-0" in str(run.end.failure)
+    assert "after 1 restart" in str(run.end.failure)
+    assert run.end.unrestarted == (Exited("rollout", 0, 4, False),)
+
+
+async def test_a_reward_actor_whose_budget_is_spent_ends_the_run(autojump_clock) -> None:
+    async with running() as run:
+        for code in (-9, 3):
+            run.fail("reward-0", code)
+            await trio.sleep(1)
+    assert run.end.unrestarted == (Exited("reward", 0, 3, False),)
+
+
+@pytest.mark.parametrize("name", ["rollout-0", "reward-0", "trainer-0"])
+async def test_an_actor_that_ends_while_the_run_drains_is_not_started_again(
+    name: str, autojump_clock
+) -> None:
+    async with running() as run:
+        await run.say(Draining())
+        run.fail(name)
+        await trio.sleep(1)
+        assert f"{name}/1" not in run.actors.started
+        assert run.told == [Exited(name[:-2], 0, 1, False)]  # type: ignore[arg-type]
+        await run.say(FINISHED)
+    role, index = name.split("-")
+    assert run.end == SupervisedEnd(FINISHED, None, (Exited(role, int(index), 1, False),))
+
+
+async def test_a_coordinator_that_fails_while_it_drains_fails_the_run(autojump_clock) -> None:
+    async with running() as run:
+        await run.say(Draining())
+        run.fail("coordinator-0")
+    assert run.end.failure is not None and run.end.failure.name == "coordinator-0"
+
+
+async def test_a_coordinator_that_ends_without_a_word_fails_the_run(autojump_clock) -> None:
+    async with running() as run:
+        run.fail("coordinator-0", 0)
+    assert run.end.failure is not None and run.end.failure.code == 0
+
+
+async def test_a_silent_coordinator_stands_still(autojump_clock) -> None:
+    async with running() as run:
+        began = trio.current_time()
+        for _ in range(3):
+            await trio.sleep(50)
+            await run.say(STATUS)
+    assert trio.current_time() - began == pytest.approx(3 * 50 + 60, abs=1)
+    assert "nothing for 60 s (supervision.stall_s)" in str(run.end.failure)
+    assert run.actors.shown == ["status"] * 3
+
+
+@pytest.mark.parametrize("stood", [61.0, 1000.0])
+async def test_a_launcher_that_stood_still_does_not_take_the_coordinator_for_silent(
+    stood: float, autojump_clock
+) -> None:
+    async with running() as run:
+        await trio.sleep(55)
+        autojump_clock.jump(stood)
+        await trio.sleep(2)
+        assert run.end is None
+        await run.say(STATUS)
+        await trio.sleep(58)
+        await run.say(FINISHED)
+    assert run.end == SupervisedEnd(FINISHED)
+
+
+async def test_a_launcher_that_stood_still_gives_a_drain_its_grace(autojump_clock) -> None:
+    async with running() as run:
+        run.supervisor.interrupt()
+        await trio.sleep(10)
+        autojump_clock.jump(100.0)
+        await trio.sleep(15)
+        await run.say(FINISHED)
+    assert run.end == SupervisedEnd(FINISHED)
+
+
+async def test_a_launcher_that_stood_still_waits_for_a_coordinator_that_begins(
+    autojump_clock,
+) -> None:
+    async with running(connected=False) as run:
+        await trio.sleep(10)
+        autojump_clock.jump(1000.0)
+        await trio.sleep(100)
+        await run.connect()
+        await run.say(FINISHED)
+    assert run.end == SupervisedEnd(FINISHED)
+
+
+@pytest.mark.parametrize("displaced", [False, True])
+async def test_the_ranks_of_a_trainer_end_with_the_first_that_is_lost(
+    autojump_clock, displaced: bool
+) -> None:
+    """Also where its machine is lost: no other rank can take its place."""
+    async with running(msgspec.structs.replace(CONFIG, train=TrainConfig(ranks=3))) as run:
+        run.actors.children["trainer-1"].displaced = displaced
+        run.fail("trainer-1")
+        await trio.sleep(0.1)
+        assert [run.actors.children[f"trainer-{rank}"].code for rank in range(3)] == [-9, 1, -9]
+        assert run.actors.children["rollout-0"].code is None
+        await run.say(RunFinished(False, "the trainer was lost", "lost"))
+    assert run.end is not None and run.end.unrestarted[0] == Exited("trainer", 1, 1, False)
+    assert run.actors.started.count("trainer-1/0") == 1 and "trainer-1/1" not in run.actors.started
+
+
+async def test_after_a_trainers_failure_the_coordinator_has_its_grace_to_finish(
+    autojump_clock,
+) -> None:
+    async with running() as run:
+        run.fail("trainer-0")
+        await trio.sleep(32)
+        await run.say(bad := RunFinished(False, "the trainer was lost"))
+    assert run.end.finished == bad and run.end.unrestarted == (Exited("trainer", 0, 1, False),)
+    async with running() as run:  # the coordinator sees the link end before the process is gone
+        await run.say(RunFinished(False, "the trainer was lost", "lost"))
+        await trio.sleep(4)  # a process that has loaded torch goes slowly where others run
+        run.fail("trainer-0", -9)
+    assert run.end.unrestarted == (Exited("trainer", 0, -9, False),)
+    async with running() as run:  # a run that fails for another reason does not wait
+        began = trio.current_time()
+        await run.say(RunFinished(False, "the disk is full"))
+    assert run.end.unrestarted == () and trio.current_time() - began < 0.2  # `say` takes 0.1
+    async with running() as run:
+        began = trio.current_time()
+        run.fail("trainer-0")
+    assert trio.current_time() - began == pytest.approx(33)
+    assert run.end.failure is not None and run.end.failure.name == "trainer-0"
+
+
+async def test_only_the_start_that_is_meant_is_replaced(autojump_clock) -> None:
+    async with running() as run:
+        run.fail("rollout-0")
+        await trio.sleep(1)
+        second = run.actors.children["rollout-0"]
+        await run.say(Replace("rollout", 0, 0, "it sends garbage"))
+        assert second.code is None
+        await run.say(Replace("rollout", 0, 1, "it sends garbage again"))
+        assert second.code == -9
+        assert run.actors.shown[1:3] == ["it sends garbage", "it sends garbage again"]
+        await run.say(FINISHED)
+
+
+@pytest.mark.parametrize("role", ["coordinator", "rollout"])
+async def test_only_the_coordinator_is_listened_to_and_once(role: Role, autojump_clock) -> None:
+    async with running() as run:
+        await run.another(role)
+        assert run.actors.shown == ["only the coordinator talks to the launcher, and once"]
+        await run.say(FINISHED)
+
+
+async def test_a_message_that_is_not_a_coordinators_is_refused(autojump_clock) -> None:
+    async with running() as run:
+        await run.say(Drain())
+        assert run.actors.shown == ["the launcher does not understand Drain"]
+        run.supervisor.cancel()
+
+
+async def test_an_interrupt_drains_and_the_run_has_its_grace(autojump_clock) -> None:
+    async with running() as run:
+        assert run.supervisor.interrupt()
+        await trio.sleep(29)
+        assert run.told == [Drain()] and run.end is None
+    assert trio.current_time() == pytest.approx(30.2, abs=0.1)
+    assert run.end == SupervisedEnd(None)
+
+
+@pytest.mark.parametrize("ended", ["twice", "before it began"])
+async def test_an_interrupt_that_cannot_drain_ends_the_run_at_once(
+    ended: str, autojump_clock
+) -> None:
+    async with running(connected=ended == "twice") as run:
+        assert run.supervisor.interrupt() == (ended == "twice")
+        assert not run.supervisor.interrupt()
+    assert trio.current_time() < 1 and run.end == SupervisedEnd(None)

@@ -1,0 +1,104 @@
+"""Work that a journal tells of: the groups that would have passed the filter, had they been
+smaller."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.experience import events as e
+from asyncrl.messages import NoVerdict, Scored
+from asyncrl.sizing.calibrate import accepted_of, verdict_model, work_seen
+from asyncrl.sizing.cluster_models import VerdictModel
+
+ONE = np.ones(1, np.int32).tobytes()
+
+
+def journal(groups: list[list[float | None]], split: str = "train") -> list[e.AnyEvent]:
+    """The events of groups with these rewards; None: no verdict."""
+    events: list[e.AnyEvent] = []
+    for number, rewards in enumerate(groups):
+        first = 10 * number
+        events.append(e.Admitted(number, first, len(rewards), split, number, ONE, 4))  # type: ignore[arg-type]
+        for place, reward in enumerate(rewards):
+            verdict = NoVerdict("timeout") if reward is None else Scored(reward)
+            events.append(e.Judged(first + place, verdict))
+    return events
+
+
+def alike(events: list[e.AnyEvent], begin: int = 0, end: int = 1) -> list[list[int]]:
+    return work_seen(iter(enumerate(events, 1)), begin, end).alike
+
+
+def test_groups_are_counted_by_their_rewards_where_all_have_one() -> None:
+    events = journal([[1.0, 0.0, 0.0, 0.5], [1.0] * 4, [1.0, None, 0.0, 0.0]])
+    assert [sorted(counts) for counts in alike(events)] == [[1, 1, 2], [4]]
+    assert alike(journal([[1.0, 0.0]], "evaluation")) == []
+
+
+def test_each_group_is_whole_by_its_own_size() -> None:
+    first, second = journal([[1.0, 0.0, 0.0]]), journal([[], [1.0, 1.0]])[1:]
+    events = [first[0], second[0], *first[1:], *second[1:]]
+    assert alike(events) == [[1, 2], [2]]
+
+
+def test_groups_of_before_and_after_are_left_out() -> None:
+    events = journal([[1.0, 0.0]])
+    assert alike([*events, e.Published(1)], 1, 2) == []
+    assert alike([e.Published(1), *events], 1, 2) == [[1, 1]]
+
+
+@given(
+    st.integers(2, 6).flatmap(
+        lambda size: st.lists(
+            st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=size, max_size=size),
+            min_size=1,
+            max_size=4,
+        )
+    )
+)
+def test_the_share_of_smaller_groups_is_that_over_all_their_parts(
+    groups: list[list[float]],
+) -> None:
+    found = accepted_of(alike(journal([[*group] for group in groups])))
+    if not any(len(set(group)) > 1 for group in groups):
+        assert found is None
+        return
+    assert found is not None and [size for size, _ in found] == [*range(2, len(groups[0]) + 1)]
+    for size, share in found:
+        parts = [part for group in groups for part in itertools.combinations(group, size)]
+        due = sum(len(set(part)) > 1 for part in parts) / len(parts)
+        assert share == pytest.approx(due)
+
+
+def test_where_nothing_was_measured_nothing_is_said() -> None:
+    assert accepted_of([]) is None
+    assert accepted_of([[2], [1, 2]]) is None, "their sizes differ"
+    assert accepted_of([[1]]) is None
+
+
+def test_a_run_without_a_filter_and_without_signal_is_forecast_as_it_was() -> None:
+    taken = e.Taken(0, [0, 1, 10, 11])
+    without = work_seen(iter(enumerate([*journal([[0.0, 0.0], [1.0, 1.0]]), taken], 1)), 0, 1)
+    model, notes = verdict_model(without)
+    assert (model.share(2), model.share(8)) == (1.0, 1.0)
+    assert "differ in none of the 2 groups" in notes[-1]
+
+    signal = work_seen(iter(enumerate([*journal([[0.0, 1.0], [1.0, 1.0]]), taken], 1)), 0, 1)
+    model, notes = verdict_model(signal)
+    assert model.share(2) == 0.5 and len(notes) == 1
+
+
+def test_a_share_lies_on_the_line_and_behind_it_is_the_last() -> None:
+    verdict = VerdictModel(accepted=0.9, accepted_of=[(2, 0.2), (4, 0.4), (8, 0.5)])
+    shares = [verdict.share(size) for size in (2, 3, 4, 6, 8, 64)]
+    assert shares == pytest.approx([0.2, 0.3, 0.4, 0.45, 0.5, 0.5])
+    assert VerdictModel(accepted=0.9).share(3) == 0.9
+    with pytest.raises(ValueError, match="rising"):
+        VerdictModel(accepted_of=[(4, 0.4), (2, 0.2)])
+    assert math.isclose(VerdictModel(accepted_of=[(4, 0.4)]).share(2), 0.4)

@@ -1,0 +1,91 @@
+"""The wheel of asyncrl: it installs one name, and every file of the product."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+from shutil import copy, copytree, ignore_patterns
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LINKED = ("actors", "staleness", "weightsync")
+CACHES = ignore_patterns("__pycache__", "*.egg-info")
+
+PRODUCT = sorted(
+    file.relative_to(ROOT)
+    for name in ("asyncrl", *LINKED)
+    for file in (ROOT / name).rglob("*")
+    if file.is_file() and "__pycache__" not in file.parts
+)
+"""The files of the product, as they lie in a checkout."""
+
+COMMANDS = (
+    ["--version"],
+    ["init", "spell_backward"],
+    ["check", "run.toml"],
+    ["tasks"],
+    ["simulate", "--seed", "0"],
+)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this checkout, built from a copy of it, where nothing was built before."""
+    copied = tmp_path_factory.mktemp("source") / "asyncrl"
+    for name in ("asyncrl", *LINKED):
+        copytree(ROOT / name, copied / name, symlinks=True, ignore=CACHES)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        copy(ROOT / name, copied / name)
+    to = tmp_path_factory.mktemp("wheel")
+    argv = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(to)]
+    subprocess.run([sys.executable, "-m", "pip", *argv, str(copied)], check=True)
+    (built,) = to.glob("*.whl")
+    return built
+
+
+def test_a_wheel_has_each_file_of_the_product_once_and_one_name(wheel: Path) -> None:
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
+    assert {name.partition("/")[0] for name in names} == {"asyncrl"}
+    inside = [
+        str(path if path.parts[0] == "asyncrl" else "asyncrl" / path)
+        for path in PRODUCT
+        if not (ROOT / path).is_symlink()
+    ]
+    assert sorted(names) == sorted(inside)
+
+
+def test_an_installed_wheel_works_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
+    """The dependencies are this environment's, whose own asyncrl is not found."""
+    empty, folder = tmp_path / "empty", tmp_path / "venv"
+    empty.mkdir()
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    argv = ["--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", *argv], check=True)
+    (site,) = (folder / "lib").glob("python*/site-packages")
+    assert {found.name.partition("-")[0] for found in site.iterdir()} == {"asyncrl"}
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    def told(*words: str) -> str:
+        argv = [str(python), "-I", *words]
+        done = subprocess.run(argv, cwd=empty, capture_output=True, text=True)
+        assert not done.returncode, done.stderr
+        return done.stdout
+
+    where = "import asyncrl.actors, asyncrl.staleness; print(asyncrl.actors.__file__)"
+    assert told("-c", where).startswith(str(site))
+    for words in COMMANDS:
+        assert told("-m", "asyncrl.cli", *words), words
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_linked_folder_is_no_package_of_its_own(name: str) -> None:
+    """A run or a test that imported it by its short name would have two copies of its modules."""
+    argv = [sys.executable, "-c", f"import {name}"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert "import it by that name" in done.stderr and done.returncode == 1
