@@ -1,4 +1,4 @@
-"""Which test files `make test` leaves out (`tests/support/green.py`)."""
+"""Test files that `make test` leaves out (`tests/support/green.py`)."""
 
 from __future__ import annotations
 

@@ -491,7 +491,7 @@ def why(run: Path) -> str:
 def test_a_kill_of_each_role_loses_nothing(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What `bench/kill_matrix.py` does at its end, here by forks of the warm process."""
+    """The main of `bench/kill_matrix.py`, by forks of the warm process."""
     monkeypatch.setattr(kill_matrix, "subprocess", warm_process)
     words = ["--kills", "5", "--seed", "1", "--model", str(model), "--run", str(tmp_path / "run")]
     monkeypatch.setattr(sys, "argv", ["kill_matrix.py", *words])
