@@ -105,7 +105,7 @@ def test_a_life_takes_again_what_a_crash_undid() -> None:
 def test_a_kill_of_each_part_loses_nothing_and_samples_nothing_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The main of `bench/kill_agents.py`, by forks of the warm process."""
+    """Does as `bench/kill_agents.py`, by forks of the warm process."""
     monkeypatch.setattr(kill_matrix, "subprocess", warm_process)
     words = ["--kills", "5", "--weights", "0", "--seed", "1", "--run", str(tmp_path / "run")]
     monkeypatch.setattr(sys, "argv", ["kill_agents.py", *words])

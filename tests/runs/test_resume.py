@@ -34,9 +34,9 @@ from train_support import (
 
 from asyncrl import journal
 from asyncrl.experience import events as e
-from asyncrl.observe import summary
-from asyncrl.observe.curve import Curve, StepPoint, read
-from asyncrl.observe.run_dir import JOURNAL, METRICS, MODEL, PACKED, RUN_TOML, SUMMARY
+from asyncrl.explain import summary
+from asyncrl.explain.curve import Curve, StepPoint, read
+from asyncrl.runtime.run_dir import JOURNAL, METRICS, MODEL, PACKED, RUN_TOML, SUMMARY
 from asyncrl.training.checkpoint_index import complete
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -491,7 +491,7 @@ def why(run: Path) -> str:
 def test_a_kill_of_each_role_loses_nothing(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The main of `bench/kill_matrix.py`, by forks of the warm process."""
+    """Does as `bench/kill_matrix.py` at its end, by forks of the warm process."""
     monkeypatch.setattr(kill_matrix, "subprocess", warm_process)
     words = ["--kills", "5", "--seed", "1", "--model", str(model), "--run", str(tmp_path / "run")]
     monkeypatch.setattr(sys, "argv", ["kill_matrix.py", *words])
