@@ -46,6 +46,7 @@ from asyncrl.runtime.run_dir import (
 
 if TYPE_CHECKING:
     from asyncrl.actors.coordinator.coordinator import Coordinator
+    from asyncrl.actors.coordinator.prompts import PromptSource
     from asyncrl.explain.metrics import Metrics
     from asyncrl.journal import Journal
 
@@ -59,33 +60,16 @@ async def coordinator(place: ActorContext) -> None:
     from asyncrl.actors.coordinator.components import Observers
     from asyncrl.actors.coordinator.coordinator import Coordinator
     from asyncrl.actors.coordinator.event_store import EventStore
-    from asyncrl.actors.coordinator.lifecycle import Outcome
-    from asyncrl.actors.coordinator.peers import Peer
-    from asyncrl.actors.coordinator.prompts import PromptSource
     from asyncrl.actors.coordinator.resume import begin_again, resumed
     from asyncrl.actors.coordinator.statistics import RunStatistics
     from asyncrl.experience.experience import Experience
-    from asyncrl.explain import summary
     from asyncrl.explain.curve_file import open_curve
     from asyncrl.explain.metrics import Metrics
     from asyncrl.journal import Journal, SqliteHistory
-    from asyncrl.tasks import open_task
-    from asyncrl.tasks.mixed import parts_of, size_of
-    from asyncrl.tasks.text import Tokenizer
     from asyncrl.training.checkpoint_index import complete
 
     config, path = place.config, place.run / JOURNAL
-    tokenizer = Tokenizer(place.initial, chat=config.task.chat)
-    task = open_task(config.task, config.run.seed)
-    prompts = PromptSource(
-        task,
-        tokenizer,
-        seed=config.run.seed,
-        epochs=config.task.epochs,
-        curriculum=config.task.curriculum,
-        parts=parts_of(config.task, size_of(task)),
-        stages=config.task.stages,
-    )
+    prompts = _prompts(place)
     metrics = Metrics()
     metrics.describe(
         task=named(config.task), engine=config.engine.kind, evaluated=config.evaluation.weights
@@ -120,28 +104,59 @@ async def coordinator(place: ActorContext) -> None:
                 partial(_keep, place.run / STALL),
             ),
         )
-        outcome = Outcome(False, "the coordinator failed; its log says why")
-        try:
-            with metrics.serve(config.metrics.port, config.metrics.host):
-                async with trio.open_nursery() as nursery:
-                    address, key = UnixAddress(place.run / COORDINATOR), read_key(place.run / KEY)
-                    await nursery.start(
-                        partial(serve, address, key, run.attend, refused=metrics.refused)
-                    )
-                    if joined(config):
-                        await nursery.start(_serve_machines, place, key, run, metrics)
-                    launcher = await connect(UnixAddress(place.run / LAUNCHER), key)
-                    await launcher.send(Hello("coordinator", 0, place.incarnation, place.pid))
-                    nursery.start_soon(
-                        run.converse, Peer(Hello("launcher", 0, 0, os.getppid()), launcher)
-                    )
-                    async with _kept(run, place.run / STATUS):
-                        outcome = await run.conduct()
-                    summary.write(run.summary(outcome), place.run / SUMMARY)
-                    await run.say_goodbye(outcome)
-                    nursery.cancel_scope.cancel()
-        finally:
-            summary.write(run.summary(outcome), place.run / SUMMARY)
+        await _conduct(place, run, metrics)
+
+
+def _prompts(place: ActorContext) -> PromptSource:
+    """The prompts of a run, in the order of its curriculum."""
+    from asyncrl.actors.coordinator.prompts import PromptSource
+    from asyncrl.tasks import open_task
+    from asyncrl.tasks.mixed import parts_of, size_of
+    from asyncrl.tasks.text import Tokenizer
+
+    config = place.config
+    task = open_task(config.task, config.run.seed)
+    return PromptSource(
+        task,
+        Tokenizer(place.initial, chat=config.task.chat),
+        seed=config.run.seed,
+        epochs=config.task.epochs,
+        curriculum=config.task.curriculum,
+        parts=parts_of(config.task, size_of(task)),
+        stages=config.task.stages,
+    )
+
+
+async def _conduct(place: ActorContext, run: Coordinator, metrics: Metrics) -> None:
+    """Serve the run's actors and tell the launcher, until the run is over. The summary is written
+    whatever ends it."""
+    from asyncrl.actors.coordinator.lifecycle import Outcome
+    from asyncrl.actors.coordinator.peers import Peer
+    from asyncrl.explain import summary
+
+    config = place.config
+    outcome = Outcome(False, "the coordinator failed; its log says why")
+    try:
+        with metrics.serve(config.metrics.port, config.metrics.host):
+            async with trio.open_nursery() as nursery:
+                address, key = UnixAddress(place.run / COORDINATOR), read_key(place.run / KEY)
+                await nursery.start(
+                    partial(serve, address, key, run.attend, refused=metrics.refused)
+                )
+                if joined(config):
+                    await nursery.start(_serve_machines, place, key, run, metrics)
+                launcher = await connect(UnixAddress(place.run / LAUNCHER), key)
+                await launcher.send(Hello("coordinator", 0, place.incarnation, place.pid))
+                nursery.start_soon(
+                    run.converse, Peer(Hello("launcher", 0, 0, os.getppid()), launcher)
+                )
+                async with _kept(run, place.run / STATUS):
+                    outcome = await run.conduct()
+                summary.write(run.summary(outcome), place.run / SUMMARY)
+                await run.say_goodbye(outcome)
+                nursery.cancel_scope.cancel()
+    finally:
+        summary.write(run.summary(outcome), place.run / SUMMARY)
 
 
 async def _serve_machines(
