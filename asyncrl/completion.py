@@ -6,9 +6,9 @@ from __future__ import annotations
 import argparse
 
 import argcomplete
-from argcomplete.completers import FilesCompleter
+from argcomplete.completers import ChoicesCompleter, FilesCompleter
 
-from asyncrl.config.fields import FIELDS
+from asyncrl.config.fields import FIELDS, SECTIONS
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +19,8 @@ def complete(parser: argparse.ArgumentParser) -> None:
                 action.completer = settings  # type: ignore[attr-defined]
             elif action.dest == "config":
                 action.completer = FilesCompleter(("toml",))  # type: ignore[attr-defined]
+            elif action.dest == "section":
+                action.completer = ChoicesCompleter(SECTIONS)  # type: ignore[attr-defined]
     argcomplete.autocomplete(parser)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from asyncrl.config.engines import ENGINES
-from asyncrl.config.schema.section import EVERY, Section
+from asyncrl.config.schema.section import BASIC, EVERY, Section
 
 
 class ServersConfig(Section, frozen=True):
@@ -97,6 +97,7 @@ class EngineConfig(Section, frozen=True):
     kind: Annotated[
         str,
         ENGINES.named,
+        BASIC,
         Meta(
             description=(
                 "embedded: transformers in the rollout process; sglang, vllm: a server for each "
@@ -105,13 +106,13 @@ class EngineConfig(Section, frozen=True):
         ),
     ] = "embedded"
     slots: Annotated[
-        int, Meta(ge=1, description="rollouts decoded at a time, for each rollout actor")
+        int, BASIC, Meta(ge=1, description="rollouts decoded at a time, for each rollout actor")
     ] = 64
     chunk_tokens: Annotated[
         int, Meta(ge=1, description="decode steps between two streamed chunks")
     ] = 8
     context_tokens: Annotated[
-        int, Meta(ge=8, description="prompt and response together, at most")
+        int, BASIC, Meta(ge=8, description="prompt and response together, at most")
     ] = 256
     kv: Annotated[
         Literal["keep", "recompute"],

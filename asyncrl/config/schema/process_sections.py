@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import EVERY, Section
+from asyncrl.config.schema.section import BASIC, EVERY, Section
 
 
 class PublicationConfig(Section, frozen=True):
@@ -157,7 +157,7 @@ class MetricsConfig(Section, frozen=True):
     resumable = EVERY
 
     port: Annotated[
-        int, Meta(ge=0, le=65535, description="port that Prometheus is answered at; 0: off")
+        int, BASIC, Meta(ge=0, le=65535, description="port that Prometheus is answered at; 0: off")
     ] = 0
     host: Annotated[
         str, Meta(description="address of this machine that it is answered at; 0.0.0.0: each")
@@ -234,7 +234,9 @@ class RunConfig(Section, frozen=True):
 
     resumable = ("dir", "copy", "copy_s", "log", "sinks", "page_port", "page_host")
 
-    dir: Annotated[str, Meta(description="the run's own directory; empty: runs/<task>-<time>")] = ""
+    dir: Annotated[
+        str, BASIC, Meta(description="the run's own directory; empty: runs/<task>-<time>")
+    ] = ""
     copy: Annotated[
         str,
         Meta(
@@ -254,7 +256,7 @@ class RunConfig(Section, frozen=True):
         Meta(description="where its figures go besides its own files"),
     ] = ()
     page_port: Annotated[
-        int, Meta(ge=0, le=65535, description="port of the page that shows the run; 0: off")
+        int, BASIC, Meta(ge=0, le=65535, description="port of the page that shows the run; 0: off")
     ] = 0
     page_host: Annotated[
         str,

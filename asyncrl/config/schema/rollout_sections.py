@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import Count, Section
+from asyncrl.config.schema.section import BASIC, Count, Section
 
 PLAYED_ELSEWHERE = "http"
 """`agent.run` where programs elsewhere play."""
@@ -136,7 +136,7 @@ class RolloutConfig(Section, frozen=True):
 
     resumable = ("actors", "lent_actors", "lending", "attempts", "lease_s")
 
-    actors: Annotated[int, Meta(ge=1, description="rollout processes")] = 1
+    actors: Annotated[int, BASIC, Meta(ge=1, description="rollout processes")] = 1
     lent_actors: Annotated[
         int,
         Meta(
@@ -155,10 +155,14 @@ class RolloutConfig(Section, frozen=True):
             )
         ),
     ] = "priority"
-    group_size: Annotated[int, Meta(ge=1, description="rollouts of one prompt")] = 8
+    group_size: Annotated[int, BASIC, Meta(ge=1, description="rollouts of one prompt")] = 8
     k_min: Annotated[int, Meta(ge=1, description="verdicts a group needs to be trained")] = 2
-    max_new_tokens: Annotated[int, Meta(ge=1, description="tokens of a response, at most")] = 32
-    temperature: Annotated[float, Meta(gt=0, description="of sampling; evaluation is greedy")] = 1.0
+    max_new_tokens: Annotated[
+        int, BASIC, Meta(ge=1, description="tokens of a response, at most")
+    ] = 32
+    temperature: Annotated[
+        float, BASIC, Meta(gt=0, description="of sampling; evaluation is greedy")
+    ] = 1.0
     truncated: Annotated[
         Literal["keep", "mask", "penalize"],
         Meta(

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncrl.config.errors import ConfigError
-from asyncrl.config.setting import Field, checked, field_of, nearest, quoted
+from asyncrl.config.setting import Field, Tier, checked, field_of, nearest, quoted
 
 Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0)]
@@ -19,6 +19,8 @@ Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
+BASIC = Tier.BASIC
+"""Mark of a basic setting, in its type."""
 
 EVERY = ("*",)
 """All settings of a section, as its `resumable`."""

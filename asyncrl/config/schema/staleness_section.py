@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import EVERY, Section
+from asyncrl.config.schema.section import BASIC, EVERY, Section
 from asyncrl.staleness.corrections import Correction, IcePop
 
 
@@ -16,10 +16,10 @@ class StalenessConfig(Section, frozen=True):
     resumable = EVERY
 
     max_lag: Annotated[
-        int, Meta(ge=0, description="versions; no token older than this enters a loss")
+        int, BASIC, Meta(ge=0, description="versions; no token older than this enters a loss")
     ] = 4
     depth: Annotated[
-        int, Meta(ge=0, description="steps that generation may run ahead of training")
+        int, BASIC, Meta(ge=0, description="steps that generation may run ahead of training")
     ] = 1
     window: Annotated[
         int,
@@ -54,6 +54,7 @@ class StalenessConfig(Section, frozen=True):
     ] = "mask"
     correction: Annotated[
         tuple[Correction, ...],
+        BASIC,
         Meta(
             description="which tokens are left out, and what the others weigh, one after the other"
         ),

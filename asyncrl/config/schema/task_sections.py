@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from asyncrl.config.plugins import Named
-from asyncrl.config.schema.section import Count, Section
+from asyncrl.config.schema.section import BASIC, Count, Section
 
 
 class TaskConfig(Section, frozen=True):
@@ -15,13 +15,13 @@ class TaskConfig(Section, frozen=True):
 
     resumable = ("sandbox", "verdict_s")
 
-    name: Annotated[str, Meta(description="a reasoning-gym data set, or `jsonl`")] = (
+    name: Annotated[str, BASIC, Meta(description="a reasoning-gym data set, or `jsonl`")] = (
         "spell_backward"
     )
     params: Annotated[
         dict[str, Any], Meta(description="the reasoning-gym data set's own parameters")
     ] = {}
-    path: Annotated[str, Meta(description="`jsonl`: the file of prompts")] = ""
+    path: Annotated[str, BASIC, Meta(description="`jsonl`: the file of prompts")] = ""
     eval_path: Annotated[
         str,
         Meta(
@@ -33,6 +33,7 @@ class TaskConfig(Section, frozen=True):
     verifier: Annotated[
         str,
         Named("verifier", ("exact", "number", "run")),
+        BASIC,
         Meta(description="`jsonl`: verifier of lines that name none"),
     ] = "exact"
     reward: Annotated[
@@ -60,7 +61,9 @@ class TaskConfig(Section, frozen=True):
         bool, Meta(description="render prompts with the model's chat template instead")
     ] = False
     train_size: Annotated[int, Meta(ge=1, description="different training prompts")] = 20_000
-    eval_size: Annotated[int, Meta(ge=0, description="held-out prompts; 0: no evaluation")] = 128
+    eval_size: Annotated[
+        int, BASIC, Meta(ge=0, description="held-out prompts; 0: no evaluation")
+    ] = 128
     curriculum: Annotated[
         str,
         Named("curriculum", ("in_order", "unsolved", "difficulty")),
@@ -127,6 +130,7 @@ class ModelConfig(Section, frozen=True):
 
     path: Annotated[
         str,
+        BASIC,
         Meta(description="a local Hugging Face model directory; empty: the bundled small model"),
     ] = ""
     warmup_steps: Annotated[
@@ -137,6 +141,7 @@ class ModelConfig(Section, frozen=True):
     ] = 600
     warmup_accuracy: Annotated[
         float,
+        BASIC,
         Meta(
             gt=0,
             le=1,
@@ -146,7 +151,9 @@ class ModelConfig(Section, frozen=True):
             ),
         ),
     ] = 0.3
-    dtype: Annotated[Literal["float32", "bfloat16"], Meta(description="of the weights")] = "float32"
+    dtype: Annotated[Literal["float32", "bfloat16"], BASIC, Meta(description="of the weights")] = (
+        "float32"
+    )
     output_dtype: Annotated[
         Literal["weights", "float32"],
         Meta(

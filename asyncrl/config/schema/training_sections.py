@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from asyncrl.config.loss_names import ADVANTAGES, OBJECTIVES
-from asyncrl.config.schema.section import Section
+from asyncrl.config.schema.section import BASIC, Section
 
 Credit = Literal["episode", "to_go"]
 """Values of `train.credit`."""
@@ -21,9 +21,10 @@ class TrainConfig(Section, frozen=True):
 
     resumable = ("steps", "eval_every", "checkpoint_every", "recompute_activations", "ranks")
 
-    steps: Annotated[int, Meta(ge=1, description="optimizer steps")] = 200
+    steps: Annotated[int, BASIC, Meta(ge=1, description="optimizer steps")] = 200
     device: Annotated[
         Literal["cpu", "cuda"],
+        BASIC,
         Meta(description="where the model learns; cuda: the first GPU that the trainer may use"),
     ] = "cpu"
     ranks: Annotated[
@@ -36,7 +37,7 @@ class TrainConfig(Section, frozen=True):
             ),
         ),
     ] = 0
-    batch_groups: Annotated[int, Meta(ge=1, description="groups in a step")] = 16
+    batch_groups: Annotated[int, BASIC, Meta(ge=1, description="groups in a step")] = 16
     step_tokens: Annotated[
         int,
         Meta(
@@ -58,6 +59,7 @@ class TrainConfig(Section, frozen=True):
     advantage: Annotated[
         str,
         ADVANTAGES.named,
+        BASIC,
         Meta(description="how much better a rollout did than what is expected of its prompt"),
     ] = "grpo"
     credit: Annotated[
@@ -91,6 +93,7 @@ class TrainConfig(Section, frozen=True):
     objective: Annotated[
         str,
         OBJECTIVES.named,
+        BASIC,
         Meta(description="what is minimized, per token"),
     ] = "clip"
     loss_mean: Annotated[
@@ -171,7 +174,9 @@ class TrainConfig(Section, frozen=True):
             )
         ),
     ] = False
-    lr: Annotated[float, Meta(gt=0, description="AdamW's learning rate after warm-up")] = 3e-4
+    lr: Annotated[float, BASIC, Meta(gt=0, description="AdamW's learning rate after warm-up")] = (
+        3e-4
+    )
     lr_warmup_steps: Annotated[int, Meta(ge=0, description="steps of linear warm-up")] = 10
     lr_schedule: Annotated[
         Literal["constant", "linear", "cosine"], Meta(description="after warm-up")
@@ -198,7 +203,9 @@ class TrainConfig(Section, frozen=True):
         0.28
     )
     eval_every: Annotated[
-        int, Meta(ge=0, description="steps between evaluations; 0: at the start and the end only")
+        int,
+        BASIC,
+        Meta(ge=0, description="steps between evaluations; 0: at the start and the end only"),
     ] = 25
     checkpoint_every: Annotated[
         int, Meta(ge=0, description="steps between checkpoints; 0: at the end only")
