@@ -1,4 +1,4 @@
-"""Settings of training, and of the policies beside the one that is trained."""
+"""Settings of training."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from asyncrl.config.schema.section import BASIC, Section
 
 Credit = Literal["episode", "to_go"]
 """Values of `train.credit`."""
+
 
 Branches = Literal["token", "branch"]
 """Values of `train.branches`."""
@@ -210,78 +211,3 @@ class TrainConfig(Section, frozen=True):
     checkpoint_every: Annotated[
         int, Meta(ge=0, description="steps between checkpoints; 0: at the end only")
     ] = 100
-
-
-class ReferenceConfig(Section, frozen=True):
-    """The reference policy, which the policy that learns stays near (docs/policies.md)."""
-
-    coefficient: Annotated[
-        float, Meta(ge=0, description="weight of the divergence from it; 0: there is none")
-    ] = 0.0
-    path: Annotated[
-        str,
-        Meta(description="its model directory; empty: the model that the run starts from"),
-    ] = ""
-    server: Annotated[
-        str,
-        Meta(description="http://host:port of an SGLang that scores with it, instead; empty: none"),
-    ] = ""
-    api_key_file: Annotated[
-        str,
-        Meta(description="file with the key that this server asks for; empty: it asks for none"),
-    ] = ""
-    kl_in: Annotated[
-        Literal["loss", "reward", "advantage"],
-        Meta(
-            description=(
-                "added to each token's loss; or its sum subtracted from the rollout's reward; or "
-                "subtracted from each token's advantage"
-            )
-        ),
-    ] = "loss"
-    estimator: Annotated[
-        Literal["k1", "k2", "k3"],
-        Meta(
-            description=(
-                "of the divergence: in a loss k2 has its gradient, k3 (GRPO's) that of the other "
-                "direction; elsewhere k1 has"
-            )
-        ),
-    ] = "k2"
-    reset_every: Annotated[
-        int,
-        Meta(ge=0, description="steps after which it becomes the current policy; 0: never"),
-    ] = 0
-
-
-class TeacherConfig(Section, frozen=True):
-    """The teacher of on-policy distillation: what it finds likely is good (docs/policies.md)."""
-
-    coefficient: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description=(
-                "of log(teacher / current) of each token, added to its advantage; 0: no teacher"
-            ),
-        ),
-    ] = 0.0
-    path: Annotated[str, Meta(description="its model directory")] = ""
-    server: Annotated[
-        str,
-        Meta(description="http://host:port of an SGLang that scores with it, instead; empty: none"),
-    ] = ""
-    api_key_file: Annotated[
-        str,
-        Meta(description="file with the key that this server asks for; empty: it asks for none"),
-    ] = ""
-
-
-class SupervisedConfig(Section, frozen=True):
-    """Examples that are learned beside what is rewarded (docs/policies.md)."""
-
-    coefficient: Annotated[
-        float, Meta(ge=0, description="weight of the loss of the examples; 0: there is none")
-    ] = 0.0
-    path: Annotated[str, Meta(description="JSONL file; each line has a prompt and a response")] = ""
-    batch: Annotated[int, Meta(ge=1, description="examples drawn for each update")] = 16

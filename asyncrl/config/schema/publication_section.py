@@ -1,0 +1,59 @@
+"""Settings of the publication of weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from asyncrl.config.schema.section import Section
+
+
+class PublicationConfig(Section, frozen=True):
+    """Publication of weights to engines."""
+
+    resumable = ("path", "bucket_bytes", "full_every", "deadline_s", "host")
+
+    path: Annotated[
+        Literal["staged", "direct"],
+        Meta(
+            description=(
+                "way of weights: staged beside the engine's own while it decodes, or direct into "
+                "them while it stands still, without a second copy"
+            )
+        ),
+    ] = "staged"
+    bucket_bytes: Annotated[int, Meta(ge=1024, description="bytes broadcast at a time")] = (
+        32 * 2**20
+    )
+    full_every: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description=(
+                "of so many publications one sends all bytes, and the others those that changed; "
+                "worth it in bfloat16, for one more copy of the weights in the trainer"
+            ),
+        ),
+    ] = 1
+    dtype: Annotated[
+        Literal["model", "bfloat16"],
+        Meta(
+            description=(
+                "type of the weights that engines are sent; bfloat16 for a float32 model: half the "
+                "bytes, rounded"
+            )
+        ),
+    ] = "model"
+    deadline_s: Annotated[
+        float,
+        Meta(gt=0, description="seconds for each phase; an engine that misses one is replaced"),
+    ] = 60.0
+    host: Annotated[
+        str,
+        Meta(
+            description=(
+                "address at which the trainer meets engines for weights; loopback: in a file"
+            )
+        ),
+    ] = "127.0.0.1"
