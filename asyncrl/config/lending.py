@@ -10,11 +10,10 @@ and verl have it of GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from asyncrl.config.cluster import joined
 from asyncrl.config.engines import capabilities
 from asyncrl.config.schema import Config
+from asyncrl.config.schema.section import Contradictions
 from asyncrl.config.servers import servers_of
 
 
@@ -48,7 +47,7 @@ def lendable(config: Config, ranks: int) -> int:
     return min(config.rollout.lent_actors, ranks // servers.settings.tensor_parallel)
 
 
-def lending_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+def lending_contradictions(config: Config) -> Contradictions:
     """Yield the keys that contradict each other, and the remedy as the end of a sentence."""
     lent, lending = "rollout.lent_actors", "rollout.lending"
     rollout, apart = config.rollout, capabilities(config.engine.kind).serves_apart

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from asyncrl.config.published import rounded
 from asyncrl.config.ranks import ranks_of
 from asyncrl.config.schema import Config, LoraConfig
+from asyncrl.config.schema.section import Contradictions
 
-Contradictions = Iterator[tuple[tuple[str, ...], str]]
 ALL_LINEAR = "all-linear"
 """The value of `model.lora.targets` that stands for every linear layer but the output layer."""
 

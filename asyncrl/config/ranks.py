@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from asyncrl.config.cluster import ranks_here
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.losses import advantage_of
 from asyncrl.config.published import rounded
 from asyncrl.config.schema import Config, TrainConfig
+from asyncrl.config.schema.section import Contradictions
 
-Contradictions = Iterator[tuple[tuple[str, ...], str]]
 ONE = "lower ranks to 1"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -11,6 +10,7 @@ from msgspec.structs import fields
 from asyncrl.config.engines import capabilities
 from asyncrl.config.fields import lookup
 from asyncrl.config.schema import Config, EngineConfig, ServersConfig, SglangConfig
+from asyncrl.config.schema.section import Contradictions
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TABLES = tuple(
@@ -48,7 +48,7 @@ def servers_of(config: Config) -> Servers | None:
     )
 
 
-def server_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+def server_contradictions(config: Config) -> Contradictions:
     """Yield the keys that contradict each other, and the remedy as the end of a sentence."""
     if (servers := servers_of(config)) is None:
         return
@@ -58,6 +58,12 @@ def server_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str
             ("engine.kind", f"{table}.launch", f"{table}.urls"),
             "say who runs the servers: launch for one that each rollout actor starts, or urls "
             "for those that run already",
+        )
+    if given.urls and config.cluster.kind != "local":
+        yield (
+            ("cluster.kind", f"{table}.urls"),
+            "an actor starts its server on its own machine: set launch in place of urls, or kind "
+            "to local",
         )
     if given.launch and given.api_key_file:
         yield (
@@ -101,7 +107,7 @@ def _address(url: str) -> bool:
     return urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname)
 
 
-def _sglang(config: Config, sglang: SglangConfig) -> Iterator[tuple[tuple[str, ...], str]]:
+def _sglang(config: Config, sglang: SglangConfig) -> Contradictions:
     """Contradictions of what SGLang alone has."""
     direct = config.publication.path == "direct"
     if direct and sglang.transfer == "disk":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import Section
+from asyncrl.config.schema.section import Contradictions, Section
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
 
 PLAYED_ELSEWHERE = "http"
 """`agent.run` where programs elsewhere play."""
@@ -129,3 +132,36 @@ class AgentConfig(Section, frozen=True):
             ),
         ),
     ] = 0
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if not self.run:
+            return
+        if self.port and self.port + self.actors > 2**16:
+            yield (
+                ("agent.port", "agent.actors"),
+                "each agents actor has a port of its own, and there are not so many: lower port",
+            )
+        if self.sandbox != "none" and self.run == PLAYED_ELSEWHERE:
+            yield (
+                ("agent.run", "agent.sandbox"),
+                "programs elsewhere are not started by the run, which cannot put them in a "
+                "sandbox: set sandbox to none",
+            )
+        if self.paths and (self.sandbox == "none" or isinstance(self.run, str)):
+            yield (
+                ("agent.paths", "agent.sandbox"),
+                "paths are what a program of agent.run sees in the sandbox, and there is none: "
+                "remove paths, or set sandbox to bwrap and run to a command",
+            )
+        if whole.rollout.truncated == "penalize":
+            yield (
+                ("agent.run", "rollout.truncated"),
+                "the band is of one response, and an agent's rollout has many: set truncated to "
+                "keep or mask",
+            )
+        if whole.staleness.finish_on == "own":
+            yield (
+                ("agent.run", "staleness.finish_on"),
+                "an episode outlives many versions, and engines do not keep them all: set "
+                "finish_on to mixed",
+            )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import EVERY, Section
+from asyncrl.config.schema.section import EVERY, Contradictions, Section
+from asyncrl.messages.address import TcpAddress
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
 
 
 class ClusterConfig(Section, frozen=True):
@@ -66,3 +70,49 @@ class ClusterConfig(Section, frozen=True):
     join_s: Annotated[
         float, Meta(gt=0, description="seconds in which they have to have joined")
     ] = 600.0
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if self.kind == "local":
+            for key in ("trainer_agents", "reward_agents"):
+                if getattr(self, key):
+                    yield (
+                        ("cluster.kind", f"cluster.{key}"),
+                        "no machine joins a run of this one alone: set kind to agents or ray, or "
+                        f"{key} to 0",
+                    )
+            return
+        if whole.reward.actors < self.reward_agents:
+            yield (
+                ("cluster.reward_agents", "reward.actors"),
+                "a machine without an actor would do nothing: raise actors, or lower reward_agents",
+            )
+        machines = 1 + self.trainer_agents
+        if whole.train.ranks % machines:
+            yield (
+                ("train.ranks", "cluster.trainer_agents"),
+                f"this machine and those that join for the trainer have as many ranks each: make "
+                f"ranks a multiple of {machines}",
+            )
+        if whole.rollout.actors < self.agents:
+            yield (
+                ("cluster.agents", "rollout.actors"),
+                "a machine without an actor would do nothing: raise actors, or lower agents",
+            )
+        if whole.model.lora.rank:
+            yield (
+                ("cluster.kind", "model.lora.rank"),
+                "machines that join are not sent the base that adapters are merged into: set rank "
+                "to 0, or kind to local",
+            )
+        away = not TcpAddress(self.host, 0).loopback
+        if away and TcpAddress(whole.publication.host, 0).loopback:
+            yield (
+                ("cluster.host", "publication.host"),
+                "other machines cannot fetch weights from this one's loopback: set "
+                "publication.host to an address that they reach",
+            )
+        if self.host in ("0.0.0.0", "::"):  # refused
+            yield (
+                ("cluster.host",),
+                "others dial it, and a certificate names it: give one address of this machine",
+            )

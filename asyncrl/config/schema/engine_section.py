@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
 from asyncrl.config.engines import ENGINES
-from asyncrl.config.schema.section import BASIC, EVERY, Section
+from asyncrl.config.schema.section import BASIC, EVERY, Contradictions, Section
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
 
 
 class ServersConfig(Section, frozen=True):
@@ -128,3 +131,11 @@ class EngineConfig(Section, frozen=True):
     ] = False
     sglang: SglangConfig = SglangConfig()
     vllm: VllmConfig = VllmConfig()
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if self.context_tokens <= whole.rollout.max_new_tokens:
+            yield (
+                ("engine.context_tokens", "rollout.max_new_tokens"),
+                "prompt and response share the context: context_tokens must be larger than "
+                "max_new_tokens",
+            )

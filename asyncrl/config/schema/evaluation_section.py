@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import Count, Section
+from asyncrl.config.engines import capabilities
+from asyncrl.config.schema.section import Contradictions, Count, Section
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
 
 
 class EvaluationConfig(Section, frozen=True):
@@ -24,3 +28,33 @@ class EvaluationConfig(Section, frozen=True):
         tuple[Count, ...],
         Meta(description="each k of pass@k: of k such answers one at least is right"),
     ] = ()
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if self.pass_at and max(self.pass_at) > self.samples:
+            yield (
+                ("evaluation.pass_at", "evaluation.samples"),
+                "pass@k is of k different answers: raise samples, or lower each k to it",
+            )
+        if self.weights == "ema":
+            yield from _of_the_average(whole)
+
+
+def _of_the_average(whole: Config) -> Contradictions:
+    """Yield what contradicts an evaluation of the average."""
+    if not whole.train.ema:
+        yield (
+            ("evaluation.weights", "train.ema"),
+            "there is no average to evaluate: set ema to its decay, as 0.99, or weights to current",
+        )
+    if not capabilities(whole.engine.kind).keeps_averages:
+        yield (
+            ("evaluation.weights", "engine.kind"),
+            "this engine keeps no average beside the weights that training is sampled with: set "
+            "weights to current and evaluate model-ema apart, or set kind to embedded",
+        )
+    if whole.staleness.finish_on == "own":
+        yield (
+            ("evaluation.weights", "staleness.finish_on"),
+            "engines keep each version's own weights for the rollouts that end under it, and a "
+            "version's average in the same place: set finish_on to mixed, or weights to current",
+        )

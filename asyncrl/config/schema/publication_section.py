@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import Section
+from asyncrl.config.engines import capabilities
+from asyncrl.config.schema.section import Contradictions, Section
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
 
 
 class PublicationConfig(Section, frozen=True):
@@ -57,3 +61,25 @@ class PublicationConfig(Section, frozen=True):
             )
         ),
     ] = "127.0.0.1"
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if self.path != "direct":
+            return
+        if not capabilities(whole.engine.kind).direct_transport:
+            yield (
+                ("publication.path", "engine.kind"),
+                "nothing can be sent straight into this engine's weights: set path to staged, or "
+                "kind to embedded",
+            )
+        if self.full_every > 1:
+            yield (
+                ("publication.path", "publication.full_every"),
+                "what changed is found by a copy of what was sent before, which a direct "
+                "publication does without: set path to staged, or full_every to 1",
+            )
+        if whole.evaluation.weights == "ema":
+            yield (
+                ("publication.path", "evaluation.weights"),
+                "an average has no place in the weights that engines decode with: set path to "
+                "staged, or weights to current",
+            )

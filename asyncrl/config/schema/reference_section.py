@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import Section
+from asyncrl.config.schema.policy_section import PolicyConfig
+from asyncrl.config.schema.section import Contradictions
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
 
 
-class ReferenceConfig(Section, frozen=True):
+class ReferenceConfig(PolicyConfig, frozen=True):
     """The reference policy, which the policy that learns stays near (docs/policies.md)."""
 
     coefficient: Annotated[
@@ -18,14 +22,6 @@ class ReferenceConfig(Section, frozen=True):
     path: Annotated[
         str,
         Meta(description="its model directory; empty: the model that the run starts from"),
-    ] = ""
-    server: Annotated[
-        str,
-        Meta(description="http://host:port of an SGLang that scores with it, instead; empty: none"),
-    ] = ""
-    api_key_file: Annotated[
-        str,
-        Meta(description="file with the key that this server asks for; empty: it asks for none"),
     ] = ""
     kl_in: Annotated[
         Literal["loss", "reward", "advantage"],
@@ -49,3 +45,12 @@ class ReferenceConfig(Section, frozen=True):
         int,
         Meta(ge=0, description="steps after which it becomes the current policy; 0: never"),
     ] = 0
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        yield from super().contradictions(whole)
+        if self.reset_every and (self.path or self.server):
+            yield (
+                ("reference.reset_every", "reference.path", "reference.server"),
+                "a reference that becomes the current policy begins as the model that the run "
+                "starts from: remove path and server, or set reset_every to 0",
+            )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import BASIC, Section
+from asyncrl.config.schema.section import BASIC, Contradictions, Section
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
 
 
 class RolloutConfig(Section, frozen=True):
@@ -114,3 +117,21 @@ class RolloutConfig(Section, frozen=True):
     attempts: Annotated[
         int, Meta(ge=1, description="leases of a rollout before it is given up")
     ] = 3
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if self.k_min > self.group_size:
+            yield (
+                ("rollout.k_min", "rollout.group_size"),
+                "a group cannot have more verdicts than rollouts: lower k_min or raise group_size",
+            )
+        if self.truncated == "penalize" and self.overlong_band > self.max_new_tokens:
+            yield (
+                ("rollout.overlong_band", "rollout.max_new_tokens"),
+                "the band ends at the budget, and cannot be longer: lower overlong_band, or set it "
+                "to 0",
+            )
+        if self.sizing == "difficulty" and self.group_size_max < self.group_size:
+            yield (
+                ("rollout.group_size_max", "rollout.group_size"),
+                "hard prompts would get fewer rollouts than others: raise group_size_max",
+            )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import Section
+from asyncrl.config.schema.section import Contradictions, Section
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
 
 
 class SupervisedConfig(Section, frozen=True):
@@ -17,3 +20,10 @@ class SupervisedConfig(Section, frozen=True):
     ] = 0.0
     path: Annotated[str, Meta(description="JSONL file; each line has a prompt and a response")] = ""
     batch: Annotated[int, Meta(ge=1, description="examples drawn for each update")] = 16
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if bool(self.coefficient) != bool(self.path):
+            yield (
+                ("supervised.coefficient", "supervised.path"),
+                "examples need both: set coefficient and path, or neither",
+            )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import EVERY, Section
+from asyncrl.config.schema.section import EVERY, Contradictions, Section
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
 
 
 class SupervisionConfig(Section, frozen=True):
@@ -68,3 +71,11 @@ class SupervisionConfig(Section, frozen=True):
             ),
         ),
     ] = 60.0
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if self.stall_s <= whole.task.verdict_s:
+            yield (
+                ("supervision.stall_s", "task.verdict_s"),
+                "a slow verifier would be taken for a stalled run: stall_s must be larger than "
+                "verdict_s",
+            )

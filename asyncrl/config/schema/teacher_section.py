@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import Section
+from asyncrl.config.schema.policy_section import PolicyConfig
+from asyncrl.config.schema.section import Contradictions
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
 
 
-class TeacherConfig(Section, frozen=True):
+class TeacherConfig(PolicyConfig, frozen=True):
     """The teacher of on-policy distillation: what it finds likely is good (docs/policies.md)."""
 
     coefficient: Annotated[
@@ -21,12 +25,12 @@ class TeacherConfig(Section, frozen=True):
             ),
         ),
     ] = 0.0
-    path: Annotated[str, Meta(description="its model directory")] = ""
-    server: Annotated[
-        str,
-        Meta(description="http://host:port of an SGLang that scores with it, instead; empty: none"),
-    ] = ""
-    api_key_file: Annotated[
-        str,
-        Meta(description="file with the key that this server asks for; empty: it asks for none"),
-    ] = ""
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        yield from super().contradictions(whole)
+        if self.coefficient and not self.path:
+            yield (
+                ("teacher.coefficient", "teacher.path"),
+                "there is no teacher: name its model directory in teacher.path (of one that a "
+                "server has, the directory of its tokenizer)",
+            )

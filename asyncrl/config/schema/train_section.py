@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
 from asyncrl.config.loss_names import ADVANTAGES, OBJECTIVES
-from asyncrl.config.schema.section import BASIC, Section
+from asyncrl.config.schema.section import BASIC, Contradictions, Section
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
 
 Credit = Literal["episode", "to_go"]
 """Values of `train.credit`."""
@@ -211,3 +214,17 @@ class TrainConfig(Section, frozen=True):
     checkpoint_every: Annotated[
         int, Meta(ge=0, description="steps between checkpoints; 0: at the end only")
     ] = 100
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if self.micro_tokens < whole.engine.context_tokens:
+            yield (
+                ("train.micro_tokens", "engine.context_tokens"),
+                "the longest rollout must fit in a micro-batch: micro_tokens must be at least "
+                "context_tokens",
+            )
+        if self.unit == "rollout" and whole.staleness.on_stale == "restart":
+            yield (
+                ("train.unit", "staleness.on_stale"),
+                "a prompt cannot start again while rollouts of it are trained: set unit to group, "
+                "or on_stale to mask or drop",
+            )
