@@ -18,7 +18,7 @@ import tomli_w
 
 from asyncrl.config.errors import ConfigError, ContradictionError
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
-from asyncrl.config.renamed import about_old_name
+from asyncrl.config.renamed import about_old_name, says_nothing
 from asyncrl.config.schema import VARIABLES, Config, Section
 from asyncrl.config.setting import (
     TEXT_OR_TEXTS,
@@ -277,6 +277,8 @@ def _put(setting: Setting, values: dict[str, Any], places: dict[str, str]) -> No
                 f"{place}: {path[0]} is {quoted(value)}, and must be a section: write "
                 f"[{path[0]}] and its settings below."
             )
+        return
+    if says_nothing(path, value):
         return
     field = _known(path, place)
     if len(path) > 2:

@@ -30,7 +30,6 @@ class AgentConfig(Section, frozen=True):
         "paths",
         "mask_failed",
         "history",
-        "alarm_rewritten",
         "port",
     )
 
@@ -111,17 +110,6 @@ class AgentConfig(Section, frozen=True):
             )
         ),
     ] = "template"
-    alarm_rewritten: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1,
-            description=(
-                "above this share of later calls that are given a reply with other tokens than "
-                "were sampled: alarm"
-            ),
-        ),
-    ] = 0.1
     port: Annotated[
         int,
         Meta(
