@@ -20,7 +20,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
             elif action.dest == "config":
                 action.completer = FilesCompleter(("toml",))  # type: ignore[attr-defined]
             elif action.dest == "section":
-                action.completer = ChoicesCompleter(SECTIONS)  # type: ignore[attr-defined]
+                action.completer = ChoicesCompleter(list(SECTIONS))  # type: ignore[attr-defined]
     argcomplete.autocomplete(parser)
 
 

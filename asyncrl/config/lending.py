@@ -14,7 +14,6 @@ from asyncrl.config.cluster import joined
 from asyncrl.config.engines import capabilities
 from asyncrl.config.schema import Config
 from asyncrl.config.schema.section import Contradictions
-from asyncrl.config.servers import servers_of
 
 
 def is_lent(config: Config, index: int) -> bool:
@@ -41,7 +40,7 @@ def lendable(config: Config, ranks: int) -> int:
 
     Example: three servers of two ranks are asked for, and the trainer has four ranks: two.
     """
-    servers = servers_of(config)
+    servers = config.engine.servers
     if servers is None or not servers.settings.launch or config.train.device != "cuda":
         return config.rollout.lent_actors
     return min(config.rollout.lent_actors, ranks // servers.settings.tensor_parallel)
@@ -81,7 +80,7 @@ def lending_contradictions(config: Config) -> Contradictions:
             "a rollout whose version only a lent engine has would wait for the next loan: set "
             "finish_on to mixed",
         )
-    if (servers := servers_of(config)) is None:
+    if (servers := config.engine.servers) is None:
         return
     if servers.settings.launch and servers.settings.device != config.train.device:
         yield (

@@ -18,7 +18,6 @@ from asyncrl.config.other_policies import policy_contradictions
 from asyncrl.config.ranks import rank_contradictions
 from asyncrl.config.schema import Config
 from asyncrl.config.schema.section import Contradictions
-from asyncrl.config.servers import server_contradictions
 from asyncrl.config.task_rules import task_contradictions
 
 
@@ -36,7 +35,6 @@ def contradictions(config: Config) -> Contradictions:
     yield from lora_contradictions(config)
     yield from policy_contradictions(config)
     yield from task_contradictions(config)
-    yield from server_contradictions(config)
 
 
 Config.rules.append(contradictions)

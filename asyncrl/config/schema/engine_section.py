@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from msgspec import Meta
+from msgspec.structs import fields
 
-from asyncrl.config.engines import ENGINES
+from asyncrl.config.engines import ENGINES, capabilities
 from asyncrl.config.schema.section import BASIC, EVERY, Contradictions, Section
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+OURS = ("--api-key", "--config", "--uds")
+"""Arguments of a server that the rollout actor that starts it gives."""
 
 
 class ServersConfig(Section, frozen=True):
@@ -92,6 +98,23 @@ class VllmConfig(ServersConfig, frozen=True):
     resumable = EVERY
 
 
+class Servers(NamedTuple):
+    """The servers of a run: the `table` of run.toml that they are in, and what it says."""
+
+    table: str
+    settings: ServersConfig
+
+    @property
+    def by_broadcast(self) -> bool:
+        """True if weights come by broadcast, not as files."""
+        return not isinstance(self.settings, SglangConfig) or self.settings.transfer == "broadcast"
+
+    @property
+    def router(self) -> str:
+        """The address of what stands before all of them; empty where nothing does."""
+        return self.settings.router if isinstance(self.settings, SglangConfig) else ""
+
+
 class EngineConfig(Section, frozen=True):
     """The engines that generate."""
 
@@ -132,6 +155,20 @@ class EngineConfig(Section, frozen=True):
     sglang: SglangConfig = SglangConfig()
     vllm: VllmConfig = VllmConfig()
 
+    @property
+    def servers(self) -> Servers | None:
+        """The servers of the engine that is chosen; None for one that has none."""
+        declared = capabilities(self.kind).tables
+        return next(
+            (
+                Servers(f"engine.{name}", settings)
+                for name in self.__struct_fields__
+                if isinstance(settings := getattr(self, name), ServersConfig)
+                and f"engine.{name}" in declared
+            ),
+            None,
+        )
+
     def contradictions(self, whole: Config) -> Contradictions:
         if self.context_tokens <= whole.rollout.max_new_tokens:
             yield (
@@ -139,3 +176,95 @@ class EngineConfig(Section, frozen=True):
                 "prompt and response share the context: context_tokens must be larger than "
                 "max_new_tokens",
             )
+        if (servers := self.servers) is not None:
+            yield from _servers(whole, servers)
+
+
+SERVER_TABLES = tuple(
+    f"engine.{field.name}"
+    for field in fields(EngineConfig)
+    if isinstance(field.default, ServersConfig)
+)
+"""Tables of run.toml that are of servers."""
+
+
+def _servers(whole: Config, servers: Servers) -> Contradictions:
+    table, given = servers
+    if bool(given.launch) == bool(given.urls):
+        yield (
+            ("engine.kind", f"{table}.launch", f"{table}.urls"),
+            "say who runs the servers: launch for one that each rollout actor starts, or urls "
+            "for those that run already",
+        )
+    if given.urls and whole.cluster.kind != "local":
+        yield (
+            ("cluster.kind", f"{table}.urls"),
+            "an actor starts its server on its own machine: set launch in place of urls, or kind "
+            "to local",
+        )
+    if given.launch and given.api_key_file:
+        yield (
+            (f"{table}.launch", f"{table}.api_key_file"),
+            "a server that is started gets a key of its own: remove api_key_file",
+        )
+    if any(word.partition("=")[0] in OURS for word in given.arguments):
+        yield (
+            (f"{table}.arguments",),
+            "a server that is started gets its key, or its socket, from the run: remove "
+            f"{', '.join(OURS[:-1])} and {OURS[-1]} from them",
+        )
+    if isinstance(given, SglangConfig):
+        yield from _sglang(whole, given)
+    if given.urls and not servers.router and len(given.urls) != whole.rollout.actors:
+        yield (
+            (f"{table}.urls", "rollout.actors"),
+            f"each server has one rollout actor: set rollout.actors to {len(given.urls)}",
+        )
+    if len(set(given.urls)) != len(given.urls):
+        yield (f"{table}.urls",), "a server is named twice: name each once"
+    for key, urls in ((f"{table}.urls", given.urls), (f"{table}.router", (servers.router,))):
+        if any(not _address(url) for url in urls if url):
+            yield (key,), "an address is http://host:port"
+    elsewhere = [url for url in given.urls if urlsplit(url).hostname not in LOOPBACK]
+    if elsewhere and servers.by_broadcast and given.host in LOOPBACK:
+        yield (
+            (f"{table}.urls", f"{table}.host"),
+            f"{elsewhere[0]} would look for weights at its own loopback: set host to an address "
+            "of this machine that servers can reach",
+        )
+    if given.backend == "nccl" and given.device == "cpu" and given.launch:
+        yield (
+            (f"{table}.backend", f"{table}.device"),
+            "nccl is between GPUs: set backend to gloo, or device to cuda",
+        )
+
+
+def _address(url: str) -> bool:
+    """True for `http://host:port`."""
+    return urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname)
+
+
+def _sglang(whole: Config, sglang: SglangConfig) -> Contradictions:
+    """Yield contradictions of what SGLang alone has."""
+    direct = whole.publication.path == "direct"
+    if direct and sglang.transfer == "disk":
+        yield (
+            ("publication.path", "engine.sglang.transfer"),
+            "the trainer broadcasts straight into servers: set path to staged, or transfer to "
+            "broadcast",
+        )
+    if direct and sglang.backend == "nccl" and whole.train.device != "cuda":
+        yield (
+            ("publication.path", "engine.sglang.backend", "train.device"),
+            "the trainer broadcasts, from its own device: set backend to gloo, or device to cuda",
+        )
+    if sglang.router and whole.rollout.actors != 1:
+        yield (
+            ("engine.sglang.router", "rollout.actors"),
+            "all servers behind a router have one rollout actor: set rollout.actors to 1",
+        )
+    if sglang.router and not sglang.urls:
+        yield (
+            ("engine.sglang.router", "engine.sglang.urls"),
+            "a router stands before servers that run already: name them in urls too",
+        )
