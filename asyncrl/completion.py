@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 
 import argcomplete
-from argcomplete.completers import ChoicesCompleter, FilesCompleter
+from argcomplete.completers import FilesCompleter
 
 from asyncrl.config.fields import FIELDS, SECTIONS
 
@@ -20,7 +20,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
             elif action.dest == "config":
                 action.completer = FilesCompleter(("toml",))  # type: ignore[attr-defined]
             elif action.dest == "section":
-                action.completer = ChoicesCompleter(list(SECTIONS))  # type: ignore[attr-defined]
+                action.completer = sections  # type: ignore[attr-defined]
     argcomplete.autocomplete(parser)
 
 
@@ -40,6 +40,15 @@ def settings(prefix: str, **_: object) -> list[str]:
     field = FIELDS[key]
     words = ("true", "false") if field.kind is bool else field.choices or field.listed
     return [f"{key}={word}" for word in words if word.startswith(begun)]
+
+
+def sections(prefix: str, **_: object) -> list[str]:
+    """The sections that begin so.
+
+    >>> sections("mod")
+    ['model', 'model.lora']
+    """
+    return [name for name in SECTIONS if name.startswith(prefix)]
 
 
 def _verbs(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
