@@ -11,7 +11,6 @@ from __future__ import annotations
 from asyncrl.config.fields import SECTIONS, lookup
 from asyncrl.config.flow import flow_contradictions
 from asyncrl.config.lending import lending_contradictions
-from asyncrl.config.lora import lora_contradictions
 from asyncrl.config.losses import loss_contradictions
 from asyncrl.config.mix import mix_contradictions
 from asyncrl.config.other_policies import policy_contradictions
@@ -32,7 +31,6 @@ def contradictions(config: Config) -> Contradictions:
     yield from lending_contradictions(config)
     yield from loss_contradictions(config)
     yield from rank_contradictions(config)
-    yield from lora_contradictions(config)
     yield from policy_contradictions(config)
     yield from task_contradictions(config)
 

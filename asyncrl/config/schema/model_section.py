@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import BASIC, Section
+from asyncrl.config.schema.section import BASIC, Contradictions, Section
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
+
+ALL_LINEAR = "all-linear"
+"""The value of `model.lora.targets` that stands for every linear layer but the output layer."""
 
 
 class LoraConfig(Section, frozen=True):
@@ -26,7 +32,46 @@ class LoraConfig(Section, frozen=True):
                 'list of last parts of their names, as ["q_proj", "v_proj"]'
             )
         ),
-    ] = "all-linear"
+    ] = ALL_LINEAR
+
+    @property
+    def named_targets(self) -> tuple[str, ...]:
+        """The last parts of names that `targets` lists; none where it stands for all layers."""
+        if isinstance(self.targets, str):
+            return () if self.targets == ALL_LINEAR else (self.targets,)
+        return self.targets
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if not self.rank:
+            return
+        if self.targets != ALL_LINEAR and not all(self.named_targets or [""]):
+            yield (
+                ("model.lora.rank", "model.lora.targets"),
+                f"no layer has an adapter by that: name layers, or set targets to {ALL_LINEAR}",
+            )
+        if ALL_LINEAR in self.named_targets:
+            yield (
+                ("model.lora.targets",),
+                f"{ALL_LINEAR} stands for every layer, and not beside others: set targets to it "
+                "alone",
+            )
+        if whole.train.ranks > 1:
+            yield (
+                ("model.lora.rank", "train.ranks"),
+                "several ranks divide weights that learn, and have no adapters yet: set rank to 0, "
+                "or lower ranks to 1",
+            )
+        if whole.publication.path == "direct":
+            yield (
+                ("model.lora.rank", "publication.path"),
+                "whole weights are made of adapters beside the engine's own: set path to staged",
+            )
+        if whole.publication.rounds(whole.model):
+            yield (
+                ("model.lora.rank", "publication.dtype"),
+                "adapters are sent as they are, and their base is the model's own: set dtype to "
+                "model",
+            )
 
 
 class ModelConfig(Section, frozen=True):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from asyncrl.config.engines import capabilities
+from asyncrl.config.schema.model_section import ModelConfig
 from asyncrl.config.schema.section import Contradictions, Section
 
 if TYPE_CHECKING:
@@ -61,6 +62,19 @@ class PublicationConfig(Section, frozen=True):
             )
         ),
     ] = "127.0.0.1"
+
+    def sent_dtype(self, model: ModelConfig) -> str:
+        """Return the type of the weights that are sent.
+
+        >>> from asyncrl.config.schema import ModelConfig
+        >>> PublicationConfig(dtype="bfloat16").sent_dtype(ModelConfig())
+        'bfloat16'
+        """
+        return model.dtype if self.dtype == "model" else self.dtype
+
+    def rounds(self, model: ModelConfig) -> bool:
+        """True if engines are sent weights of a smaller type than the trainer computes with."""
+        return self.sent_dtype(model) != model.dtype
 
     def contradictions(self, whole: Config) -> Contradictions:
         if self.path != "direct":
