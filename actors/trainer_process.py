@@ -212,7 +212,7 @@ def _learner(
     context: ActorContext, model: PreTrainedModel, rank: Rank, checkpoint: Path | None
 ) -> Learner:
     """The learner of a model, as it was at the checkpoint; the run started from the initial one.
-    What cannot be had ends this process as bad input does."""
+    What cannot be opened ends this process as bad input does."""
     config = context.config
     with refused_as_input():
         learner = Learner(

@@ -63,7 +63,7 @@ def policy_rows(config: Config) -> Iterator[tuple[str, str, str]]:
         }[reference.kl_in]
         reset = (
             f"; it becomes the current policy every {reference.reset_every:,} steps, and the "
-            "optimizer begins anew"
+            "optimizer starts again"
             if reference.reset_every
             else ""
         )
@@ -86,7 +86,7 @@ def policy_rows(config: Config) -> Iterator[tuple[str, str, str]]:
             "examples",
             supervised.path,
             f"{supervised.coefficient:g} of the mean loss of {supervised.batch:,} of them, drawn "
-            "anew for each update",
+            "again for each update",
         )
     if config.train.ema:
         evaluated = (

@@ -383,7 +383,7 @@ class Metrics:
     @contextmanager
     def serve(self, port: int, host: str = "127.0.0.1") -> Iterator[None]:
         """Answer scrapes on `host`:`port` inside the block; not at all if `port` is 0. Raises
-        OSError if the port cannot be had."""
+        OSError if the port is taken."""
         if not port:
             yield
             return

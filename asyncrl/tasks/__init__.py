@@ -22,7 +22,8 @@ __all__ = ["MaskedReward", "NoReward", "Several", "Task", "TaskError", "open_tas
 
 
 class TaskError(Exception):
-    """The task cannot be had as configured; the text says what is wrong, where, and what to do."""
+    """The task cannot be opened as configured. The text says what is wrong, where, and what to
+    do."""
 
 
 class NoReward(Exception):

@@ -177,7 +177,7 @@ class Loss:
 
 
 def _joined(parts: Sequence[Tokens]) -> Tokens:
-    """Join tokens of parts that have no rollout in common; the rollouts are numbered anew."""
+    """Join tokens of parts that have no rollout in common; the rollouts are renumbered."""
     if len(parts) == 1:
         return parts[0]
     numbered, before = list[Tokens](), 0

@@ -3,7 +3,7 @@
 A launch makes an authority for itself, has it certify two keys, the head's and the agents', and
 forgets the authority's own key: nobody can certify a third. The token holds the agents' side, and
 a key of its own, which is proved inside TLS; who has proved it is sent the launch's. It is as
-secret as the run is: who has it may be an actor.
+secret as the run is: its holder may be an actor.
 
 The certificates are valid at any time, because nothing may depend on clocks that agree. They end
 with the run: one that ends removes its token, and what follows makes another. A launcher that was
