@@ -14,7 +14,6 @@ from asyncrl.actors.actor_context import ActorContext
 from asyncrl.actors.rank_orders import RankOrders
 from asyncrl.actors.scoring_servers import ScoringServers
 from asyncrl.actors.trainer_actor import Write
-from asyncrl.config.published import rounded
 from asyncrl.messages import CloseStep, Gather, Message, MicroBatch, Save, ScoreProximal, TokenCount
 from asyncrl.runtime.run_dir import ADAPTER, MODEL, MODEL_EMA
 from asyncrl.training.adapters import adapted, merged_model
@@ -61,7 +60,7 @@ class RankedLearner:
 
     async def step(self) -> dict[str, float]:
         metrics = await self.orders.give(CloseStep(self.version), (), self.learner.step)
-        if not rounded(self.context.config):
+        if not self.context.config.publication.rounds(self.context.config.model):
             return metrics
         gap = partial(rounding_gap, self.learner.model, self.context.published_dtype)
         return metrics | {"published_gap": await trio.to_thread.run_sync(gap)}
