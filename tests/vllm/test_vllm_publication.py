@@ -218,19 +218,18 @@ async def test_an_abort_ends_a_request_and_no_other(vllm: VllmClient) -> None:
         events: dict[str, list[StreamEvent]] = {"1" * 32: [], "2" * 32: []}
         begun = trio.Event()
 
-        async def read(rid: str) -> None:
-            asked = vllm.generate(rid, PROMPT, max_new_tokens=400, temperature=1.0)
+        async def read(rid: str, most: int) -> None:
+            asked = vllm.generate(rid, PROMPT, max_new_tokens=most, temperature=1.0)
             async with aclosing(asked) as stream:
                 async for event in stream:
                     events[rid].append(event)
-                    if all(events.values()):
-                        begun.set()
+                    begun.set()
 
         with trio.fail_after(DEADLINE_S):
             async with trio.open_nursery() as nursery:
-                for rid in events:
-                    nursery.start_soon(read, rid)
+                nursery.start_soon(read, "1" * 32, 400)
                 await begun.wait()
+                nursery.start_soon(read, "2" * 32, 40)
                 await vllm.abort("1" * 32)
         endings = {rid: of[-1].ending for rid, of in events.items()}
         assert [ending.type for ending in endings.values() if ending] == ["abort", "length"]
