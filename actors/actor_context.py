@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from asyncrl.config import Config
 from asyncrl.config.cluster import joined
 from asyncrl.config.errors import BAD_INPUT, ConfigError
-from asyncrl.config.published import engine_dtype, published_dtype
+from asyncrl.config.published import engine_dtype
 from asyncrl.messages import Hello, Role
 from asyncrl.messages.address import TcpAddress, UnixAddress
 from asyncrl.runtime.ipc.endpoints import connect
@@ -65,7 +65,7 @@ class ActorContext:
     @property
     def published_dtype(self) -> torch.dtype:
         """The type of the weights that engines are sent."""
-        return _dtype(published_dtype(self.config))
+        return _dtype(self.config.publication.sent_dtype(self.config.model))
 
     @property
     def engine_dtype(self) -> torch.dtype:

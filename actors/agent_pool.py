@@ -36,8 +36,8 @@ _END: msgspec.msgpack.Decoder[AgentEnd] = msgspec.msgpack.Decoder(AgentEnd)
 
 
 class AgentClock:
-    """The seconds for which an attempt's agent has the ball, at most `limit_s` of them. While a
-    call of it is answered (`paused`, also several at a time) the clock stands."""
+    """The agent's own seconds of an attempt, at most `limit_s` of them. While a call of it is
+    answered (`paused`, also several at a time) the clock stops."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s

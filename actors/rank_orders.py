@@ -2,7 +2,7 @@
 orders in the same order, one at a time.
 
 A pass of a model that is sharded is a collective of all ranks, and two collectives in different
-orders wait for each other for ever. So rank 0 alone hears from the coordinator. It gives each
+orders deadlock. So rank 0 alone hears from the coordinator. It gives each
 command that computes to the others, does its own part, and goes on when all have obeyed: it waits
 for each of them under its name, and no longer than `patience_s`. A rank that dies or stands still
 ends the trainer, by its name.

@@ -14,7 +14,6 @@ from asyncrl.actors.actor_context import ActorContext
 from asyncrl.actors.rank_orders import RankOrders
 from asyncrl.actors.scoring_servers import ScoringServers
 from asyncrl.actors.trainer_actor import Write
-from asyncrl.config.published import rounded
 from asyncrl.messages import CloseStep, Gather, Message, MicroBatch, Save, ScoreProximal, TokenCount
 from asyncrl.runtime.run_dir import ADAPTER, MODEL, MODEL_EMA
 from asyncrl.training.adapters import adapted, merged_model
@@ -38,7 +37,7 @@ class RankedLearner:
     learner: Learner
     orders: RankOrders
     servers: ScoringServers
-    place: ActorContext
+    context: ActorContext
     staging: Staging
 
     @property
@@ -61,17 +60,17 @@ class RankedLearner:
 
     async def step(self) -> dict[str, float]:
         metrics = await self.orders.give(CloseStep(self.version), (), self.learner.step)
-        if not rounded(self.place.config):
+        if not self.context.config.publication.rounds(self.context.config.model):
             return metrics
-        gap = partial(rounding_gap, self.learner.model, self.place.published_dtype)
+        gap = partial(rounding_gap, self.learner.model, self.context.published_dtype)
         return metrics | {"published_gap": await trio.to_thread.run_sync(gap)}
 
     async def copy(self, cursor: int) -> Write:
         """Copy the state of all ranks; what is returned writes the copy, in a thread."""
-        own = partial(_taken, self.learner, self.place, self.staging, cursor)
+        own = partial(_taken, self.learner, self.context, self.staging, cursor)
         staged, whole = await self.orders.give(Save(cursor), (), own)
         assert staged is not None, "rank 0 has the copy"
-        return partial(trio.to_thread.run_sync, partial(_written, self.place, staged, whole))
+        return partial(trio.to_thread.run_sync, partial(_written, self.context, staged, whole))
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class CarriedOrder:
     """Another rank's part of each order."""
 
     learner: Learner
-    place: ActorContext
+    context: ActorContext
 
     def __call__(self, order: Message, buffers: Sequence[memoryview]) -> None:
         match order:
@@ -88,7 +87,7 @@ class CarriedOrder:
             case CloseStep():
                 self.learner.step()
             case Save(cursor):
-                _taken(self.learner, self.place, Staging(), cursor)
+                _taken(self.learner, self.context, Staging(), cursor)
             case Gather(average):
                 gathered(self.learner, average)
             case _:
@@ -108,13 +107,13 @@ def gathered(
 
 
 def _taken(
-    learner: Learner, place: ActorContext, staging: Staging, cursor: int
+    learner: Learner, context: ActorContext, staging: Staging, cursor: int
 ) -> tuple[StagedCheckpoint | None, dict[str, PreTrainedModel]]:
     """This rank's part of the copy for a checkpoint; rank 0 has it then. After the last step it
     also has, by their places in the run's directory, the models that are for use elsewhere: nothing
     changes them any more."""
     staged, whole = take(learner, cursor, staging), dict[str, PreTrainedModel]()
-    if learner.version >= place.config.train.steps:
+    if learner.version >= context.config.train.steps:
         average = learner.average.gathered() if learner.average else None
         if staged is not None:
             # merged here: that changes settings of the process, which the writing goes beside
@@ -125,12 +124,12 @@ def _taken(
 
 
 def _written(
-    place: ActorContext, staged: StagedCheckpoint, whole: Mapping[str, PreTrainedModel]
+    context: ActorContext, staged: StagedCheckpoint, whole: Mapping[str, PreTrainedModel]
 ) -> Path:
     """Write a checkpoint, and the models for use elsewhere. Raises CheckpointError."""
-    path = write(place.run, staged, place.initial)
+    path = write(context.run, staged, context.initial)
     for name, model in whole.items():
-        export(place.run / name, model, place.initial)
+        export(context.run / name, model, context.initial)
     if whole and adapted(staged.model):
-        export_adapters(place.run / ADAPTER, staged.model)
+        export_adapters(context.run / ADAPTER, staged.model)
     return path

@@ -46,6 +46,7 @@ from asyncrl.runtime.run_dir import (
 
 if TYPE_CHECKING:
     from asyncrl.actors.coordinator.coordinator import Coordinator
+    from asyncrl.actors.coordinator.prompts import PromptSource
     from asyncrl.explain.metrics import Metrics
     from asyncrl.journal import Journal
 
@@ -54,49 +55,32 @@ STATUS_S = 1.0
 logger = logging.getLogger(__name__)
 
 
-async def coordinator(place: ActorContext) -> None:
+async def coordinator(context: ActorContext) -> None:
     """The coordinator's process. It ends when the launcher has heard that the run is over."""
     from asyncrl.actors.coordinator.components import Observers
     from asyncrl.actors.coordinator.coordinator import Coordinator
     from asyncrl.actors.coordinator.event_store import EventStore
-    from asyncrl.actors.coordinator.lifecycle import Outcome
-    from asyncrl.actors.coordinator.peers import Peer
-    from asyncrl.actors.coordinator.prompts import PromptSource
     from asyncrl.actors.coordinator.resume import begin_again, resumed
     from asyncrl.actors.coordinator.statistics import RunStatistics
     from asyncrl.experience.experience import Experience
-    from asyncrl.explain import summary
     from asyncrl.explain.curve_file import open_curve
     from asyncrl.explain.metrics import Metrics
     from asyncrl.journal import Journal, SqliteHistory
-    from asyncrl.tasks import open_task
-    from asyncrl.tasks.mixed import parts_of, size_of
-    from asyncrl.tasks.text import Tokenizer
     from asyncrl.training.checkpoint_index import complete
 
-    config, path = place.config, place.run / JOURNAL
-    tokenizer = Tokenizer(place.initial, chat=config.task.chat)
-    task = open_task(config.task, config.run.seed)
-    prompts = PromptSource(
-        task,
-        tokenizer,
-        seed=config.run.seed,
-        epochs=config.task.epochs,
-        curriculum=config.task.curriculum,
-        parts=parts_of(config.task, size_of(task)),
-        stages=config.task.stages,
-    )
+    config, path = context.config, context.run / JOURNAL
+    prompts = _prompts(context)
     metrics = Metrics()
     metrics.describe(
         task=named(config.task), engine=config.engine.kind, evaluated=config.evaluation.weights
     )
-    checkpoints = complete(place.run)
-    resume = place.resume and (
+    checkpoints = complete(context.run)
+    resume = context.resume and (
         path.exists() or bool(checkpoints)
     )  # else it ended before it had begun
     experience, version = resumed(SqliteHistory(path), checkpoints) if resume else (Experience(), 0)
     async with (
-        open_curve(place.run / METRICS, version, experience.closed) as (curve, before_commit),
+        open_curve(context.run / METRICS, version, experience.closed) as (curve, before_commit),
         Journal.open(
             path,
             commit_ms=config.journal.commit_ms,
@@ -117,47 +101,78 @@ async def coordinator(place: ActorContext) -> None:
                 RunStatistics(),
                 curve,
                 partial(_standing, journal),
-                partial(_keep, place.run / STALL),
+                partial(_keep, context.run / STALL),
             ),
         )
-        outcome = Outcome(False, "the coordinator failed; its log says why")
-        try:
-            with metrics.serve(config.metrics.port, config.metrics.host):
-                async with trio.open_nursery() as nursery:
-                    address, key = UnixAddress(place.run / COORDINATOR), read_key(place.run / KEY)
-                    await nursery.start(
-                        partial(serve, address, key, run.attend, refused=metrics.refused)
-                    )
-                    if joined(config):
-                        await nursery.start(_serve_machines, place, key, run, metrics)
-                    launcher = await connect(UnixAddress(place.run / LAUNCHER), key)
-                    await launcher.send(Hello("coordinator", 0, place.incarnation, place.pid))
-                    nursery.start_soon(
-                        run.converse, Peer(Hello("launcher", 0, 0, os.getppid()), launcher)
-                    )
-                    async with _kept(run, place.run / STATUS):
-                        outcome = await run.conduct()
-                    summary.write(run.summary(outcome), place.run / SUMMARY)
-                    await run.say_goodbye(outcome)
-                    nursery.cancel_scope.cancel()
-        finally:
-            summary.write(run.summary(outcome), place.run / SUMMARY)
+        await _conduct(context, run, metrics)
+
+
+def _prompts(context: ActorContext) -> PromptSource:
+    """The prompts of a run, in the order of its curriculum."""
+    from asyncrl.actors.coordinator.prompts import PromptSource
+    from asyncrl.tasks import open_task
+    from asyncrl.tasks.mixed import parts_of, size_of
+    from asyncrl.tasks.text import Tokenizer
+
+    config = context.config
+    task = open_task(config.task, config.run.seed)
+    return PromptSource(
+        task,
+        Tokenizer(context.initial, chat=config.task.chat),
+        seed=config.run.seed,
+        epochs=config.task.epochs,
+        curriculum=config.task.curriculum,
+        parts=parts_of(config.task, size_of(task)),
+        stages=config.task.stages,
+    )
+
+
+async def _conduct(context: ActorContext, run: Coordinator, metrics: Metrics) -> None:
+    """Serve the run's actors and tell the launcher, until the run is over. The summary is written
+    whatever ends it."""
+    from asyncrl.actors.coordinator.lifecycle import Outcome
+    from asyncrl.actors.coordinator.peers import Peer
+    from asyncrl.explain import summary
+
+    config = context.config
+    outcome = Outcome(False, "the coordinator failed; its log says why")
+    try:
+        with metrics.serve(config.metrics.port, config.metrics.host):
+            async with trio.open_nursery() as nursery:
+                address, key = UnixAddress(context.run / COORDINATOR), read_key(context.run / KEY)
+                await nursery.start(
+                    partial(serve, address, key, run.attend, refused=metrics.refused)
+                )
+                if joined(config):
+                    await nursery.start(_serve_machines, context, key, run, metrics)
+                launcher = await connect(UnixAddress(context.run / LAUNCHER), key)
+                await launcher.send(Hello("coordinator", 0, context.incarnation, context.pid))
+                nursery.start_soon(
+                    run.converse, Peer(Hello("launcher", 0, 0, os.getppid()), launcher)
+                )
+                async with _kept(run, context.run / STATUS):
+                    outcome = await run.conduct()
+                summary.write(run.summary(outcome), context.run / SUMMARY)
+                await run.say_goodbye(outcome)
+                nursery.cancel_scope.cancel()
+    finally:
+        summary.write(run.summary(outcome), context.run / SUMMARY)
 
 
 async def _serve_machines(
-    place: ActorContext,
+    context: ActorContext,
     key: bytes,
     run: Coordinator,
     metrics: Metrics,
     task_status: trio.TaskStatus[None],
 ) -> None:
     """Serve actors on other machines, by a port that is written down for the launcher."""
-    where, tls = TcpAddress(place.config.cluster.host, 0), Tls.of(place.run / TLS)
+    where, tls = TcpAddress(context.config.cluster.host, 0), Tls.of(context.run / TLS)
     async with trio.open_nursery() as nursery:
         bound = await nursery.start(
             partial(serve, where, key, run.attend, refused=metrics.refused, tls=tls)
         )
-        await trio.Path(place.run / COORDINATOR_ADDRESS).write_text(str(bound))
+        await trio.Path(context.run / COORDINATOR_ADDRESS).write_text(str(bound))
         task_status.started()
 
 
@@ -202,7 +217,7 @@ def _keep(path: Path, found: run_status.RunStatus) -> None:
         logger.warning("how the run stands is not written down: %s", error)
 
 
-async def rollout(place: ActorContext) -> None:
+async def rollout(context: ActorContext) -> None:
     """A rollout actor's process: an engine, and a receiver of weights."""
     from asyncrl.actors.rollout_actor import rollout_actor
     from asyncrl.engines.spec import EngineContext, engine_kind
@@ -214,22 +229,29 @@ async def rollout(place: ActorContext) -> None:
     from asyncrl.weightsync.reception import RECEPTIONS
     from asyncrl.weightsync.transport import EngineSide, transport_of
 
-    config, waits, base = place.config, Waits(), None
+    config, waits, base = context.config, Waits(), None
     with refused_as_input():
-        model, tokenizer = place.engine_model(), Tokenizer(place.initial)
+        model, tokenizer = context.engine_model(), Tokenizer(context.initial)
         if config.model.lora.rank:
-            base = AdaptedBase(place.initial, place.dtype, config.model.lora)
-    sent = narrowed(published(base.model if base else model), place.published_dtype)
+            base = AdaptedBase(context.initial, context.dtype, config.model.lora)
+    sent = narrowed(published(base.model if base else model), context.published_dtype)
     plan = Plan.of(sent, config.publication.bucket_bytes)
-    context = EngineContext(
-        config, place.run, place.initial, place.index, model, tokenizer, waits, place.takes_over
+    engine_context = EngineContext(
+        config,
+        context.run,
+        context.initial,
+        context.index,
+        model,
+        tokenizer,
+        waits,
+        context.takes_over,
     )
-    async with engine_kind(config.engine.kind).open(context) as engine:
+    async with engine_kind(config.engine.kind).open(engine_context) as engine:
         parameters, merge = dict(model.named_parameters()), base.merged if base else None
         side = EngineSide(config, plan, parameters, engine, merge)
         async with (
             transport_of(config).open_receiver(side) as receiver,
-            await place.link() as link,
+            await context.link() as link,
             open_notice() as notice,
         ):
             reception = RECEPTIONS[config.publication.path](engine, receiver, link.send)
@@ -239,14 +261,14 @@ async def rollout(place: ActorContext) -> None:
         raise SystemExit(GONE)
 
 
-async def reward(place: ActorContext) -> None:
+async def reward(context: ActorContext) -> None:
     """A reward actor's process; the verifiers run in processes of their own."""
     from asyncrl.actors.reward_actor import open_verifiers, reward_actor
 
-    config, waits = place.config, Waits()
+    config, waits = context.config, Waits()
     async with (
-        open_verifiers(config.task, config.run.seed, str(place.initial), waits) as verifiers,
-        await place.link() as link,
+        open_verifiers(config.task, config.run.seed, str(context.initial), waits) as verifiers,
+        await context.link() as link,
     ):
         concurrency, deadline_s = config.reward.concurrency, config.task.verdict_s
         await reward_actor(
@@ -259,20 +281,20 @@ async def reward(place: ActorContext) -> None:
         )
 
 
-async def agents(place: ActorContext) -> None:
+async def agents(context: ActorContext) -> None:
     """An agents actor's process; agents run in processes of their own, or elsewhere."""
     from asyncrl.actors.agents_actor import agents_actor
     from asyncrl.actors.agents_gateway import open_episodes
 
-    config, waits = place.config, Waits()
+    config, waits = context.config, Waits()
     reporter = Reporter(waits, report_s(config))
     try:
         async with (
-            open_episodes(config, place.run, place.initial, place.index, waits, reporter) as (
+            open_episodes(config, context.run, context.initial, context.index, waits, reporter) as (
                 episodes,
                 sessions,
             ),
-            await place.link() as link,
+            await context.link() as link,
         ):
             await agents_actor(link, episodes, sessions, reporter)
     except ConfigError as error:
@@ -280,11 +302,11 @@ async def agents(place: ActorContext) -> None:
         raise SystemExit(BAD_INPUT) from error
 
 
-async def trainer(place: ActorContext) -> None:
+async def trainer(context: ActorContext) -> None:
     """The process of one rank of the trainer."""
     from asyncrl.actors.trainer_process import trainer_process
 
-    await trainer_process(place)
+    await trainer_process(context)
 
 
 ROLES = {

@@ -106,85 +106,12 @@ async def trainer_actor(
 ) -> None:
     """Serve the coordinator until it drains this actor. Raises CoordinatorLost if the link ends
     before. The wait for a command ends at the latest with the link, which ends with the
-    coordinator, whose watchdog ends a run that stands still."""
-    weights = trio.Lock()  # held while the weights must not change
-    engines_still = dict[int, trio.Event]()  # by publication
-
-    async def publish(
-        message: Publish,
-        *,
-        task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        checksums, canary, sent_bytes, error = list[int](), list[float](), 0, "aborted"
-        version, start = learner.version, trio.current_time()
-        with trio.CancelScope() as scope:
-            if weights.locked():  # by a step; an abort is read meanwhile
-                task_status.started(scope)
-                await weights.acquire()
-            else:  # before a command that is read next can change them
-                weights.acquire_nowait()
-                task_status.started(scope)
-            version, start = learner.version, trio.current_time()
-            try:
-                if message.direct:
-                    still = engines_still[message.publication] = trio.Event()
-                    await sender.join(message)
-                    await link.send(Joined(message.publication))
-                    await still.wait()
-                sent = await sender.send(message)
-                checksums, canary = sent.checksums, sent.canary
-                sent_bytes, error = sent.sent_bytes, ""
-            except TransferError as failure:
-                error = str(failure)
-            finally:
-                engines_still.pop(message.publication, None)
-                weights.release()
-        seconds = trio.current_time() - start
-        await link.send(
-            Transferred(message.publication, version, checksums, sent_bytes, seconds, error, canary)
-        )
-
-    written = trio.Event()  # the answer about the last checkpoint is sent
-    written.set()
-
-    async def write(version: int, copy: Write) -> None:
-        try:
-            with reporter.saving():
-                saved = Saved(version, str(await copy()))
-        except CheckpointError as error:
-            saved = Saved(version, "", str(error))
-        await link.send(saved)
-        written.set()
-
-    async def last_written() -> None:
-        with waits.until("the watchdog restarts the trainer", "checkpoint", owner="trainer"):
-            await written.wait()
-
-    send, commands = trio.open_memory_channel[tuple[Message, tuple[memoryview, ...]]](COMMANDS)
-
-    async def read() -> None:
-        """Take publications at once, beside whatever is computed, and queue the rest. This never
-        waits for what is computed. Raises trio.WouldBlock if the coordinator gives more commands
-        than may wait."""
-        transfer_scope = trio.CancelScope()
-        async with send:
-            async for message, buffers in link:
-                match message:
-                    case Publish():
-                        transfer_scope = await nursery.start(publish, message)
-                    case Transfer(publication) if publication in engines_still:
-                        engines_still[publication].set()
-                    case Transfer():
-                        pass  # given up meanwhile
-                    case Abort() | Resend():
-                        transfer_scope.cancel()
-                    case _:
-                        send.send_nowait((message, buffers))
-                        if isinstance(message, Drain):
-                            return
-
+    coordinator, whose watchdog ends a run that makes no progress."""
+    publications = _Publications(link, learner, sender)
+    checkpoints = _Checkpoints(link, learner, waits, reporter)
+    send, commands = trio.open_memory_channel[_Queued](COMMANDS)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read)
+        nursery.start_soon(_read, link, publications, send, nursery)
         nursery.start_soon(reporter.run, link)
         await link.send(TrainerReady(learner.version, sender.store))
         while True:
@@ -204,19 +131,133 @@ async def trainer_actor(
                     await learner.score_proximal(message, buffers)
                     await link.send(ScoredProximal(step))
                 case CloseStep():
-                    async with weights:
+                    async with publications.weights:
                         metrics = await learner.step()
                     seconds = trio.current_time() - start
                     await link.send(Stepped(learner.version, seconds, metrics, learner.counts))
                 case Save(cursor):
-                    await last_written()
-                    written = trio.Event()
-                    nursery.start_soon(write, learner.version, await learner.copy(cursor))
+                    await checkpoints.save(cursor, nursery)
                 case Drain():
                     break
                 case _:
                     raise ValueError(f"a trainer does not understand {type(message).__name__}")
         reporter.busy_with(None)
-        await last_written()
+        await checkpoints.last_written()
         await link.send(Drained())  # before a report can be cut off amid its frame
         nursery.cancel_scope.cancel()
+
+
+_Queued = tuple[Message, tuple[memoryview, ...]]
+
+
+async def _read(
+    link: Link,
+    publications: _Publications,
+    send: trio.MemorySendChannel[_Queued],
+    nursery: trio.Nursery,
+) -> None:
+    """Take publications at once, beside whatever is computed, and queue the rest. This never waits
+    for what is computed. Raises trio.WouldBlock if the coordinator gives more commands than may
+    wait."""
+    transfer_scope = trio.CancelScope()
+    async with send:
+        async for message, buffers in link:
+            match message:
+                case Publish():
+                    transfer_scope = await nursery.start(publications.publish, message)
+                case Transfer(publication):
+                    publications.transfer(publication)
+                case Abort() | Resend():
+                    transfer_scope.cancel()
+                case _:
+                    send.send_nowait((message, buffers))
+                    if isinstance(message, Drain):
+                        return
+
+
+class _Publications:
+    """Sends the weights, beside accumulation."""
+
+    def __init__(self, link: Link, learner: LearnerProtocol, sender: Publisher) -> None:
+        self._link = link
+        self._learner = learner
+        self._sender = sender
+        self.weights = trio.Lock()
+        """Held while the weights must not change."""
+        self._paused = dict[int, trio.Event]()
+        """Set when every engine is paused, by direct publication."""
+
+    async def publish(
+        self,
+        message: Publish,
+        *,
+        task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Send the present weights, and report. `started` gives the scope that aborts it."""
+        checksums, canary, sent_bytes, error = list[int](), list[float](), 0, "aborted"
+        version, start = self._learner.version, trio.current_time()
+        with trio.CancelScope() as scope:
+            if self.weights.locked():  # by a step; an abort is read meanwhile
+                task_status.started(scope)
+                await self.weights.acquire()
+            else:  # before a command that is read next can change them
+                self.weights.acquire_nowait()
+                task_status.started(scope)
+            version, start = self._learner.version, trio.current_time()
+            try:
+                if message.direct:
+                    paused = self._paused[message.publication] = trio.Event()
+                    await self._sender.join(message)
+                    await self._link.send(Joined(message.publication))
+                    await paused.wait()
+                sent = await self._sender.send(message)
+                checksums, canary = sent.checksums, sent.canary
+                sent_bytes, error = sent.sent_bytes, ""
+            except TransferError as failure:
+                error = str(failure)
+            finally:
+                self._paused.pop(message.publication, None)
+                self.weights.release()
+        seconds = trio.current_time() - start
+        await self._link.send(
+            Transferred(message.publication, version, checksums, sent_bytes, seconds, error, canary)
+        )
+
+    def transfer(self, publication: int) -> None:
+        """Send a direct publication now that every engine is paused, unless it was given up."""
+        if publication in self._paused:
+            self._paused[publication].set()
+
+
+class _Checkpoints:
+    """Writes one checkpoint at a time, beside all commands that follow."""
+
+    def __init__(
+        self, link: Link, learner: LearnerProtocol, waits: Waits, reporter: Reporter
+    ) -> None:
+        self._link = link
+        self._learner = learner
+        self._waits = waits
+        self._reporter = reporter
+        self._written = trio.Event()  # the answer about the last one is sent
+        self._written.set()
+
+    async def save(self, cursor: int, nursery: trio.Nursery) -> None:
+        """Copy the present state once the last checkpoint is written, and have the copy written."""
+        await self.last_written()
+        self._written = trio.Event()
+        nursery.start_soon(self._write, self._learner.version, await self._learner.copy(cursor))
+
+    async def last_written(self) -> None:
+        """Wait until the last checkpoint is written, or has failed."""
+        with self._waits.until("the watchdog restarts the trainer", "checkpoint", owner="trainer"):
+            await self._written.wait()
+
+    async def _write(self, version: int, copy: Write) -> None:
+        try:
+            with self._reporter.saving():
+                saved = Saved(version, str(await copy()))
+        except CheckpointError as error:
+            saved = Saved(version, "", str(error))
+        await self._link.send(saved)
+        self._written.set()

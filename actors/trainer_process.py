@@ -59,108 +59,108 @@ from asyncrl.weightsync.transport import TrainerSide, transport_of
 logger = logging.getLogger(__name__)
 
 
-async def trainer_process(place: ActorContext) -> None:
+async def trainer_process(context: ActorContext) -> None:
     """A learner from the newest checkpoint, or from the initial model: rank 0 is driven by the
     coordinator, and drives the other ranks."""
-    config, waits = place.config, Waits()
+    config, waits = context.config, Waits()
     torch.manual_seed(config.run.seed)
-    if place.index:
+    if context.index:
         with _ending_at_once():
-            await _follow(place, waits)
+            await _follow(context, waits)
         return
-    checkpoint = latest(place.run) if place.resume else None
+    checkpoint = latest(context.run) if context.resume else None
     with refused_as_input():
-        model = _model(place, checkpoint)
-        _try(model, place)
+        model = _model(context, checkpoint)
+        _try(model, context)
     plan = Plan.of(
-        narrowed(published(model), place.published_dtype), config.publication.bucket_bytes
+        narrowed(published(model), context.published_dtype), config.publication.bucket_bytes
     )
     if (size := ranks_of(config.train)) == 1:
-        learner = _learner(place, model, ALONE, checkpoint)
-        await _lead(place, learner, plan, RankOrders((), waits, 0.0), waits)
+        learner = _learner(context, model, ALONE, checkpoint)
+        await _lead(context, learner, plan, RankOrders((), waits, 0.0), waits)
         return
-    host = LOOPBACK if place.rank_0 is None else config.publication.host
-    addresses: list[Address] = [UnixAddress(place.run / RANKS)]
-    if place.rank_0 is not None:
-        addresses.append(place.rank_0)
-    with _ending_at_once(), served_store(host, place.run / RANK_STORE) as store:
+    host = LOOPBACK if context.rank_0 is None else config.publication.host
+    addresses: list[Address] = [UnixAddress(context.run / RANKS)]
+    if context.rank_0 is not None:
+        addresses.append(context.rank_0)
+    with _ending_at_once(), served_store(host, context.run / RANK_STORE) as store:
         meet = Meet(store, size)
         async with open_orders(
             addresses,
-            read_key(place.run / KEY),
+            read_key(context.run / KEY),
             meet,
             waits,
-            tls=place.tls,
+            tls=context.tls,
             start_s=config.supervision.start_s,
             patience_s=config.supervision.stall_s,
         ) as orders:
-            with _rank(place, model, meet) as rank:
-                learner = _learner(place, model, rank, checkpoint)
-                await _lead(place, learner, plan, orders, waits)
+            with _rank(context, model, meet) as rank:
+                learner = _learner(context, model, rank, checkpoint)
+                await _lead(context, learner, plan, orders, waits)
                 await orders.end()
 
 
-async def _follow(place: ActorContext, waits: Waits) -> None:
+async def _follow(context: ActorContext, waits: Waits) -> None:
     """Another rank's life, here or on another machine."""
-    given = _spread(place)
-    checkpoint = latest(place.run) if place.resume and not given else None
+    given = _spread(context)
+    checkpoint = latest(context.run) if context.resume and not given else None
     with refused_as_input():
-        model = _model(place, checkpoint)
+        model = _model(context, checkpoint)
         if not given:
-            _try(model, place)
-    address = place.rank_0 or UnixAddress(place.run / RANKS)
+            _try(model, context)
+    address = context.rank_0 or UnixAddress(context.run / RANKS)
     async with open_rank(
         address,
-        read_key(place.run / KEY),
-        place.hello,
+        read_key(context.run / KEY),
+        context.hello,
         waits,
-        tls=place.tls,
-        start_s=place.config.supervision.start_s,
+        tls=context.tls,
+        start_s=context.config.supervision.start_s,
     ) as (link, meet):
-        with _rank(place, model, meet) as rank:
-            learner = _learner(place, model, rank, checkpoint)
-            await obey(link, place.hello, CarriedOrder(learner, place), waits)
+        with _rank(context, model, meet) as rank:
+            learner = _learner(context, model, rank, checkpoint)
+            await obey(link, context.hello, CarriedOrder(learner, context), waits)
 
 
-def _spread(place: ActorContext) -> bool:
+def _spread(context: ActorContext) -> bool:
     """True if some ranks are on other machines, and so all are given rank 0's weights."""
-    return place.head is not None or place.config.cluster.trainer_agents > 0
+    return context.head is not None or context.config.cluster.trainer_agents > 0
 
 
 async def _lead(
-    place: ActorContext, learner: Learner, plan: Plan, orders: RankOrders, waits: Waits
+    context: ActorContext, learner: Learner, plan: Plan, orders: RankOrders, waits: Waits
 ) -> None:
     """Rank 0's life: a sender of weights, and the coordinator's link."""
-    config, dtype = place.config, place.published_dtype
+    config, dtype = context.config, context.published_dtype
     async with ScoringServers.open(config, waits) as servers:
         with refused_as_input():
-            own, patience_s = Tokenizer(place.initial), config.supervision.start_s / 2
+            own, patience_s = Tokenizer(context.initial), config.supervision.start_s / 2
             await servers.refuse_other_vocabularies(own, patience_s)
         compared = capabilities(config.engine.kind).compares_canary
-        canary = TrainerCanary(place.engine_model, dtype, own) if compared else None
+        canary = TrainerCanary(context.engine_model, dtype, own) if compared else None
         source = PublishedWeights(learner, orders, plan, dtype, canary)
-        side = TrainerSide(config, place.run / WEIGHT_STORE, source)
+        side = TrainerSide(config, context.run / WEIGHT_STORE, source)
         async with (
             transport_of(config).open_sender(side) as sender,
-            await place.link() as link,
+            await context.link() as link,
         ):
-            threaded = RankedLearner(learner, orders, servers, place, Staging())
+            threaded = RankedLearner(learner, orders, servers, context, Staging())
             await trainer_actor(link, threaded, sender, waits, Reporter(waits))
 
 
 @contextmanager
-def _rank(place: ActorContext, model: PreTrainedModel, meet: Meet) -> Iterator[Rank]:
+def _rank(context: ActorContext, model: PreTrainedModel, meet: Meet) -> Iterator[Rank]:
     """This process's rank of several, which meets the others, and keeps its shard of the model; of
     rank 0's, where some are on other machines."""
-    train, start_s = place.config.train, place.config.supervision.start_s
+    train, start_s = context.config.train, context.config.supervision.start_s
     _use_network_of(meet.store)
     store = open_store(meet.store, timedelta(seconds=start_s))
-    with open_ranks(train.device, store, place.index, meet.size, start_s) as mesh:
-        if _spread(place):
+    with open_ranks(train.device, store, context.index, meet.size, start_s) as mesh:
+        if _spread(context):
             share_weights(model)
-            if place.index:
+            if context.index:
                 with refused_as_input():
-                    _try(model, place)
+                    _try(model, context)
         yield shard(model, mesh)
 
 
@@ -184,16 +184,16 @@ def _ending_at_once() -> Iterator[None]:
         os._exit(1)
 
 
-def _model(place: ActorContext, checkpoint: Path | None) -> PreTrainedModel:
+def _model(context: ActorContext, checkpoint: Path | None) -> PreTrainedModel:
     """The model of the checkpoint, or the initial one, on the trainer's device; one with adapters
     is the initial one, and the checkpoint's adapters come later. One that rank 0 gives its weights
     is empty. Raises ModelError for one that cannot be trained."""
-    config, lora = place.config, place.config.model.lora
-    if place.index and _spread(place):
-        model = empty_model(place.initial, place.dtype)
+    config, lora = context.config, context.config.model.lora
+    if context.index and _spread(context):
+        model = empty_model(context.initial, context.dtype)
     else:
-        path = place.initial if checkpoint is None or lora.rank else checkpoint
-        model = load_model(path, place.dtype)
+        path = context.initial if checkpoint is None or lora.rank else checkpoint
+        model = load_model(path, context.dtype)
     if config.model.output_dtype == "float32":
         float32_output(model)
     if lora.rank:
@@ -202,18 +202,18 @@ def _model(place: ActorContext, checkpoint: Path | None) -> PreTrainedModel:
     return model
 
 
-def _try(model: PreTrainedModel, place: ActorContext) -> None:
+def _try(model: PreTrainedModel, context: ActorContext) -> None:
     """Settle on the passes of a model, by trying them. Raises ModelError where none will do."""
-    tried = try_passes(model, place.config.engine.context_tokens)
+    tried = try_passes(model, context.config.engine.context_tokens)
     logger.info("tried on a few texts: %s", tried)
 
 
 def _learner(
-    place: ActorContext, model: PreTrainedModel, rank: Rank, checkpoint: Path | None
+    context: ActorContext, model: PreTrainedModel, rank: Rank, checkpoint: Path | None
 ) -> Learner:
     """The learner of a model, as it was at the checkpoint; the run started from the initial one.
-    What cannot be had ends this process as bad input does."""
-    config = place.config
+    What cannot be opened ends this process as bad input does."""
+    config = context.config
     with refused_as_input():
         learner = Learner(
             model,
@@ -221,11 +221,11 @@ def _learner(
             config.staleness,
             config.rollout.temperature,
             budget=config.rollout.max_new_tokens,
-            kl_terms=open_kl_terms(config, place.initial, place.dtype, model),
-            supervised=open_supervised(config, place.initial),
+            kl_terms=open_kl_terms(config, context.initial, context.dtype, model),
+            supervised=open_supervised(config, context.initial),
             rank=rank,
         )
-        if _spread(place):
+        if _spread(context):
             stored = read_state(checkpoint) if checkpoint is not None else None
             stored = share_state(stored, torch.device(config.train.device))
             if stored is not None:

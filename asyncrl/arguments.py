@@ -41,6 +41,7 @@ FETCH = (
     "Fetch the copy of a run from an object store (run.copy) into a directory, which `asyncrl "
     "train --resume` goes on from. Credentials are those of the environment."
 )
+SETTINGS = "List the basic settings; or all settings of a section, with defaults, ranges and units."
 INIT = (
     "Write a run.toml with comments for a task, or for a JSONL file of prompts. It refuses to "
     "write over a file."
@@ -61,14 +62,16 @@ examples:
   asyncrl tasks
   asyncrl init spell_backward
   asyncrl train run.toml
+  asyncrl settings rollout
   asyncrl train run.toml --set task.name=chain_sum --set train.steps=50
   asyncrl train --resume runs/rotate_matrix-20260101-120000
   asyncrl why runs/rotate_matrix-20260101-120000
   asyncrl compare runs/a runs/b
   asyncrl rollouts runs/a --reward-below 0.5 --last 3
 """
-SETTINGS = """\
+SOURCES = """\
 settings: --set wins over an ASYNCRL_* variable, that over run.toml, that over the default.
+`asyncrl settings` lists the basic ones, `asyncrl settings SECTION` all of a section.
 exit status: 0 the run ended well, 1 it failed, 2 the input is wrong and nothing was trained.
 """
 
@@ -115,14 +118,14 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--version", action="version", version=f"asyncrl {version('asyncrl')}")
     verbs = found.add_subparsers(dest="verb", required=True, metavar="verb")
-    train = add("train", TRAIN, EXAMPLES + "\n" + SETTINGS)
+    train = add("train", TRAIN, EXAMPLES + "\n" + SOURCES)
     train.add_argument(
         "--resume",
         type=Path,
         metavar="RUN",
         help="go on with the run in this directory, from its last checkpoint",
     )
-    add("check", CHECK, SETTINGS)
+    add("check", CHECK, SOURCES)
     part = verbs.add_parser("agent", help=AGENT, description=AGENT)
     part.add_argument(
         "--join",
@@ -158,6 +161,10 @@ def parser() -> argparse.ArgumentParser:
     )
     listing = verbs.add_parser("tasks", help=TASKS, description=TASKS)
     listing.add_argument("task", nargs="?", metavar="TASK", help="one of them (default: all)")
+    catalogue = verbs.add_parser("settings", help=SETTINGS, description=SETTINGS)
+    catalogue.add_argument(
+        "section", nargs="?", metavar="SECTION", help="one of them (default: the basic settings)"
+    )
     fetched = verbs.add_parser("fetch", help=FETCH.split(". ")[0] + ".", description=FETCH)
     fetched.add_argument("url", metavar="URL", help="the run's run.copy, such as s3://bucket/run")
     fetched.add_argument("directory", type=Path, metavar="DIR", help="a new directory")
@@ -169,7 +176,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="TASK|FILE.jsonl",
         help="a task of `asyncrl tasks`, or a file of prompts (default: spell_backward)",
     )
-    trial = add("simulate", SIMULATE, SETTINGS, "forecast this run (default: search for faults)")
+    trial = add("simulate", SIMULATE, SOURCES, "forecast this run (default: search for faults)")
     what = trial.add_mutually_exclusive_group()
     what.add_argument("--seed", type=int, metavar="N", help="one seed")
     what.add_argument(

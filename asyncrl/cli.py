@@ -138,6 +138,16 @@ def _tasks(args: argparse.Namespace) -> int:
     return 0
 
 
+def _settings(args: argparse.Namespace) -> int:
+    from asyncrl.config.listing import overview, section_settings
+    from asyncrl.runtime.output import Output
+
+    output = Output(sys.stdout)  # its reader may leave before the end
+    print(section_settings(args.section) if args.section else overview(), file=output)
+    output.flush()
+    return 0
+
+
 def _fetch(args: argparse.Namespace) -> int:
     from asyncrl.config.derived import size
     from asyncrl.escape import escaped
@@ -278,6 +288,7 @@ VERBS = {
     "agent": _agent,
     "check": _check,
     "tasks": _tasks,
+    "settings": _settings,
     "fetch": _fetch,
     "init": _init,
     "simulate": _simulate,

@@ -8,7 +8,7 @@ import argparse
 import argcomplete
 from argcomplete.completers import FilesCompleter
 
-from asyncrl.config.fields import FIELDS
+from asyncrl.config.fields import FIELDS, SECTIONS
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +19,8 @@ def complete(parser: argparse.ArgumentParser) -> None:
                 action.completer = settings  # type: ignore[attr-defined]
             elif action.dest == "config":
                 action.completer = FilesCompleter(("toml",))  # type: ignore[attr-defined]
+            elif action.dest == "section":
+                action.completer = sections  # type: ignore[attr-defined]
     argcomplete.autocomplete(parser)
 
 
@@ -38,6 +40,15 @@ def settings(prefix: str, **_: object) -> list[str]:
     field = FIELDS[key]
     words = ("true", "false") if field.kind is bool else field.choices or field.listed
     return [f"{key}={word}" for word in words if word.startswith(begun)]
+
+
+def sections(prefix: str, **_: object) -> list[str]:
+    """The sections that begin so.
+
+    >>> sections("mod")
+    ['model', 'model.lora']
+    """
+    return [name for name in SECTIONS if name.startswith(prefix)]
 
 
 def _verbs(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:

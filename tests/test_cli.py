@@ -150,7 +150,9 @@ def test_help_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in (["--help"], ["train", "--help"]):
         with pytest.raises(SystemExit) as ended:
             main(argv)
-        assert ended.value.code == 0 and "asyncrl train run.toml" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert ended.value.code == 0 and "asyncrl train run.toml" in out
+    assert "`asyncrl settings` lists the basic ones" in out
 
 
 def test_a_terminal_that_knows_ascii_only_is_no_reason_to_fail(here: Path) -> None:

@@ -43,6 +43,7 @@ def offered(line: str, where: Path) -> list[str]:
         ("asyncrl train --set staleness.on_stale=m", {"staleness.on_stale=mask"}, set()),
         ("asyncrl check --set run.sinks=", {"run.sinks=wandb", "run.sinks=mlflow"}, set()),
         ("asyncrl check ru", {"run.toml"}, {"rubbish.txt"}),
+        ("asyncrl settings eng", {"engine", "engine.sglang"}, {"train"}),
         ("asyncrl rollouts --finish ", {"stop", "length"}, set()),
     ],
 )

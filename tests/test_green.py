@@ -1,4 +1,4 @@
-"""Which test files `make test` leaves out (`tests/support/green.py`)."""
+"""Test files that `make test` leaves out (`tests/support/green.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 FILES = {
     "pyproject.toml": "",
     "asyncrl/__init__.py": "",
-    "asyncrl/used.py": "import asyncrl.behind\n",
+    "asyncrl/used.py": "import asyncrl.behind\nfrom asyncrl.linked import deep\n",
+    "linked/__init__.py": "",
+    "linked/deep.py": "",
     "asyncrl/behind.py": "",
     "asyncrl/other.py": "",
     "asyncrl/table.json": "",
@@ -27,6 +29,7 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
+    (tmp_path / "asyncrl/linked").symlink_to("../linked")
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     return green.Tree().keys()
 
@@ -35,6 +38,7 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     ("changed", "again"),
     [
         ("asyncrl/behind.py", {"one", "two"}),
+        ("linked/deep.py", {"one", "two"}),
         ("asyncrl/table.json", {"one", "two"}),
         ("asyncrl/other.py", {"two"}),
         ("tests/unit/test_one.py", {"one", "two"}),

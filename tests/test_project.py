@@ -213,6 +213,8 @@ def test_a_folder_of_real_runs_or_servers_goes_to_one_worker_and_other_files_any
 
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     real = [file for file in files if file.parent.name in settings.REAL]
-    assert {unit(file) for file in real} == {"runs", "servers"} == {*settings.REAL.values()}
+    assert (
+        {unit(file) for file in real} == {"runs", "pages", "servers"} == {*settings.REAL.values()}
+    )
     others = [unit(file) for file in files if file not in real]
     assert len(set(others)) == len(others) > 50

@@ -24,6 +24,8 @@ PRODUCT = sorted(
 )
 """The files of the product, as they lie in a checkout."""
 
+EXTRAS = ("reasoning_gym", "openai", "peft", "cryptography", "ray", "pyarrow", "wandb", "obstore")
+ABSENT = "raise ModuleNotFoundError(f'No module named {__name__}', name=__name__)\n"
 COMMANDS = (
     ["--version"],
     ["init", "spell_backward"],
@@ -81,6 +83,29 @@ def test_an_installed_wheel_works_from_an_empty_folder(wheel: Path, tmp_path: Pa
     assert told("-c", where).startswith(str(site))
     for words in COMMANDS:
         assert told("-m", "asyncrl.cli", *words), words
+
+
+def test_a_file_of_prompts_needs_no_extra(wheel: Path, tmp_path: Path) -> None:
+    """`pip install asyncrl` alone is enough for prompts of one's own, and `import asyncrl` too."""
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(tmp_path)
+    for name in EXTRAS:
+        (tmp_path / f"{name}.py").write_text(ABSENT)
+    lines = [f'{{"prompt": "{number} + 1 = ", "answer": "{number + 1}"}}' for number in range(400)]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    script = """
+import asyncrl
+from asyncrl.cli import main
+for name in asyncrl.__all__:
+    getattr(asyncrl, name)
+for words in (["init", "p.jsonl"], ["check", "run.toml"]):
+    assert not main(words), words
+assert main(["init", "chain_sum"]) == 2
+"""
+    argv = [sys.executable, "-c", script]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    assert "pip install 'asyncrl[gym]'" in done.stderr
 
 
 @pytest.mark.parametrize("name", LINKED)

@@ -1,4 +1,4 @@
-"""The links of the coordinator: who is connected, what each may say, and what becomes of it.
+"""The links of the coordinator: who is connected, and what each may say.
 
 Invariant: a peer that does something wrong loses its own connection; the others and the run go on.
 """

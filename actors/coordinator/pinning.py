@@ -62,7 +62,7 @@ class Pinning:
         With `finish_on = own`, engines keep each version under which an unfinished rollout began.
         These are at most `max_lag + 1`, the current one among them. A rollout that began earlier
         can be trained in no step to come, unless `on_stale` allows it, so it is buried as
-        `version_gone`. A rollout without a token is leased anew. A commit and an evaluation may
+        `version_gone`. A rollout without a token is leased again. A commit and an evaluation may
         need one version more each.
 
         Example: `max_lag = 1`, version 5 is committed, and rollouts began under 3, 4 and 5. The

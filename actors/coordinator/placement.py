@@ -83,7 +83,7 @@ class Placement:
             if self._on_last_attempt(call):
                 if (alone := self._engine_for_one(split, pinned)) is not None:
                     self._reclaiming.late_engine(call)
-                    group, engine = -1, None  # the next one is placed anew
+                    group, engine = -1, None  # the next one is placed again
                     yield call, pinned, alone
                 continue
             late_engine = self._reclaiming.late_engine(call)

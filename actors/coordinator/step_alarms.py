@@ -16,6 +16,10 @@ from asyncrl.explain.summary import Alarmed
 
 logger = logging.getLogger(__name__)
 
+REWRITTEN = 0.1
+"""Share of later calls that may be given a reply with other tokens than were sampled: an agent that
+edits one reply in ten is no accident of the chat template."""
+
 
 class StepAlarms:
     """The alarms of the `last` step, and those of `all`, by name."""
@@ -52,7 +56,7 @@ class StepAlarms:
                 *response_alarms(
                     responses, staleness.alarm_truncated, rewards, accuracy, eval_size
                 ),
-                *history_alarms(responses, self._config.agent.alarm_rewritten),
+                *history_alarms(responses, REWRITTEN),
             ),
             version,
         )

@@ -16,7 +16,7 @@ from asyncrl.actors.engines.server_parts import broadcast, key_of, launched, loa
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import lookup
 from asyncrl.config.published import engine_dtype
-from asyncrl.config.servers import Servers
+from asyncrl.config.schema.engine_section import Servers
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Engine
 from asyncrl.engines.spec import EngineContext, EngineKind

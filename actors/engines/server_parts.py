@@ -15,7 +15,7 @@ from asyncrl.config import ConfigError
 from asyncrl.config.cluster import joined
 from asyncrl.config.gpus import actor_gpus
 from asyncrl.config.published import engine_dtype
-from asyncrl.config.servers import Servers
+from asyncrl.config.schema.engine_section import Servers
 from asyncrl.engines.spec import EngineContext
 from asyncrl.runtime.logs import FOLDER
 from asyncrl.runtime.run_dir import SERVERS

@@ -12,7 +12,7 @@ from asyncrl.actors.engines.server_parts import broadcast, weight_loader
 from asyncrl.config import Config
 from asyncrl.config.engines import Capabilities
 from asyncrl.config.published import engine_dtype
-from asyncrl.config.servers import Servers
+from asyncrl.config.schema.engine_section import Servers
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Engine
 from asyncrl.engines.spec import EngineContext

@@ -9,10 +9,33 @@ An agent is one of three things, all of them made one function by `load_agent`:
 It runs under asyncio, one attempt at an episode in a process of its own
 (`asyncrl.actors.agent_pool`), so nothing here knows trio. Invariant: a reward is a finite number,
 and whatever is none is a failure that says so in a sentence, and never 0.
+
+Names are imported when they are first asked for: `asyncrl.agents.tasksets` runs in an environment
+that has nothing of what asyncrl needs.
 """
 
-from asyncrl.agents.agent_episode import MODEL, AgentEpisode, BlockingEpisode
-from asyncrl.agents.agent_sandbox import with_model
-from asyncrl.agents.environments import Step
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncrl.agents.agent_episode import MODEL, AgentEpisode, BlockingEpisode
+    from asyncrl.agents.agent_sandbox import with_model
+    from asyncrl.agents.environments import Step
+
+_HOME_OF = {
+    "MODEL": "agent_episode",
+    "AgentEpisode": "agent_episode",
+    "BlockingEpisode": "agent_episode",
+    "Step": "environments",
+    "with_model": "agent_sandbox",
+}
 
 __all__ = ["MODEL", "AgentEpisode", "BlockingEpisode", "Step", "with_model"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

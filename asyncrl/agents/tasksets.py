@@ -1,8 +1,7 @@
 """Tasksets of the package `verifiers` 0.4, played as a run's episodes (`agent.run = "http"`).
 
-    python -m asyncrl.agents.tasksets prompts N TASKSET     N lines of a task, one for each of its
-    tasks python -m asyncrl.agents.tasksets play RUN TASKSET      plays the episodes of the run in
-    that folder
+    python -m asyncrl.agents.tasksets prompts N TASKSET   prints N lines of a task, for its tasks
+    python -m asyncrl.agents.tasksets play RUN TASKSET    plays the episodes of a run
 
 TASKSET is the name of one that is installed, or a TOML file as `vf-eval` reads it, of which the
 tables `env` and `sampling` count. This runs in the environment of `verifiers`, whose pins are not
@@ -48,8 +47,7 @@ except ImportError as missing:
         raise
     print(
         f"asyncrl.agents.tasksets: error: {missing}; run this in an environment of verifiers 0.4, "
-        f"as "
-        "`make verifiers` builds it.",
+        "as `make verifiers` builds it.",
         file=sys.stderr,
     )
     sys.exit(2)

@@ -45,7 +45,7 @@ WARM_S = 60.0
 
 def warm(run: str | Sequence[str]) -> None:
     """Play an episode of nobody as the agent of `run` does, a function or an environment; a program
-    has a client of its own. No thread of it is left. Raises OSError where loopback cannot be had,
+    has a client of its own. No thread of it is left. Raises OSError where there is no loopback,
     and TimeoutError."""
     if isinstance(run, str):
         environment = isinstance(load_named(run, "agent"), type)

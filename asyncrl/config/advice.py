@@ -21,7 +21,7 @@ from asyncrl.config.losses import (
 )
 from asyncrl.config.mix import each
 from asyncrl.config.schema import Config
-from asyncrl.config.servers import TABLES
+from asyncrl.config.schema.engine_section import SERVER_TABLES
 
 GSPO_BOUND = 0.01
 """A geometric mean over a rollout is rarely further from 1 than this; the authors of GSPO clip at
@@ -76,7 +76,7 @@ def _idle(config: Config) -> Iterator[Advice]:
     } | {
         f"{table}.{name}": table not in tables
         and f"engine.kind is not {table.removeprefix('engine.')}"
-        for table in TABLES
+        for table in SERVER_TABLES
         for name in ("launch", "urls")
     }
     for key, why in unused.items():

@@ -283,7 +283,7 @@ def _cluster(config: Config) -> list[Row]:
 
 
 def _truncated(config: Config) -> str:
-    """Words for what becomes of responses that are cut at their budget."""
+    """Words for how responses cut at their budget are treated."""
     budget, band = config.rollout.max_new_tokens, penalty_band(config.rollout)
     return {
         "keep": f"a response cut at {budget} tokens is trained as it is",
@@ -381,7 +381,7 @@ def _more(policy: AdmissionPolicy) -> str:
 
 
 def _worst(config: Config, policy: AdmissionPolicy) -> Row:
-    """The largest lag of a trained token, and what becomes of older ones."""
+    """The largest lag of a trained token, and how older ones are treated."""
     name, staleness = "lag, worst", config.staleness
     bounded = staleness.on_stale != "train"
     older = {

@@ -61,17 +61,5 @@ def admission_policy(config: Config) -> AdmissionPolicy:
 
 
 def flow_contradictions(config: Config) -> Iterator[Contradiction]:
-    """Contradictions of depth, window, lag, over-provisioning, group sizes and units."""
-    rollout, train, staleness = config.rollout, config.train, config.staleness
-    yield from admission_policy(config).contradictions()
-    if train.unit == "rollout" and staleness.on_stale == "restart":
-        yield Contradiction(
-            ("train.unit", "staleness.on_stale"),
-            "a prompt cannot start again while rollouts of it are trained: set unit to group, or "
-            "on_stale to mask or drop",
-        )
-    if rollout.sizing == "difficulty" and rollout.group_size_max < rollout.group_size:
-        yield Contradiction(
-            ("rollout.group_size_max", "rollout.group_size"),
-            "hard prompts would get fewer rollouts than others: raise group_size_max",
-        )
+    """Those of the rule of admission: depth, window, lag, over-provisioning."""
+    return admission_policy(config).contradictions()

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from asyncrl.config.cluster import joined, local_rollouts, ranks_here, room_of
 from asyncrl.config.lending import is_lent
 from asyncrl.config.schema import Config
-from asyncrl.config.servers import servers_of
 
 
 class Gpus(NamedTuple):
@@ -110,7 +109,7 @@ def actor_gpus(config: Config, index: int) -> ActorGpus:
 
 def _each(config: Config) -> tuple[int, bool]:
     """The number of GPUs of a rollout actor's server, and True if it sends from another one."""
-    chosen = servers_of(config)
+    chosen = config.engine.servers
     if chosen is None:
         return 0, False
     settings = chosen.settings

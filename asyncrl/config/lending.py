@@ -10,12 +10,10 @@ and verl have it of GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from asyncrl.config.cluster import joined
 from asyncrl.config.engines import capabilities
 from asyncrl.config.schema import Config
-from asyncrl.config.servers import servers_of
+from asyncrl.config.schema.section import Contradictions
 
 
 def is_lent(config: Config, index: int) -> bool:
@@ -42,13 +40,13 @@ def lendable(config: Config, ranks: int) -> int:
 
     Example: three servers of two ranks are asked for, and the trainer has four ranks: two.
     """
-    servers = servers_of(config)
+    servers = config.engine.servers
     if servers is None or not servers.settings.launch or config.train.device != "cuda":
         return config.rollout.lent_actors
     return min(config.rollout.lent_actors, ranks // servers.settings.tensor_parallel)
 
 
-def lending_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+def lending_contradictions(config: Config) -> Contradictions:
     """Yield the keys that contradict each other, and the remedy as the end of a sentence."""
     lent, lending = "rollout.lent_actors", "rollout.lending"
     rollout, apart = config.rollout, capabilities(config.engine.kind).serves_apart
@@ -82,7 +80,7 @@ def lending_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], st
             "a rollout whose version only a lent engine has would wait for the next loan: set "
             "finish_on to mixed",
         )
-    if (servers := servers_of(config)) is None:
+    if (servers := config.engine.servers) is None:
         return
     if servers.settings.launch and servers.settings.device != config.train.device:
         yield (

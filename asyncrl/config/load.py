@@ -18,11 +18,12 @@ import tomli_w
 
 from asyncrl.config.errors import ConfigError, ContradictionError
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
-from asyncrl.config.renamed import about_old_name
+from asyncrl.config.renamed import about_old_name, says_nothing
 from asyncrl.config.schema import VARIABLES, Config, Section
 from asyncrl.config.setting import (
     TEXT_OR_TEXTS,
     Field,
+    Tier,
     checked,
     nearest,
     quoted,
@@ -80,17 +81,19 @@ def write(config: Config, path: Path) -> None:
 
 
 def render(config: Config, keys: Collection[str] = FIELDS) -> str:
-    """Return `config`, or these settings of it, as the text of a run.toml, each with its
-    meaning."""
+    """Return `config`, or these settings of it, as the text of a run.toml, each with its meaning:
+    of each table first the basic settings, then, below a line that says so, the advanced ones."""
     parts: list[str] = []
     for section, cls in SECTIONS.items():
         fields = [field for key in _keys(section) if (field := FIELDS[key]).key in keys]
         if not fields:
             continue
         parts.append(f"# {(cls.__doc__ or '').strip()}\n[{section}]\n")
-        for field in sorted(
-            fields, key=lambda field: field.is_table
-        ):  # a table takes every key that follows it
+        fields.sort(key=lambda field: (field.is_table, field.tier is Tier.ADVANCED))
+        first_advanced = next((field for field in fields if field.tier is Tier.ADVANCED), None)
+        for field in fields:  # a table is last, because it takes every key that follows it
+            if field is first_advanced:
+                parts.append("\n# Advanced:\n\n")
             value = _plain(lookup(config, field.key))
             parts.append(_comment(field))
             parts.append(
@@ -274,6 +277,8 @@ def _put(setting: Setting, values: dict[str, Any], places: dict[str, str]) -> No
                 f"{place}: {path[0]} is {quoted(value)}, and must be a section: write "
                 f"[{path[0]}] and its settings below."
             )
+        return
+    if says_nothing(path, value):
         return
     field = _known(path, place)
     if len(path) > 2:

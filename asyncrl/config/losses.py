@@ -8,7 +8,6 @@ name. Every rule names the keys that contradict each other and what to do about 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from asyncrl.algorithms.advantages import Advantage, GroupAdvantage
@@ -16,8 +15,7 @@ from asyncrl.algorithms.loss_mean import Mean
 from asyncrl.algorithms.objectives import ClipBounds, Objective
 from asyncrl.config.loss_names import ADVANTAGES, OBJECTIVES
 from asyncrl.config.schema import Config, StalenessConfig, TrainConfig
-
-Contradictions = Iterator[tuple[tuple[str, ...], str]]
+from asyncrl.config.schema.section import Contradictions
 
 
 def loss_contradictions(config: Config) -> Contradictions:
@@ -160,6 +158,12 @@ def _advantages(config: Config) -> Contradictions:
     size: tuple[str, Any] = ("rollout.group_size", rollout.group_size)
     if rollout.sizing == "difficulty":
         size = ("rollout.group_size_max", max(rollout.group_size, rollout.group_size_max))
+    if rollout.group_size == 1 and drops_equal(config):
+        yield (
+            ("rollout.filter", "rollout.group_size"),
+            "one reward never varies, so every group would be filtered: raise group_size or set "
+            "filter to none",
+        )
     if advantage.odd_group and (rollout.sizing != "fixed" or rollout.group_size % 2 == 0):
         yield (
             ("train.advantage", size[0]),

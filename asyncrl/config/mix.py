@@ -8,7 +8,7 @@ for each stage. A task without a weight is evaluated alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +17,7 @@ import msgspec
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.fields import FIELDS
 from asyncrl.config.schema import TaskConfig
+from asyncrl.config.schema.section import Contradictions
 from asyncrl.config.setting import checked, nearest
 
 OWN = (
@@ -27,8 +28,6 @@ OWN = (
 ROUNDING = 1e-6
 """Weights that add up to 1 but for so much do."""
 LABEL = re.compile(r"[A-Za-z0-9_-]{1,32}")
-
-Contradictions = Iterator[tuple[tuple[str, ...], str]]
 
 
 def members(task: TaskConfig) -> dict[str, TaskConfig]:

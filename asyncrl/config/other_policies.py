@@ -8,93 +8,18 @@ the model's vocabulary is looked at where files are read (`asyncrl.launch.model_
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
-from asyncrl.config.engines import capabilities
 from asyncrl.config.flow import max_group_size
 from asyncrl.config.losses import advantage_of, drops_equal
 from asyncrl.config.schema import Config, ReferenceConfig, TeacherConfig
-
-Contradictions = Iterator[tuple[tuple[str, ...], str]]
+from asyncrl.config.schema.section import Contradictions
 
 
 def policy_contradictions(config: Config) -> Contradictions:
-    """Those of `[reference]`, `[teacher]` and `[supervised]`."""
-    reference, teacher = config.reference, config.teacher
-    yield from _named("reference", config, reference)
-    yield from _named("teacher", config, teacher)
-    if teacher.coefficient and not teacher.path:
-        yield (
-            ("teacher.coefficient", "teacher.path"),
-            "there is no teacher: name its model directory in teacher.path (of one that a "
-            "server has, the directory of its tokenizer)",
-        )
-    if reference.reset_every and (reference.path or reference.server):
-        yield (
-            ("reference.reset_every", "reference.path", "reference.server"),
-            "a reference that becomes the current policy begins as the model that the run starts "
-            "from: remove path and server, or set reset_every to 0",
-        )
-    if config.staleness.proximal == "ema" and not config.train.ema:
-        yield (
-            ("staleness.proximal", "train.ema"),
-            "there is no average of the weights: set ema to its decay, as 0.9",
-        )
-    if config.evaluation.weights == "ema":
-        yield from _evaluated_average(config)
-    if bool(config.supervised.coefficient) != bool(config.supervised.path):
-        yield (
-            ("supervised.coefficient", "supervised.path"),
-            "examples need both: set coefficient and path, or neither",
-        )
+    """Those of a divergence in the reward."""
+    reference = config.reference
     if reference.coefficient and reference.kl_in == "reward":
         yield from _in_reward(config)
-
-
-def _evaluated_average(config: Config) -> Contradictions:
-    """Rules of an evaluation of the average."""
-    if not config.train.ema:
-        yield (
-            ("evaluation.weights", "train.ema"),
-            "there is no average to evaluate: set ema to its decay, as 0.99, or weights to current",
-        )
-    if not capabilities(config.engine.kind).keeps_averages:
-        yield (
-            ("evaluation.weights", "engine.kind"),
-            "this engine keeps no average beside the weights that training is sampled with: set "
-            "weights to current and evaluate model-ema apart, or set kind to embedded",
-        )
-    if config.staleness.finish_on == "own":
-        yield (
-            ("evaluation.weights", "staleness.finish_on"),
-            "engines keep each version's own weights for the rollouts that end under it, and a "
-            "version's average in the same place: set finish_on to mixed, or weights to current",
-        )
-
-
-def _named(name: str, config: Config, policy: ReferenceConfig | TeacherConfig) -> Contradictions:
-    if not policy.coefficient and (policy.path or policy.server):
-        yield (
-            (f"{name}.coefficient", f"{name}.path", f"{name}.server"),
-            f"with a coefficient of 0 the {name} does nothing: set coefficient, or remove path "
-            "and server",
-        )
-    if policy.api_key_file and not policy.server:
-        yield (
-            (f"{name}.api_key_file", f"{name}.server"),
-            "a key is for a server: set server, or remove api_key_file",
-        )
-    if not policy.server:
-        return
-    found = urlsplit(policy.server)
-    if found.scheme not in ("http", "https") or not found.hostname:
-        yield (f"{name}.server",), "an address is http://host:port"
-    if config.rollout.temperature != 1:
-        yield (
-            (f"{name}.server", "rollout.temperature"),
-            "a server scores tokens at temperature 1, and divergence is of the policies that "
-            "sample: set temperature to 1, or give the model in path alone",
-        )
 
 
 def _in_reward(config: Config) -> Contradictions:
@@ -138,7 +63,7 @@ def policy_rows(config: Config) -> Iterator[tuple[str, str, str]]:
         }[reference.kl_in]
         reset = (
             f"; it becomes the current policy every {reference.reset_every:,} steps, and the "
-            "optimizer begins anew"
+            "optimizer starts again"
             if reference.reset_every
             else ""
         )
@@ -161,7 +86,7 @@ def policy_rows(config: Config) -> Iterator[tuple[str, str, str]]:
             "examples",
             supervised.path,
             f"{supervised.coefficient:g} of the mean loss of {supervised.batch:,} of them, drawn "
-            "anew for each update",
+            "again for each update",
         )
     if config.train.ema:
         evaluated = (

@@ -101,13 +101,13 @@ def load_named(text: str, kind: str) -> Any:
     except (Exception, SystemExit) as error:  # a module of the user's raises what it likes
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
-            f"the {kind} {text!r} cannot be had, because {module} cannot be imported "
-            f"({said[:SHOWN]}); put its folder on PYTHONPATH, or mend it."
+            f"the {kind} {text!r} cannot be loaded, because {module} cannot be imported "
+            f"({said[:SHOWN]}); put its folder on PYTHONPATH, or fix it."
         ) from error
     if not hasattr(imported, name):
         raise ConfigError(
-            f"the {kind} {text!r} cannot be had, because {module} has no {name}; give the name of "
-            "one that it has."
+            f"the {kind} {text!r} cannot be loaded, because {module} has no {name}; give the name "
+            "of one that it has."
         )
     return getattr(imported, name)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from asyncrl.config.cluster import ranks_here
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.losses import advantage_of
-from asyncrl.config.published import rounded
 from asyncrl.config.schema import Config, TrainConfig
+from asyncrl.config.schema.section import Contradictions
 
-Contradictions = Iterator[tuple[tuple[str, ...], str]]
 ONE = "lower ranks to 1"
 
 
@@ -68,7 +65,7 @@ def rank_contradictions(config: Config) -> Contradictions:
             f"{train.advantage} needs the gradient of each rollout, of which a rank has its share: "
             f"choose another advantage, or {ONE}",
         )
-    if rounded(config):
+    if config.publication.rounds(config.model):
         yield (
             ("train.ranks", "publication.dtype"),
             "the gap that rounded weights make is measured with a whole model, of which a rank has "

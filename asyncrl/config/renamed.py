@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 MOVED = {
     "task.choice": "task.curriculum",
@@ -37,8 +37,17 @@ GONE = {
 }
 """Setting that there was → the end of the sentence that says why there is none."""
 
+FIXED: Mapping[str, float] = {"agent.alarm_rewritten": 0.1}
+"""Setting that is a constant now → its value. The run.toml of an earlier run may have it, with that
+value."""
+
 VALUES = {"staleness.on_stale": {"recycle": "restart"}}
 """Setting → its old values, each with its new name."""
+
+
+def says_nothing(path: Sequence[str], value: object) -> bool:
+    """True for a setting that is a constant now, with the value of that constant."""
+    return FIXED.get(".".join(path)) == value
 
 
 def about_old_name(path: Sequence[str]) -> str:
@@ -52,4 +61,6 @@ def about_old_name(path: Sequence[str]) -> str:
             return f"{key} is called {MOVED[key]} now"
         if key in GONE:
             return f"{key} {GONE[key]}"
+        if key in FIXED:
+            return f"{key} is gone: it is {FIXED[key]:g} in every run; remove it"
     return ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -24,6 +25,15 @@ TEXT_OR_TEXTS = str | tuple[str, ...]
 COUNTS = tuple[Annotated[int, msgspec.Meta(ge=1)], ...]
 
 
+class Tier(Enum):
+    """Mark of a setting: who needs to know it."""
+
+    BASIC = "basic"
+    """Whoever starts a first run: `asyncrl init` writes it, and `asyncrl settings` lists it."""
+    ADVANCED = "advanced"
+    """Whoever needs it: the tier of a setting without a mark."""
+
+
 class Field(msgspec.Struct, frozen=True):
     """One setting: `key` is `section.name` (a section may lie in another: `engine.sglang`), `kind`
     its Python type (or the Literal), `allowed` what it may be, in words, `named` the mark of a
@@ -35,6 +45,7 @@ class Field(msgspec.Struct, frozen=True):
     description: str
     allowed: str
     named: Named | None = None
+    tier: Tier = Tier.ADVANCED
 
     @property
     def section(self) -> str:
@@ -115,14 +126,15 @@ def _allowed(kind: Any, metas: list[msgspec.Meta], named: Named | None) -> str:
 
 def field_of(section: str, name: str, hint: Any) -> Field:
     """Read a setting off the type of a field of `section`; empty: of no table yet."""
-    kind, metas, named = hint, [], None
+    kind, metas, named, tier = hint, [], None, Tier.ADVANCED
     if get_origin(hint) is Annotated:
         kind, *rest = get_args(hint)
         metas = [meta for meta in rest if isinstance(meta, msgspec.Meta)]
         named = next((mark for mark in rest if isinstance(mark, Named)), None)
+        tier = next((mark for mark in rest if isinstance(mark, Tier)), tier)
     description = next((meta.description for meta in metas if meta.description), "")
     allowed = _allowed(kind, metas, named)
-    return Field(f"{section}.{name}", hint, kind, description, allowed, named)
+    return Field(f"{section}.{name}", hint, kind, description, allowed, named, tier)
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

@@ -1,5 +1,5 @@
 """Sorted lists of the work that is due. Invariant: they follow from the live groups alone, so they
-can be made anew from these and are never written down.
+can be derived from these and are never written down.
 
 Rollouts, calls and groups are held by their numbers, in the order in which the state gives them
 out. They get another status through `move` and in no other way. So the lists, and the size of the

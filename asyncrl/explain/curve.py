@@ -134,7 +134,7 @@ def _lines(readline: Callable[[int], bytes]) -> Iterator[bytes]:
     return iter(lambda: readline(LINE_BYTES), b"")
 
 
-def mend(path: Path, version: int, published: int) -> None:
+def trim(path: Path, version: int, published: int) -> None:
     """Leave in the file what `kept` does, whole or not at all. Nothing where there is no file.
     Raises OSError."""
     partial = path.with_name(f"{path.name}.partial")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import trio
 
-from asyncrl.explain.curve import Curve, mend, read
+from asyncrl.explain.curve import Curve, read, trim
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ async def open_curve(
     """The curve of a run that goes on from the checkpoint of `version`, 0 for none, and had
     `published` that version last; and what the journal awaits before each commit. What is left at
     the end of the block is written then. Raises OSError."""
-    await trio.to_thread.run_sync(mend, path, version, published)
+    await trio.to_thread.run_sync(trim, path, version, published)
     file = CurveFile(path)
     try:
         curve = Curve(read(path), file.append)

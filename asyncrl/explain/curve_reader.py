@@ -1,6 +1,6 @@
 """Reader of a curve that grows: each time it gives the points that were added since the last one.
 
-A resumed run replaces the file (`curve.mend`): then the reader begins again.
+A resumed run replaces the file (`curve.trim`): then the reader begins again.
 """
 
 from __future__ import annotations

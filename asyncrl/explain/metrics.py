@@ -94,10 +94,27 @@ class Metrics:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = CollectorRegistry()
-        registry = self.registry
         self._observed = _Observed()
-        registry.register(self._observed)
-        self._info = Info("asyncrl_run", "What runs.", registry=registry)
+        self.registry.register(self._observed)
+        self._info = Info("asyncrl_run", "What runs.", registry=self.registry)
+        self._of_steps()
+        self._of_publications()
+        self._of_actors()
+        self._of_lending()
+        self._of_the_coordinator()
+        self._causes, self._kinds = _Names(CAUSES), _Names(CAUSES)
+        self._measured, self._actors = _Names(MEASURED), _Names(ACTORS)
+        self._last_step = clock()
+        self._clock = clock
+        Gauge(
+            "asyncrl_since_last_step_seconds",
+            "Time since the last step, or since the start.",
+            registry=self.registry,
+        ).set_function(lambda: self._clock() - self._last_step)
+
+    def _of_steps(self) -> None:
+        """Steps and evaluations."""
+        registry = self.registry
         self._step = Histogram(
             "asyncrl_step_seconds",
             "Duration of optimizer steps.",
@@ -131,6 +148,10 @@ class Metrics:
             ["name", "task"],
             registry=registry,
         )
+
+    def _of_publications(self) -> None:
+        """Publications."""
+        registry = self.registry
         self._publication = Histogram(
             "asyncrl_publication_seconds",
             "Publications, from preparation to commit.",
@@ -144,6 +165,10 @@ class Metrics:
             buckets=SECONDS,
             registry=registry,
         )
+
+    def _of_actors(self) -> None:
+        """Verdicts, idle time, work and faults of actors."""
+        registry = self.registry
         self._verdict = Histogram(
             "asyncrl_verdict_seconds",
             "What verifiers took.",
@@ -199,6 +224,10 @@ class Metrics:
             ["role"],
             registry=registry,
         )
+
+    def _of_lending(self) -> None:
+        """Loans of the trainer's devices."""
+        registry = self.registry
         self._lent = Counter(
             "asyncrl_lent_seconds_total",
             "Time for which the trainer's devices were lent, of loans that are over "
@@ -219,6 +248,10 @@ class Metrics:
         self._lending = Gauge(
             "asyncrl_lending", "1 while loans are worth their switch.", registry=registry
         )
+
+    def _of_the_coordinator(self) -> None:
+        """Leases, episodes, the journal and the coordinator's loop."""
+        registry = self.registry
         self._lease_p95 = Gauge(
             "asyncrl_lease_tail_seconds",
             "95th percentile of recent leases, from lease to seal.",
@@ -246,15 +279,6 @@ class Metrics:
             "Longest pass of the coordinator's loop in the last second.",
             registry=registry,
         )
-        self._causes, self._kinds = _Names(CAUSES), _Names(CAUSES)
-        self._measured, self._actors = _Names(MEASURED), _Names(ACTORS)
-        self._last_step = clock()
-        self._clock = clock
-        Gauge(
-            "asyncrl_since_last_step_seconds",
-            "Time since the last step, or since the start.",
-            registry=registry,
-        ).set_function(lambda: self._clock() - self._last_step)
 
     def describe(self, **what: str) -> None:
         """Name what runs (task, engine …), as labels of `asyncrl_run_info`; nothing that is not for
@@ -359,7 +383,7 @@ class Metrics:
     @contextmanager
     def serve(self, port: int, host: str = "127.0.0.1") -> Iterator[None]:
         """Answer scrapes on `host`:`port` inside the block; not at all if `port` is 0. Raises
-        OSError if the port cannot be had."""
+        OSError if the port is taken."""
         if not port:
             yield
             return

@@ -84,7 +84,7 @@ def serving(
     registry: CollectorRegistry, port: int, host: str, refused: Callable[[HttpRefusal], None]
 ) -> Iterator[None]:
     """Answer scrapes of `registry` inside the block. `refused` is called, in another thread, for
-    each connection that had to be closed. Raises OSError if the port cannot be had."""
+    each connection that had to be closed. Raises OSError if the port is taken."""
     listening = socket.create_server((host, port))
     begun: Future[Callable[[], None]] = Future()
     thread = threading.Thread(

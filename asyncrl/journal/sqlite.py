@@ -218,7 +218,7 @@ class SqliteHistory:
 
 
 def copy(path: Path, target: Path) -> None:
-    """Write the journal as it is at one moment into the file `target`, which is made anew; its
+    """Write the journal as it is at one moment into the file `target`, which is replaced; its
     writer goes on meanwhile. Raises JournalError."""
     target.unlink(missing_ok=True)
     uri = f"{path.absolute().as_uri()}?mode=ro"

@@ -1,7 +1,7 @@
 """`asyncrl init`: the run.toml of a first run, for one task. Invariant: `asyncrl check` takes it.
 
-It holds what a newcomer changes first, each setting with its meaning, and the lengths that this
-task needs. Everything else has its default.
+It holds the basic settings, each with its meaning, and the lengths that this task needs. Everything
+else has its default.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import tomli_w
 
 from asyncrl.bundled.bundled_model import frame, tokenizer
 from asyncrl.config import Config, ConfigError
+from asyncrl.config.fields import FIELDS
 from asyncrl.config.load import render
 from asyncrl.config.schema import EngineConfig, ModelConfig, RolloutConfig, TaskConfig, TrainConfig
+from asyncrl.config.setting import Tier
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.catalog import catalog, verdict
 
@@ -23,24 +25,9 @@ LOOKED_AT = 256
 """Prompts that lengths are measured on."""
 SPARE = 1.25
 """Room for longer ones."""
-KEYS = (
-    "task.name",
-    "task.path",
-    "task.eval_size",
-    "model.path",
-    "model.warmup_steps",
-    "model.warmup_accuracy",
-    "engine.slots",
-    "engine.context_tokens",
-    "rollout.group_size",
-    "rollout.max_new_tokens",
-    "train.steps",
-    "train.batch_groups",
-    "train.lr",
-    "train.eval_every",
-    "staleness.max_lag",
-)
-"""Settings that are written down; `task.path` for a file alone."""
+KEYS = tuple(key for key, field in FIELDS.items() if field.tier is Tier.BASIC)
+"""Settings that are written down; those of OF_A_FILE for a file alone."""
+OF_A_FILE = ("task.path", "task.verifier")
 HEAD = """\
 # A run of asyncrl on {what}, written by `asyncrl init`.
 #
@@ -48,7 +35,7 @@ HEAD = """\
 #   asyncrl train {file}
 #
 # The bundled model: {verdict}.
-# Every other setting and its default: docs/defaults.toml.
+# These are the basic settings. The others: `asyncrl settings SECTION`, or docs/defaults.toml.
 
 """
 
@@ -88,7 +75,7 @@ def first_run(what: str, file: str) -> str:
         rollout=RolloutConfig(max_new_tokens=longest[1]),
         train=TrainConfig(eval_every=20),
     )
-    text = render(chosen, [key for key in KEYS if is_file or key != "task.path"])
+    text = render(chosen, [key for key in KEYS if is_file or key not in OF_A_FILE])
     if not is_file:
         text = text.replace("\n# The model that", f"\n{_parameters(what)}\n# The model that", 1)
     head = HEAD.format(

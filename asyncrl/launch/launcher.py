@@ -185,7 +185,7 @@ class _Launch:
             self._display.note(said)
 
     def _clear(self) -> None:
-        """Remove what a life leaves of itself; the next one makes it anew."""
+        """Remove what a life leaves of itself; the next one makes its own."""
         for old in (SUMMARY, STATUS, STALL, WEIGHT_STORE, RANK_STORE):
             (self._run / old).unlink(missing_ok=True)
 

@@ -17,7 +17,7 @@ from asyncrl.runtime.processes.machine import available_cores
 from asyncrl.runtime.processes.process import isolated
 
 COUNT_GPUS = "from asyncrl.runtime.processes.machine import gpus_here; print(gpus_here())"
-"""A program that counts them anew: a process's driver counts them once."""
+"""A program that counts them again: a process's driver counts them once."""
 COUNT_S = 60.0
 """Seconds that it has: a driver may wait for a GPU that is broken."""
 

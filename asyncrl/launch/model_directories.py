@@ -17,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 from asyncrl.bundled import bundled_model
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import installs
-from asyncrl.config.lora import ALL_LINEAR, is_of, named_targets
+from asyncrl.config.lora import is_of
+from asyncrl.config.schema.model_section import ALL_LINEAR
 from asyncrl.config.setting import nearest
 from asyncrl.escape import escaped
 from asyncrl.tasks import Task, TaskError
@@ -65,7 +66,7 @@ def check_adapters(config: Config) -> None:
     layers = {
         name.removesuffix(".weight") for name in _weights(Path(config.model.path)) if "." in name
     }
-    for target in named_targets(lora):
+    for target in lora.named_targets:
         if not any(is_of(target, layer) for layer in layers):
             near = nearest(target, {layer.rpartition(".")[2] for layer in layers} or {ALL_LINEAR})
             raise ConfigError(

@@ -27,8 +27,8 @@ from asyncrl.config.gpus import gpus_of
 from asyncrl.config.mix import each, members, named
 from asyncrl.config.ranks import settled_ranks
 from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
+from asyncrl.config.schema.engine_section import SERVER_TABLES
 from asyncrl.config.schema.section import EVERY
-from asyncrl.config.servers import TABLES
 from asyncrl.config.setting import quoted
 from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
@@ -85,10 +85,10 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
             ("teacher", ("path", "api_key_file")),
             ("supervised", ("path",)),
             ("run", ("copy",)),
-            *((table, ("api_key_file",)) for table in TABLES),
+            *((table, ("api_key_file",)) for table in SERVER_TABLES),
         )
     }
-    for table in TABLES:
+    for table in SERVER_TABLES:
         if (launch := lookup(config, f"{table}.launch")) and "/" in launch[0]:
             absolute[table]["launch"] = (str(Path(launch[0]).absolute()), *launch[1:])
     sandbox = config.task.sandbox
@@ -99,7 +99,7 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
         table.removeprefix("engine."): msgspec.structs.replace(
             lookup(config, table), **absolute[table]
         )
-        for table in TABLES
+        for table in SERVER_TABLES
     }
     return msgspec.structs.replace(
         config,

@@ -34,7 +34,7 @@ NO_QUESTION = 16
 def memory_rows(config: Config) -> list[Row]:
     """Rows of the table printed first, about the memory of a given model's trainer; none for the
     bundled model, which is small. Of several ranks all have as much: on GPUs each has one, and on
-    processors they share this machine. Raises ConfigError where it cannot be had: more than the GPU
+    processors they share this machine. Raises ConfigError where that is too much: more than the GPU
     has, or on a processor more than this machine has for what is there all the time."""
     if not config.model.path:
         return []

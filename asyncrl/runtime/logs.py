@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from asyncrl.config.schema.process_sections import SinkName
+from asyncrl.config.schema.run_section import SinkName
 from asyncrl.escape import escaped_lines
 from asyncrl.messages import Role
 

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Output(io.TextIOBase):
-    """A stream that takes text for ever. It is quiet from the first error of `stream` on."""
+    """A stream that takes text to its end. It is quiet from the first error of `stream` on."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,5 +1,5 @@
 """A modelled cluster in virtual time: it measures how fast a run would go, the lag of its tokens,
-and what becomes of them. Invariant: the coordinator, the actors and their links are the product's
+and their outcomes. Invariant: the coordinator, the actors and their links are the product's
 own; modelled are engines, and the seconds of the learner and the verifiers.
 
 The measurement is between the publication of one version and that of a later one, so the beginning

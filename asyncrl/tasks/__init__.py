@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Protocol, Self
 
+from asyncrl.config.errors import installs
 from asyncrl.config.mix import members
 from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Split
@@ -21,7 +22,8 @@ __all__ = ["MaskedReward", "NoReward", "Several", "Task", "TaskError", "open_tas
 
 
 class TaskError(Exception):
-    """The task cannot be had as configured; the text says what is wrong, where, and what to do."""
+    """The task cannot be opened as configured. The text says what is wrong, where, and what to
+    do."""
 
 
 class NoReward(Exception):
@@ -142,7 +144,7 @@ def open_task(config: TaskConfig, seed: int) -> Task:
         package = str(missing.name).partition(".")[0]
         raise TaskError(
             f"task.name = {config.name!r} is a data set of reasoning-gym, and {package} is not "
-            'installed: install asyncrl\'s extra `gym`, or set task.name = "jsonl"'
+            f"installed: {installs('gym')}, or set task.name = jsonl"
         ) from missing
     return GymTask(config, seed)
 

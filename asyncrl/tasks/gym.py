@@ -24,6 +24,7 @@ from asyncrl.tasks import TaskError
 from asyncrl.tasks.gym_library import DATASETS, create_dataset, extract_answer, lacking
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.tasks.screen import Screen, is_arithmetic, is_literal
+from asyncrl.tasks.template import RIGHT, render
 
 HELD_OUT = 4
 """One question in this many is held out."""
@@ -32,8 +33,6 @@ TRIES = 256
 the odds are 0.75^256."""
 LEAST = 4096
 """The data set's size at least, so that small splits still find questions of their own."""
-RIGHT = 1.0
-"""The score of a right answer."""
 ALMOST = math.nextafter(RIGHT, 0.0)
 
 
@@ -169,11 +168,6 @@ def parameters(name: str) -> dict[str, Any]:
 def held_out(question: str) -> bool:
     """True if a question belongs to evaluation."""
     return hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % HELD_OUT == 0
-
-
-def render(config: TaskConfig, question: str) -> str:
-    """The question in the template; bare where the model's chat template gives the form."""
-    return question if config.chat else config.template.replace("{question}", question)
 
 
 def _create(config: TaskConfig, seed: int, size: int) -> Any:

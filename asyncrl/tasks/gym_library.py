@@ -3,7 +3,7 @@
 
 reasoning-gym imports three packages that few of its data sets use and that exist as source alone.
 Locks have no such packages. So while it is imported, one that is not installed is stood in for, and
-`lacking` names the data sets that cannot be had without it.
+`lacking` names the data sets that need it.
 """
 
 from __future__ import annotations

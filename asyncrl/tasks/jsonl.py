@@ -25,9 +25,9 @@ from asyncrl.messages import Split
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import MaskedReward, TaskError
 from asyncrl.tasks.answer import Answer
-from asyncrl.tasks.gym import RIGHT, render
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.tasks.program_cases import CasesVerifier
+from asyncrl.tasks.template import RIGHT, render
 from asyncrl.tasks.verifiers import VerifierTable, rewarded
 
 LINE_BYTES = 16 * 2**20

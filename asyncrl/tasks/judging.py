@@ -22,7 +22,7 @@ GYM = "reasoning-gym"
 
 
 def opened(config: TaskConfig, seed: int) -> Task:
-    """Open the task. Raises ConfigError where it cannot be had as configured."""
+    """Open the task. Raises ConfigError where it cannot be opened as configured."""
     try:
         return open_task(config, seed)
     except TaskError as error:
@@ -131,5 +131,5 @@ def _check_programs(config: TaskConfig, task: Task) -> None:
     for language in sorted(task.languages):
         if problem := trial(language, sandbox):
             raise ConfigError(
-                f"a verifier is `run`, and {problem}; mend it, or leave its lines out."
+                f"a verifier is `run`, and {problem}; fix it, or leave its lines out."
             )

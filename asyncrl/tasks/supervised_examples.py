@@ -15,7 +15,7 @@ import msgspec
 from asyncrl.config.schema import TaskConfig
 from asyncrl.escape import escaped
 from asyncrl.tasks import TaskError
-from asyncrl.tasks.gym import render
+from asyncrl.tasks.template import render
 from asyncrl.tasks.text import Tokenizer
 
 

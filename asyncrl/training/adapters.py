@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from asyncrl.config.lora import is_of, named_targets
+from asyncrl.config.lora import is_of
 from asyncrl.config.schema import LoraConfig
 from asyncrl.training.models import ModelError, model_with, parameters_for_publication
 
@@ -174,14 +174,14 @@ def _targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
         """Names that end so, of what can have no adapter."""
         return [name for name in names if is_of(target, name) and name not in linear]
 
-    for target in named_targets(lora):
+    for target in lora.named_targets:
         if (other := others(target)) or not any(is_of(target, name) for name in linear):
             what = f"{other[0]} is none" if other else "there is no such layer"
             raise ModelError(
                 f"model.lora.targets has {target!r}, and adapters are of linear layers before the "
                 f"output layer: {what} in {type(model).__name__}; it has {', '.join(there)}"
             )
-    if named := named_targets(lora):
+    if named := lora.named_targets:
         return [*named]
     return linear if any(map(others, there)) else there
 

@@ -58,7 +58,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
                 )
             if not (
                 self.path / name
-            ).is_file():  # a pipe would be waited for, a device read for ever
+            ).is_file():  # a pipe would be waited for, a device read without end
                 raise CheckpointError(f"{self.path} is damaged: {name} is no file")
             try:
                 found = digested(self.path / name)

@@ -25,7 +25,7 @@ class HeldBatch(NamedTuple):
 
     Of the policy that the step starts from, float32 [tokens]: the log-probabilities `start`, and
     the `entropy`; None where nobody asks. `prox`: log-probabilities of the proximal policy, None
-    where that is the behaviour policy. `fate` (int64 [tokens], -1: none yet) changes with each
+    where that is the behaviour policy. `outcome` (int64 [tokens], -1: none yet) changes with each
     update.
     """
 
@@ -36,18 +36,18 @@ class HeldBatch(NamedTuple):
     start: Tensor
     entropy: Tensor | None
     prox: Tensor | None
-    fate: Tensor
+    outcome: Tensor
 
     def proximal(self, packed: PackedBatch, current: Tensor) -> Tensor | None:
         """Log-probabilities of a packed batch's tokens under the proximal policy, where the
         `current` ones are; None where that is the behaviour policy."""
         return None if self.prox is None else self.prox[packed.tokens].to(current.device)
 
-    def settle(self, packed: PackedBatch, fate: Tensor, trained: int) -> None:
+    def settle(self, packed: PackedBatch, outcome: Tensor, trained: int) -> None:
         """Note what an update made of a packed batch's tokens, int64 [tokens]. A token that an
-        update trained has the fate `trained`, whatever the others did."""
-        before = self.fate[packed.tokens]
-        self.fate[packed.tokens] = torch.where(before == trained, before, fate.cpu())
+        update trained has the outcome `trained`, whatever the others did."""
+        before = self.outcome[packed.tokens]
+        self.outcome[packed.tokens] = torch.where(before == trained, before, outcome.cpu())
 
 
 class HeldPart(NamedTuple):
@@ -76,12 +76,12 @@ def minibatches(every: Sequence[HeldBatch], count: int) -> list[list[HeldPart]]:
 
 
 def token_counts(
-    samples: Sequence[Sample], sample_index: Tensor, fate: Tensor, reasons: Sequence[str]
+    samples: Sequence[Sample], sample_index: Tensor, outcome: Tensor, reasons: Sequence[str]
 ) -> list[TokenCount]:
-    """Count each sample's tokens by their `fate` (int64 [tokens]), a place in `reasons`, of which
-    the first is to be trained."""
+    """Count each sample's tokens by their `outcome` (int64 [tokens]), an index of `reasons`, of
+    which the first is to be trained."""
     table = torch.zeros(len(samples), len(reasons), dtype=torch.int64)
-    table.index_put_((sample_index, fate), torch.ones_like(fate), accumulate=True)
+    table.index_put_((sample_index, outcome), torch.ones_like(outcome), accumulate=True)
     return [
         TokenCount(
             sample.rollout,

@@ -172,16 +172,16 @@ class Learner:
         if self._holds:
             self._held.append(self._hold(batch, tensors, advantage, trainable, scores))
         else:
-            fates = torch.full_like(tensors.sample_index, -1)
-            for place in self.rank.share(tensors.packed):
-                if place is None:
+            outcomes = torch.full_like(tensors.sample_index, -1)
+            for index in self.rank.share(tensors.packed):
+                if index is None:
                     self.rank.keep_up(self.model)
                 else:
-                    packed = tensors.packed[place]
-                    fate = self._add(tensors, packed, advantage, trainable, scores)
-                    fates[packed.tokens] = fate.cpu()
-            fates = self.rank.joined(fates)
-            counts = token_counts(batch.samples, tensors.sample_index, fates, self._loss.reasons)
+                    packed = tensors.packed[index]
+                    outcome = self._add(tensors, packed, advantage, trainable, scores)
+                    outcomes[packed.tokens] = outcome.cpu()
+            outcomes = self.rank.joined(outcomes)
+            counts = token_counts(batch.samples, tensors.sample_index, outcomes, self._loss.reasons)
         if (
             self.proximal_logprobs
             and scores is not None
@@ -199,20 +199,20 @@ class Learner:
         trainable: Tensor,
         scores: Tensor | None,
     ) -> Tensor:
-        """Add the gradient of the sum of a packed batch's losses; returns the fate of each of its
-        response tokens, int64 [tokens]. `advantage` and `scores` are float32 [tokens of the batch],
-        `trainable` is bool [samples]."""
-        facts, fate = self._facts(batch, packed, advantage, trainable)
+        """Add the gradient of the sum of a packed batch's losses; returns the outcome of each of
+        its response tokens, int64 [tokens]. `advantage` and `scores` are float32 [tokens of the
+        batch], `trainable` is bool [samples]."""
+        facts, outcome = self._facts(batch, packed, advantage, trainable)
         if not facts.arrived.any():
             self.rank.keep_up(self.model)
-            return fate
+            return outcome
         current, entropy = self._predict(packed)
         prox, unknown = self._proximal(batch, packed, current, facts, scores)
         added = self.kl_terms.added(batch, packed.tokens, current)
         tokens = self._loss.tokens(facts, current, prox, added, entropy)
         (corrected,) = self._loss.corrected([tokens])
         self._sums = self._sums.merge(Sums(proximal_unknown=unknown))
-        return torch.where(facts.arrived, self._backward(facts, tokens, corrected, added), fate)
+        return torch.where(facts.arrived, self._backward(facts, tokens, corrected, added), outcome)
 
     def _hold(
         self,
@@ -223,12 +223,12 @@ class Learner:
         scores: Tensor | None,
     ) -> HeldBatch:
         """Keep what is known of a micro-batch before the first update of its step."""
-        start, prox, hesitation = (torch.zeros_like(tensors.behaviour) for _ in range(3))
-        for place in self.rank.share(tensors.packed):
-            if place is None:
+        start, prox, entropies = (torch.zeros_like(tensors.behaviour) for _ in range(3))
+        for index in self.rank.share(tensors.packed):
+            if index is None:
                 self.rank.keep_up(self.model, backward=False)
                 continue
-            packed = tensors.packed[place]
+            packed = tensors.packed[index]
             facts, _ = self._facts(tensors, packed, advantage, trainable)
             if not facts.arrived.any():
                 self.rank.keep_up(self.model, backward=False)
@@ -237,18 +237,18 @@ class Learner:
                 current, entropy = self._predict(packed)
             found, unknown = self._proximal(tensors, packed, current, facts, scores)
             self._whole = self._whole.merge(Sums(proximal_unknown=unknown))
-            for of_all, of_packed in ((start, current), (prox, found), (hesitation, entropy)):
+            for of_all, of_packed in ((start, current), (prox, found), (entropies, entropy)):
                 if of_packed is not None:
                     of_all[packed.tokens] = of_packed.cpu()
         # an update may give another rank these tokens
-        start, prox, hesitation = map(self.rank.added, (start, prox, hesitation))
+        start, prox, entropies = map(self.rank.added, (start, prox, entropies))
         return HeldBatch(
             batch.samples,
             tensors,
             advantage,
             trainable,
             start,
-            hesitation if self._loss.needs_entropy else None,
+            entropies if self._loss.needs_entropy else None,
             None if self._staleness.proximal == "behaviour" else prox,
             torch.full_like(tensors.sample_index, -1),
         )
@@ -256,12 +256,12 @@ class Learner:
     def _update_with(self, parts: Sequence[HeldPart], number: int) -> Updated:
         """Update with a minibatch. At `number` 0 the weights are those the step starts from."""
         known = self._known(parts, first=number == 0) if self._loss.needs_whole_step else None
-        for place in self.rank.share([packed for _, packed in parts]):
-            if place is None:
+        for index in self.rank.share([packed for _, packed in parts]):
+            if index is None:
                 self.rank.keep_up(self.model)
                 continue
-            held, packed = parts[place]
-            facts, fate = self._facts(held.batch, packed, held.advantage, held.trainable)
+            held, packed = parts[index]
+            facts, outcome = self._facts(held.batch, packed, held.advantage, held.trainable)
             if not facts.arrived.any():
                 self.rank.keep_up(self.model)
             else:
@@ -269,11 +269,11 @@ class Learner:
                 added = self.kl_terms.added(held.batch, packed.tokens, current)
                 prox = held.proximal(packed, current)
                 tokens = self._loss.tokens(facts, current, prox, added, entropy)
-                (corrected,) = self._loss.corrected([tokens]) if known is None else [known[place]]
-                facts = facts._replace(start=held.start[packed.tokens].to(fate.device))
+                (corrected,) = self._loss.corrected([tokens]) if known is None else [known[index]]
+                facts = facts._replace(start=held.start[packed.tokens].to(outcome.device))
                 found = self._backward(facts, tokens, corrected, added)
-                fate = torch.where(facts.arrived, found, fate)
-            held.settle(packed, fate, TRAINED)
+                outcome = torch.where(facts.arrived, found, outcome)
+            held.settle(packed, outcome, TRAINED)
         return self._update(number)
 
     def _known(self, parts: Sequence[HeldPart], *, first: bool) -> list[Folded]:
@@ -298,7 +298,7 @@ class Learner:
     def _facts(
         self, batch: Batch, packed: PackedBatch, advantage: Tensor, trainable: Tensor
     ) -> tuple[ResponseTokens, Tensor]:
-        """Facts of a packed batch's response tokens, and the fates (int64) of those that did not
+        """Facts of a packed batch's response tokens, and the outcomes (int64) of those that did not
         arrive."""
         behaviour, advantage, fresh, sample_index, lag = (
             of_batch[packed.tokens].to(self.model.device)
@@ -333,7 +333,7 @@ class Learner:
     def _backward(
         self, facts: ResponseTokens, tokens: Tokens, corrected: Folded, added: KlAdded
     ) -> Tensor:
-        """Add the gradient of these tokens' losses; returns the fates (int64) of those that
+        """Add the gradient of these tokens' losses; returns the outcomes (int64) of those that
         arrived."""
         found = self._loss.of(facts, tokens, corrected, added)
         total = found.total
@@ -342,7 +342,7 @@ class Learner:
         if total is not None:
             total.backward()  # type: ignore[no-untyped-call]
         self._sums = self._sums.merge(found.sums)
-        return found.fate
+        return found.outcome
 
     def _proximal(
         self,
@@ -390,7 +390,7 @@ class Learner:
         if self.proximal_logprobs:
             self.proximal_logprobs.close(self.version)
         parts = minibatches(self._held, self._train.minibatches) * self._train.passes
-        made = [self._update_with(part, place) for place, part in enumerate(parts)] or [
+        made = [self._update_with(part, index) for index, part in enumerate(parts)] or [
             self._update(0)
         ]
         self.counts = [
@@ -399,7 +399,7 @@ class Learner:
             for count in token_counts(
                 held.samples,
                 held.batch.sample_index,
-                self.rank.joined(held.fate),
+                self.rank.joined(held.outcome),
                 self._loss.reasons,
             )
         ]

@@ -27,8 +27,8 @@ from asyncrl.training.kl_terms import KlAdded
 from asyncrl.training.sums import Sums
 
 TRAINED, STALE, MEDIAN, NONFINITE, TRUNCATED, ERROR = range(6)
-"""Fates of a response token. From 6 on a fate is 6 + the place, in the list, of the correction that
-left it out."""
+"""Outcomes of a response token. From 6 on an outcome is 6 + the index, in the list, of the
+correction that left it out."""
 REASONS = ("", "stale", "median", "nonfinite", "truncated", "error")
 
 
@@ -53,11 +53,11 @@ class ResponseTokens(NamedTuple):
 
 class LossParts(NamedTuple):
     """`total`: the sum of the losses, a scalar with its gradient, to be divided by the step's
-    divisor; None where no token has any. `fate`: int64 [tokens], of the tokens that arrived.
+    divisor; None where no token has any. `outcome`: int64 [tokens], of the tokens that arrived.
     `sums`: what the step's metrics are made of."""
 
     total: Tensor | None
-    fate: Tensor
+    outcome: Tensor
     sums: Sums
 
 
@@ -79,7 +79,7 @@ class Loss:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Words for the fates, in their order; empty for what is trained."""
+        """Words for the outcomes, in their order; empty for what is trained."""
         return (*REASONS, *(entry.kind for entry in self._corrections))
 
     @property
@@ -158,8 +158,8 @@ class Loss:
             assert tokens.entropy is not None
             each = each - self._entropy_bonus * tokens.entropy.where(counted, 0.0)
         total = (weights.of_token * each).sum()
-        fate = torch.where(usable, len(REASONS) + corrected.rejected_by, NONFINITE)
-        fate[kept] = TRAINED
+        outcome = torch.where(usable, len(REASONS) + corrected.rejected_by, NONFINITE)
+        outcome[kept] = TRAINED
         begun = whole if facts.start is None else log_ratio(facts.start, facts.behaviour).value
         sums = Sums(
             trained=int(kept.sum()),
@@ -173,11 +173,11 @@ class Loss:
         )
         pulls = bool(self._kl_tau or self.learns_entropy or added.loss.requires_grad)
         pulled = pulls and bool(counted.any())
-        return LossParts(total if pulled or kept.any() else None, fate, sums)
+        return LossParts(total if pulled or kept.any() else None, outcome, sums)
 
 
 def _joined(parts: Sequence[Tokens]) -> Tokens:
-    """Join tokens of parts that have no rollout in common; the rollouts are numbered anew."""
+    """Join tokens of parts that have no rollout in common; the rollouts are renumbered."""
     if len(parts) == 1:
         return parts[0]
     numbered, before = list[Tokens](), 0

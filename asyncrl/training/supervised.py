@@ -37,7 +37,7 @@ def open_supervised(config: Config, initial: Path) -> SupervisedLoss | None:
 
 class SupervisedLoss:
     """`coefficient` times the mean negative log-likelihood of the responses of `batch` examples,
-    drawn anew for each update."""
+    drawn again for each update."""
 
     def __init__(
         self, examples: Sequence[ExampleIds], coefficient: float, batch: int, seed: int

@@ -37,7 +37,12 @@ SWITCH = (*LENT, "rollout.lending=switch", "train.device=cuda")
         ),
         ([*LENT, "cluster.kind=agents"], "set kind to local"),
         (
-            ["engine.kind=sglang", "engine.sglang.urls=['http://a:1', 'http://b:1']", *LENT],
+            [
+                "engine.kind=sglang",
+                "engine.sglang.urls=['http://a:1', 'http://b:1']",
+                "engine.sglang.host=10.0.0.1",
+                *LENT,
+            ],
             "set lending to switch",
         ),
     ],

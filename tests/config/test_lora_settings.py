@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.config import Config, ConfigError, load
 from asyncrl.config.advice import advice
-from asyncrl.config.lora import is_of, named_targets
+from asyncrl.config.lora import is_of
 from asyncrl.config.ranks import settled_ranks
 
 
@@ -43,7 +43,7 @@ def test_contradictions_are_refused(sets: list[str], said: str) -> None:
 
 def test_targets_are_all_one_or_several_and_last_parts_of_names() -> None:
     def targets(text: str) -> tuple[str, ...]:
-        return named_targets(config("model.lora.rank=2", f"model.lora.targets={text}").model.lora)
+        return config("model.lora.rank=2", f"model.lora.targets={text}").model.lora.named_targets
 
     assert targets("all-linear") == ()
     assert targets("q_proj") == ("q_proj",)

@@ -9,7 +9,7 @@ import pytest
 from without_rules import without_rules
 
 from asyncrl.config import Config
-from asyncrl.config.published import engine_dtype, published_dtype, rounded
+from asyncrl.config.published import engine_dtype
 from asyncrl.config.rules import contradictions
 
 SERVERS: dict[str, Any] = {"kind": "sglang", "sglang": {"urls": ["http://127.0.0.1:1"]}}
@@ -62,4 +62,8 @@ def test_the_type_that_is_sent_and_the_one_that_engines_hold(
     model: str, published: str, engine: dict[str, Any], expected: tuple[str, str, bool]
 ) -> None:
     c = config(model={"dtype": model}, publication={"dtype": published}, engine=engine)
-    assert (published_dtype(c), engine_dtype(c), rounded(c)) == expected
+    assert (
+        c.publication.sent_dtype(c.model),
+        engine_dtype(c),
+        c.publication.rounds(c.model),
+    ) == expected

@@ -8,7 +8,7 @@ import pytest
 from without_rules import without_rules
 
 from asyncrl.config import Config
-from asyncrl.config.cluster import cluster_contradictions, ranks_here
+from asyncrl.config.cluster import ranks_here
 from asyncrl.config.gpus import gpus_of, trainer_agent_gpus
 from asyncrl.config.ranks import rank_contradictions, ranks_left, ranks_of, settled_ranks
 from asyncrl.config.schema import SglangConfig
@@ -63,9 +63,10 @@ def test_machines_of_the_trainer_have_as_many_ranks_each() -> None:
 def test_layouts_that_cannot_be_are_refused(
     cluster: dict[str, Any], ranks: int, said: str | None
 ) -> None:
+    whole = config(cluster=cluster, train={"ranks": ranks})
     found = [
         remedy
-        for keys, remedy in cluster_contradictions(config(cluster=cluster, train={"ranks": ranks}))
+        for keys, remedy in whole.cluster.contradictions(whole)
         if "cluster.trainer_agents" in keys
     ]
     assert found == [] if said is None else said in found[0]

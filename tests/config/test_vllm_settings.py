@@ -6,7 +6,6 @@ import pytest
 
 from asyncrl.config import ConfigError, load
 from asyncrl.config.gpus import gpus_of
-from asyncrl.config.servers import servers_of
 
 VLLM = "engine.kind=vllm"
 LAUNCH = 'engine.vllm.launch=["/opt/vllm/bin/python"]'
@@ -15,12 +14,12 @@ TWO, HOST = "rollout.actors=2", "engine.vllm.host=trainer"
 
 
 def test_what_is_whole_passes() -> None:
-    found = servers_of(load(None, [VLLM, LAUNCH, "engine.vllm.tensor_parallel=2"], {}))
+    found = load(None, [VLLM, LAUNCH, "engine.vllm.tensor_parallel=2"], {}).engine.servers
     assert found is not None and found.table == "engine.vllm" and found.by_broadcast
     assert found.settings.tensor_parallel == 2 and found.router == ""
     load(None, [VLLM, URLS, TWO, HOST], {})
     load(None, [VLLM, LAUNCH, 'engine.vllm.arguments=["--config-format=hf"]'], {})
-    assert servers_of(load(None, [LAUNCH], {})) is None
+    assert load(None, [LAUNCH], {}).engine.servers is None
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from asyncrl.explain.curve import (
     finite,
     kept,
     line_of,
-    mend,
     point_of,
     read,
+    trim,
 )
 from asyncrl.explain.curve_file import CurveFile, open_curve
 from asyncrl.journal import Journal
@@ -169,16 +169,16 @@ def test_a_version_made_again_is_no_second_line() -> None:
     assert lines == [line_of(step(3, 1))] and curve.last == step(3, 1)
 
 
-def test_a_file_is_mended_at_any_byte_and_left_whole(tmp_path: Path) -> None:
+def test_a_file_is_trimmed_at_any_byte_and_left_whole(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    mend(path, 3, 3)
+    trim(path, 3, 3)
     assert not path.exists()
     lines = [line_of(step(1)), line_of(evaluation(1)), line_of(step(2)), line_of(step(3))]
     whole = b"".join(lines)
     for cut in range(0, len(whole) + 1, 7):
         path.write_bytes(whole[:cut])
         assert list(read(path)) == points(b"".join(list(kept(whole[:cut].splitlines(True), 9, 9))))
-        mend(path, 1, 2)
+        trim(path, 1, 2)
         assert points(path.read_bytes()) == [
             point for point in (step(1), evaluation(1), step(2)) if line_of(point) in whole[:cut]
         ]

@@ -12,7 +12,7 @@ import pytest
 from asyncrl.bundled.bundled_model import frame, tokenizer
 from asyncrl.cli import main
 from asyncrl.config import load
-from asyncrl.launch.first_run import KEYS, first_run
+from asyncrl.launch.first_run import KEYS, OF_A_FILE, first_run
 from asyncrl.tasks import open_task
 from asyncrl.tasks.gym import parameters
 
@@ -57,7 +57,7 @@ def test_check_takes_it_and_every_prompt_and_answer_fits(
 def test_it_says_what_each_setting_means_and_what_is_known_of_the_task() -> None:
     text = first_run("chain_sum", "run.toml")
     lines = text.splitlines()
-    for key in set(KEYS) - {"task.path"}:
+    for key in set(KEYS) - set(OF_A_FILE):
         name = key.rpartition(".")[2]
         at = next(index for index, line in enumerate(lines) if line.startswith(f"{name} = "))
         assert lines[at - 1].startswith("# ")

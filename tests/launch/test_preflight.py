@@ -392,7 +392,7 @@ def test_programs_need_a_sandbox_of_their_own(
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        ("nowhere:solve", "the agent 'nowhere:solve' cannot be had, because nowhere cannot be"),
+        ("nowhere:solve", "the agent 'nowhere:solve' cannot be loaded, because nowhere cannot be"),
         ("asyncrl.agents.examples.retry:nobody", "has no nobody"),
         ("math:pi", "is a float; name a function, as in async def solve(client, episode)"),
         ("solve", "names no agent"),

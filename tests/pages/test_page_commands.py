@@ -224,7 +224,9 @@ def test_its_commands_can_be_run_one_after_another(page: Path, desk: Desk) -> No
 @pytest.mark.slow
 def test_two_machines_join_a_run_as_the_page_says(desk: Desk) -> None:
     """Both are this one, and have the token each in a folder of its own."""
-    launcher, other, *_ = blocks(ROOT / "docs/machines.md")
+    said = blocks(ROOT / "docs/machines.md")
+    launcher = next(block for block in said if "cluster.kind=agents" in block)
+    other = next(block for block in said if "asyncrl agent --join" in block)
     launcher = launcher.partition("\n")[2]  # after `make extras`
     launcher = launcher.replace(" --set rollout.actors=4", "")
     start = f"{launcher.rstrip()} --set run.dir=runs/many --set rollout.actors=2"

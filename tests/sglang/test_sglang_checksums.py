@@ -156,7 +156,7 @@ def test_of_an_unknown_hash_it_is_known_what_must_change_and_what_must_not() -> 
     publish(checks, model(0), served(model(0), 1), foreign)
     assert checks.exact == 0 and checks.inexact == sorted(held(model(0), 0, 1))
     publish(checks, model(0), served(model(0), 1), foreign)  # sent again
-    with pytest.raises(WrongWeights, match="was sent anew and did not change"):
+    with pytest.raises(WrongWeights, match="was sent again and did not change"):
         publish(checks, model(1), served(model(0), 1), foreign)
     publish(checks, model(0), served(model(0), 1), foreign)
     with pytest.raises(WrongWeights, match="changed and was sent as it was"):

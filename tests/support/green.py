@@ -40,6 +40,12 @@ class Tree:
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         names = [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
         self._texts = {name: (ROOT / name).read_bytes() for name in names}
+        self._links = {
+            f"{name}/": f"{(ROOT / name).resolve().relative_to(ROOT)}/"
+            for name in listed.stdout.splitlines()
+            if (ROOT / name).is_symlink()
+        }
+        """Packages that are links to folders of the top level, and these."""
         self._modules = {name for name in names if name.endswith(".py")}
         self._found: dict[str, set[str]] = {}
 
@@ -88,9 +94,16 @@ class Tree:
         parts, found = module.split("."), set[str]()
         for root in (*ROOTS, f"{PurePath(importer).parent}/"):
             for end in range(1, len(parts) + 1):
-                path = root + "/".join(parts[:end])
+                path = self._real(root + "/".join(parts[:end]))
                 found |= {f"{path}.py", f"{path}/__init__.py"} & self._modules
         return found
+
+    def _real(self, path: str) -> str:
+        """The path as git knows it: behind a link, that of the folder."""
+        for link, folder in self._links.items():
+            if f"{path}/".startswith(link):
+                return f"{folder}{path[len(link) :]}".rstrip("/")
+        return path
 
     def _hash(self, names: set[str]) -> str:
         key = hashlib.sha256(self._common)

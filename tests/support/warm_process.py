@@ -272,7 +272,9 @@ def _fork_twin(installed: list[str]) -> None:
             return spawn(name, argv, log=log, env=env, **more)
         with ours, log.open("ab") as file, open(os.devnull) as nothing:  # noqa: PTH123
             begins = file.tell()
-            request = {"words": argv[4:], "environment": environment(None, env)}
+            os.umask(mask := os.umask(0o077))
+            words, variables = argv[4:], environment(None, env)
+            request = {"words": words, "environment": variables, "umask": mask}
             files = [nothing.fileno(), file.fileno(), *more["descriptors"]]
             socket.send_fds(ours, [json.dumps(request).encode()], files)
         return Process(name, twin, partial(_reap, twin), log, begins)
@@ -298,6 +300,7 @@ def _wait_to_serve(control: socket.socket, installed: list[str]) -> None:
     control.close()
     os.setsid()
     request = json.loads(text)
+    os.umask(request["umask"])  # the launcher may have set it since
     *streams, orders = descriptors
     _renew(request["environment"], [*streams, streams[1]], installed)
     sys.argv = [PRELOADED, str(orders), *request["words"]]

@@ -210,4 +210,5 @@ def test_every_other_data_set_asks_and_scores_without_them() -> None:
 def test_without_reasoning_gym_a_task_of_it_says_what_to_install() -> None:
     code = "try: open_task(TaskConfig(), 0)\nexcept TaskError as error: print(error)"
     (said,) = said_without(("reasoning_gym",), code)
-    assert "reasoning_gym is not installed: install asyncrl's extra `gym`" in said
+    assert "reasoning_gym is not installed: run `make extras` in a clone, or" in said
+    assert "pip install 'asyncrl[gym]'" in said

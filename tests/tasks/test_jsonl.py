@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from asyncrl.config import ConfigError
 from asyncrl.config.schema import TaskConfig
 from asyncrl.tasks import NoReward, Several, TaskError, open_task
 from asyncrl.tasks.answer import Answer
@@ -249,9 +250,6 @@ def test_a_line_may_name_functions_of_the_module_that_run_toml_names_and_of_no_o
         ("{}:system", "defines no"),
         ("{}:Helper", "defines no"),
         ("no_such_module:f", "PYTHONPATH"),
-        ("numbr", "did you mean 'number'"),
-        (":f", "give both"),
-        ("{}:", "give both"),
     ],
 )
 def test_a_wrong_verifier_is_said(write: Write, judging: str, verifier: str, said: str) -> None:
@@ -259,6 +257,14 @@ def test_a_wrong_verifier_is_said(write: Write, judging: str, verifier: str, sai
     with pytest.raises(TaskError, match=said) as error:
         open_task(config(path, verifier=verifier.format(judging)), 0)
     assert str(error.value).startswith("task.verifier: ")
+
+
+@pytest.mark.parametrize("verifier", ["numbr", ":f", "module:"])
+def test_a_verifier_without_a_name_is_no_setting(verifier: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"task\.verifier is .*, and must be one of exact, number"
+    ):
+        TaskConfig(name="jsonl", verifier=verifier)
 
 
 # ---------------------------------------------------------------------- the answer and its reward

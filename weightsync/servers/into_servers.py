@@ -22,7 +22,6 @@ from typing import Protocol, cast
 import trio
 from torch import Tensor
 
-from asyncrl.config.servers import servers_of
 from asyncrl.engines.servers.errors import RequestRefused
 from asyncrl.engines.servers.gather import gather
 from asyncrl.messages import Prepare, Publish
@@ -157,7 +156,7 @@ class IntoServers(Transport):
     @classmethod
     @asynccontextmanager
     async def open_sender(cls, side: TrainerSide) -> AsyncIterator[ServersPublisher]:
-        publication, servers = side.config.publication, servers_of(side.config)
+        publication, servers = side.config.publication, side.config.engine.servers
         on_gpu = servers is not None and servers.settings.backend == "nccl"
         async with ServersSender.open(
             publication.host,

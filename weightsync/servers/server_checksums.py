@@ -231,7 +231,7 @@ class Checks:
         if (parts_before != parts) == (theirs_before != theirs):
             return ""
         return (
-            "was sent anew and did not change"
+            "was sent again and did not change"
             if theirs_before == theirs
             else "changed and was sent as it was"
         )

@@ -1,7 +1,7 @@
 """Texts whose tokens are known: what the model of an episode has seen and said. Invariant: a text
 that is found was added, byte for byte (by its 128-bit digest).
 
-A template renders a conversation anew for each call, and the same text may have other tokens than
+A template renders a conversation again for each call, and the same text may have other tokens than
 were sampled. So a call's text is looked up first: as far as it is a text that the model saw or
 said, its tokens are those. Of a text only its length and its digest are kept, and a lookup reads
 the text once, however many are known. The tokens that two calls share are kept once.

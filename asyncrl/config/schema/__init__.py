@@ -5,29 +5,24 @@ It is frozen, and unknown keys are errors (`load.py` says the nearest name). `de
 follows from the settings.
 """
 
-from asyncrl.config.schema.engine_sections import (
+from asyncrl.config.schema.agent_section import PLAYED_ELSEWHERE, AgentConfig
+from asyncrl.config.schema.cluster_section import ClusterConfig
+from asyncrl.config.schema.engine_section import (
     EngineConfig,
     ServersConfig,
     SglangConfig,
     VllmConfig,
 )
-from asyncrl.config.schema.process_sections import (
-    ClusterConfig,
-    JournalConfig,
-    MachineConfig,
-    MetricsConfig,
-    PublicationConfig,
-    RewardConfig,
-    RunConfig,
-    SinkName,
-    SupervisionConfig,
-)
-from asyncrl.config.schema.rollout_sections import (
-    PLAYED_ELSEWHERE,
-    AgentConfig,
-    EvaluationConfig,
-    RolloutConfig,
-)
+from asyncrl.config.schema.evaluation_section import EvaluationConfig
+from asyncrl.config.schema.journal_section import JournalConfig
+from asyncrl.config.schema.machine_section import MachineConfig
+from asyncrl.config.schema.metrics_section import MetricsConfig
+from asyncrl.config.schema.model_section import LoraConfig, ModelConfig
+from asyncrl.config.schema.publication_section import PublicationConfig
+from asyncrl.config.schema.reference_section import ReferenceConfig
+from asyncrl.config.schema.reward_section import RewardConfig
+from asyncrl.config.schema.rollout_section import RolloutConfig
+from asyncrl.config.schema.run_section import RunConfig, SinkName
 from asyncrl.config.schema.run_toml import VARIABLES, Config
 from asyncrl.config.schema.section import (
     Count,
@@ -39,14 +34,11 @@ from asyncrl.config.schema.section import (
     Whole,
 )
 from asyncrl.config.schema.staleness_section import StalenessConfig
-from asyncrl.config.schema.task_sections import LoraConfig, ModelConfig, TaskConfig
-from asyncrl.config.schema.training_sections import (
-    Credit,
-    ReferenceConfig,
-    SupervisedConfig,
-    TeacherConfig,
-    TrainConfig,
-)
+from asyncrl.config.schema.supervised_section import SupervisedConfig
+from asyncrl.config.schema.supervision_section import SupervisionConfig
+from asyncrl.config.schema.task_section import TaskConfig
+from asyncrl.config.schema.teacher_section import TeacherConfig
+from asyncrl.config.schema.train_section import Credit, TrainConfig
 
 __all__ = [
     "PLAYED_ELSEWHERE",

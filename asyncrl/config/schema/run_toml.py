@@ -7,27 +7,26 @@ from operator import attrgetter
 from typing import ClassVar
 
 from asyncrl.config.errors import ContradictionError
-from asyncrl.config.schema.engine_sections import EngineConfig
-from asyncrl.config.schema.process_sections import (
-    ClusterConfig,
-    JournalConfig,
-    MachineConfig,
-    MetricsConfig,
-    PublicationConfig,
-    RewardConfig,
-    RunConfig,
-    SupervisionConfig,
-)
-from asyncrl.config.schema.rollout_sections import AgentConfig, EvaluationConfig, RolloutConfig
+from asyncrl.config.schema.agent_section import AgentConfig
+from asyncrl.config.schema.cluster_section import ClusterConfig
+from asyncrl.config.schema.engine_section import EngineConfig
+from asyncrl.config.schema.evaluation_section import EvaluationConfig
+from asyncrl.config.schema.journal_section import JournalConfig
+from asyncrl.config.schema.machine_section import MachineConfig
+from asyncrl.config.schema.metrics_section import MetricsConfig
+from asyncrl.config.schema.model_section import ModelConfig
+from asyncrl.config.schema.publication_section import PublicationConfig
+from asyncrl.config.schema.reference_section import ReferenceConfig
+from asyncrl.config.schema.reward_section import RewardConfig
+from asyncrl.config.schema.rollout_section import RolloutConfig
+from asyncrl.config.schema.run_section import RunConfig
 from asyncrl.config.schema.section import Section
 from asyncrl.config.schema.staleness_section import StalenessConfig
-from asyncrl.config.schema.task_sections import ModelConfig, TaskConfig
-from asyncrl.config.schema.training_sections import (
-    ReferenceConfig,
-    SupervisedConfig,
-    TeacherConfig,
-    TrainConfig,
-)
+from asyncrl.config.schema.supervised_section import SupervisedConfig
+from asyncrl.config.schema.supervision_section import SupervisionConfig
+from asyncrl.config.schema.task_section import TaskConfig
+from asyncrl.config.schema.teacher_section import TeacherConfig
+from asyncrl.config.schema.train_section import TrainConfig
 from asyncrl.config.setting import quoted
 
 

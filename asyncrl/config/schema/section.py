@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from asyncrl.config.errors import ConfigError
-from asyncrl.config.setting import Field, checked, field_of, nearest, quoted
+from asyncrl.config.setting import Field, Tier, checked, field_of, nearest, quoted
 
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
+
+Contradictions = Iterator[tuple[tuple[str, ...], str]]
+"""Keys that contradict each other, and the remedy as the end of a sentence."""
 Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -19,6 +24,8 @@ Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
+BASIC = Tier.BASIC
+"""Mark of a basic setting, in its type."""
 
 EVERY = ("*",)
 """All settings of a section, as its `resumable`."""
@@ -50,6 +57,10 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             if right is not value:
                 msgspec.structs.force_setattr(self, name, right)
 
+    def contradictions(self, whole: Config) -> Contradictions:
+        """Yield what this table says against itself, or against the rest of the `whole`."""
+        return iter(())
+
 
 @cache
 def _defaults(cls: type[Section]) -> dict[str, Any]:
@@ -67,20 +78,21 @@ def _kind(cls: type[Section], name: str) -> Field | type[Section]:
     hint = get_type_hints(cls, include_extras=True)[name]
     if isinstance(hint, type) and issubclass(hint, Section):
         return hint
-    return field_of(_table(cls), name, hint)
+    return field_of(table_of(cls), name, hint)
 
 
-def _table(cls: type[Section]) -> str:
+@cache
+def table_of(cls: type[Section]) -> str:
     """The name of this table in run.toml; empty for the whole of it.
 
     >>> from asyncrl.config.schema import SglangConfig
-    >>> _table(SglangConfig)
+    >>> table_of(SglangConfig)
     'engine.sglang'
     """
     for outer in Section.__subclasses__():
         for name, hint in get_type_hints(outer).items():
             if hint is cls:
-                return f"{_table(outer)}.{name}".lstrip(".")
+                return f"{table_of(outer)}.{name}".lstrip(".")
     return ""
 
 
@@ -88,7 +100,7 @@ def _inner(cls: type[Section], value: Any, place: str) -> Section:
     """`value` as this section. Raises ConfigError."""
     if isinstance(value, cls):
         return value
-    table = _table(cls)
+    table = table_of(cls)
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"{place}: {table} is {quoted(value)}, and must be a {cls.__name__}, or a mapping of "

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import EVERY, Section
+from asyncrl.config.engines import capabilities
+from asyncrl.config.schema.section import BASIC, EVERY, Contradictions, Section
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
 from asyncrl.staleness.corrections import Correction, IcePop
 
 
@@ -16,10 +20,10 @@ class StalenessConfig(Section, frozen=True):
     resumable = EVERY
 
     max_lag: Annotated[
-        int, Meta(ge=0, description="versions; no token older than this enters a loss")
+        int, BASIC, Meta(ge=0, description="versions; no token older than this enters a loss")
     ] = 4
     depth: Annotated[
-        int, Meta(ge=0, description="steps that generation may run ahead of training")
+        int, BASIC, Meta(ge=0, description="steps that generation may run ahead of training")
     ] = 1
     window: Annotated[
         int,
@@ -54,6 +58,7 @@ class StalenessConfig(Section, frozen=True):
     ] = "mask"
     correction: Annotated[
         tuple[Correction, ...],
+        BASIC,
         Meta(
             description="which tokens are left out, and what the others weigh, one after the other"
         ),
@@ -96,3 +101,16 @@ class StalenessConfig(Section, frozen=True):
             gt=0, le=1, description="alarm where a larger share of responses is cut at its budget"
         ),
     ] = 0.5
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if self.proximal == "ema" and not whole.train.ema:
+            yield (
+                ("staleness.proximal", "train.ema"),
+                "there is no average of the weights: set ema to its decay, as 0.9",
+            )
+        if self.finish_on == "own" and not capabilities(whole.engine.kind).keeps_versions:
+            yield (
+                ("staleness.finish_on", "engine.kind"),
+                "this engine holds one version, so no rollout can end under an older one: set "
+                "finish_on to mixed, or kind to embedded",
+            )

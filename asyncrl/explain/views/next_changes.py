@@ -20,7 +20,7 @@ CUT = 0.2
 
 def next_changes(figures: RunFigures, cut: float | None = None) -> Iterator[str]:
     """Sentences about one run, of whose last responses the share `cut` was cut at its budget; none
-    where its numbers ask for nothing."""
+    where its numbers suggest no change."""
     trainer, rollout = figures.idle_trainer, figures.idle_rollout
     if trainer is not None and rollout is not None:
         if trainer >= IDLE > rollout:

@@ -58,8 +58,8 @@ async def serve_page(
     key: str,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve the page of a run until this is cancelled; with a `key`, to who has it. The port that
-    it is at is given to who starts this. Raises OSError if it cannot be had."""
+    """Serve the page of a run until this is cancelled; with a `key`, only to holders of it.
+    `started` gives the port. Raises OSError if it is taken."""
     [listener] = await trio.open_tcp_listeners(port, host=host)
     waits = Waits()
     at = listener.socket.getsockname()[1]

@@ -68,7 +68,7 @@ class PageRefused(Exception):
 
 
 class RunPage:
-    """The page of the run in a directory. With a `key` only who has it is answered. `now` is in
+    """The page of the run in a directory. With a `key` only its holders are answered. `now` is in
     seconds since 1970; `port` makes the cookie's name, which browsers share between ports."""
 
     def __init__(

@@ -84,7 +84,7 @@ def _standing(seen: SeenRun) -> Html:
 
 def _changes(seen: SeenRun) -> Html:
     changes = [*next_changes(seen.figures, seen.curves.cut)]
-    said = changes or ["The numbers of this run ask for nothing."]
+    said = changes or ["The numbers of this run suggest no change."]
     return joined(*(tag("p", change) for change in said))
 
 

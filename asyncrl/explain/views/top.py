@@ -85,7 +85,7 @@ class _Tail:
         self._bytes = 0  # that were read, whole lines
 
     def points(self) -> Iterator[Point]:
-        """Those since the last call. A curve that became shorter was mended, and is read again.
+        """Those since the last call. A curve that became shorter was trimmed, and is read again.
         Raises ConfigError."""
         try:
             if not self._path.exists():

@@ -3,7 +3,7 @@
 A launch makes an authority for itself, has it certify two keys, the head's and the agents', and
 forgets the authority's own key: nobody can certify a third. The token holds the agents' side, and
 a key of its own, which is proved inside TLS; who has proved it is sent the launch's. It is as
-secret as the run is: who has it may be an actor.
+secret as the run is: its holder may be an actor.
 
 The certificates are valid at any time, because nothing may depend on clocks that agree. They end
 with the run: one that ends removes its token, and what follows makes another. A launcher that was
@@ -16,6 +16,7 @@ import datetime
 import ipaddress
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,6 +26,10 @@ from asyncrl.messages.address import TcpAddress, tcp_address
 from asyncrl.runtime.ipc.keys import KEY_BYTES, read_private, write_key
 from asyncrl.runtime.ipc.tls import Tls
 from asyncrl.runtime.run_dir import JOIN_TOKEN, TLS
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
 
 AGENT = "asyncrl-agent"
 """The name in the agents' certificate, which nobody dials."""
@@ -108,76 +113,91 @@ def certify(host: str) -> tuple[Pem, Pem]:
     ConfigError where the package that makes certificates is missing."""
     try:
         from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+        from cryptography.x509.oid import ExtendedKeyUsageOID
     except ImportError:
         raise ConfigError(
             'cluster.kind = "agents" needs the package cryptography, which makes certificates: '
             f"{installs('cluster')}."
         ) from None
+    try:
+        named: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        named = x509.DNSName(host)
+    authority = _Authority()
+    return (
+        authority.certify(named, ExtendedKeyUsageOID.SERVER_AUTH),
+        authority.certify(x509.DNSName(AGENT), ExtendedKeyUsageOID.CLIENT_AUTH),
+    )
 
-    def pem(certificate: x509.Certificate) -> str:
-        return certificate.public_bytes(serialization.Encoding.PEM).decode()
 
-    def begun(name: str, subject: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-        return (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-            .issuer_name(issuer)
-            .public_key(subject.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(FROM)
-            .not_valid_after(UNTIL)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(own.public_key()), False
-            )
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(subject.public_key()), False)
+class _Authority:
+    """The authority of one run, whose key is gone when both ends have their certificates."""
+
+    NAME = "asyncrl-run"
+    NOT_ITS_USE = (
+        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+        *("key_agreement", "crl_sign", "encipher_only", "decipher_only"),
+    )
+
+    def __init__(self) -> None:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        signs = dict.fromkeys(self.NOT_ITS_USE, False)
+        own = (
+            self._begun(self.NAME, self._key)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(x509.KeyUsage(key_cert_sign=True, **signs), critical=True)
+            .sign(self._key, hashes.SHA256())
         )
+        self._certificate = _pem(own)
 
-    own = ec.generate_private_key(ec.SECP256R1())
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "asyncrl-run")])
-    signs = dict.fromkeys(
-        (
-            "digital_signature",
-            "content_commitment",
-            "key_encipherment",
-            "data_encipherment",
-            "key_agreement",
-            "crl_sign",
-            "encipher_only",
-            "decipher_only",
-        ),
-        False,
-    )
-    authority = pem(
-        begun("asyncrl-run", own)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.KeyUsage(key_cert_sign=True, **signs), critical=True)
-        .sign(own, hashes.SHA256())
-    )
+    def certify(self, name: x509.GeneralName, usage: x509.ObjectIdentifier) -> Pem:
+        """The files of one end, with a key of its own."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
 
-    def end(name: x509.GeneralName, usage: x509.ObjectIdentifier) -> Pem:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = (
-            begun("asyncrl-end", key)
+            self._begun("asyncrl-end", key)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName([name]), critical=False)
             .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-            .sign(own, hashes.SHA256())
+            .sign(self._key, hashes.SHA256())
         )
         private = key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
         )
-        return Pem(pem(certificate), private.decode(), authority)
+        return Pem(_pem(certificate), private.decode(), self._certificate)
 
-    try:
-        named: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        named = x509.DNSName(host)
-    return (
-        end(named, ExtendedKeyUsageOID.SERVER_AUTH),
-        end(x509.DNSName(AGENT), ExtendedKeyUsageOID.CLIENT_AUTH),
-    )
+    def _begun(self, name: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        from cryptography import x509
+        from cryptography.x509.oid import NameOID
+
+        def common(text: str) -> x509.Name:
+            return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        subject = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        return (
+            x509.CertificateBuilder()
+            .subject_name(common(name))
+            .issuer_name(common(self.NAME))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(FROM)
+            .not_valid_after(UNTIL)
+            .add_extension(issuer, critical=False)
+            .add_extension(subject, critical=False)
+        )
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    from cryptography.hazmat.primitives import serialization
+
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()

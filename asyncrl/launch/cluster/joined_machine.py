@@ -40,7 +40,7 @@ KILLED = -9
 Actor = tuple[Role, int, int]
 """A start of an actor: role, index, incarnation."""
 OfItself = Equipped | Unequipped | MachineLeaving | ActorExited
-"""Messages by which an agent says what becomes of its machine, and of actors there."""
+"""Messages of an agent about its machine, and about actors there."""
 
 
 class RemoteActor:

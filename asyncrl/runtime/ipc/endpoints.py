@@ -78,72 +78,93 @@ async def serve(
     exception of `handler` ends the server. Raises OSError where the address is taken, and
     ValueError where TLS is missing or its files cannot be used.
     """
-    credentials = _credentials(address, tls, "server")
-    unproven: dict[trio.CancelScope, None] = {}  # the oldest first
-    links = 0
-    due = -math.inf  # when the next connection is accepted
+    server = _Server(key, _credentials(address, tls, "server"), handler, refused, max_frame)
+    async with listening(address) as (listener, bound):
+        task_status.started(bound)
+        await server.accept(listener, f"a peer at {bound}")
 
-    async def welcome(stream: trio.SocketStream, peer: str, scope: trio.CancelScope) -> Link:
-        try:
-            with scope, proving(peer, AUTHENTICATION_S):
-                pipe = SocketPipe(stream)
-                return await _link(
-                    pipe,
-                    credentials,
-                    None,
-                    partial(prove_to_client, key=key),
-                    peer=peer,
-                    max_frame=max_frame,
-                )
-        finally:
-            unproven.pop(scope, None)
-        raise LinkError(
-            "crowded", f"{peer} was proving the run's key when {UNAUTHENTICATED} others came"
-        )
 
-    async def admit(stream: trio.SocketStream, peer: str, scope: trio.CancelScope) -> None:
-        nonlocal links, due
+class _Server:
+    """The connections of `serve`: `UNAUTHENTICATED` that have not proved the key, at most, and
+    `MAX_LINKS` that have. Connections wait after one that was refused."""
+
+    def __init__(
+        self,
+        key: bytes,
+        credentials: Credentials | None,
+        handler: Callable[[Link], Awaitable[None]],
+        refused: Callable[[Refusal], None],
+        max_frame: int,
+    ) -> None:
+        self._key = key
+        self._credentials = credentials
+        self._handler = handler
+        self._refused = refused
+        self._max_frame = max_frame
+        self._unproven: dict[trio.CancelScope, None] = {}  # the oldest first
+        self._links = 0
+        self._due = -math.inf  # when the next connection is accepted
+
+    async def accept(self, listener: trio.SocketListener, peer: str) -> None:
+        """Accept connections until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await trio.sleep_until(self._due)
+                try:
+                    stream = await listener.accept()
+                except OSError as error:
+                    if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                        raise
+                    self._refused("descriptors")
+                    self._due = max(self._due, trio.current_time() + DESCRIPTORS_S)
+                    continue
+                if len(self._unproven) == UNAUTHENTICATED:
+                    oldest = next(iter(self._unproven))
+                    del self._unproven[oldest]
+                    oldest.cancel()
+                scope = trio.CancelScope()
+                self._unproven[scope] = None
+                nursery.start_soon(self._admit, stream, peer, scope)
+
+    async def _admit(self, stream: trio.SocketStream, peer: str, scope: trio.CancelScope) -> None:
         try:
-            async with await welcome(stream, peer, scope) as link:
-                if links >= MAX_LINKS:
+            async with await self._welcome(stream, peer, scope) as link:
+                if self._links >= MAX_LINKS:
                     raise LinkError(
                         "crowded",
                         f"{peer} is one more than the {MAX_LINKS} links that a server keeps",
                     )
-                links += 1
+                self._links += 1
                 try:
-                    await handler(link)
+                    await self._handler(link)
                 finally:
-                    links -= 1
+                    self._links -= 1
         except* EndOfStream:
             pass
         except* LinkError as errors:
             for reason in _reasons(errors):
-                refused(reason)
-            due = min(
-                max(due, trio.current_time()) + REFUSAL_S,
+                self._refused(reason)
+            self._due = min(
+                max(self._due, trio.current_time()) + REFUSAL_S,
                 trio.current_time() + UNAUTHENTICATED * REFUSAL_S,
             )
 
-    async with listening(address) as (listener, bound), trio.open_nursery() as nursery:
-        task_status.started(bound)
-        while True:
-            await trio.sleep_until(due)
-            try:
-                stream = await listener.accept()
-            except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    raise
-                refused("descriptors")
-                due = max(due, trio.current_time() + DESCRIPTORS_S)
-                continue
-            if len(unproven) == UNAUTHENTICATED:
-                oldest = next(iter(unproven))
-                del unproven[oldest]
-                oldest.cancel()
-            scope = trio.CancelScope()
-            unproven[scope] = None
-            nursery.start_soon(admit, stream, f"a peer at {bound}", scope)
+    async def _welcome(self, stream: trio.SocketStream, peer: str, scope: trio.CancelScope) -> Link:
+        try:
+            with scope, proving(peer, AUTHENTICATION_S):
+                return await _link(
+                    SocketPipe(stream),
+                    self._credentials,
+                    None,
+                    partial(prove_to_client, key=self._key),
+                    peer=peer,
+                    max_frame=self._max_frame,
+                )
+        finally:
+            self._unproven.pop(scope, None)
+        raise LinkError(
+            "crowded", f"{peer} was proving the run's key when {UNAUTHENTICATED} others came"
+        )
 
 
 def _credentials(

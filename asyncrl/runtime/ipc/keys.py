@@ -76,7 +76,7 @@ def read_key(path: Path) -> bytes:
     if len(key) != KEY_BYTES:
         raise ValueError(
             f"{path} does not hold the {KEY_BYTES} bytes of a run's key; start the run again to "
-            "write it anew"
+            "write it again"
         )
     return key
 

@@ -171,7 +171,7 @@ def _become_actor(request: ForkRequest, log: int, go: int) -> None:
 def _unsafe(known: set[int]) -> str:
     """The reason why a fork of this process would not be safe, "" where it is.
 
-    A lock that another thread holds would be held for ever in the child, and an open file would be
+    A lock that another thread holds would never be released in the child, and an open file would be
     shared with it: a driver's, a link's, a journal's.
     """
     if (threads := sum(1 for _ in Path("/proc/self/task").iterdir())) != 1:

@@ -1,5 +1,5 @@
-"""Healing of a run: whose trainer or coordinator is lost is started anew, and goes on as a resumed
-run does, by itself.
+"""Healing of a run: one that loses its trainer or coordinator starts again by itself, and continues
+as a resumed run does.
 
     life 0: coordinator, trainer, rollout × N …  → the trainer is killed → every actor of it ends
     life 1: the same, from the last checkpoint and the journal → …       → the run is over
@@ -25,12 +25,12 @@ end while nothing went on."""
 class Healing:
     """Says whether a run goes on by itself, at the end of each of its lives.
 
-    Each life that makes no new step is in vain. So many in a row as `supervision.heals` may be; the
-    end of the next one ends the run, with its own words. A life that stalls or fails by an error of
-    its own before the first step of all is not healed: what it was started with is at fault.
+    `supervision.heals` lives in a row may end without a new step; the end of the next one ends the
+    run, with its own words. A life that stalls or fails by an error of its own before the first
+    step of all is not healed: what it was started with is at fault.
 
-    Example: with 1 allowed, a run that is lost at steps 5, 9, 9 and 9 goes on three times, and ends
-    at the fourth loss: its third life was in vain, and its fourth is one too many.
+    Example: with 1 allowed, a run that is lost at steps 5, 9, 9 and 9 continues three times, and
+    ends at the fourth loss: its third life made no step, and its fourth is one too many.
     """
 
     def __init__(self, heals: int) -> None:

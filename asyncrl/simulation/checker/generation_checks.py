@@ -103,7 +103,7 @@ def admitted(run: CheckedRun, event: e.Admitted) -> None:
         )
     else:
         answers = run.config.evaluation.samples if event.sampled else 1
-        # engines that hold one version do not wait for agents for ever
+        # engines that hold one version do not wait for agents without end
         keeps = capabilities(run.config.engine.kind).keeps_versions or not run.config.agent.run
         run.hold(
             "evaluation",

@@ -42,7 +42,7 @@ class EpisodeChecker(WorldObserver):
     # -------------------------------------------------------------------------------------- a life
 
     def crashed(self, durable: int) -> None:
-        """Of all events only the first `durable` are left, and everybody starts anew."""
+        """Of all events only the first `durable` are left, and all others start again."""
         del self.events[durable:]
         self.reference = ReferenceState()
         for event in self.events:

@@ -153,7 +153,7 @@ class EpisodeWorld:
     # -------------------------------------------------------------------------------------- a life
 
     def _begin(self, experience: Experience) -> None:
-        """Start a coordinator with this state, and everybody else anew."""
+        """Start a coordinator with this state, and start all others again."""
         self.store = EventStore(experience, _Log(self._events, self.checker))
         self.roster, self.run_clock = Roster(lambda: None), RunClock()
         self.pool, self.leases = EnginePool(), LeaseTable(LEASE_S)

@@ -40,7 +40,7 @@ class Rank(Protocol):
         """The sum of all ranks' numbers at each place (float32)."""
         ...
 
-    def joined(self, fates: Tensor) -> Tensor:
+    def joined(self, outcomes: Tensor) -> Tensor:
         """The largest of all ranks' numbers at each place (int64 [tokens])."""
         ...
 
@@ -93,9 +93,9 @@ class Alone:
         """These."""
         return tensor
 
-    def joined(self, fates: Tensor) -> Tensor:
+    def joined(self, outcomes: Tensor) -> Tensor:
         """These."""
-        return fates
+        return outcomes
 
     def summed(self, sums: Sums) -> Sums:
         """These."""

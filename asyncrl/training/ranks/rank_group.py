@@ -64,11 +64,11 @@ class RankGroup:
         dist.all_reduce(found, dist.ReduceOp.SUM, group=self._group)
         return found.to(tensor.device)
 
-    def joined(self, fates: Tensor) -> Tensor:
+    def joined(self, outcomes: Tensor) -> Tensor:
         """The largest of all ranks' numbers at each place (int64 [tokens])."""
-        found = fates.to(self._device)
+        found = outcomes.to(self._device)
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
-        return found.to(fates.device)
+        return found.to(outcomes.device)
 
     def summed(self, sums: Sums) -> Sums:
         """Sums over all ranks, added in the order of the ranks."""

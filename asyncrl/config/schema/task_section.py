@@ -1,4 +1,4 @@
-"""Settings of the task and of the model."""
+"""Settings of the task."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from asyncrl.config.plugins import Named
-from asyncrl.config.schema.section import Count, Section
+from asyncrl.config.schema.section import BASIC, Count, Section
 
 
 class TaskConfig(Section, frozen=True):
@@ -15,13 +15,13 @@ class TaskConfig(Section, frozen=True):
 
     resumable = ("sandbox", "verdict_s")
 
-    name: Annotated[str, Meta(description="a reasoning-gym data set, or `jsonl`")] = (
+    name: Annotated[str, BASIC, Meta(description="a reasoning-gym data set, or `jsonl`")] = (
         "spell_backward"
     )
     params: Annotated[
         dict[str, Any], Meta(description="the reasoning-gym data set's own parameters")
     ] = {}
-    path: Annotated[str, Meta(description="`jsonl`: the file of prompts")] = ""
+    path: Annotated[str, BASIC, Meta(description="`jsonl`: the file of prompts")] = ""
     eval_path: Annotated[
         str,
         Meta(
@@ -33,6 +33,7 @@ class TaskConfig(Section, frozen=True):
     verifier: Annotated[
         str,
         Named("verifier", ("exact", "number", "run")),
+        BASIC,
         Meta(description="`jsonl`: verifier of lines that name none"),
     ] = "exact"
     reward: Annotated[
@@ -60,7 +61,9 @@ class TaskConfig(Section, frozen=True):
         bool, Meta(description="render prompts with the model's chat template instead")
     ] = False
     train_size: Annotated[int, Meta(ge=1, description="different training prompts")] = 20_000
-    eval_size: Annotated[int, Meta(ge=0, description="held-out prompts; 0: no evaluation")] = 128
+    eval_size: Annotated[
+        int, BASIC, Meta(ge=0, description="held-out prompts; 0: no evaluation")
+    ] = 128
     curriculum: Annotated[
         str,
         Named("curriculum", ("in_order", "unsolved", "difficulty")),
@@ -100,60 +103,3 @@ class TaskConfig(Section, frozen=True):
             )
         ),
     ] = {}
-
-
-class LoraConfig(Section, frozen=True):
-    """Adapters that learn in place of the model's weights (docs/lora.md)."""
-
-    rank: Annotated[
-        int, Meta(ge=0, description="of each adapter; 0: there are none, and all weights learn")
-    ] = 0
-    alpha: Annotated[
-        float, Meta(gt=0, description="an adapter's product is added alpha / rank times")
-    ] = 32.0
-    targets: Annotated[
-        str | tuple[str, ...],
-        Meta(
-            description=(
-                "linear layers that have one: all-linear, every one but the output layer, or a "
-                'list of last parts of their names, as ["q_proj", "v_proj"]'
-            )
-        ),
-    ] = "all-linear"
-
-
-class ModelConfig(Section, frozen=True):
-    """The model that learns."""
-
-    path: Annotated[
-        str,
-        Meta(description="a local Hugging Face model directory; empty: the bundled small model"),
-    ] = ""
-    warmup_steps: Annotated[
-        int,
-        Meta(
-            ge=0, description="bundled model: supervised steps on the task's own answers, at most"
-        ),
-    ] = 600
-    warmup_accuracy: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=1,
-            description=(
-                "bundled model: share of right greedy answers, and ten times that of sampled "
-                "ones, that ends the warm-up"
-            ),
-        ),
-    ] = 0.3
-    dtype: Annotated[Literal["float32", "bfloat16"], Meta(description="of the weights")] = "float32"
-    output_dtype: Annotated[
-        Literal["weights", "float32"],
-        Meta(
-            description=(
-                "type that the output layer computes in, of trainer and embedded engines: that of "
-                "the weights, or float32"
-            )
-        ),
-    ] = "weights"
-    lora: LoraConfig = LoraConfig()

@@ -1,16 +1,20 @@
-"""Settings of training, and of the policies beside the one that is trained."""
+"""Settings of training."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
 from asyncrl.config.loss_names import ADVANTAGES, OBJECTIVES
-from asyncrl.config.schema.section import Section
+from asyncrl.config.schema.section import BASIC, Contradictions, Section
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
 
 Credit = Literal["episode", "to_go"]
 """Values of `train.credit`."""
+
 
 Branches = Literal["token", "branch"]
 """Values of `train.branches`."""
@@ -21,9 +25,10 @@ class TrainConfig(Section, frozen=True):
 
     resumable = ("steps", "eval_every", "checkpoint_every", "recompute_activations", "ranks")
 
-    steps: Annotated[int, Meta(ge=1, description="optimizer steps")] = 200
+    steps: Annotated[int, BASIC, Meta(ge=1, description="optimizer steps")] = 200
     device: Annotated[
         Literal["cpu", "cuda"],
+        BASIC,
         Meta(description="where the model learns; cuda: the first GPU that the trainer may use"),
     ] = "cpu"
     ranks: Annotated[
@@ -36,7 +41,7 @@ class TrainConfig(Section, frozen=True):
             ),
         ),
     ] = 0
-    batch_groups: Annotated[int, Meta(ge=1, description="groups in a step")] = 16
+    batch_groups: Annotated[int, BASIC, Meta(ge=1, description="groups in a step")] = 16
     step_tokens: Annotated[
         int,
         Meta(
@@ -58,6 +63,7 @@ class TrainConfig(Section, frozen=True):
     advantage: Annotated[
         str,
         ADVANTAGES.named,
+        BASIC,
         Meta(description="how much better a rollout did than what is expected of its prompt"),
     ] = "grpo"
     credit: Annotated[
@@ -91,6 +97,7 @@ class TrainConfig(Section, frozen=True):
     objective: Annotated[
         str,
         OBJECTIVES.named,
+        BASIC,
         Meta(description="what is minimized, per token"),
     ] = "clip"
     loss_mean: Annotated[
@@ -171,7 +178,9 @@ class TrainConfig(Section, frozen=True):
             )
         ),
     ] = False
-    lr: Annotated[float, Meta(gt=0, description="AdamW's learning rate after warm-up")] = 3e-4
+    lr: Annotated[float, BASIC, Meta(gt=0, description="AdamW's learning rate after warm-up")] = (
+        3e-4
+    )
     lr_warmup_steps: Annotated[int, Meta(ge=0, description="steps of linear warm-up")] = 10
     lr_schedule: Annotated[
         Literal["constant", "linear", "cosine"], Meta(description="after warm-up")
@@ -198,83 +207,24 @@ class TrainConfig(Section, frozen=True):
         0.28
     )
     eval_every: Annotated[
-        int, Meta(ge=0, description="steps between evaluations; 0: at the start and the end only")
+        int,
+        BASIC,
+        Meta(ge=0, description="steps between evaluations; 0: at the start and the end only"),
     ] = 25
     checkpoint_every: Annotated[
         int, Meta(ge=0, description="steps between checkpoints; 0: at the end only")
     ] = 100
 
-
-class ReferenceConfig(Section, frozen=True):
-    """The reference policy, which the policy that learns stays near (docs/policies.md)."""
-
-    coefficient: Annotated[
-        float, Meta(ge=0, description="weight of the divergence from it; 0: there is none")
-    ] = 0.0
-    path: Annotated[
-        str,
-        Meta(description="its model directory; empty: the model that the run starts from"),
-    ] = ""
-    server: Annotated[
-        str,
-        Meta(description="http://host:port of an SGLang that scores with it, instead; empty: none"),
-    ] = ""
-    api_key_file: Annotated[
-        str,
-        Meta(description="file with the key that this server asks for; empty: it asks for none"),
-    ] = ""
-    kl_in: Annotated[
-        Literal["loss", "reward", "advantage"],
-        Meta(
-            description=(
-                "added to each token's loss; or its sum subtracted from the rollout's reward; or "
-                "subtracted from each token's advantage"
+    def contradictions(self, whole: Config) -> Contradictions:
+        if self.micro_tokens < whole.engine.context_tokens:
+            yield (
+                ("train.micro_tokens", "engine.context_tokens"),
+                "the longest rollout must fit in a micro-batch: micro_tokens must be at least "
+                "context_tokens",
             )
-        ),
-    ] = "loss"
-    estimator: Annotated[
-        Literal["k1", "k2", "k3"],
-        Meta(
-            description=(
-                "of the divergence: in a loss k2 has its gradient, k3 (GRPO's) that of the other "
-                "direction; elsewhere k1 has"
+        if self.unit == "rollout" and whole.staleness.on_stale == "restart":
+            yield (
+                ("train.unit", "staleness.on_stale"),
+                "a prompt cannot start again while rollouts of it are trained: set unit to group, "
+                "or on_stale to mask or drop",
             )
-        ),
-    ] = "k2"
-    reset_every: Annotated[
-        int,
-        Meta(ge=0, description="steps after which it becomes the current policy; 0: never"),
-    ] = 0
-
-
-class TeacherConfig(Section, frozen=True):
-    """The teacher of on-policy distillation: what it finds likely is good (docs/policies.md)."""
-
-    coefficient: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description=(
-                "of log(teacher / current) of each token, added to its advantage; 0: no teacher"
-            ),
-        ),
-    ] = 0.0
-    path: Annotated[str, Meta(description="its model directory")] = ""
-    server: Annotated[
-        str,
-        Meta(description="http://host:port of an SGLang that scores with it, instead; empty: none"),
-    ] = ""
-    api_key_file: Annotated[
-        str,
-        Meta(description="file with the key that this server asks for; empty: it asks for none"),
-    ] = ""
-
-
-class SupervisedConfig(Section, frozen=True):
-    """Examples that are learned beside what is rewarded (docs/policies.md)."""
-
-    coefficient: Annotated[
-        float, Meta(ge=0, description="weight of the loss of the examples; 0: there is none")
-    ] = 0.0
-    path: Annotated[str, Meta(description="JSONL file; each line has a prompt and a response")] = ""
-    batch: Annotated[int, Meta(ge=1, description="examples drawn for each update")] = 16

@@ -1,0 +1,155 @@
+"""Settings of agents, who play rollouts of many turns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta
+
+from asyncrl.config.schema.section import Contradictions, Section
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
+
+PLAYED_ELSEWHERE = "http"
+"""`agent.run` where programs elsewhere play."""
+
+
+class AgentConfig(Section, frozen=True):
+    """Agents that play a prompt's rollouts as episodes of many turns (docs/agents.md)."""
+
+    resumable = (
+        "actors",
+        "concurrency",
+        "episode_s",
+        "call_s",
+        "eval_s",
+        "max_calls",
+        "attempts",
+        "sandbox",
+        "paths",
+        "mask_failed",
+        "history",
+        "port",
+    )
+
+    run: Annotated[
+        str | tuple[str, ...],
+        Meta(
+            description=(
+                "who plays: `module:name`, a program and its arguments, or `http` for programs "
+                "that ask for episodes; empty: nobody, a rollout is one turn"
+            )
+        ),
+    ] = ""
+    actors: Annotated[int, Meta(ge=1, description="agents processes")] = 1
+    concurrency: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=4096,
+            description="episodes at a time, at each agents actor; fewer where engines are busy",
+        ),
+    ] = 64
+    episode_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="seconds for which an agent may have the ball: its calls do not count",
+        ),
+    ] = 300.0
+    call_s: Annotated[float, Meta(gt=0, description="seconds of one call")] = 600.0
+    eval_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description=(
+                "seconds for which the evaluation of a version holds up the next one, where "
+                "engines keep one alone; then the rest is answered as mixed"
+            ),
+        ),
+    ] = 300.0
+    max_calls: Annotated[int, Meta(ge=1, description="calls of an attempt, at most")] = 32
+    attempts: Annotated[
+        int, Meta(ge=1, description="failed attempts after which an episode is given up")
+    ] = 3
+    sandbox: Annotated[
+        Literal["none", "bwrap"],
+        Meta(
+            description=(
+                "of a program of `run`, and of what tools start by asyncrl.sandbox.programs: "
+                "bwrap, it "
+                "reaches the model and gives no reward; none, it is this user's process"
+            )
+        ),
+    ] = "none"
+    paths: Annotated[
+        tuple[str, ...],
+        Meta(
+            description=(
+                "files and folders that a program of `run` sees in the sandbox, besides the "
+                "system and what its command names"
+            )
+        ),
+    ] = ()
+    mask_failed: Annotated[
+        tuple[str, ...],
+        Meta(
+            description=(
+                "tools whose failed calls, named by the agent, are left out of the loss; `*` "
+                "stands for all"
+            )
+        ),
+    ] = ()
+    history: Annotated[
+        Literal["template", "as_sampled"],
+        Meta(
+            description=(
+                "of a chat's earlier replies, what the next call is given: what the chat template "
+                "makes of them, or the very tokens that were sampled"
+            )
+        ),
+    ] = "template"
+    port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description=(
+                "on loopback, of the first agents actor's API; the next has the next one; 0: any"
+            ),
+        ),
+    ] = 0
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if not self.run:
+            return
+        if self.port and self.port + self.actors > 2**16:
+            yield (
+                ("agent.port", "agent.actors"),
+                "each agents actor has a port of its own, and there are not so many: lower port",
+            )
+        if self.sandbox != "none" and self.run == PLAYED_ELSEWHERE:
+            yield (
+                ("agent.run", "agent.sandbox"),
+                "programs elsewhere are not started by the run, which cannot put them in a "
+                "sandbox: set sandbox to none",
+            )
+        if self.paths and (self.sandbox == "none" or isinstance(self.run, str)):
+            yield (
+                ("agent.paths", "agent.sandbox"),
+                "paths are what a program of agent.run sees in the sandbox, and there is none: "
+                "remove paths, or set sandbox to bwrap and run to a command",
+            )
+        if whole.rollout.truncated == "penalize":
+            yield (
+                ("agent.run", "rollout.truncated"),
+                "the band is of one response, and an agent's rollout has many: set truncated to "
+                "keep or mask",
+            )
+        if whole.staleness.finish_on == "own":
+            yield (
+                ("agent.run", "staleness.finish_on"),
+                "an episode outlives many versions, and engines do not keep them all: set "
+                "finish_on to mixed",
+            )

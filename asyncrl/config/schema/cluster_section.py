@@ -1,0 +1,118 @@
+"""Settings of the machines of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta
+
+from asyncrl.config.schema.section import EVERY, Contradictions, Section
+from asyncrl.messages.address import TcpAddress
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
+
+
+class ClusterConfig(Section, frozen=True):
+    """The machines of a run: this one alone, or others that join it for its actors."""
+
+    resumable = EVERY
+
+    kind: Annotated[
+        Literal["local", "agents", "ray"],
+        Meta(
+            description=(
+                "where actors run: local, all here; agents: rollout actors, and what else is set, "
+                "on machines that join by `asyncrl agent`; ray: on nodes of Ray, which starts the "
+                "agents"
+            )
+        ),
+    ] = "local"
+    agents: Annotated[
+        int, Meta(ge=1, le=1024, description="machines that must have joined before the run begins")
+    ] = 1
+    trainer_agents: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1024,
+            description=(
+                "machines that must have joined for the trainer, beside these; each has as many "
+                "of train.ranks as this machine"
+            ),
+        ),
+    ] = 0
+    reward_agents: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1024,
+            description=(
+                "machines that must have joined for reward actors, beside these; 0: those are on "
+                "this machine"
+            ),
+        ),
+    ] = 0
+    ray_address: Annotated[
+        str,
+        Meta(description="Ray's head, host:port; auto: RAY_ADDRESS, or this machine's"),
+    ] = "auto"
+    agent_cores: Annotated[
+        int,
+        Meta(ge=0, description="cores that Ray gives an agent; 0: one for each actor there"),
+    ] = 0
+    host: Annotated[
+        str, Meta(description="address of this machine at which those that join find it")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(ge=0, le=65535, description="port for machines that join; 0: any free one")
+    ] = 0
+    join_s: Annotated[
+        float, Meta(gt=0, description="seconds in which they have to have joined")
+    ] = 600.0
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if self.kind == "local":
+            for key in ("trainer_agents", "reward_agents"):
+                if getattr(self, key):
+                    yield (
+                        ("cluster.kind", f"cluster.{key}"),
+                        "no machine joins a run of this one alone: set kind to agents or ray, or "
+                        f"{key} to 0",
+                    )
+            return
+        if whole.reward.actors < self.reward_agents:
+            yield (
+                ("cluster.reward_agents", "reward.actors"),
+                "a machine without an actor would do nothing: raise actors, or lower reward_agents",
+            )
+        machines = 1 + self.trainer_agents
+        if whole.train.ranks % machines:
+            yield (
+                ("train.ranks", "cluster.trainer_agents"),
+                f"this machine and those that join for the trainer have as many ranks each: make "
+                f"ranks a multiple of {machines}",
+            )
+        if whole.rollout.actors < self.agents:
+            yield (
+                ("cluster.agents", "rollout.actors"),
+                "a machine without an actor would do nothing: raise actors, or lower agents",
+            )
+        if whole.model.lora.rank:
+            yield (
+                ("cluster.kind", "model.lora.rank"),
+                "machines that join are not sent the base that adapters are merged into: set rank "
+                "to 0, or kind to local",
+            )
+        away = not TcpAddress(self.host, 0).loopback
+        if away and TcpAddress(whole.publication.host, 0).loopback:
+            yield (
+                ("cluster.host", "publication.host"),
+                "other machines cannot fetch weights from this one's loopback: set "
+                "publication.host to an address that they reach",
+            )
+        if self.host in ("0.0.0.0", "::"):  # refused
+            yield (
+                ("cluster.host",),
+                "others dial it, and a certificate names it: give one address of this machine",
+            )

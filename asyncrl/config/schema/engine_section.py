@@ -1,0 +1,270 @@
+"""Settings of engines, and of the endpoint that they may have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from msgspec import Meta
+from msgspec.structs import fields
+
+from asyncrl.config.engines import ENGINES, capabilities
+from asyncrl.config.schema.section import BASIC, EVERY, Contradictions, Section
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+OURS = ("--api-key", "--config", "--uds")
+"""Arguments of a server that the rollout actor that starts it gives."""
+
+
+class ServersConfig(Section, frozen=True):
+    """Engines that are servers, one for each rollout actor."""
+
+    launch: Annotated[
+        tuple[str, ...],
+        Meta(
+            description=(
+                "command of a Python that has the server, with which each rollout actor starts "
+                "one of its own"
+            )
+        ),
+    ] = ()
+    urls: Annotated[
+        tuple[str, ...],
+        Meta(
+            description=(
+                "servers that somebody else runs, instead: one for each rollout actor, or "
+                "all that are behind the router"
+            )
+        ),
+    ] = ()
+    api_key_file: Annotated[
+        str, Meta(description="file with the key that servers ask for; empty: they ask for none")
+    ] = ""
+    device: Annotated[
+        Literal["cpu", "cuda"], Meta(description="what servers that are started run on")
+    ] = "cpu"
+    tensor_parallel: Annotated[int, Meta(ge=1, description="devices of a server")] = 1
+    arguments: Annotated[
+        tuple[str, ...], Meta(description="further arguments of a server that is started")
+    ] = ()
+    backend: Annotated[
+        Literal["gloo", "nccl"],
+        Meta(description="of the broadcast by which a rollout actor gives weights to its server"),
+    ] = "gloo"
+    host: Annotated[
+        str, Meta(description="address of this machine at which servers join that broadcast")
+    ] = "127.0.0.1"
+    canary: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description=(
+                "largest difference of a log-probability under new weights, server against "
+                "model; 0: by model.dtype"
+            ),
+        ),
+    ] = 0.0
+
+
+class SglangConfig(ServersConfig, frozen=True):
+    """Engines that are SGLang servers, one for each rollout actor (docs/servers.md)."""
+
+    resumable = EVERY
+
+    router: Annotated[
+        str, Meta(description="address of a router that requests to them go through; empty: none")
+    ] = ""
+    interrupt: Annotated[
+        Literal["retract", "in_place", "abort"],
+        Meta(
+            description=(
+                "unfinished rollouts at a new version: their cache is recomputed, or kept, "
+                "or they are ended and sent again"
+            )
+        ),
+    ] = "retract"
+    transfer: Annotated[
+        Literal["broadcast", "disk"],
+        Meta(description="how a rollout actor gives weights to its server"),
+    ] = "broadcast"
+
+
+class VllmConfig(ServersConfig, frozen=True):
+    """Engines that are vLLM servers, one for each rollout actor (docs/servers.md)."""
+
+    resumable = EVERY
+
+
+class Servers(NamedTuple):
+    """The servers of a run: the `table` of run.toml that they are in, and what it says."""
+
+    table: str
+    settings: ServersConfig
+
+    @property
+    def by_broadcast(self) -> bool:
+        """True if weights come by broadcast, not as files."""
+        return not isinstance(self.settings, SglangConfig) or self.settings.transfer == "broadcast"
+
+    @property
+    def router(self) -> str:
+        """The address of what stands before all of them; empty where nothing does."""
+        return self.settings.router if isinstance(self.settings, SglangConfig) else ""
+
+
+class EngineConfig(Section, frozen=True):
+    """The engines that generate."""
+
+    resumable = ("slots", "chunk_tokens", "compile")
+
+    kind: Annotated[
+        str,
+        ENGINES.named,
+        BASIC,
+        Meta(
+            description=(
+                "embedded: transformers in the rollout process; sglang, vllm: a server for each "
+                "rollout actor"
+            )
+        ),
+    ] = "embedded"
+    slots: Annotated[
+        int, BASIC, Meta(ge=1, description="rollouts decoded at a time, for each rollout actor")
+    ] = 64
+    chunk_tokens: Annotated[
+        int, Meta(ge=1, description="decode steps between two streamed chunks")
+    ] = 8
+    context_tokens: Annotated[
+        int, BASIC, Meta(ge=8, description="prompt and response together, at most")
+    ] = 256
+    kv: Annotated[
+        Literal["keep", "recompute"],
+        Meta(description="embedded: the cache of unfinished rollouts at a new version"),
+    ] = "keep"
+    compile: Annotated[
+        bool,
+        Meta(
+            description=(
+                "embedded: compiled decode kernels (needs a C++ compiler; 5-12 s, once a machine)"
+            )
+        ),
+    ] = False
+    sglang: SglangConfig = SglangConfig()
+    vllm: VllmConfig = VllmConfig()
+
+    @property
+    def servers(self) -> Servers | None:
+        """The servers of the engine that is chosen; None for one that has none."""
+        declared = capabilities(self.kind).tables
+        return next(
+            (
+                Servers(f"engine.{name}", settings)
+                for name in self.__struct_fields__
+                if isinstance(settings := getattr(self, name), ServersConfig)
+                and f"engine.{name}" in declared
+            ),
+            None,
+        )
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if self.context_tokens <= whole.rollout.max_new_tokens:
+            yield (
+                ("engine.context_tokens", "rollout.max_new_tokens"),
+                "prompt and response share the context: context_tokens must be larger than "
+                "max_new_tokens",
+            )
+        if (servers := self.servers) is not None:
+            yield from _servers(whole, servers)
+
+
+SERVER_TABLES = tuple(
+    f"engine.{field.name}"
+    for field in fields(EngineConfig)
+    if isinstance(field.default, ServersConfig)
+)
+"""Tables of run.toml that are of servers."""
+
+
+def _servers(whole: Config, servers: Servers) -> Contradictions:
+    table, given = servers
+    if bool(given.launch) == bool(given.urls):
+        yield (
+            ("engine.kind", f"{table}.launch", f"{table}.urls"),
+            "say who runs the servers: launch for one that each rollout actor starts, or urls "
+            "for those that run already",
+        )
+    if given.urls and whole.cluster.kind != "local":
+        yield (
+            ("cluster.kind", f"{table}.urls"),
+            "an actor starts its server on its own machine: set launch in place of urls, or kind "
+            "to local",
+        )
+    if given.launch and given.api_key_file:
+        yield (
+            (f"{table}.launch", f"{table}.api_key_file"),
+            "a server that is started gets a key of its own: remove api_key_file",
+        )
+    if any(word.partition("=")[0] in OURS for word in given.arguments):
+        yield (
+            (f"{table}.arguments",),
+            "a server that is started gets its key, or its socket, from the run: remove "
+            f"{', '.join(OURS[:-1])} and {OURS[-1]} from them",
+        )
+    if isinstance(given, SglangConfig):
+        yield from _sglang(whole, given)
+    if given.urls and not servers.router and len(given.urls) != whole.rollout.actors:
+        yield (
+            (f"{table}.urls", "rollout.actors"),
+            f"each server has one rollout actor: set rollout.actors to {len(given.urls)}",
+        )
+    if len(set(given.urls)) != len(given.urls):
+        yield (f"{table}.urls",), "a server is named twice: name each once"
+    for key, urls in ((f"{table}.urls", given.urls), (f"{table}.router", (servers.router,))):
+        if any(not _address(url) for url in urls if url):
+            yield (key,), "an address is http://host:port"
+    elsewhere = [url for url in given.urls if urlsplit(url).hostname not in LOOPBACK]
+    if elsewhere and servers.by_broadcast and given.host in LOOPBACK:
+        yield (
+            (f"{table}.urls", f"{table}.host"),
+            f"{elsewhere[0]} would look for weights at its own loopback: set host to an address "
+            "of this machine that servers can reach",
+        )
+    if given.backend == "nccl" and given.device == "cpu" and given.launch:
+        yield (
+            (f"{table}.backend", f"{table}.device"),
+            "nccl is between GPUs: set backend to gloo, or device to cuda",
+        )
+
+
+def _address(url: str) -> bool:
+    """True for `http://host:port`."""
+    return urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname)
+
+
+def _sglang(whole: Config, sglang: SglangConfig) -> Contradictions:
+    """Yield contradictions of what SGLang alone has."""
+    direct = whole.publication.path == "direct"
+    if direct and sglang.transfer == "disk":
+        yield (
+            ("publication.path", "engine.sglang.transfer"),
+            "the trainer broadcasts straight into servers: set path to staged, or transfer to "
+            "broadcast",
+        )
+    if direct and sglang.backend == "nccl" and whole.train.device != "cuda":
+        yield (
+            ("publication.path", "engine.sglang.backend", "train.device"),
+            "the trainer broadcasts, from its own device: set backend to gloo, or device to cuda",
+        )
+    if sglang.router and whole.rollout.actors != 1:
+        yield (
+            ("engine.sglang.router", "rollout.actors"),
+            "all servers behind a router have one rollout actor: set rollout.actors to 1",
+        )
+    if sglang.router and not sglang.urls:
+        yield (
+            ("engine.sglang.router", "engine.sglang.urls"),
+            "a router stands before servers that run already: name them in urls too",
+        )

@@ -1,0 +1,60 @@
+"""Settings of evaluation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta
+
+from asyncrl.config.engines import capabilities
+from asyncrl.config.schema.section import Contradictions, Count, Section
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
+
+
+class EvaluationConfig(Section, frozen=True):
+    """Evaluation: each held-out prompt is answered greedily, and sampled if that is asked for."""
+
+    weights: Annotated[
+        Literal["current", "ema"],
+        Meta(description="weights that are evaluated: a version's own, or the average (train.ema)"),
+    ] = "current"
+    samples: Annotated[
+        int, Meta(ge=0, description="sampled answers to each held-out prompt; 0: greedy ones only")
+    ] = 0
+    temperature: Annotated[float, Meta(gt=0, description="of those answers")] = 1.0
+    pass_at: Annotated[
+        tuple[Count, ...],
+        Meta(description="each k of pass@k: of k such answers one at least is right"),
+    ] = ()
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if self.pass_at and max(self.pass_at) > self.samples:
+            yield (
+                ("evaluation.pass_at", "evaluation.samples"),
+                "pass@k is of k different answers: raise samples, or lower each k to it",
+            )
+        if self.weights == "ema":
+            yield from _of_the_average(whole)
+
+
+def _of_the_average(whole: Config) -> Contradictions:
+    """Yield what contradicts an evaluation of the average."""
+    if not whole.train.ema:
+        yield (
+            ("evaluation.weights", "train.ema"),
+            "there is no average to evaluate: set ema to its decay, as 0.99, or weights to current",
+        )
+    if not capabilities(whole.engine.kind).keeps_averages:
+        yield (
+            ("evaluation.weights", "engine.kind"),
+            "this engine keeps no average beside the weights that training is sampled with: set "
+            "weights to current and evaluate model-ema apart, or set kind to embedded",
+        )
+    if whole.staleness.finish_on == "own":
+        yield (
+            ("evaluation.weights", "staleness.finish_on"),
+            "engines keep each version's own weights for the rollouts that end under it, and a "
+            "version's average in the same place: set finish_on to mixed, or weights to current",
+        )

@@ -1,0 +1,22 @@
+"""Settings of metrics."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from asyncrl.config.schema.section import BASIC, EVERY, Section
+
+
+class MetricsConfig(Section, frozen=True):
+    """Metrics for Prometheus."""
+
+    resumable = EVERY
+
+    port: Annotated[
+        int, BASIC, Meta(ge=0, le=65535, description="port that Prometheus is answered at; 0: off")
+    ] = 0
+    host: Annotated[
+        str, Meta(description="address of this machine that it is answered at; 0.0.0.0: each")
+    ] = "127.0.0.1"

@@ -1,0 +1,54 @@
+"""Settings that a reference and a teacher share: policies that do not learn, and score tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+from msgspec import Meta
+
+from asyncrl.config.schema.section import Contradictions, Section, table_of
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
+
+
+class PolicyConfig(Section, frozen=True):
+    """A policy that scores tokens, beside the one that learns."""
+
+    coefficient: float = 0.0
+    """Each says what it weighs."""
+    path: Annotated[str, Meta(description="its model directory")] = ""
+    server: Annotated[
+        str,
+        Meta(description="http://host:port of an SGLang that scores with it, instead; empty: none"),
+    ] = ""
+    api_key_file: Annotated[
+        str,
+        Meta(description="file with the key that this server asks for; empty: it asks for none"),
+    ] = ""
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        name = table_of(type(self))
+        if not self.coefficient and (self.path or self.server):
+            yield (
+                (f"{name}.coefficient", f"{name}.path", f"{name}.server"),
+                f"with a coefficient of 0 the {name} does nothing: set coefficient, or remove path "
+                "and server",
+            )
+        if self.api_key_file and not self.server:
+            yield (
+                (f"{name}.api_key_file", f"{name}.server"),
+                "a key is for a server: set server, or remove api_key_file",
+            )
+        if not self.server:
+            return
+        found = urlsplit(self.server)
+        if found.scheme not in ("http", "https") or not found.hostname:
+            yield (f"{name}.server",), "an address is http://host:port"
+        if whole.rollout.temperature != 1:
+            yield (
+                (f"{name}.server", "rollout.temperature"),
+                "a server scores tokens at temperature 1, and divergence is of the policies that "
+                "sample: set temperature to 1, or give the model in path alone",
+            )

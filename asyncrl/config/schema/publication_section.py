@@ -1,0 +1,99 @@
+"""Settings of the publication of weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta
+
+from asyncrl.config.engines import capabilities
+from asyncrl.config.schema.model_section import ModelConfig
+from asyncrl.config.schema.section import Contradictions, Section
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
+
+
+class PublicationConfig(Section, frozen=True):
+    """Publication of weights to engines."""
+
+    resumable = ("path", "bucket_bytes", "full_every", "deadline_s", "host")
+
+    path: Annotated[
+        Literal["staged", "direct"],
+        Meta(
+            description=(
+                "way of weights: staged beside the engine's own while it decodes, or direct into "
+                "them while it stands still, without a second copy"
+            )
+        ),
+    ] = "staged"
+    bucket_bytes: Annotated[int, Meta(ge=1024, description="bytes broadcast at a time")] = (
+        32 * 2**20
+    )
+    full_every: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description=(
+                "of so many publications one sends all bytes, and the others those that changed; "
+                "worth it in bfloat16, for one more copy of the weights in the trainer"
+            ),
+        ),
+    ] = 1
+    dtype: Annotated[
+        Literal["model", "bfloat16"],
+        Meta(
+            description=(
+                "type of the weights that engines are sent; bfloat16 for a float32 model: half the "
+                "bytes, rounded"
+            )
+        ),
+    ] = "model"
+    deadline_s: Annotated[
+        float,
+        Meta(gt=0, description="seconds for each phase; an engine that misses one is replaced"),
+    ] = 60.0
+    host: Annotated[
+        str,
+        Meta(
+            description=(
+                "address at which the trainer meets engines for weights; loopback: in a file"
+            )
+        ),
+    ] = "127.0.0.1"
+
+    def sent_dtype(self, model: ModelConfig) -> str:
+        """Return the type of the weights that are sent.
+
+        >>> from asyncrl.config.schema import ModelConfig
+        >>> PublicationConfig(dtype="bfloat16").sent_dtype(ModelConfig())
+        'bfloat16'
+        """
+        return model.dtype if self.dtype == "model" else self.dtype
+
+    def rounds(self, model: ModelConfig) -> bool:
+        """True if engines are sent weights of a smaller type than the trainer computes with."""
+        return self.sent_dtype(model) != model.dtype
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if self.path != "direct":
+            return
+        if not capabilities(whole.engine.kind).direct_transport:
+            yield (
+                ("publication.path", "engine.kind"),
+                "nothing can be sent straight into this engine's weights: set path to staged, or "
+                "kind to embedded",
+            )
+        if self.full_every > 1:
+            yield (
+                ("publication.path", "publication.full_every"),
+                "what changed is found by a copy of what was sent before, which a direct "
+                "publication does without: set path to staged, or full_every to 1",
+            )
+        if whole.evaluation.weights == "ema":
+            yield (
+                ("publication.path", "evaluation.weights"),
+                "an average has no place in the weights that engines decode with: set path to "
+                "staged, or weights to current",
+            )

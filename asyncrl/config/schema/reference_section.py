@@ -1,0 +1,56 @@
+"""Settings of the reference policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta
+
+from asyncrl.config.schema.policy_section import PolicyConfig
+from asyncrl.config.schema.section import Contradictions
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
+
+
+class ReferenceConfig(PolicyConfig, frozen=True):
+    """The reference policy, which the policy that learns stays near (docs/policies.md)."""
+
+    coefficient: Annotated[
+        float, Meta(ge=0, description="weight of the divergence from it; 0: there is none")
+    ] = 0.0
+    path: Annotated[
+        str,
+        Meta(description="its model directory; empty: the model that the run starts from"),
+    ] = ""
+    kl_in: Annotated[
+        Literal["loss", "reward", "advantage"],
+        Meta(
+            description=(
+                "added to each token's loss; or its sum subtracted from the rollout's reward; or "
+                "subtracted from each token's advantage"
+            )
+        ),
+    ] = "loss"
+    estimator: Annotated[
+        Literal["k1", "k2", "k3"],
+        Meta(
+            description=(
+                "of the divergence: in a loss k2 has its gradient, k3 (GRPO's) that of the other "
+                "direction; elsewhere k1 has"
+            )
+        ),
+    ] = "k2"
+    reset_every: Annotated[
+        int,
+        Meta(ge=0, description="steps after which it becomes the current policy; 0: never"),
+    ] = 0
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        yield from super().contradictions(whole)
+        if self.reset_every and (self.path or self.server):
+            yield (
+                ("reference.reset_every", "reference.path", "reference.server"),
+                "a reference that becomes the current policy begins as the model that the run "
+                "starts from: remove path and server, or set reset_every to 0",
+            )

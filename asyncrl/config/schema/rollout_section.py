@@ -1,0 +1,137 @@
+"""Settings of rollouts and their groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta
+
+from asyncrl.config.schema.section import BASIC, Contradictions, Section
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema.run_toml import Config
+
+
+class RolloutConfig(Section, frozen=True):
+    """Generation of rollouts."""
+
+    resumable = ("actors", "lent_actors", "lending", "attempts", "lease_s")
+
+    actors: Annotated[int, BASIC, Meta(ge=1, description="rollout processes")] = 1
+    lent_actors: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "of actors, the last so many have the trainer's devices: they decode while it waits"
+            ),
+        ),
+    ] = 0
+    lending: Annotated[
+        Literal["priority", "switch"],
+        Meta(
+            description=(
+                "of lent_actors: at a low priority on the trainer's cores, or given work only "
+                "while the trainer has none, where that was worth it (servers, GPUs)"
+            )
+        ),
+    ] = "priority"
+    group_size: Annotated[int, BASIC, Meta(ge=1, description="rollouts of one prompt")] = 8
+    k_min: Annotated[int, Meta(ge=1, description="verdicts a group needs to be trained")] = 2
+    max_new_tokens: Annotated[
+        int, BASIC, Meta(ge=1, description="tokens of a response, at most")
+    ] = 32
+    temperature: Annotated[
+        float, BASIC, Meta(gt=0, description="of sampling; evaluation is greedy")
+    ] = 1.0
+    truncated: Annotated[
+        Literal["keep", "mask", "penalize"],
+        Meta(
+            description=(
+                "a response that is cut at its budget: trained as it is, left out of the loss, or "
+                "the longer a response the less its reward (DAPO)"
+            )
+        ),
+    ] = "keep"
+    overlong_band: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "penalize: tokens before the budget over which the penalty grows to 1; 0: a fifth "
+                "of max_new_tokens"
+            ),
+        ),
+    ] = 0
+    filter: Annotated[
+        Literal["zero_variance", "none"],
+        Meta(
+            description=(
+                "groups left out: those whose rewards are all equal (with reinforce_pp they have "
+                "a signal, and stay), or none"
+            )
+        ),
+    ] = "zero_variance"
+    filter_patience: Annotated[
+        int, Meta(ge=1, description="groups filtered in a row that end the run")
+    ] = 512
+    accept_floor: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="share of groups left by the filter that is too small to go on with",
+        ),
+    ] = 0.01
+    sizing: Annotated[
+        Literal["fixed", "difficulty"],
+        Meta(description="rollouts of a prompt: group_size, or more where it is harder"),
+    ] = "fixed"
+    group_size_max: Annotated[
+        int, Meta(ge=1, description="rollouts of the hardest prompt, where sizing is difficulty")
+    ] = 16
+    mode: Annotated[
+        Literal["in_flight", "batch"],
+        Meta(
+            description=(
+                "the rest, once a step has its groups: goes on, or is interrupted, kept, and "
+                "leased again first"
+            )
+        ),
+    ] = "in_flight"
+    overprovision: Annotated[
+        float, Meta(ge=1, description="groups started for each that a step needs")
+    ] = 1.0
+    max_resumes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "times a rollout may be taken back and go on before it is given up; 0: any number"
+            ),
+        ),
+    ] = 0
+    lease_s: Annotated[
+        float, Meta(gt=0, description="seconds a rollout may stay with one rollout actor, at most")
+    ] = 600.0
+    attempts: Annotated[
+        int, Meta(ge=1, description="leases of a rollout before it is given up")
+    ] = 3
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if self.k_min > self.group_size:
+            yield (
+                ("rollout.k_min", "rollout.group_size"),
+                "a group cannot have more verdicts than rollouts: lower k_min or raise group_size",
+            )
+        if self.truncated == "penalize" and self.overlong_band > self.max_new_tokens:
+            yield (
+                ("rollout.overlong_band", "rollout.max_new_tokens"),
+                "the band ends at the budget, and cannot be longer: lower overlong_band, or set it "
+                "to 0",
+            )
+        if self.sizing == "difficulty" and self.group_size_max < self.group_size:
+            yield (
+                ("rollout.group_size_max", "rollout.group_size"),
+                "hard prompts would get fewer rollouts than others: raise group_size_max",
+            )

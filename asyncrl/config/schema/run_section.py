@@ -1,0 +1,49 @@
+"""Settings of one run as a whole: its place, seed, logs, page and sinks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from asyncrl.config.schema.section import BASIC, Section
+
+SinkName = Literal["tensorboard", "wandb", "mlflow"]
+"""A place where people look at runs already."""
+
+
+class RunConfig(Section, frozen=True):
+    """One run: its directory, its seed, its logs, its page, its sinks."""
+
+    resumable = ("dir", "copy", "copy_s", "log", "sinks", "page_port", "page_host")
+
+    dir: Annotated[
+        str, BASIC, Meta(description="the run's own directory; empty: runs/<task>-<time>")
+    ] = ""
+    copy: Annotated[
+        str,
+        Meta(
+            description=(
+                "a copy of the run is kept there: a directory on another disk, or s3://, gs:// or "
+                "az:// and a place in an object store; empty: none"
+            )
+        ),
+    ] = ""
+    copy_s: Annotated[float, Meta(gt=0, description="seconds from one copy to the next")] = 30.0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="of everything random")] = 0
+    log: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="level of the logs")
+    ] = "info"
+    sinks: Annotated[
+        tuple[SinkName, ...],
+        Meta(description="where its figures go besides its own files"),
+    ] = ()
+    page_port: Annotated[
+        int, BASIC, Meta(ge=0, le=65535, description="port of the page that shows the run; 0: off")
+    ] = 0
+    page_host: Annotated[
+        str,
+        Meta(
+            description="address of this machine that it is at; off loopback it has a key, page.key"
+        ),
+    ] = "127.0.0.1"

@@ -1,0 +1,65 @@
+"""Settings of tasks that contradict each other, for one task and for each of a mix."""
+
+from __future__ import annotations
+
+from asyncrl.config.mix import each, held_out_size, members
+from asyncrl.config.schema import Config, TaskConfig
+from asyncrl.config.schema.section import Contradictions
+
+
+def task_contradictions(config: Config) -> Contradictions:
+    """Those of each task. The tables of `task.mix` must be sound."""
+    if config.evaluation.samples and not held_out_size(config.task):
+        yield (
+            ("evaluation.samples", "task.eval_size"),
+            "no prompt is held out, so there is none to sample: raise eval_size, or set samples "
+            "to 0",
+        )
+    if not config.task.mix:
+        yield from _one_task(config, config.task)
+    for label, member in members(config.task).items():
+        for keys, remedy in _one_task(config, member):
+            said = " and ".join(key.removeprefix("task.") for key in keys)
+            yield ("task.mix",), f"{said} of the task {label!r}: {remedy}"
+    yield from _unused_verifiers(config.task)
+
+
+def _unused_verifiers(task: TaskConfig) -> Contradictions:
+    """Verifiers that no line of jsonl would have: answers would be judged by another one."""
+    remedy = (
+        "data sets of reasoning-gym have verifiers of their own: set name to jsonl, or remove "
+        "verifier"
+    )
+    if task.verifier != TaskConfig().verifier and all(one.name != "jsonl" for one in each(task)):
+        yield ("task.name", "task.verifier"), remedy
+    for label, member in members(task).items():
+        if "verifier" in task.mix[label] and member.name != "jsonl":
+            yield ("task.mix",), f"verifier of the task {label!r}: {remedy}"
+
+
+def _one_task(config: Config, task: TaskConfig) -> Contradictions:
+    if task.name == "jsonl":
+        if not task.path:
+            yield ("task.name", "task.path"), "name the file of prompts in task.path"
+        if task.params:
+            yield (
+                ("task.name", "task.params"),
+                "parameters belong to reasoning-gym data sets: remove task.params",
+            )
+    else:
+        for key, value in (("task.path", task.path), ("task.eval_path", task.eval_path)):
+            if value:
+                yield (
+                    ("task.name", key),
+                    "files are read when task.name is jsonl: set it, or remove the path",
+                )
+    if task.chat and not config.model.path:
+        yield (
+            ("task.chat", "model.path"),
+            "the bundled model has no chat template: set model.path or turn chat off",
+        )
+    if not task.chat and "{question}" not in task.template:
+        yield (
+            ("task.template",),
+            "the prompt would not contain the question: put {question} in the template",
+        )

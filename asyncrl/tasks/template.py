@@ -1,0 +1,17 @@
+"""Prompts and scores that tasks have in common. It needs no extra."""
+
+from __future__ import annotations
+
+from asyncrl.config.schema import TaskConfig
+
+RIGHT = 1.0
+"""The score of a right answer."""
+
+
+def render(config: TaskConfig, question: str) -> str:
+    """The question in the template; bare where the model's chat template gives the form.
+
+    >>> render(TaskConfig(template="Q: {question}\\nA: "), "1 + 1?")
+    'Q: 1 + 1?\\nA: '
+    """
+    return question if config.chat else config.template.replace("{question}", question)
