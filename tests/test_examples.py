@@ -1,5 +1,5 @@
-"""Examples in the docstrings of tasks, algorithms and staleness run, and every public class of them
-has one."""
+"""Examples in the docstrings of tasks, algorithms, staleness and conditions run, and every public
+class of them has one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from types import ModuleType
 import pytest
 
 import asyncrl.algorithms
-import asyncrl.explain.alarms
-import asyncrl.explain.response_alarms
+import asyncrl.explain.conditions
 import asyncrl.staleness
 import asyncrl.tasks
 import asyncrl.training.packing
 
-PACKAGES = (asyncrl.algorithms, asyncrl.tasks, asyncrl.staleness)
+PACKAGES = (asyncrl.algorithms, asyncrl.tasks, asyncrl.staleness, asyncrl.explain.conditions)
 
 
 ROOT = Path(__file__).parents[1]
@@ -41,8 +40,6 @@ def modules() -> list[ModuleType]:
         *PACKAGES,
         *map(importlib.import_module, names),
         asyncrl.training.packing,
-        asyncrl.explain.alarms,
-        asyncrl.explain.response_alarms,
     ]
 
 

@@ -7,8 +7,7 @@ from asyncrl.actors.coordinator.lifecycle import Outcome
 from asyncrl.actors.coordinator.stepping import Stepping
 from asyncrl.algorithms.selection.acceptance import below_floor
 from asyncrl.config.losses import drops_equal
-
-_EASIER = "choose an easier or harder task, a larger rollout.group_size, or rollout.filter = none"
+from asyncrl.explain.conditions.waste import EASIER
 
 
 def ending(parts: Components) -> Outcome | None:
@@ -49,12 +48,12 @@ def _nothing_to_learn(parts: Components, stepping: Stepping) -> str:
     if stepping.filtered >= patience:
         return (
             f"the last {stepping.filtered} groups were all filtered, so nothing can be "
-            f"learned{complaint()}: {_EASIER}"
+            f"learned{complaint()}: {EASIER}"
         )
     if drops_equal(config):
         recent, to_go = parts.store.experience.history.recent, config.train.credit == "to_go"
         if poor := below_floor(recent, config.rollout.accept_floor, patience, to_go=to_go):
-            return f"{poor}{complaint()}: {_EASIER}"
+            return f"{poor}{complaint()}: {EASIER}"
     if parts.admission.too_long >= patience:
         return (
             f"the last {parts.admission.too_long} prompts left no room for an answer of "

@@ -9,16 +9,12 @@ from collections.abc import Mapping
 
 from asyncrl.config import Config
 from asyncrl.config.losses import designed
-from asyncrl.explain.alarms import Alarm, alarms
+from asyncrl.explain.conditions.condition import Finding, RunFacts
+from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.curve import Curve
-from asyncrl.explain.response_alarms import history_alarms, response_alarms
 from asyncrl.explain.summary import Alarmed
 
 logger = logging.getLogger(__name__)
-
-REWRITTEN = 0.1
-"""Share of later calls that may be given a reply with other tokens than were sampled: an agent that
-edits one reply in ten is no accident of the chat template."""
 
 
 class StepAlarms:
@@ -26,7 +22,7 @@ class StepAlarms:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self.last: tuple[Alarm, ...] = ()
+        self.last: tuple[Finding, ...] = ()
         self.all: dict[str, Alarmed] = {}
 
     def look(
@@ -48,20 +44,17 @@ class StepAlarms:
         if responses:
             rewards[version] = responses["reward"]
         staleness, intended = self._config.staleness, designed(self._config.staleness)
-        left_out = {reason: n for reason, n in discarded.items() if reason not in intended}
-        eval_size = self._config.task.eval_size
-        self._raise(
-            (
-                *alarms(metrics, trained, left_out, staleness),
-                *response_alarms(
-                    responses, staleness.alarm_truncated, rewards, accuracy, eval_size
-                ),
-                *history_alarms(responses, REWRITTEN),
-            ),
-            version,
+        facts = RunFacts(
+            metrics={**metrics, **responses},
+            trained=trained,
+            left_out={reason: n for reason, n in discarded.items() if reason not in intended},
+            rewards=rewards,
+            accuracy=accuracy,
+            prompts=self._config.task.eval_size,
         )
+        self._raise(findings(facts, staleness), version)
 
-    def _raise(self, raised: tuple[Alarm, ...], version: int) -> None:
+    def _raise(self, raised: tuple[Finding, ...], version: int) -> None:
         before = {alarm.name for alarm in self.last}
         for alarm in raised:
             if alarm.name not in before:

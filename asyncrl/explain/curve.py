@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.explain.conditions.answers import rewards_to_keep
 from asyncrl.explain.evaluation_figures import EvaluatedWeights, Figures
-from asyncrl.explain.response_alarms import rewards_to_keep
 from asyncrl.explain.summary import decoded
 
 LINE_BYTES = 2**20

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from asyncrl.config.derived import size
+from asyncrl.explain.conditions.condition import RunFacts
+from asyncrl.explain.conditions.sides import IDLE
+from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.run_status import ActorStatus, RunStatus
 from asyncrl.messages import Busy, Role
 
@@ -19,8 +22,6 @@ SILENT_S = 5.0
 second; where there are many, every few."""
 LONG_S = 5.0
 """Seconds after which a publication is worth a sentence."""
-IDLE = 0.3
-"""Share of idle time (0 to 1) from which a side waits for the other. Below it both work."""
 NAMES = 4
 """Most names in one sentence."""
 
@@ -36,12 +37,12 @@ def _candidates(status: RunStatus) -> Iterator[str]:
     if status.phase in ("drain", "stop"):
         yield f"It drains, and waits for {_waits(status) or 'nobody'}."
     trainer, rollout = idle(status, "trainer") or 0.0, idle(status, "rollout") or 0.0
-    stands = min(status.token_s, status.verdict_s, status.step_s) > SILENT_S
-    if trainer >= max(IDLE, rollout) or (stands and not status.rollouts.get("taken")):
+    still = stands_still(status)
+    if trainer >= max(IDLE, rollout) or (still and not status.rollouts.get("taken")):
         yield from _trainer_waits(status)
-    if rollout >= IDLE or stands:
+    if rollout >= IDLE or still:
         yield from _engines_wait(status)
-    if stands:
+    if still:
         yield f"Nobody says what it waits for but by name: {_waits(status) or 'nothing'}."
     yield "Both sides work, and neither waits long for the other."
 
@@ -127,12 +128,7 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
                 f"{duration(max(a.seconds for a in absent))}, and started again "
                 f"({status.restarts.get(role, 0)} restarts so far)."
             )
-    if groups.filtered > max(1, groups.max_live):
-        yield (
-            f"The trainer waits for groups that teach: the last {groups.filtered} were all "
-            f"filtered ({groups.patience} end the run); "
-            "the task is too easy, too hard, or its verifier gives no verdicts."
-        )
+    yield from _found(status, "filtered_in_a_row")
     if sealed > leased:
         judges = [actor for actor in status.actors if actor.role == "reward" and actor.here]
         yield (
@@ -171,6 +167,7 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
                 f"{sum(actor.holds for actor in mute)} rollouts held: "
                 f"{_awaited(status, {actor.name for actor in mute})}."
             )
+        yield from _both_idle(status)
         yield (
             f"The trainer waits for experience: generation is the slow side. {leased} rollouts "
             "are with engines, which sample "
@@ -199,6 +196,7 @@ def _engines_wait(status: RunStatus) -> Iterator[str]:
                 f"Rollout actors are idle because {full}, and {sealed} of their answers wait "
                 "for a verdict: verifiers are the slow side."
             )
+        yield from _both_idle(status)
         yield (
             f"Rollout actors are idle because {full}, {groups.complete} of them wait for the "
             f"trainer, and {taken} rollouts are with it: "
@@ -210,7 +208,34 @@ def _engines_wait(status: RunStatus) -> Iterator[str]:
     )
 
 
+def _found(status: RunStatus, name: str) -> Iterator[str]:
+    """The sentence of a condition, if it holds."""
+    yield from (found.sentence for found in findings(facts_of(status)) if found.name == name)
+
+
+def _both_idle(status: RunStatus) -> Iterator[str]:
+    """Say that each side waits for the other, where work goes on: neither is the slow one."""
+    if not stands_still(status):
+        yield from _found(status, "both_idle")
+
+
 # ------------------------------------------------------------------------------------------- words
+
+
+def facts_of(status: RunStatus) -> RunFacts:
+    """The facts of the last seconds."""
+    return RunFacts(
+        idle_trainer=idle(status, "trainer"),
+        idle_rollout=idle(status, "rollout"),
+        filtered=status.groups.filtered,
+        patience=status.groups.patience,
+        max_live=status.groups.max_live,
+    )
+
+
+def stands_still(status: RunStatus) -> bool:
+    """True if nothing has happened for long: no token, no verdict, no step."""
+    return min(status.token_s, status.verdict_s, status.step_s) > SILENT_S
 
 
 def idle(status: RunStatus, role: Role) -> float | None:
@@ -235,8 +260,7 @@ def at_work(status: RunStatus) -> Busy | None:
     found += [
         Busy("checkpoint", actor.saving_s) for actor in status.actors if actor.saving_s is not None
     ]
-    stands = min(status.token_s, status.verdict_s, status.step_s) > SILENT_S
-    if not (stands or status.phase == "ready"):
+    if not (stands_still(status) or status.phase == "ready"):
         return None
     return next((busy for busy in found if busy.seconds > LONG_S), None)
 

@@ -68,7 +68,7 @@ async def test_an_alarm_lasts_as_long_as_its_cause_and_is_counted(
         5: 1,
     }
     [sentence] = told[2]
-    assert f"k3 is {APART:g} and may be 0.1" in sentence
+    assert f"k3 is {APART:g}, over its bound of 0.1" in sentence
     assert summary.alarms == {"divergence": Alarmed(3, sentence)}
     logged = [
         record.getMessage() for record in caplog.records if record.getMessage().startswith("alarm ")

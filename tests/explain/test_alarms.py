@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.config.schema import StalenessConfig
-from asyncrl.explain.alarms import FEW, alarms
+from asyncrl.explain.conditions.condition import RunFacts
+from asyncrl.explain.conditions.off_policy import FEW
+from asyncrl.explain.conditions.table import findings
 from asyncrl.staleness.bins import at_lag
 from asyncrl.staleness.diagnostics import by_lag
 from asyncrl.training.sums import Sums
@@ -30,7 +32,8 @@ def lags(
 
 
 def say(metrics: dict[str, float], trained: int = 1000, **discarded: int) -> dict[str, str]:
-    found = alarms(WELL | metrics, trained, discarded, THRESHOLDS)
+    facts = RunFacts(metrics=WELL | metrics, trained=trained, left_out=discarded)
+    found = findings(facts, THRESHOLDS)
     assert len({alarm.name for alarm in found}) == len(found)
     for alarm in found:
         assert (
@@ -45,7 +48,7 @@ class TestDivergence:
     def test_a_mismatch_is_there_at_lag_0(self) -> None:
         (name, sentence), *others = say(lags("k3", {0: 0.3, 1: 0.3, 4: 0.35})).items()
         assert name == "mismatch" and not others
-        assert "0.3 at lag 0" in sentence and "kernels, dtype and temperature" in sentence
+        assert "0.3 at lag 0" in sentence and "dtype (model.dtype)" in sentence
 
     def test_a_mismatch_is_seen_where_old_tokens_are_few(self) -> None:
         """The mean is in its band and the fresh tokens are not: nothing but a mismatch can do
@@ -67,7 +70,7 @@ class TestDivergence:
     def test_one_lag_alone_leaves_it_open_and_says_how_to_find_out(self) -> None:
         (name, sentence), *others = say(lags("k3", {3: 0.4})).items()
         assert name == "divergence" and not others
-        assert "at lag 3" in sentence and "max_lag 0" in sentence
+        assert "at lag 3" in sentence and "max_lag = 0" in sentence
 
     def test_a_handful_of_tokens_accuses_nobody(self) -> None:
         few = {at_lag("tokens", 0): FEW["tokens"] - 1, at_lag("k3", 0): 50.0}
@@ -113,8 +116,8 @@ class TestMasked:
         ).items()
         assert (
             name == "masked_mis"
-            and "it is not their age" in sentence
-            and "kernels, dtype and temperature" in sentence
+            and "disagree at every age" in sentence
+            and "dtype (model.dtype)" in sentence
         )
 
     def test_rejected_at_one_lag_alone(self) -> None:
@@ -173,7 +176,9 @@ def test_all_is_well_within_the_bands_and_on_them(
     for lag, (k3, ess, kept, count) in bins.items():
         values = {"k3": k3, "ess": ess, "kept_fraction": kept, "tokens": count, "rollouts": count}
         metrics |= {at_lag(name, lag): value for name, value in values.items()}
-    assert alarms(metrics, trained + more, {"stale": trained, "nonfinite": 0}, THRESHOLDS) == ()
+    left_out = {"stale": trained, "nonfinite": 0}
+    facts = RunFacts(metrics=metrics, trained=trained + more, left_out=left_out)
+    assert findings(facts, THRESHOLDS) == ()
 
 
 def test_tokens_without_a_proximal_log_probability_of_their_own_are_named_above_a_share() -> None:
@@ -185,25 +190,24 @@ def test_tokens_without_a_proximal_log_probability_of_their_own_are_named_above_
     assert not say(share(20) | WELL)
     (name, sentence), *others = say(share(21) | WELL).items()
     assert name == "proximal_unknown" and not others
-    assert "have no proximal log-probability" in sentence and "10% may" in sentence
-    assert "staleness.proximal to snapshot" in sentence and "staleness.max_lag" in sentence
+    assert "have no proximal log-probability" in sentence and "10%" in sentence
+    assert "staleness.proximal = 'snapshot'" in sentence and "staleness.max_lag" in sentence
     assert "100% of" in say(share(200) | WELL)["proximal_unknown"]
 
 
 def test_what_was_not_measured_is_well() -> None:
-    assert alarms({}, 0, {}, THRESHOLDS) == ()
+    assert findings(RunFacts(), THRESHOLDS) == ()
 
 
 @given(st.floats(0.11, 5), st.floats(0.51, 1), st.floats(0.001, 0.099))
 def test_out_of_its_band_each_is_said_whatever_is_known_by_lag(
     k3: float, masked: float, ess: float
 ) -> None:
-    found = alarms(
-        {"k3": k3, "ess": ess},
-        10_000 - int(masked * 10_000),
-        {"m2po": int(masked * 10_000)},
-        THRESHOLDS,
+    left_out = int(masked * 10_000)
+    facts = RunFacts(
+        metrics={"k3": k3, "ess": ess}, trained=10_000 - left_out, left_out={"m2po": left_out}
     )
+    found = findings(facts, THRESHOLDS)
     assert [alarm.name for alarm in found] == ["divergence", "masked_m2po", "ess"]
 
 
@@ -222,13 +226,14 @@ def test_pain_15_a_mismatch_of_engine_and_trainer_is_named(
     log = (offset + drift * lag) * torch.randn(len(lag), generator=generator)
     every = torch.ones(len(lag), dtype=torch.bool)
     sums = by_lag(log, every, sample_index, lag, every)
-    found = alarms(sums.total.means() | {"ess": 1.0} | sums.metrics(), len(lag), {}, THRESHOLDS)
+    metrics = sums.total.means() | {"ess": 1.0} | sums.metrics()
+    found = findings(RunFacts(metrics=metrics, trained=len(lag)), THRESHOLDS)
     assert [alarm.name for alarm in found] == named
 
 
 def test_the_coordinator_gets_no_torch_from_these() -> None:
     code = (
-        "import sys, asyncrl.explain.alarms, asyncrl.algorithms.advantages.baseline, "
+        "import sys, asyncrl.explain.conditions.table, asyncrl.algorithms.advantages.baseline, "
         "asyncrl.staleness.bins; sys.exit('torch' "
         "in sys.modules)"
     )

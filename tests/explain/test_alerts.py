@@ -60,12 +60,12 @@ QUIET: dict[str, list[tuple[str, str]]] = {
     "AsyncrlStandsStill": [("asyncrl_since_last_step_seconds", "590x40")],
     "AsyncrlAlarm": [('asyncrl_alarm{cause="k3"}', "1 0 1 0 1 0 1 0 1 0 1x5 0x25")],
     "AsyncrlTrainerIdle": [
-        ('asyncrl_idle_seconds_total{role="trainer",actor="0",cause="a"}', "0+18x40"),
+        ('asyncrl_idle_seconds_total{role="trainer",actor="0",cause="a"}', "0+17x40"),
         ('asyncrl_idle_seconds_total{role="rollout",actor="0",cause="a"}', "0+60x40"),
     ],
     "AsyncrlEnginesIdle": [
-        ('asyncrl_idle_seconds_total{role="rollout",actor="0",cause="leases"}', "0+20x40"),
-        ('asyncrl_idle_seconds_total{role="rollout",actor="1",cause="leases"}', "0+30x40"),
+        ('asyncrl_idle_seconds_total{role="rollout",actor="0",cause="leases"}', "0+10x40"),
+        ('asyncrl_idle_seconds_total{role="rollout",actor="1",cause="leases"}', "0+20x40"),
     ],
     "AsyncrlRestarts": [('asyncrl_restarts_total{role="rollout"}', "0x10 3x30")],
     "AsyncrlRemoved": [('asyncrl_removed_total{role="rollout"}', "0x40")],

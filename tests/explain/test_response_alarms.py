@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from asyncrl.explain.response_alarms import history_alarms, response_alarms
+from asyncrl.explain.conditions.condition import Finding, RunFacts
+from asyncrl.explain.conditions.table import findings
 
 
 def names(
@@ -15,11 +16,16 @@ def names(
     accuracy: dict[int, float],
     prompts: int = 128,
 ) -> list[str]:
-    return [alarm.name for alarm in response_alarms(metrics, 0.5, rewards, accuracy, prompts)]
+    facts = RunFacts(metrics=metrics, rewards=rewards, accuracy=accuracy, prompts=prompts)
+    return [alarm.name for alarm in findings(facts)]
+
+
+def of_responses(**metrics: float) -> tuple[Finding, ...]:
+    return findings(RunFacts(metrics=metrics))
 
 
 def test_most_responses_never_end() -> None:
-    (alarm,) = response_alarms({"responses": 8, "truncated": 0.88}, 0.5, {}, {}, 0)
+    (alarm,) = of_responses(responses=8, truncated=0.88)
     assert alarm.name == "never_ends" and alarm.sentence.startswith("88% of the responses")
     assert names({"responses": 8, "truncated": 0.5}, {}, {}) == [] == names({}, {}, {})
     assert names({"responses": 7, "truncated": 1.0}, {}, {}) == [], "a handful says nothing"
@@ -73,14 +79,14 @@ def test_the_steps_just_after_the_best_evaluation_are_compared_and_none_before()
     between = dict.fromkeys(range(41, 51), 0.0)
     accuracy = {30: 0.9, 60: 0.2}
     for before in ({}, {29: -9.0, 30: -9.0}, {29: 9.0, 30: 9.0}):
-        (alarm,) = response_alarms({}, 0.5, before | level | between | later, accuracy, 128)
+        rewards = before | level | between | later
+        (alarm,) = findings(RunFacts(rewards=rewards, accuracy=accuracy, prompts=128))
         assert "went from 0.501 to 0.601" in alarm.sentence
 
 
 @pytest.mark.parametrize(("share", "responses"), [(0.1, 64.0), (0.9, 7.0)])
 def test_few_rewritten_calls_or_few_episodes_are_no_alarm(share: float, responses: float) -> None:
-    metrics = {"responses": responses, "turns": 3.0, "rewritten": share}
-    assert history_alarms(metrics, 0.1) == ()
-    (alarm,) = history_alarms({**metrics, "responses": 64.0, "rewritten": 0.9}, 0.1)
+    assert of_responses(responses=responses, turns=3.0, rewritten=share) == ()
+    (alarm,) = of_responses(responses=64.0, turns=3.0, rewritten=0.9)
     assert alarm.name == "rewritten" and "agent.history = 'as_sampled'" in alarm.sentence
-    assert history_alarms({"responses": 64.0}, 0.0) == (), "nobody plays"
+    assert of_responses(responses=64.0) == (), "nobody plays"

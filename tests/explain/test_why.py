@@ -122,7 +122,7 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
     ),
     "everything is filtered": (
         standing(idle=STARVED, groups=GroupCounts(live=5, max_live=8, filtered=90, patience=512)),
-        ["the last 90 were all filtered", "512 end the run"],
+        ["The last 90 groups were all filtered", "512 end the run"],
     ),
     "an engine is gone and restarting": (
         standing(idle=STARVED, actors=absent(S, "rollout-1", seconds=7.0), restarts={"rollout": 2}),

@@ -25,7 +25,7 @@ from asyncrl.cli import main
 from asyncrl.config import ConfigError
 from asyncrl.experience import events as e
 from asyncrl.explain import run_status, summary
-from asyncrl.explain.curve import mend
+from asyncrl.explain.curve import trim
 from asyncrl.explain.display import show_summary
 from asyncrl.journal import Journal
 from asyncrl.launch import preflight
@@ -260,7 +260,7 @@ def test_a_curve_that_nobody_wrote_is_no_hindrance(text: bytes, run: Path, tmp_p
     copy = crafted(run, tmp_path)
     (copy / METRICS).write_bytes(text + b"\n" + text)
     assert not refused(copy)
-    mend(copy / METRICS, 9, 9)
+    trim(copy / METRICS, 9, 9)
     assert (copy / METRICS).read_bytes() == b""
 
 

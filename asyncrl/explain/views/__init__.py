@@ -7,7 +7,6 @@ compare.py          runs side by side
 seen_rollouts.py    the rollouts that a journal has
 rollout_records.py  what the model said, on a terminal and in a file
 top.py              the live display, from outside
-next_changes.py     what to change next
 html_page.py        HTML that cannot be broken out of
 plots.py            lines as SVG
 style.py            the style sheet of report and page

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncrl.config.derived import size
-from asyncrl.explain.diagnosis import IDLE, duration, idle
+from asyncrl.explain.conditions.sides import IDLE
+from asyncrl.explain.diagnosis import duration, idle
 from asyncrl.explain.run_status import ActorStatus, RunStatus
 from asyncrl.explain.views.html_page import Html, joined, tag
 from asyncrl.messages import Role, Wait
@@ -34,7 +35,7 @@ def _stages(status: RunStatus) -> Iterator[Html]:
     groups, episodes = status.groups, status.episodes
     full = groups.max_live > 0 and groups.live >= groups.max_live
     rollouts = status.rollouts
-    says = "waits: as many groups live as may" if full else "may start more"
+    says = "admission is full" if full else "may start more"
     yield _stage(
         "Prompts",
         "empty" if status.ok is not None else "waits" if full else "works",

@@ -13,6 +13,8 @@ import msgspec
 
 from asyncrl.config import ConfigError
 from asyncrl.explain import curve, summary
+from asyncrl.explain.conditions.condition import RunFacts
+from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.curve import EvaluationPoint, Point, StepPoint
 from asyncrl.explain.run_status import RunStatus
 from asyncrl.explain.summary import Summary, TokenTotals
@@ -40,7 +42,8 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     the first and the last REWARD_STEPS steps; rates are over the time between its first and its
     last step, in tokens. Idle shares are from 0 to 1, lag in versions, by trained token;
     `pause_seconds` the mean of those that decoding stood still at a publication. `tokens` say what
-    became of all that were generated; `alarms` counts the steps that raised one.
+    became of all that were generated; `alarms` counts the steps that raised one, and `raised` are
+    the sentences of those that the last step raised.
     """
 
     run: str
@@ -61,6 +64,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     tokens: TokenTotals
     restarts: int
     alarms: int
+    raised: list[str] = []
 
     @property
     def best(self) -> EvaluatedAt | None:
@@ -77,6 +81,18 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     def discarded_share(self) -> float | None:
         """The share of the generated tokens that was discarded, 0 to 1."""
         return _ratio(sum(self.tokens.discarded.values()), self.tokens.generated)
+
+    @property
+    def changes(self) -> list[str]:
+        """Sentences that say what to change in the run's next life; none where its numbers ask for
+        nothing."""
+        facts = RunFacts(
+            idle_trainer=self.idle_trainer,
+            idle_rollout=self.idle_rollout,
+            generated=self.tokens.generated,
+            discarded=self.tokens.discarded,
+        )
+        return [*(found.sentence for found in findings(facts)), *self.raised]
 
 
 def run_figures(run: Path, sums: CurveSums | None = None) -> RunFigures:
@@ -200,6 +216,7 @@ def counted(
         tokens=known if known is not None and known.generated else of_curve,
         restarts=sum(status.restarts.values()) if status is not None else 0,
         alarms=sums.alarms,
+        raised=status.alarms if status is not None else [],
     )
 
 

@@ -20,7 +20,6 @@ from asyncrl.explain.run_status import RunStatus
 from asyncrl.explain.summary import Summary
 from asyncrl.explain.views.flow_part import flow, table
 from asyncrl.explain.views.html_page import Html, joined, tag
-from asyncrl.explain.views.next_changes import next_changes
 from asyncrl.explain.views.plots import line_plot
 from asyncrl.explain.views.rollout_part import rollouts
 from asyncrl.explain.views.run_figures import RunFigures, read_summary, run_figures
@@ -83,9 +82,8 @@ def _standing(seen: SeenRun) -> Html:
 
 
 def _changes(seen: SeenRun) -> Html:
-    changes = [*next_changes(seen.figures, seen.curves.cut)]
-    said = changes or ["The numbers of this run suggest no change."]
-    return joined(*(tag("p", change) for change in said))
+    changes = seen.figures.changes or ["The numbers of this run suggest no change."]
+    return joined(*(tag("p", change) for change in changes))
 
 
 def _happened(seen: SeenRun) -> Html:

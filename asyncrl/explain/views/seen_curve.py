@@ -38,11 +38,10 @@ LINES: dict[str, list[tuple[str, Callable[[StepPoint], float | None]]]] = {
 
 
 class SeenCurves(msgspec.Struct, frozen=True):
-    """The lines of each plot, by its title, the share of the last step's responses that was `cut`,
-    and the last steps, and those of them that raised an alarm."""
+    """The lines of each plot, by its title, the last steps, and the last ones that raised an
+    alarm."""
 
     series: dict[str, list[PlotSeries]]
-    cut: float | None
     last: list[StepPoint]
     alarmed: list[StepPoint]
 
@@ -68,8 +67,7 @@ class SeenCurve:
         with self._turn:
             self._renew()
             series = {title: [one.copy() for one in each] for title, each in self._series.items()}
-            cut = self._last[-1].metrics.get("truncated") if self._last else None
-            return SeenCurves(series, cut, [*self._last], [*self._alarmed])
+            return SeenCurves(series, [*self._last], [*self._alarmed])
 
     def _begin(self) -> None:
         self._sums = CurveSums()

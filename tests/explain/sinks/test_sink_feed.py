@@ -67,7 +67,7 @@ def test_each_version_is_sent_once(
                 feed = feed_of(run, sent)
             case "resume":  # from the last checkpoint, which is at every third version
                 made = min(made, made - made % 3)
-                curve.mend(run / METRICS, made, made)
+                curve.trim(run / METRICS, made, made)
                 evaluated = {version for version in evaluated if version <= made}
     feed.close()
     steps = [version for version, figures in sent if "train/reward" in figures]

@@ -21,7 +21,6 @@ from asyncrl.cli import main
 from asyncrl.explain import summary
 from asyncrl.explain.summary import TokenTotals
 from asyncrl.explain.views.html_page import TEXT, lines, page, tag
-from asyncrl.explain.views.next_changes import next_changes
 from asyncrl.explain.views.plots import POINTS, PlotSeries, line_plot, ticks
 from asyncrl.explain.views.report import report
 from asyncrl.explain.views.run_figures import RunFigures, run_figures
@@ -144,22 +143,20 @@ FIGURES = RunFigures(
 
 
 @pytest.mark.parametrize(
-    ("changes", "cut", "said"),
+    ("changes", "said"),
     [
-        ({}, None, None),
-        ({"idle_trainer": None}, 0.1, None),
-        ({"idle_trainer": 0.5}, None, "rollout.actors"),
-        ({"idle_rollout": 0.5}, None, "machine.trainer_cores"),
-        ({"idle_trainer": 0.5, "idle_rollout": 0.4}, None, "staleness.depth"),
-        ({"tokens": TokenTotals(1000, 100, {"zero_variance": 900})}, None, "rollout.group_size"),
-        ({"tokens": TokenTotals(1000, 900, {"stale": 100})}, None, "staleness.max_lag"),
-        ({}, 0.5, "rollout.max_new_tokens"),
+        ({}, None),
+        ({"idle_trainer": None}, None),
+        ({"idle_trainer": 0.5}, "rollout.actors"),
+        ({"idle_rollout": 0.5}, "machine.trainer_cores"),
+        ({"idle_trainer": 0.5, "idle_rollout": 0.4}, "staleness.depth"),
+        ({"tokens": TokenTotals(1000, 100, {"zero_variance": 900})}, "rollout.group_size"),
+        ({"tokens": TokenTotals(1000, 900, {"stale": 100})}, "staleness.max_lag"),
+        ({"raised": ["88% of the responses were cut"]}, "88% of the responses were cut"),
     ],
 )
-def test_what_to_change_follows_from_one_number(
-    changes: dict[str, Any], cut: float | None, said: str | None
-) -> None:
-    found = [*next_changes(msgspec.structs.replace(FIGURES, **changes), cut)]
+def test_what_to_change_follows_from_one_number(changes: dict[str, Any], said: str | None) -> None:
+    found = msgspec.structs.replace(FIGURES, **changes).changes
     assert len(found) == (said is not None) and (said is None or said in found[0])
 
 
