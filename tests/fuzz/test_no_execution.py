@@ -70,6 +70,14 @@ JUSTIFIED = {
         "actors/preloaded.py",
         "importlib.import_module",
     ): "imports modules that this file lists, and no other",
+    (
+        "asyncrl/__init__.py",
+        "importlib.import_module",
+    ): "imports the homes of the names that it exports, which it lists",
+    (
+        "asyncrl/agents/__init__.py",
+        "importlib.import_module",
+    ): "likewise",
 }
 
 
