@@ -20,6 +20,7 @@ from pains_world import simulated
 from scripted_parts import ScriptedLearner, ScriptedWeights
 from scripted_world import ScriptedWorld, configured
 from some_values import some
+from without_rules import without_rules
 
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.peers import OUTBOX
@@ -330,9 +331,11 @@ def test_pain_09_the_staleness_bound_bounds_across_resume(
     kind: str, max_lag: int, depth: int
 ) -> None:
     """The checker counts the lag of each token that the learner is given from the versions that
-    sampled it, in every life of the run."""
+    sampled it, in every life of the run; also where depth is over the bound, which a run is
+    refused."""
     staleness: dict[str, object] = {"max_lag": max_lag, "depth": depth}
-    report = simulated(9, Fault(1.1, kind, 1), Fault(2.7, kind, 2), staleness=staleness)
+    with without_rules():
+        report = simulated(9, Fault(1.1, kind, 1), Fault(2.7, kind, 2), staleness=staleness)
     assert report.ok, report.violation
     assert len(report.lives) > 1 and report.checks["lag"] > 6 * 2 * 3 * 0.9
 
