@@ -140,7 +140,8 @@ def test_settings_that_need_it_say_so() -> None:
     with pytest.raises(ConfigError, match="there is no average of the weights"):
         load(None, ["staleness.proximal=ema"], {})
     own = ["evaluation.weights=ema", "train.ema=0.9", "staleness.finish_on=own"]
-    sglang = ["evaluation.weights=ema", "train.ema=0.9", "engine.kind=sglang"]
+    launch = 'engine.sglang.launch=["python"]'
+    sglang = ["evaluation.weights=ema", "train.ema=0.9", "engine.kind=sglang", launch]
     for settings, keys in (
         (["evaluation.weights=ema"], "evaluation.weights.*train.ema.*no average to evaluate"),
         (own, "evaluation.weights.*staleness.finish_on.*set finish_on to mixed"),

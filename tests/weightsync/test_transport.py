@@ -56,7 +56,7 @@ def test_an_engine_may_name_a_transport_of_its_own(monkeypatch: pytest.MonkeyPat
     Kind.capabilities = Capabilities(direct_transport="somebodys:Own")
     assert transport_of(load(None, settings, {})) is Own
     Kind.capabilities = Capabilities(direct_transport="somebodys:none")
-    with pytest.raises(ConfigError, match=r"no transport: derive a class from weightsync\.trans"):
+    with pytest.raises(ConfigError, match=r"no transport: derive a class from asyncrl\.weights"):
         transport_of(load(None, settings, {}))
 
 
