@@ -36,7 +36,8 @@ def train(
     `status`. `resume` goes on with the run in that directory. `models` names the file that
     `asyncrl calibrate` wrote, if any. Raises ConfigError where the run cannot start as
     configured."""
-    console = Console(file=Output(sys.stdout)) if console is None else console  # type: ignore[arg-type]
+    if console is None:
+        console = Console(file=Output(sys.stdout))  # type: ignore[arg-type]
     resume = None if resume is None else Path(resume)
     if resume is not None:
         refuse_foreign(resume.absolute())
