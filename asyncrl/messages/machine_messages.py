@@ -18,7 +18,7 @@ from asyncrl.messages.parts import Message, Role
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
 """A name of a machine, a file or a package."""
 AgentId = Annotated[str, Meta(min_length=32, max_length=32)]
-"""What one agent is known by as long as it lives."""
+"""The id of one agent's process."""
 JoinedRole = Literal["rollout", "trainer", "reward"]
 """A role of whose actors a machine that joins can have some."""
 
