@@ -49,6 +49,9 @@ class Tokenizer:
             self._fast: Any = Fast.from_file(str(path))
         except Exception as error:  # the library raises Exception itself
             raise TaskError(f"{path} cannot be read: {error}") from error
+        # Training scripts save theirs with the file; a prompt is whole, as transformers reads it.
+        self._fast.no_truncation()
+        self._fast.no_padding()
         self._chat = _chat_template(directory) if chat else None
         self.stop_ids: tuple[int, ...] = _stop_ids(Path(directory), self._fast)
         self.end_id = _end_id(Path(directory), self._fast)

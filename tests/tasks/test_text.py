@@ -50,6 +50,29 @@ def test_ids_are_those_of_transformers(directory: Path, tokenizer: Tokenizer) ->
         assert reference.decode(tokenizer.encode(text)) == text
 
 
+def test_a_saved_truncation_or_padding_changes_no_prompt(directory: Path, tmp_path: Path) -> None:
+    """Scripts for supervised training save theirs with the tokenizer."""
+    file = json.loads((directory / "tokenizer.json").read_text())
+    file["truncation"] = {
+        "max_length": 8,
+        "stride": 0,
+        "direction": "Right",
+        "strategy": "LongestFirst",
+    }
+    file["padding"] = {
+        "strategy": {"Fixed": 32},
+        "direction": "Left",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "a",
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    text = "Ann has twelve apples"
+    saved = Tokenizer(tmp_path)
+    assert saved.encode(text) == saved.ids_within(text, 99) == list(text.encode())
+
+
 @pytest.mark.parametrize(
     ("files", "stops"),
     [

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from asyncrl.config.plugins import Named
-from asyncrl.config.schema.section import BASIC, Count, Section
+from asyncrl.config.schema.section import BASIC, PATH, Count, Section
 
 
 class TaskConfig(Section, frozen=True):
@@ -21,9 +21,10 @@ class TaskConfig(Section, frozen=True):
     params: Annotated[
         dict[str, Any], Meta(description="the reasoning-gym data set's own parameters")
     ] = {}
-    path: Annotated[str, BASIC, Meta(description="`jsonl`: the file of prompts")] = ""
+    path: Annotated[str, BASIC, PATH, Meta(description="`jsonl`: the file of prompts")] = ""
     eval_path: Annotated[
         str,
+        PATH,
         Meta(
             description=(
                 "`jsonl`: the file of held-out prompts; empty: the last eval_size lines of path"
