@@ -121,11 +121,30 @@ def test_a_piece_of_text_and_a_conversation(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="was not asked for"):
         plain.render([{"role": "user", "content": "hi"}])
     (tmp_path / "chat_template.jinja").write_text(
-        "{{ tools[0].name if tools else '-' }}{{ messages[0].content.no.such.thing }}"
+        "{{ messages[0].content }}{{ messages[0].content.no.thing if tools }}"
     )
     chat = Tokenizer(tmp_path, chat=True)
     with pytest.raises(TaskError, match="cannot render this"):
-        chat.render([{"role": "user", "content": "hi"}])
+        chat.render([{"role": "user", "content": "hi"}], [{"name": "tool"}])
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{% for part in messages[0].content %}{{ part.text }}{% endfor %}", "leaves the question"),
+        ("<user>", "leaves the question"),
+        ("{{ messages[0].content.no.such.thing }}", "cannot render this"),
+        ("{{", "cannot render this"),
+        ("{{ raise_exception('no') }}", "cannot render this: no"),
+    ],
+)
+def test_a_chat_template_that_cannot_ask_is_refused_at_once(
+    tmp_path: Path, template: str, says: str
+) -> None:
+    write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(TaskError, match=says):
+        Tokenizer(tmp_path, chat=True)
 
 
 def test_a_directory_without_a_tokenizer_is_said(tmp_path: Path) -> None:

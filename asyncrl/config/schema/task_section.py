@@ -61,7 +61,9 @@ class TaskConfig(Section, frozen=True):
     chat: Annotated[
         bool, Meta(description="render prompts with the model's chat template instead")
     ] = False
-    train_size: Annotated[int, Meta(ge=1, description="different training prompts")] = 20_000
+    train_size: Annotated[
+        int, Meta(ge=1, description="different training prompts; `jsonl`: counted")
+    ] = 20_000
     eval_size: Annotated[
         int, BASIC, Meta(ge=0, description="held-out prompts; 0: no evaluation")
     ] = 128
