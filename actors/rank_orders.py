@@ -30,7 +30,7 @@ from asyncrl.messages import (
     Save,
 )
 from asyncrl.messages.address import Address
-from asyncrl.runtime.ipc.endpoints import connect, serve
+from asyncrl.runtime.ipc.endpoints import first_message, reach, serve
 from asyncrl.runtime.ipc.errors import EndOfStream, LinkError, Refusal
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.tls import Tls
@@ -41,8 +41,6 @@ Carried = Callable[[Message, Sequence[memoryview]], None]
 """One rank's part of an order, computed in a thread."""
 CAUSE_S = 5.0
 """Seconds in which a rank that was lost is seen to be, where a collective says that one was."""
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 1.0
-"""Seconds between two attempts to reach rank 0, which are doubled from one to the next."""
 NAMES: dict[type[Message], str] = {
     MicroBatch: "micro-batch",
     CloseStep: "optimizer step",
@@ -126,17 +124,17 @@ async def open_orders(
     are told where all of them `meet`. `tls` is for those of other machines. Raises LinkError and
     WaitExpired, and OSError where an address is taken."""
     size = meet.size
-    links = dict[int, Link]()
+    links, awaited = dict[int, Link](), set(range(1, size))
     complete, over = trio.Event(), trio.Event()
 
     async def keep(link: Link) -> None:
-        hello, _ = await link.receive()
-        wanted = set(range(1, size)) - set(links)
-        if not isinstance(hello, Hello) or hello.role != "trainer" or hello.index not in wanted:
+        hello = await first_message(link, Hello)
+        if hello.role != "trainer" or hello.index not in awaited:
             raise LinkError("malformed", "only the other ranks talk to rank 0, each once")
+        awaited.remove(hello.index)
         link.peer = f"rank {hello.index}"
-        links[hello.index] = link
         await link.send(meet)
+        links[hello.index] = link
         if len(links) == size - 1:
             complete.set()
         await over.wait()
@@ -164,7 +162,7 @@ async def open_rank(
     """Another rank's link to rank 0, which may not listen yet, and where all ranks meet. Raises
     LinkError, and WaitExpired where rank 0 is not there within `start_s`."""
     with waits.on("rank 0", owner=f"rank {hello.index}", deadline_s=start_s):
-        link = await _reached(address, key, tls)
+        link = await reach(address, key, tls=tls)
     async with link:
         await link.send(hello)
         with waits.on("meeting", owner=f"rank {hello.index}", deadline_s=start_s):
@@ -175,19 +173,6 @@ async def open_rank(
         if not isinstance(meet, Meet):
             raise LinkError("malformed", "rank 0 says first where all ranks meet")
         yield link, meet
-
-
-async def _reached(address: Address, key: bytes, tls: Tls | None) -> Link:
-    """The link to rank 0, as soon as there can be one. Raises LinkError where it is refused."""
-    pause = FIRST_PAUSE_S
-    while True:
-        try:
-            return await connect(address, key, tls=tls)
-        except LinkError as error:
-            if error.reason not in ("broken", "silent"):
-                raise
-        await trio.sleep(pause)
-        pause = min(2 * pause, LAST_PAUSE_S)
 
 
 async def obey(link: Link, hello: Hello, carry_out: Carried, waits: Waits) -> None:

@@ -34,15 +34,14 @@ from asyncrl.messages import (
     JoinRefused,
     MachineAdmitted,
     MachineLeaving,
-    Message,
     ModelFile,
     RunOver,
     StartActor,
     Unequipped,
 )
 from asyncrl.messages.address import TcpAddress
-from asyncrl.runtime.ipc.endpoints import serve
-from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
+from asyncrl.runtime.ipc.endpoints import first_message, serve
+from asyncrl.runtime.ipc.errors import EndOfStream
 from asyncrl.runtime.ipc.keys import new_key, read_key
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.tls import Tls
@@ -227,13 +226,7 @@ class Machines:
 
     async def _attend(self, link: Link) -> None:
         """Serve one agent's link. Raises LinkError."""
-        join: Message | None = None
-        with trio.move_on_after(JOIN_S):
-            join, _ = await link.receive()
-        if join is None:
-            raise LinkError("silent", f"who connected said nothing within {JOIN_S:g} s")
-        if not isinstance(join, Join):
-            raise LinkError("malformed", "an agent says first which machine it is")
+        join = await first_message(link, Join, JOIN_S)
         if why := differing(join.versions, own_versions()):
             said = f"it has {escaped(why, 200)}; install the same there"
             await self._refuse(link, join, said)
