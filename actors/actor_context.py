@@ -1,4 +1,4 @@
-"""The place of a process in its run, as each role is given it."""
+"""The actor that a process is, and what of its run it needs."""
 
 from __future__ import annotations
 

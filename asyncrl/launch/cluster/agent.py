@@ -134,8 +134,8 @@ async def _take_part(
             except LinkError as error:
                 complain(escaped(f"the launcher is lost: {error}."))
                 return LOST
-            except ToldToLeave as told:
-                return 128 + told.number
+            except ToldToLeave as signalled:
+                return 128 + signalled.number
 
 
 def _own(run: Path) -> None:

@@ -28,7 +28,7 @@ from asyncrl.runtime.ipc.link import Link
 KILL_S = 20.0
 """Seconds that an agent has to say that an actor is dead, more than it takes itself."""
 KILLED = -9
-"""The exit code of an actor whose end nobody saw: as if by SIGKILL."""
+"""The exit code of an actor whose end was not seen: as if by SIGKILL."""
 Actor = tuple[Role, int, int]
 """A start of an actor: role, index, incarnation."""
 OfItself = Equipped | Unequipped | MachineLeaving | ActorExited

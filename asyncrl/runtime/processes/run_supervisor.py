@@ -106,7 +106,7 @@ class RunSupervisor:
     on without a rollout actor whose budget is spent, as long as another one is left. A trainer or
     coordinator that fails ends this life of the run (`healing` begins another), and so does any
     other actor whose budget is spent. Deadlines are put off by the seconds in which this process
-    stood still.
+    did not run.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class RunSupervisor:
 
     async def _watch_coordinator(self) -> None:
         """Raise ActorFailed when the coordinator has said nothing by `supervision.start_s`, or
-        nothing more for `supervision.stall_s`: a process that stands still cannot say so by its own
+        nothing more for `supervision.stall_s`: a process that does not run cannot say so by its own
         watchdog."""
         await self._silence.over()
         stall_s = self._config.supervision.stall_s
@@ -325,8 +325,8 @@ class RunSupervisor:
 
 def _first(failures: BaseExceptionGroup[ActorFailed]) -> ActorFailed:
     """The failure to show: the first of a group, which may hold groups."""
-    found: BaseException = failures
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    assert isinstance(found, ActorFailed)
-    return found
+    failure: BaseException = failures
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    assert isinstance(failure, ActorFailed)
+    return failure
