@@ -34,15 +34,14 @@ from asyncrl.messages import (
     JoinRefused,
     MachineAdmitted,
     MachineLeaving,
-    Message,
     ModelFile,
     RunOver,
     StartActor,
     Unequipped,
 )
 from asyncrl.messages.address import TcpAddress
-from asyncrl.runtime.ipc.endpoints import serve
-from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
+from asyncrl.runtime.ipc.endpoints import first_message, serve
+from asyncrl.runtime.ipc.errors import EndOfStream
 from asyncrl.runtime.ipc.keys import new_key, read_key
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.tls import Tls
@@ -69,22 +68,22 @@ AGENTS: dict[JoinedRole, str] = {
 
 
 class Machines:
-    """The machines of one launch. `note` hears in a sentence who came, and who was lost."""
+    """The machines of one launch. `note` gets a sentence about each that comes or is lost."""
 
     def __init__(self, config: Config, run: Path, note: Callable[[str], None]) -> None:
-        self._config, self._run, self._told = config, run, note
+        self._config, self._run, self._show = config, run, note
         self._members: dict[str, Machine] = {}
-        self._names: set[str] = set()
+        self._linked: dict[str, Machine] = {}  # by name, also those that are not equipped yet
         self._waiting: list[RemoteActor] = []
         self._prepared = trio.Event()
         self._changed = trio.Event()
         self._completed = self.over = False
         self._failed: ActorFailed | None = None
 
-    def _note(self, said: str) -> None:
-        """Say something to the user, and to the launcher's log."""
-        logger.warning("%s", said)
-        self._told(said)
+    def _note(self, sentence: str) -> None:
+        """Show a sentence to the user, and log it."""
+        logger.warning("%s", sentence)
+        self._show(sentence)
 
     async def serve(
         self, *, task_status: trio.TaskStatus[TcpAddress] = trio.TASK_STATUS_IGNORED
@@ -199,8 +198,8 @@ class Machines:
         there stay."""
         self._failed = why
         if self._completed:
-            said = escaped(last_words(why.traceback), 300).rstrip(".")
-            self._note(f"No machine joins any more: {said}.")
+            reason = escaped(last_words(why.traceback), 300).rstrip(".")
+            self._note(f"No machine joins any more: {reason}.")
         self._changed.set()
 
     def start(
@@ -227,52 +226,53 @@ class Machines:
 
     async def _attend(self, link: Link) -> None:
         """Serve one agent's link. Raises LinkError."""
-        join: Message | None = None
-        with trio.move_on_after(JOIN_S):
-            join, _ = await link.receive()
-        if join is None:
-            raise LinkError("silent", f"who connected said nothing within {JOIN_S:g} s")
-        if not isinstance(join, Join):
-            raise LinkError("malformed", "an agent says first which machine it is")
+        join = await first_message(link, Join, JOIN_S)
         if why := differing(join.versions, own_versions()):
-            said = f"it has {escaped(why, 200)}; install the same there"
-            await self._refuse(link, join, said)
+            await self._refuse(link, join, f"it has {escaped(why, 200)}; install the same there")
             return
         cluster = self._config.cluster
         if (join.role == "trainer" and not cluster.trainer_agents) or (
             join.role == "reward" and not cluster.reward_agents
         ):
-            said = (
+            why = (
                 f"it is for the role {join.role}, all of whose actors are on the launcher's "
                 f"machine: set {AGENTS[join.role]} there, or leave out --for here"
             )
-            await self._refuse(link, join, said)
+            await self._refuse(link, join, why)
             return
-        machine = Machine(self._named(join.machine), join.cores, join.role, link)
+        await self._end_earlier_link(join.agent)
+        machine = Machine(self._free_name(join.machine), join, link)
+        self._linked[machine.name] = machine
         why = "the launcher ended"
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._equip, machine)
-                why = await machine.converse(partial(self._hear, machine))
+                why = await machine.converse(partial(self._take, machine))
                 nursery.cancel_scope.cancel()
         finally:
             self._leave(machine, why)
 
     async def _refuse(self, link: Link, join: Join, why: str) -> None:
         """Say why a machine takes no part, to it and to the user."""
-        said = f"machine {escaped(join.machine, 60)} takes no part: {why}"
-        self._note(f"{said}.")
-        await link.send(JoinRefused(said))
+        sentence = f"machine {escaped(join.machine, 60)} takes no part: {why}"
+        self._note(f"{sentence}.")
+        await link.send(JoinRefused(sentence))
         with trio.move_on_after(JOIN_S), contextlib.suppress(EndOfStream):
             await link.receive()  # it hangs up when it has read that
 
-    def _named(self, wished: str) -> str:
+    async def _end_earlier_link(self, agent: str) -> None:
+        """End the earlier link of an agent that joins again. The agent noticed the cut first and
+        ended its actors; without this the machine is here twice, for up to SILENCE_S."""
+        for machine in [one for one in self._linked.values() if one.agent == agent]:
+            machine.give_up("its agent joined again")
+            await machine.gone.wait()
+
+    def _free_name(self, wished: str) -> str:
         """A name that no other machine has."""
         base = name = escaped(wished, 60)
         number = 2
-        while name in self._names:
+        while name in self._linked:
             name, number = f"{base}-{number}", number + 1
-        self._names.add(name)
         return name
 
     async def _equip(self, machine: Machine) -> None:
@@ -289,16 +289,17 @@ class Machines:
         for name, contents in files:
             machine.tell(ModelFile(name), contents)
 
-    def _hear(self, machine: Machine, message: OfItself) -> None:
+    def _take(self, machine: Machine, message: OfItself) -> None:
         match message:
             case Equipped(places):
                 self._enter(machine, places)
             case Unequipped(why):
                 machine.leaving = True
                 self._members.pop(machine.name, None)
-                said = f"machine {machine.name} takes no part: {escaped(why, 500).rstrip('.')}"
-                self._note(f"{said}.")
-                machine.tell(JoinRefused(said))
+                reason = escaped(why, 500).rstrip(".")
+                sentence = f"machine {machine.name} takes no part: {reason}"
+                self._note(f"{sentence}.")
+                machine.tell(JoinRefused(sentence))
             case MachineLeaving():
                 self._part(machine)
             case ActorExited(role, index, incarnation, code, words):
@@ -328,12 +329,13 @@ class Machines:
 
     def _leave(self, machine: Machine, why: str) -> None:
         """The machine is lost, or has left, and its actors with it."""
-        self._names.discard(machine.name)
+        del self._linked[machine.name]
         if self._members.pop(machine.name, None) is not None and not self.over:
             self._note(f"Machine {machine.name} is lost, with {len(machine.actors)} actors: {why}.")
         for actor in machine.actors.values():
             actor.end(KILLED, f"its machine {machine.name} is lost: {why}", displaced=True)
         machine.actors.clear()
+        machine.gone.set()
         self._changed.set()
 
     # ------------------------------------------------------------------------------------- actors
