@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from asyncrl.config.derived import size
 from asyncrl.explain.conditions.condition import RunFacts
 from asyncrl.explain.conditions.sides import IDLE
 from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.run_status import ActorStatus, RunStatus
-from asyncrl.messages import Busy, Role
+from asyncrl.messages import Busy, Role, Wait
+from asyncrl.words import count, duration, size
 
 SILENT_S = 5.0
 """Seconds after which a silent actor hangs, is stopped, or gets no core. An actor reports every
@@ -24,6 +24,7 @@ LONG_S = 5.0
 """Seconds after which a publication is worth a sentence."""
 NAMES = 4
 """Most names in one sentence."""
+COORDINATOR = "coordinator"
 
 
 def diagnose(status: RunStatus) -> str:
@@ -171,7 +172,7 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
         yield (
             f"The trainer waits for experience: generation is the slow side. {leased} rollouts "
             "are with engines, which sample "
-            f"{status.generated_per_s:,.0f} tokens/s; the oldest is {_awaited(status)}."
+            f"{count(status.generated_per_s)} tokens/s; the oldest is {_awaited(status)}."
         )
 
 
@@ -307,13 +308,18 @@ def _awaited(status: RunStatus, holders: Iterable[str] | None = None) -> str:
 
 def _waits(status: RunStatus) -> str:
     """Name the waits, the oldest first, at most `NAMES`."""
-    found = [(wait, wait.owner) for wait in status.waits] + [
-        (wait, actor.name) for actor in status.actors for wait in actor.waits
-    ]
-    found.sort(key=lambda item: -item[0].seconds)
     return "; ".join(
-        f"{owner} for {wait.name} ({duration(wait.seconds)})" for wait, owner in found[:NAMES]
+        f"{wait.owner if process == COORDINATOR else process} for {wait.name} "
+        f"({duration(wait.seconds)})"
+        for process, wait in longest_waits(status)[:NAMES]
     )
+
+
+def longest_waits(status: RunStatus) -> list[tuple[str, Wait]]:
+    """Every wait with the process that it is in, the longest first."""
+    found = [(COORDINATOR, wait) for wait in status.waits]
+    found += [(actor.name, wait) for actor in status.actors for wait in actor.waits]
+    return sorted(found, key=lambda item: -item[1].seconds)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -331,12 +337,3 @@ def _names(actors: Iterable[ActorStatus]) -> str:
 
 def _has(actors: list[ActorStatus]) -> str:
     return "has" if len(actors) == 1 else "have"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words: `less than 1 s`, `90 s`, `5 min`, `2.5 h`."""
-    if seconds < 1:
-        return "less than 1 s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import derived
-from asyncrl.explain.display import show_derived
+from asyncrl.explain.display import show_rows
 from asyncrl.launch import preflight
 from asyncrl.launch.private import refuse_foreign
 from asyncrl.launch.publication_row import publication_row
@@ -56,7 +56,7 @@ def checked(config: Config, resume: Path | None, console: Console, models: Path 
     config = preflight.resolved(config, resume, datetime.now())
     preflight.check(config, resume, cores)
     publication = publication_row(config, _measured_pause(models))
-    show_derived([*derived(config, cores), publication, *memory_rows(config)], console)
+    show_rows([*derived(config, cores), publication, *memory_rows(config)], console)
     if config.task.sandbox == "process" and (missing := support().missing):
         console.print(
             f"This machine does not have the sandbox strict ({missing}): what judges answers can "

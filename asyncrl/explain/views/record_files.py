@@ -12,6 +12,7 @@ import msgspec
 from asyncrl.config import ConfigError
 from asyncrl.config.errors import installs
 from asyncrl.escape import escaped_json
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views.rollout_records import (
     Note,
     RolloutRecord,
@@ -20,7 +21,6 @@ from asyncrl.explain.views.rollout_records import (
     newest,
     record,
 )
-from asyncrl.runtime.run_dir import refuse_no_run
 
 ROWS = 1_000
 """Rollouts of a row group of Parquet: what is held in memory."""
@@ -84,10 +84,9 @@ class ParquetRows:
         self._rows.clear()
 
 
-def write_records(run: Path, wanted: Wanted, path: Path, note: Note) -> int:
+def write_records(files: RunFiles, wanted: Wanted, path: Path, note: Note) -> int:
     """Write the rollouts that fit to a new file, whole or not at all; returns their number. They
     are written as they are read. Raises ConfigError."""
-    refuse_no_run(run)
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise ConfigError(
             f"{path}: Parquet needs the package pyarrow: {installs('parquet')}, or write "
@@ -95,13 +94,13 @@ def write_records(run: Path, wanted: Wanted, path: Path, note: Note) -> int:
         )
     if path.exists():
         raise ConfigError(f"{path}: this is there already, and is not written over.")
-    decode, count = decoder(run, note), 0
+    decode, count = decoder(files, note), 0
     partial = path.with_name(f"{path.name}.partial")
     try:
         with partial.open("xb") as file:
             try:
                 writer = (ParquetRows if path.suffix == ".parquet" else JsonLines)(file)
-                for seen in newest(run, wanted, None):
+                for seen in newest(files, wanted, None):
                     writer.add(record(seen, decode))
                     count += 1
                 writer.close()
