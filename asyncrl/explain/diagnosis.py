@@ -104,31 +104,8 @@ def _broken(status: RunStatus) -> Iterator[str]:
 
 def _trainer_waits(status: RunStatus) -> Iterator[str]:
     """Explanations of an idle trainer: it waits for experience, which is somewhere."""
-    leased, sealed, groups = (
-        status.rollouts.get("leased", 0),
-        status.rollouts.get("sealed", 0),
-        status.groups,
-    )
-    for role, does in (
-        ("rollout", "generates"),
-        ("reward", "judges"),
-        ("agents", "plays"),
-    ):
-        absent = [
-            actor
-            for actor in status.actors
-            if actor.role == role and not actor.here and not actor.removed
-        ]
-        present = [actor for actor in status.actors if actor.role == role and actor.here]
-        if absent and (not present or len(absent) >= len(present)):
-            yield (
-                "The trainer waits for experience, and "
-                f"{'nobody' if not present else f'only {_names(present)}'} {does}: "
-                f"{_names(absent)} "
-                f"{'is' if len(absent) == 1 else 'are'} gone, for "
-                f"{duration(max(a.seconds for a in absent))}, and started again "
-                f"({status.restarts.get(role, 0)} restarts so far)."
-            )
+    leased, sealed = status.rollouts.get("leased", 0), status.rollouts.get("sealed", 0)
+    yield from _actors_gone(status)
     yield from _found(status, "filtered_in_a_row")
     if sealed > leased:
         judges = [actor for actor in status.actors if actor.role == "reward" and actor.here]
@@ -136,15 +113,14 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
             f"The trainer waits for verdicts: verifiers are the slow side. {sealed} answers "
             f"wait, {sum(a.holds for a in judges)} of them "
             f"with {_names(judges) or 'nobody'}, and {leased} responses are still being "
-            "generated; the last verdict came "
-            f"{duration(status.verdict_s)} ago."
+            f"generated; the last verdict came {duration(status.verdict_s)} ago."
         )
     if _awaits_weights(status):
         yield (
             "The trainer waits for experience, and engines wait for weights: version "
             f"{status.committed} is what they were given last."
         )
-    if status.evaluating is not None and not groups.live:
+    if status.evaluating is not None and not status.groups.live:
         yield (
             f"The trainer has nothing to do, and waits until version {status.evaluating} is "
             f"evaluated: {leased + sealed} answers to come."
@@ -152,22 +128,7 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
     if _with_agents(status):
         yield f"The trainer waits for experience, and agents are the slow side: {_episodes(status)}"
     if leased:
-        mute = [
-            a
-            for a in status.actors
-            if a.role == "rollout"
-            and a.here
-            and a.holds
-            and (a.streamed_s or status.seconds) > SILENT_S
-        ]
-        if mute:
-            longest = max(actor.streamed_s or status.seconds for actor in mute)
-            yield (
-                f"The trainer waits for experience, and {_names(mute)} {_has(mute)} streamed "
-                f"nothing for {duration(longest)}, with "
-                f"{sum(actor.holds for actor in mute)} rollouts held: "
-                f"{_awaited(status, {actor.name for actor in mute})}."
-            )
+        yield from _mute(status)
         yield from _both_idle(status)
         yield (
             f"The trainer waits for experience: generation is the slow side. {leased} rollouts "
@@ -176,13 +137,43 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
         )
 
 
+def _actors_gone(status: RunStatus) -> Iterator[str]:
+    """Explanations by roles of which as many actors are gone as are there."""
+    for role, does in (("rollout", "generates"), ("reward", "judges"), ("agents", "plays")):
+        every = [actor for actor in status.actors if actor.role == role]
+        absent = [actor for actor in every if not actor.here and not actor.removed]
+        present = [actor for actor in every if actor.here]
+        if absent and len(absent) >= len(present):
+            yield (
+                "The trainer waits for experience, and "
+                f"{f'only {_names(present)}' if present else 'nobody'} {does}: {_names(absent)} "
+                f"{'is' if len(absent) == 1 else 'are'} gone, for "
+                f"{duration(max(actor.seconds for actor in absent))}, and started again "
+                f"({status.restarts.get(role, 0)} restarts so far)."
+            )
+
+
+def _mute(status: RunStatus) -> Iterator[str]:
+    """An explanation by rollout actors that hold rollouts, and stream nothing."""
+    silent = {
+        actor.name: actor.streamed_s or status.seconds
+        for actor in status.actors
+        if actor.role == "rollout" and actor.here and actor.holds
+    }
+    mute = [a for a in status.actors if silent.get(a.name, 0.0) > SILENT_S]
+    if mute:
+        yield (
+            f"The trainer waits for experience, and {_names(mute)} {_has(mute)} streamed "
+            f"nothing for {duration(max(silent[actor.name] for actor in mute))}, with "
+            f"{sum(actor.holds for actor in mute)} rollouts held: "
+            f"{_awaited(status, {actor.name for actor in mute})}."
+        )
+
+
 def _engines_wait(status: RunStatus) -> Iterator[str]:
     """Explanations of idle engines: they wait for weights, or for admission."""
-    sealed, taken, groups = (
-        status.rollouts.get("sealed", 0),
-        status.rollouts.get("taken", 0),
-        status.groups,
-    )
+    sealed, taken = status.rollouts.get("sealed", 0), status.rollouts.get("taken", 0)
+    groups = status.groups
     if _awaits_weights(status):
         yield (
             "Rollout actors wait for weights, and the next publication has not begun: the "
