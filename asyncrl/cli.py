@@ -211,6 +211,7 @@ def _rollouts(args: argparse.Namespace) -> int:
     from asyncrl.explain.views.record_files import write_records
     from asyncrl.explain.views.rollout_records import Wanted, records, shown
     from asyncrl.runtime.output import Output, complain
+    from asyncrl.words import count
 
     files = RunFiles(args.run)
     wanted = Wanted(
@@ -221,8 +222,8 @@ def _rollouts(args: argparse.Namespace) -> int:
         last=args.last,
     )
     if args.output is not None:
-        count = write_records(files, wanted, args.output, complain)
-        print(f"{count:,} rollouts are written to {escaped(str(args.output))}.")
+        written = write_records(files, wanted, args.output, complain)
+        print(f"{count(written)} rollouts are written to {escaped(str(args.output))}.")
         return 0
     output = Output(sys.stdout)  # its reader may leave before the end
     for record in records(files, wanted, complain):

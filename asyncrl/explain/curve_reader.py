@@ -7,21 +7,12 @@ begins again. The number of a file tells no two files apart: a system gives it a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from asyncrl.config import ConfigError
+from asyncrl.config.errors import usable
 from asyncrl.explain.curve import LINE_BYTES, Point, point_of
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Raise ConfigError for what a system says of a file that is read in the block."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
 
 
 class CurveReader:
@@ -49,7 +40,7 @@ class CurveReader:
     def replaced(self) -> bool:
         """True if what was read last is not there any more, also the first time that there is a
         file: `added` begins with its first point."""
-        with readable(self._path), suppress(FileNotFoundError), self._path.open("rb") as file:
+        with usable(self._path, "read"), suppress(FileNotFoundError), self._path.open("rb") as file:
             if not self._stands(file):
                 self._at, self._last = 0, b""
                 return True
@@ -58,7 +49,7 @@ class CurveReader:
     def added(self) -> Iterator[Point]:
         """The points behind those that were given, but for a line that is being written; none of
         a file that was not asked of (`replaced`), or is gone."""
-        with readable(self._path), suppress(FileNotFoundError), self._path.open("rb") as file:
+        with usable(self._path, "read"), suppress(FileNotFoundError), self._path.open("rb") as file:
             if not self._stands(file):
                 return
             while line := file.readline(LINE_BYTES):

@@ -19,11 +19,12 @@ import msgspec
 
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
+from asyncrl.config.errors import usable
 from asyncrl.config.load import settings_in
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.explain import curve, run_status, summary
 from asyncrl.explain.curve import Point
-from asyncrl.explain.curve_reader import CurveReader, readable
+from asyncrl.explain.curve_reader import CurveReader
 from asyncrl.explain.run_status import RunStatus
 from asyncrl.explain.summary import Summary
 from asyncrl.journal import JournalError, SqliteHistory
@@ -113,7 +114,7 @@ class RunFiles:
     def _said(self, name: str, read: Callable[[Path], T]) -> T | None:
         """The contents of a file; None where there is none."""
         path = self.path / name
-        with readable(path):
+        with usable(path, "read"):
             try:
                 return read(path)
             except FileNotFoundError:
@@ -129,7 +130,7 @@ class RunFiles:
     def points(self) -> Iterator[Point]:
         """The points of the curve so far; none where there is no curve."""
         path = self.path / run_dir.METRICS
-        with readable(path), suppress(FileNotFoundError):
+        with usable(path, "read"), suppress(FileNotFoundError):
             yield from curve.read(path)
 
     @contextmanager

@@ -23,6 +23,7 @@ from asyncrl.runtime.output import Output
 from asyncrl.runtime.processes.machine import available_cores
 from asyncrl.runtime.run_dir import CLUSTER_MODELS
 from asyncrl.sandbox.support import support
+from asyncrl.words import duration
 
 
 def train(
@@ -75,4 +76,4 @@ def _measured_pause(models: Path | None) -> str:
         swap_s = read_models(models).network.swap_s
     except ConfigError as error:  # a forecast needs the file, and a run does not
         return str(error)
-    return f"{swap_s:.3g} s in {CLUSTER_MODELS}" if swap_s else ""
+    return f"{duration(swap_s)} in {CLUSTER_MODELS}" if swap_s else ""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import msgspec
 
 from asyncrl.config import ConfigError
-from asyncrl.config.errors import installs
+from asyncrl.config.errors import installs, usable
 from asyncrl.escape import escaped_json
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views.rollout_records import (
@@ -24,15 +24,6 @@ from asyncrl.explain.views.rollout_records import (
 
 ROWS = 1_000
 """Rollouts of a row group of Parquet: what is held in memory."""
-
-
-class RecordWriter(Protocol):
-    """Writes rollouts to an open file, one after the other."""
-
-    def add(self, one: RolloutRecord) -> None: ...
-
-    def close(self) -> None:
-        """Write what is left; the file stays open."""
 
 
 class JsonLines:
@@ -96,20 +87,17 @@ def write_records(files: RunFiles, wanted: Wanted, path: Path, note: Note) -> in
         raise ConfigError(f"{path}: this is there already, and is not written over.")
     decode, count = decoder(files, note), 0
     partial = path.with_name(f"{path.name}.partial")
-    try:
-        with partial.open("xb") as file:
-            try:
-                writer = (ParquetRows if path.suffix == ".parquet" else JsonLines)(file)
-                for seen in newest(files, wanted, None):
-                    writer.add(record(seen, decode))
-                    count += 1
-                writer.close()
-                file.flush()
-                os.fsync(file.fileno())
-                partial.rename(path)
-            except BaseException:
-                partial.unlink()
-                raise
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}).") from None
+    with usable(path, "written"), partial.open("xb") as file:
+        try:
+            writer = (ParquetRows if path.suffix == ".parquet" else JsonLines)(file)
+            for seen in newest(files, wanted, None):
+                writer.add(record(seen, decode))
+                count += 1
+            writer.close()
+            file.flush()
+            os.fsync(file.fileno())
+            partial.rename(path)
+        except BaseException:
+            partial.unlink()
+            raise
     return count

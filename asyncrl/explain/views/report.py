@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asyncrl.config import ConfigError
+from asyncrl.config.errors import usable
 from asyncrl.explain.views.html_page import page, tag
 from asyncrl.explain.views.run_parts import PARTS, SeenRun
 from asyncrl.explain.views.style import STYLE
@@ -21,11 +21,9 @@ def write_report(run: Path, path: Path | None, now: float) -> Path:
     text = report(run, now)
     path = run / REPORT if path is None else path
     partial = path.with_name(f"{path.name}.partial")
-    try:
+    with usable(path, "written"):
         partial.write_text(text, encoding="utf-8", errors="replace")
         partial.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}).") from None
     return path
 
 
