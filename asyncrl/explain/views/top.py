@@ -86,33 +86,30 @@ def update_of(
     goes on has said nothing for `silent_s` since."""
     metrics = step.metrics if step is not None else {}
 
-    def of_step(value: float | None) -> float:
-        return math.nan if value is None else value
-
     return StatusUpdate(
         seconds=status.seconds + silent_s,
         phase=DOES.get(status.phase, "draining") if status.ok is None else "over",
         step=status.step,
         steps=status.steps,
-        reward=of_step(step.reward if step is not None else None),
-        accuracy=evaluation.accuracy if evaluation is not None else math.nan,
+        reward=step.reward if step is not None else None,
+        accuracy=evaluation.accuracy if evaluation is not None else None,
         accuracy_version=evaluation.version if evaluation is not None else -1,
         generated_per_s=status.generated_per_s,
         trained_per_s=status.trained_per_s,
-        lag_mean=of_step(step.lag_mean if step is not None else None),
+        lag_mean=step.lag_mean if step is not None else None,
         lag_max=step.lag_max if step is not None else 0,
         queue_items=step.queue_rollouts if step is not None else 0,
         queue_bytes=step.queue_bytes if step is not None else 0,
-        idle_trainer=of_step(idle(status, "trainer")),
-        idle_rollout=of_step(idle(status, "rollout")),
-        pause_seconds=of_step(step.pause_seconds if step is not None else None),
+        idle_trainer=idle(status, "trainer"),
+        idle_rollout=idle(status, "rollout"),
+        pause_seconds=step.pause_seconds if step is not None else None,
         note=_note(status, silent_s),
         evaluated=evaluation.figures if evaluation is not None else {},
         accuracy_weights=evaluation.weights if evaluation is not None else "current",
-        exact=of_step(metrics.get("exact")),
-        truncated=of_step(metrics.get("truncated")),
-        response_tokens=of_step(metrics.get("response_tokens")),
-        entropy=of_step(metrics.get("entropy")),
+        exact=metrics.get("exact"),
+        truncated=metrics.get("truncated"),
+        response_tokens=metrics.get("response_tokens"),
+        entropy=metrics.get("entropy"),
     )
 
 
