@@ -66,6 +66,10 @@ class RunPart(msgspec.Struct, frozen=True):
             body = self.make(seen)
         except ConfigError as error:
             body = tag("p", str(error), class_="dim")
+        return self.section(name, body)
+
+    def section(self, name: str, body: Html) -> Html:
+        """The part with this body."""
         heading = [tag("h2", self.title)] if self.title else []
         return tag("section", *heading, body, id=name, data_every=self.every_s)
 
