@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 from transformers import PreTrainedModel
 
 from asyncrl.actors.actor_context import ActorContext, refused_as_input
@@ -25,6 +26,7 @@ from asyncrl.actors.rank_parts import CarriedOrder, RankedLearner
 from asyncrl.actors.reporting import Reporter
 from asyncrl.actors.scoring_servers import ScoringServers
 from asyncrl.actors.trainer_actor import trainer_actor
+from asyncrl.config.derived import steps
 from asyncrl.config.engines import capabilities
 from asyncrl.config.ranks import ranks_of
 from asyncrl.messages import Meet
@@ -217,7 +219,7 @@ def _learner(
     with refused_as_input():
         learner = Learner(
             model,
-            config.train,
+            replace(config.train, steps=steps(config)),  # the schedule ends where the data does
             config.staleness,
             config.rollout.temperature,
             budget=config.rollout.max_new_tokens,

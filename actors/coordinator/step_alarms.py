@@ -43,7 +43,7 @@ class StepAlarms:
         )
         if responses:
             rewards[version] = responses["reward"]
-        staleness, intended = self._config.staleness, designed(self._config.staleness)
+        intended = designed(self._config.staleness)
         facts = RunFacts(
             metrics={**metrics, **responses},
             trained=trained,
@@ -52,7 +52,7 @@ class StepAlarms:
             accuracy=accuracy,
             prompts=self._config.task.eval_size,
         )
-        self._raise(findings(facts, staleness), version)
+        self._raise(findings(facts), version)
 
     def _raise(self, raised: tuple[Finding, ...], version: int) -> None:
         before = {alarm.name for alarm in self.last}

@@ -37,7 +37,14 @@ GONE = {
 }
 """Setting that there was → the end of the sentence that says why there is none."""
 
-FIXED: Mapping[str, float] = {"agent.alarm_rewritten": 0.1}
+FIXED: Mapping[str, float] = {
+    "agent.alarm_rewritten": 0.1,
+    "staleness.alarm_k3": 0.1,
+    "staleness.alarm_masked": 0.5,
+    "staleness.alarm_ess": 0.1,
+    "staleness.alarm_proximal": 0.1,
+    "staleness.alarm_truncated": 0.5,
+}
 """Setting that is a constant now → its value. The run.toml of an earlier run may have it, with that
 value."""
 

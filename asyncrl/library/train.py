@@ -55,9 +55,9 @@ def checked(config: Config, resume: Path | None, console: Console, models: Path 
     ConfigError."""
     cores = available_cores()
     config = preflight.resolved(config, resume, datetime.now())
-    preflight.check(config, resume, cores)
+    config, notes = preflight.check(config, resume, cores)
     publication = publication_row(config, _measured_pause(models))
-    show_rows([*derived(config, cores), publication, *memory_rows(config)], console)
+    show_rows([*derived(config, cores), publication, *memory_rows(config), *notes], console)
     if config.task.sandbox == "process" and (missing := support().missing):
         console.print(
             f"This machine does not have the sandbox strict ({missing}): what judges answers can "

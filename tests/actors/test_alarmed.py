@@ -23,7 +23,7 @@ from asyncrl.explain.summary import Alarmed, Responses, Summary
 from asyncrl.messages import NoVerdict, Scored, StatusUpdate
 
 APART = 0.5
-"""A k3 over `alarm_k3`."""
+"""A k3 over its bound."""
 
 
 class Drifting(ScriptedLearner):
@@ -86,7 +86,7 @@ async def test_tokens_left_out_for_their_age_are_an_alarm(
     one goes on."""
     changes = {
         "train": {"steps": 40, "batch_groups": 1, "eval_every": 0},
-        "staleness": {"max_lag": 1, "alarm_masked": 0.5},
+        "staleness": {"max_lag": 1},
     }
     world = ScriptedWorld(
         configured(

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.config.schema import StalenessConfig
 from asyncrl.explain.conditions.condition import RunFacts
 from asyncrl.explain.conditions.off_policy import FEW
 from asyncrl.explain.conditions.table import findings
@@ -17,7 +16,6 @@ from asyncrl.staleness.bins import at_lag
 from asyncrl.staleness.diagnostics import by_lag
 from asyncrl.training.sums import Sums
 
-THRESHOLDS = StalenessConfig(alarm_k3=0.1, alarm_masked=0.5, alarm_ess=0.1)
 WELL = {"k3": 0.01, "ess": 0.9}
 
 
@@ -33,7 +31,7 @@ def lags(
 
 def say(metrics: dict[str, float], trained: int = 1000, **discarded: int) -> dict[str, str]:
     facts = RunFacts(metrics=WELL | metrics, trained=trained, left_out=discarded)
-    found = findings(facts, THRESHOLDS)
+    found = findings(facts)
     assert len({alarm.name for alarm in found}) == len(found)
     for alarm in found:
         assert (
@@ -178,7 +176,7 @@ def test_all_is_well_within_the_bands_and_on_them(
         metrics |= {at_lag(name, lag): value for name, value in values.items()}
     left_out = {"stale": trained, "nonfinite": 0}
     facts = RunFacts(metrics=metrics, trained=trained + more, left_out=left_out)
-    assert findings(facts, THRESHOLDS) == ()
+    assert findings(facts) == ()
 
 
 def test_tokens_without_a_proximal_log_probability_of_their_own_are_named_above_a_share() -> None:
@@ -196,7 +194,7 @@ def test_tokens_without_a_proximal_log_probability_of_their_own_are_named_above_
 
 
 def test_what_was_not_measured_is_well() -> None:
-    assert findings(RunFacts(), THRESHOLDS) == ()
+    assert findings(RunFacts()) == ()
 
 
 @given(st.floats(0.11, 5), st.floats(0.51, 1), st.floats(0.001, 0.099))
@@ -207,7 +205,7 @@ def test_out_of_its_band_each_is_said_whatever_is_known_by_lag(
     facts = RunFacts(
         metrics={"k3": k3, "ess": ess}, trained=10_000 - left_out, left_out={"m2po": left_out}
     )
-    found = findings(facts, THRESHOLDS)
+    found = findings(facts)
     assert [alarm.name for alarm in found] == ["divergence", "masked_m2po", "ess"]
 
 
@@ -227,7 +225,7 @@ def test_pain_15_a_mismatch_of_engine_and_trainer_is_named(
     every = torch.ones(len(lag), dtype=torch.bool)
     sums = by_lag(log, every, sample_index, lag, every)
     metrics = sums.total.means() | {"ess": 1.0} | sums.metrics()
-    found = findings(RunFacts(metrics=metrics, trained=len(lag)), THRESHOLDS)
+    found = findings(RunFacts(metrics=metrics, trained=len(lag)))
     assert [alarm.name for alarm in found] == named
 
 

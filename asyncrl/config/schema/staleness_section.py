@@ -63,44 +63,6 @@ class StalenessConfig(Section, frozen=True):
             description="which tokens are left out, and what the others weigh, one after the other"
         ),
     ] = (IcePop(),)
-    alarm_k3: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description=(
-                "alarm where current and behaviour policy are further apart than this (mean k3)"
-            ),
-        ),
-    ] = 0.1
-    alarm_masked: Annotated[
-        float,
-        Meta(gt=0, le=1, description="alarm where a larger share of a step's tokens is left out"),
-    ] = 0.5
-    alarm_ess: Annotated[
-        float,
-        Meta(
-            ge=0,
-            lt=1,
-            description="alarm where the effective share of a step's rollouts is smaller",
-        ),
-    ] = 0.1
-    alarm_proximal: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=1,
-            description=(
-                "alarm where a larger share of a step's tokens has the current policy in place "
-                "of its proximal one"
-            ),
-        ),
-    ] = 0.1
-    alarm_truncated: Annotated[
-        float,
-        Meta(
-            gt=0, le=1, description="alarm where a larger share of responses is cut at its budget"
-        ),
-    ] = 0.5
 
     def contradictions(self, whole: Config) -> Contradictions:
         if self.proximal == "ema" and not whole.train.ema:

@@ -22,6 +22,8 @@ LEAST = 3
 """Steps of the least window that says anything."""
 ERRORS = 2.0
 """Standard errors that a reward must rise and an accuracy must fall."""
+TRUNCATED = 0.5
+"""Share of a step's responses that may be cut at their budget."""
 REWRITTEN = 0.1
 """Share of later calls that may have a reply with other tokens than were sampled in their context:
 an agent that edits one reply in ten is no accident of the chat template."""
@@ -114,7 +116,7 @@ ANSWERS = (
     Condition(
         names=("never_ends",),
         measures="share of a step's responses that were cut at their budget",
-        bound="staleness.alarm_truncated",
+        bound=TRUNCATED,
         settings=("rollout.max_new_tokens", "task.reward", "rollout.truncated"),
         find=_never_ends,
     ),

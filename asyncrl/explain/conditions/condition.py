@@ -58,9 +58,8 @@ class Finding(NamedTuple):
 
 class Condition(NamedTuple):
     """One row of the table. `names` are the causes that it tells apart (`masked_*`: one for each
-    reason). It holds where what it `measures` leaves `bound`: a number, or the setting that has it.
-    `settings` are those that help, of which each sentence names one. `find(facts, limit)` gives
-    what it finds.
+    reason). It holds where what it `measures` leaves `bound`. `settings` are those that help, of
+    which each sentence names one. `find(facts, bound)` gives what it finds.
 
     >>> from asyncrl.explain.conditions.sides import IDLE_SIDES
     >>> [found] = IDLE_SIDES.find(RunFacts(idle_trainer=0.8, idle_rollout=0.1), 0.3)
@@ -70,6 +69,6 @@ class Condition(NamedTuple):
 
     names: tuple[str, ...]
     measures: str
-    bound: float | str
+    bound: float
     settings: tuple[str, ...]
     find: Callable[[RunFacts, float], Iterable[Finding]]

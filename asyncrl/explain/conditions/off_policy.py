@@ -16,6 +16,14 @@ from typing import NamedTuple
 from asyncrl.explain.conditions.condition import Condition, Finding, RunFacts
 from asyncrl.staleness.bins import of_lags
 
+K3 = 0.1
+"""Mean k3 of a step, nats a token: current and behaviour policy are further apart over it."""
+MASKED = 0.5
+"""Share of a step's tokens that may be left out."""
+ESS = 0.1
+"""Effective share of a step's rollouts that it must have."""
+UNKNOWN = 0.1
+"""Share of a step's tokens that may have the current policy in place of their proximal one."""
 GROWTH = 2.0
 """Old tokens must be this many times worse than young ones for their age to be the cause."""
 
@@ -228,7 +236,7 @@ OFF_POLICY = (
     Condition(
         names=("mismatch", "staleness", "divergence"),
         measures="distance of current and behaviour policy (mean k3 of a step, nats a token)",
-        bound="staleness.alarm_k3",
+        bound=K3,
         settings=(
             "model.dtype",
             "rollout.temperature",
@@ -241,7 +249,7 @@ OFF_POLICY = (
     Condition(
         names=("masked_*",),
         measures="share of a step's tokens that is left out of the loss",
-        bound="staleness.alarm_masked",
+        bound=MASKED,
         settings=(
             "staleness.depth",
             "staleness.window",
@@ -258,7 +266,7 @@ OFF_POLICY = (
     Condition(
         names=("ess", "ess_staleness", "ess_mismatch"),
         measures="effective share of a step's rollouts",
-        bound="staleness.alarm_ess",
+        bound=ESS,
         settings=(
             "staleness.max_lag",
             "train.ess_base",
@@ -271,7 +279,7 @@ OFF_POLICY = (
     Condition(
         names=("proximal_unknown",),
         measures="share of a step's tokens without a proximal log-probability of their version",
-        bound="staleness.alarm_proximal",
+        bound=UNKNOWN,
         settings=("staleness.proximal", "staleness.max_lag"),
         find=_unknown,
     ),

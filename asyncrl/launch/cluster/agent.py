@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import secrets
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -121,9 +122,10 @@ async def _take_part(
     except (LinkError, ValueError) as error:
         complain(escaped(f"the launcher of {token.address} cannot be joined: {error}."))
         return BAD_INPUT
+    own_id = secrets.token_hex(16)
     async with servers_ended(run):
         while True:
-            agent = _Agent(run, name, cores, role)
+            agent = _Agent(run, name, own_id, cores, role)
             status = await agent.serve(link)
             if not agent.cut:
                 return status
@@ -175,9 +177,12 @@ class _Agent:
     """One machine's part in one run, over one link. `cut` is True once that was lost, with a
     launcher that may live on."""
 
-    def __init__(self, run: Path, name: str, cores: list[int], role: JoinedRole) -> None:
+    def __init__(
+        self, run: Path, name: str, own_id: str, cores: list[int], role: JoinedRole
+    ) -> None:
         self.cut = False
-        self._run, self._name, self._cores, self._role = run, name, cores, role
+        self._run, self._cores = run, cores
+        self._join = Join(name[:255], own_id, len(cores), own_versions(), role)
         self._actors: dict[Actor, Process] = {}
         self._ended: set[tuple[Role, int]] = set()  # their servers may have had part in that
         self._room = 0  # as many actors are to be expected; 0 until it takes part
@@ -197,8 +202,7 @@ class _Agent:
             nursery.start_soon(self._write, link)
             nursery.start_soon(self._beat)
             nursery.start_soon(self._listen, nursery.cancel_scope)
-            offer = Join(self._name[:255], len(self._cores), own_versions(), self._role)
-            self._send.send_nowait(offer)
+            self._send.send_nowait(self._join)
             await self._follow(link, nursery)
             nursery.cancel_scope.cancel()
         return self._status
@@ -278,7 +282,7 @@ class _Agent:
         try:
             config = read(self._run / RUN_TOML)
             places = await trio.to_thread.run_sync(
-                places_for, self._role, config, self._cores, self._room, self._origins
+                places_for, self._join.role, config, self._cores, self._room, self._origins
             )
         except ConfigError as error:
             self._send.send_nowait(Unequipped(str(error)[:MOST_WORDS]))

@@ -15,7 +15,7 @@ from asyncrl.messages import (
     ActorExited,
     Alive,
     Equipped,
-    JoinedRole,
+    Join,
     KillActor,
     MachineLeaving,
     Message,
@@ -94,13 +94,15 @@ class RemoteActor:
 class Machine:
     """A machine that takes part, and its actors, all of one role."""
 
-    def __init__(self, name: str, cores: int, role: JoinedRole, link: Link) -> None:
-        self.name, self.cores, self.role = name, cores, role
+    def __init__(self, name: str, join: Join, link: Link) -> None:
+        self.name, self.agent, self.cores, self.role = name, join.agent, join.cores, join.role
         self.actors: dict[Actor, RemoteActor] = {}
         self.places: int | None = None
         """Actors that it can have at a time; None: any number."""
         self.leaving = False
         """It was told to leave, and its actors end with it; or it was refused, and has none."""
+        self.gone = trio.Event()
+        """Set when its actors have ended, and its name is free."""
         self._link = link
         self._scope = trio.CancelScope()
         self._send, self._orders = trio.open_memory_channel[tuple[Message, bytes]](ORDERS)

@@ -74,7 +74,7 @@ class Machines:
     def __init__(self, config: Config, run: Path, note: Callable[[str], None]) -> None:
         self._config, self._run, self._told = config, run, note
         self._members: dict[str, Machine] = {}
-        self._names: set[str] = set()
+        self._linked: dict[str, Machine] = {}  # by name, also those that are not equipped yet
         self._waiting: list[RemoteActor] = []
         self._prepared = trio.Event()
         self._changed = trio.Event()
@@ -248,7 +248,9 @@ class Machines:
             )
             await self._refuse(link, join, said)
             return
-        machine = Machine(self._named(join.machine), join.cores, join.role, link)
+        await self._end_earlier_link(join.agent)
+        machine = Machine(self._free_name(join.machine), join, link)
+        self._linked[machine.name] = machine
         why = "the launcher ended"
         try:
             async with trio.open_nursery() as nursery:
@@ -266,13 +268,19 @@ class Machines:
         with trio.move_on_after(JOIN_S), contextlib.suppress(EndOfStream):
             await link.receive()  # it hangs up when it has read that
 
-    def _named(self, wished: str) -> str:
+    async def _end_earlier_link(self, agent: str) -> None:
+        """End the earlier link of an agent that joins again. The agent noticed the cut first and
+        ended its actors; without this the machine is here twice, for up to SILENCE_S."""
+        for machine in [one for one in self._linked.values() if one.agent == agent]:
+            machine.give_up("its agent joined again")
+            await machine.gone.wait()
+
+    def _free_name(self, wished: str) -> str:
         """A name that no other machine has."""
         base = name = escaped(wished, 60)
         number = 2
-        while name in self._names:
+        while name in self._linked:
             name, number = f"{base}-{number}", number + 1
-        self._names.add(name)
         return name
 
     async def _equip(self, machine: Machine) -> None:
@@ -328,12 +336,13 @@ class Machines:
 
     def _leave(self, machine: Machine, why: str) -> None:
         """The machine is lost, or has left, and its actors with it."""
-        self._names.discard(machine.name)
+        del self._linked[machine.name]
         if self._members.pop(machine.name, None) is not None and not self.over:
             self._note(f"Machine {machine.name} is lost, with {len(machine.actors)} actors: {why}.")
         for actor in machine.actors.values():
             actor.end(KILLED, f"its machine {machine.name} is lost: {why}", displaced=True)
         machine.actors.clear()
+        machine.gone.set()
         self._changed.set()
 
     # ------------------------------------------------------------------------------------- actors

@@ -4,6 +4,7 @@ gone: what they cost is themselves."""
 from __future__ import annotations
 
 import contextlib
+import secrets
 import shutil
 import socket
 import ssl
@@ -63,10 +64,12 @@ class Head:
         cores: int = 2,
         places: int | None = None,
         role: m.JoinedRole = "rollout",
+        agent: str = "",
     ) -> AsyncIterator[Link]:
-        """The link of an agent that has all it needs, and takes part."""
+        """The link of an agent that has all it needs, and takes part. It joined before where it
+        is the `agent` of an earlier one."""
         async with await self.connected() as link:
-            await link.send(m.Join(name, cores, own_versions(), role))
+            await link.send(m.Join(name, agent or new_id(), cores, own_versions(), role))
             admitted = await said(link)
             assert isinstance(admitted, m.MachineAdmitted) and admitted.files == len(FILES)
             assert admitted.room == {"rollout": 2, "trainer": RANKS // 2, "reward": 3}[role]
@@ -74,15 +77,25 @@ class Head:
             for name, contents in FILES.items():
                 message, (buffer,) = await after_beats(link)
                 assert message == m.ModelFile(name) and bytes(buffer) == contents
-            before = self.machines.count
+            before = len(self.notes)
             await link.send(m.Equipped(places))
-            await self.until(before + 1)
+            await self.until_noted(before)
             yield link
+
+    async def until_noted(self, before: int) -> None:
+        """Wait for a note after the first `before`."""
+        look = partial(wait_for, "a note", lambda: len(self.notes) > before)
+        await trio.to_thread.run_sync(look)
 
     async def until(self, count: int) -> None:
         """Wait until so many machines take part."""
         look = partial(wait_for, f"{count} machines", lambda: self.machines.count == count)
         await trio.to_thread.run_sync(look)
+
+
+def new_id() -> str:
+    """The id of an agent that joins for the first time."""
+    return secrets.token_hex(16)
 
 
 async def after_beats(link: Link) -> tuple[m.Message, list[memoryview]]:
@@ -164,6 +177,27 @@ async def test_machines_of_one_name_are_told_apart_and_share_the_actors(head: He
             "Machine one",
             "Machine one-2",
         ]
+
+
+async def test_an_agent_that_joins_again_replaces_its_link_whose_cut_was_not_noticed(
+    head: Head,
+) -> None:
+    """As over a bad network: the agent knew of the cut before the launcher did."""
+    [actor] = actors_of(head, 1)
+    own_id = new_id()
+    async with head.agent("one", agent=own_id) as cut:
+        assert isinstance(await said(cut), m.StartActor)
+        async with head.agent("one", agent=own_id) as again:
+            with trio.fail_after(PATIENCE_S):
+                assert await actor.wait() == KILLED and actor.displaced
+            await ended(cut)
+            assert head.machines.count == 1
+            actors_of(head, 1)
+            assert isinstance(await said(again), m.StartActor)
+    assert [note for note in head.notes if "joined again" in note] == [
+        "Machine one is lost, with 1 actors: its agent joined again."
+    ]
+    assert sum("Machine one takes part" in note for note in head.notes) == 2
 
 
 async def test_a_machine_has_no_more_actors_than_gpus_for_them(head: Head) -> None:
@@ -256,7 +290,7 @@ async def test_too_few_machines_for_the_trainer_are_said_with_what_to_run(
 
 async def test_a_machine_for_a_trainer_that_is_all_here_is_refused_by_name(head: Head) -> None:
     async with await head.connected() as link:
-        await link.send(m.Join("ranks", 2, own_versions(), "trainer"))
+        await link.send(m.Join("ranks", new_id(), 2, own_versions(), "trainer"))
         refused = await said(link)
         assert isinstance(refused, m.JoinRefused)
         assert refused.reason.startswith("machine ranks takes no part: it is for the role trainer")
@@ -266,7 +300,7 @@ async def test_a_machine_for_a_trainer_that_is_all_here_is_refused_by_name(head:
 
 async def test_a_machine_that_lacks_what_actors_need_is_refused_by_name(head: Head) -> None:
     async with await head.connected() as link:
-        await link.send(m.Join("bare", 2, own_versions()))
+        await link.send(m.Join("bare", new_id(), 2, own_versions()))
         await link.send(m.Unequipped("it has no GPU that it may use\x1b[2J."))
         with trio.fail_after(PATIENCE_S):
             while not isinstance(refused := await said(link), m.JoinRefused):
@@ -326,7 +360,7 @@ async def test_machines_of_a_killed_launcher_come_back_by_the_token_that_they_ha
         machines.prepared()
         assert JoinToken.read(dead / JOIN_TOKEN) == token
         async with await head.connected() as link:
-            await link.send(m.Join("one", 2, own_versions()))
+            await link.send(m.Join("one", new_id(), 2, own_versions()))
             admitted = await said(link)
             assert isinstance(admitted, m.MachineAdmitted)
             assert admitted.key == read_key(dead / KEY) != token.key, "each launch has a new one"
@@ -364,7 +398,7 @@ def test_a_token_is_taken_up_only_where_machines_can_join_by_it(tmp_path: Path) 
 async def test_another_version_is_refused_by_name_and_others_stay(head: Head, name: str) -> None:
     async with head.agent() as link:
         async with await head.connected() as other:
-            await other.send(m.Join("old", 4, own_versions() | {name: "0.0.1"}))
+            await other.send(m.Join("old", new_id(), 4, own_versions() | {name: "0.0.1"}))
             refused = await said(other)
         assert isinstance(refused, m.JoinRefused)
         assert f"machine old takes no part: it has {name} 0.0.1, and the" in refused.reason
@@ -390,7 +424,7 @@ async def test_who_says_what_no_agent_says_is_lost_and_others_stay(
     async with head.agent("good") as good:
         async with await head.connected() as bad:
             if joined:
-                await bad.send(m.Join("bad", 2, own_versions()))
+                await bad.send(m.Join("bad", new_id(), 2, own_versions()))
                 assert isinstance(await said(bad), m.MachineAdmitted)
             await bad.send(wrong)
             if joined and wrong == m.Equipped():
@@ -435,7 +469,7 @@ async def test_who_has_no_token_gets_no_further(head: Head, what: str, tmp_path:
         key = new_key() if what == "key" else head.token.key
         with pytest.raises((LinkError, EndOfStream, ssl.SSLError)):
             link = await connect(head.token.launcher, key, tls=Tls.of(wrong / TLS))
-            await link.send(m.Join("stranger", 2, own_versions()))
+            await link.send(m.Join("stranger", new_id(), 2, own_versions()))
             await link.receive()
     assert not head.notes
     async with head.agent():
