@@ -152,7 +152,7 @@ def panel(status: StatusUpdate) -> RenderableType:
         f"{clock(s.seconds)} elapsed",
         f"{clock(s.seconds * (s.steps - s.step) / s.step)} left" if s.step else "",
     )
-    body = Table.grid(padding=(0, 3))
+    body = Table.grid(padding=(0, 2))
     rows = update_rows(status)
     for pair in (rows[at : at + 2] for at in range(0, len(rows), 2)):
         cells = ((Text(name, style="dim"), Text(escaped(said))) for name, said in pair)
