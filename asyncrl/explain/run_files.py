@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -21,15 +21,16 @@ from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import usable
 from asyncrl.config.load import settings_in
-from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.explain import curve, run_status, summary
 from asyncrl.explain.curve import Point
 from asyncrl.explain.curve_reader import CurveReader
 from asyncrl.explain.run_status import RunStatus
 from asyncrl.explain.summary import Summary
-from asyncrl.journal import JournalError, SqliteHistory
 from asyncrl.runtime import run_dir
 from asyncrl.runtime.run_dir import RUN_TOML
+
+if TYPE_CHECKING:
+    from asyncrl.journal import SqliteHistory
 
 TOML_BYTES = 2**20
 """Bytes of a run.toml, at most; a longer one is none of ours."""
@@ -136,6 +137,9 @@ class RunFiles:
     @contextmanager
     def journal(self) -> Iterator[SqliteHistory]:
         """The journal as it is when the block begins, for a fold of it in the block."""
+        from asyncrl.experience.call import ImpossibleEvent
+        from asyncrl.journal import JournalError, SqliteHistory  # who asks `why` waits for neither
+
         path = self.path / run_dir.JOURNAL
         try:
             with SqliteHistory(path) as history:
