@@ -4,6 +4,8 @@ from __future__ import annotations
 
 RUN_TOML = "run.toml"
 """The resolved settings of the run."""
+ORIGINS = "origins.json"
+"""Digests of the task's files, verifier and package, as the run began with them."""
 LOCK = "lock"
 """Held by the launcher as long as it lives."""
 

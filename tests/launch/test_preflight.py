@@ -342,6 +342,26 @@ def test_a_run_goes_on_whoever_counted_its_lines() -> None:
         preflight.check(known, Path("r"), 2)
 
 
+def test_a_resume_goes_on_with_the_data_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("judge_of_resume.py").write_text("def f(answer, line): return 1.0\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    settings = data(*"abcdef", held_out=2, verifier="judge_of_resume:f")
+    run = Path("r")
+    with preflight.claimed(preflight.check(config(*settings, "run.dir=r"), None, 2).config):
+        pass
+    resumed = config(*settings, resume=run)
+    assert preflight.check(resumed, run, 2).notes == []
+    Path("judge_of_resume.py").write_text("def f(answer, line): return 0.5\n")
+    (note,) = preflight.check(resumed, run, 2).notes
+    assert note.value == "the module judge_of_resume" and "rewards may differ" in note.meaning
+    data(*"abcxef")
+    said = refusal(resumed, run)
+    assert "data.jsonl is not the file that this run began with" in said
+    (run / "origins.json").unlink()  # as an earlier version leaves it
+    assert preflight.check(resumed, run, 2).notes == []
+
+
 def test_prompts_that_cannot_be_answered_are_counted() -> None:
     settings = [*data("a", *(["b" * 300] * 3), "c" * 300, held_out=1), "engine.context_tokens=128"]
     training, held_out = preflight.check(config(*settings), None, 2).notes
