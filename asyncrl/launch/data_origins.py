@@ -11,6 +11,7 @@ import msgspec
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import Row
 from asyncrl.config.mix import each
+from asyncrl.files import read_regular, write_whole
 from asyncrl.runtime.run_dir import ORIGINS
 from asyncrl.tasks.judging import origins
 
@@ -23,8 +24,7 @@ def check_origins(config: Config, run: Path) -> list[Row]:
     package that has changed: a run may go on with a better one. Raises ConfigError for other data,
     in which the prompts that were trained have other numbers."""
     try:
-        with (run / ORIGINS).open("rb") as file:
-            noted = msgspec.json.decode(file.read(MOST_BYTES), type=dict[str, str])
+        noted = msgspec.json.decode(read_regular(run / ORIGINS, MOST_BYTES), type=dict[str, str])
     except FileNotFoundError:  # of a run that an earlier version began
         return []
     except (OSError, msgspec.DecodeError) as error:
@@ -47,4 +47,4 @@ def check_origins(config: Config, run: Path) -> list[Row]:
 def note_origins(config: Config, run: Path) -> None:
     """Note the origins of the task, once in a run. Raises OSError."""
     if not (run / ORIGINS).exists():
-        (run / ORIGINS).write_bytes(msgspec.json.encode(origins(config.task)))
+        write_whole(run / ORIGINS, msgspec.json.encode(origins(config.task)))
