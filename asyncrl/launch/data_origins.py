@@ -13,7 +13,7 @@ from asyncrl.config.derived import Row
 from asyncrl.config.mix import each
 from asyncrl.files import read_regular, write_whole
 from asyncrl.runtime.run_dir import ORIGINS
-from asyncrl.tasks.judging import origins
+from asyncrl.tasks.judge_checks import origins
 
 MOST_BYTES = 2**20
 """Bytes of the file that are read: it has a line for each file of the task."""

@@ -56,7 +56,7 @@ from asyncrl.runtime.processes.machine import gpus_here
 from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
 from asyncrl.sandbox.support import support
 from asyncrl.tasks import Task
-from asyncrl.tasks.judging import check_judging, opened
+from asyncrl.tasks.judge_checks import check_judging, opened
 from asyncrl.tasks.mixed import size_of
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.training.checkpoint_index import complete
