@@ -102,7 +102,7 @@ def test_a_journal_of_another_format_or_of_none_is_refused_before_anything_start
     assert "another run.dir" in err and len(launched) == 1
     assert {path: path.read_bytes() for path in here.glob("r/*")} == files
     assert main(["why", "r"]) == 2
-    assert "this run has not said how it stands" in capsys.readouterr().err
+    assert "this run has no status yet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,11 @@ def derived(config: Config, available: int) -> list[Row]:
     prompts = steps(config) * train.batch_groups
     params = ", ".join(f"{name}={value}" for name, value in task.params.items())
     return [
-        *([] if task.mix else [Row("task", task.path or task.name, params or "its own defaults")]),
+        *(
+            []
+            if task.mix
+            else [Row("task", task.path or task.name, params or "default parameters")]
+        ),
         *_mix_rows(task),
         Row("sandbox", task.sandbox, SANDBOXES[task.sandbox]),
         *([PROGRAMS] if any(one.verifier == "run" for one in each(task)) else []),
@@ -287,8 +291,8 @@ def _truncated(config: Config) -> str:
     """Words for how responses cut at their budget are treated."""
     budget, band = config.rollout.max_new_tokens, penalty_band(config.rollout)
     return {
-        "keep": f"a response cut at {budget} tokens is trained as it is",
-        "mask": f"a response cut at {budget} tokens is left out of the loss, and is compared with",
+        "keep": f"responses cut at {budget} tokens are trained as they are",
+        "mask": f"responses cut at {budget} tokens stay out of the loss, and are compared with",
         "penalize": f"over {budget - band} tokens the reward sinks, by 1 at {budget}",
     }[config.rollout.truncated]
 

@@ -149,7 +149,7 @@ class Metrics:
             "asyncrl_publication_seconds", "Publications, from preparation to commit."
         )
         self._pause = self._histogram(
-            "asyncrl_pause_seconds", "How long decoding stood still for a publication.", "actor"
+            "asyncrl_pause_seconds", "How long decoding paused for a publication.", "actor"
         )
 
     def _of_actors(self) -> None:

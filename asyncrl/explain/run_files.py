@@ -102,11 +102,11 @@ class RunFiles:
         if self.last_status is not None:
             return self.last_status
         what = (
-            "it is starting, or prepares its model: ask again in a while"
+            "it is starting, or preparing its model: try again in a minute"
             if self.lives
-            else "it ended before it had begun: see its logs"
+            else "it ended before it began: see its logs"
         )
-        raise ConfigError(f"{self.path}: this run has not said how it stands; {what}.")
+        raise ConfigError(f"{self.path}: this run has no status yet; {what}.")
 
     @cached_property
     def summary(self) -> Summary | None:

@@ -64,7 +64,7 @@ def test_the_status_of_a_stall_goes_before_the_last_one(tmp_path: Path) -> None:
 
 def test_a_run_that_has_not_said_how_it_stands_is_told_by_whether_it_lives(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r")
-    assert "it ended before it had begun" in sentence(lambda: RunFiles(run).status)
+    assert "it ended before it began" in sentence(lambda: RunFiles(run).status)
     with (run / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert RunFiles(run).lives

@@ -492,7 +492,7 @@ def bad(tmp_path: Path) -> dict[str, tuple[Path, str]]:
     (runs["a directory"] / "status.json").mkdir()
     (tmp_path / "no run").mkdir()
     said = dict.fromkeys(("empty", "json", "binary", "deep", "wrong"), "damaged")
-    said |= {"none yet": "has not said how it stands", "a directory": "cannot be read"}
+    said |= {"none yet": "has no status yet", "a directory": "cannot be read"}
     cases = {name: (run, said[name]) for name, run in runs.items()}
     return cases | {
         "no run": (tmp_path / "no run", "run.toml"),

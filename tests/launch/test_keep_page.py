@@ -56,7 +56,7 @@ async def test_a_page_with_a_key_where_it_is_not_on_loopback(tmp_path: Path, hos
             assert found[0] == 200 and said == [f"The page of this run: {own}"]
             assert not (tmp_path / PAGE_KEY).exists()
             said_part = await answer(f"{own}part/standing")
-            assert "has not said how it stands" in said_part[1]
+            assert "has no status yet" in said_part[1]
         else:
             key = (tmp_path / PAGE_KEY).read_text()
             assert found[0] == 401 and (tmp_path / PAGE_KEY).stat().st_mode & 0o077 == 0

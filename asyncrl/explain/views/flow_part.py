@@ -109,9 +109,9 @@ def _of_role(status: RunStatus, role: Role, name: str, facts: list[str]) -> Html
     elif part is None:
         state, says = "empty", "has not reported"
     elif part >= IDLE:
-        state, says = "waits", f"idle {share(part)}, waits for {cause or 'work'}"
+        state, says = "waits", f"{share(part)} idle, waits for {cause or 'work'}"
     else:
-        state, says = "works", f"works, idle {share(part)}"
+        state, says = "works", f"busy, {share(part)} idle"
     return _stage(name, state, says, [counted, *facts], part)
 
 
@@ -131,7 +131,7 @@ def _back(status: RunStatus) -> str:
         if actor.role == "rollout" and actor.version is not None
     ]
     more = f" and {len(serving) - 8} more" if len(serving) > 8 else ""
-    served = f"Versions go back to the engines: {', '.join(serving[:8])}{more}. " if serving else ""
+    served = f"Weights on the engines: {', '.join(serving[:8])}{more}. " if serving else ""
     journal = status.journal
     trouble = f": {journal.trouble}" if journal.trouble else ""
     return (

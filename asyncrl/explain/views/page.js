@@ -48,7 +48,7 @@ function ask(section) {
       say(
         failed.size
           ? "the run's page does not answer: the run has ended, or cannot be reached"
-          : `renewed at ${new Date().toLocaleTimeString()}`,
+          : `updated at ${new Date().toLocaleTimeString()}`,
       );
       answered();
     };
@@ -64,7 +64,7 @@ async function renew(section) {
 hold.addEventListener("click", () => {
   const held = hold.getAttribute("aria-pressed") === "false";
   hold.setAttribute("aria-pressed", String(held));
-  hold.textContent = held ? "Renew again" : "Stop renewing";
+  hold.textContent = held ? "Resume updates" : "Pause updates";
   if (held) say("held as it is");
 });
 

@@ -164,8 +164,8 @@ class RunPage:
         parts = [part.section(name, asked) for name, part in PARTS.items()]
         bar = tag(
             "div",
-            tag("button", "Stop renewing", id="hold", type="button", aria_pressed="false"),
-            tag("span", "not renewed yet", id="heard", role="status", class_="dim"),
+            tag("button", "Pause updates", id="hold", type="button", aria_pressed="false"),
+            tag("span", "not updated yet", id="heard", role="status", class_="dim"),
             class_="bar",
         )
         heading = tag("h1", self._run.name)

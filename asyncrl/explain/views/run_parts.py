@@ -112,7 +112,7 @@ def _idle(seen: SeenRun) -> Html:
         for role, causes in status.idle.items()
         for cause, part in sorted(causes.items(), key=lambda item: -item[1])
     ]
-    note = f"By cause: of the last {duration(status.window_s)} of what is known of the run."
+    note = f"By cause, over the last {duration(status.window_s)}."
     rows = ((name, share(part), meter(part)) for name, part in whole + by_cause)
     return joined(table(rows), tag("p", note, class_="dim"))
 

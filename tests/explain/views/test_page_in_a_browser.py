@@ -234,7 +234,7 @@ def test_parts_are_renewed_but_not_under_the_eyes_of_who_reads(
         quiet.until(f"{flow}.includes('step 77 of 100')")
         assert quiet.value("document.querySelector('details').open")
         quiet.value("document.getElementById('hold').click()")
-        assert quiet.value("document.getElementById('hold').innerText") == "Renew again"
+        assert quiet.value("document.getElementById('hold').innerText") == "Resume updates"
         run_status.write(status(step=78), run / STATUS)
         quiet.value("new Promise(later => setTimeout(later, 2500))")
         assert "step 77" in quiet.value(flow)
