@@ -214,7 +214,7 @@ def test_bad_input_is_one_sentence_and_status_2(
     for path, said in (
         (tmp_path / "none", "there is no such directory"),
         (tmp_path, "no run.toml in it"),
-        (run, "ended before it had begun"),
+        (run, "ended before it began"),
     ):
         assert main(["top", str(path)]) == 2
         out, err = capsys.readouterr()
