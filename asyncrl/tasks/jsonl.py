@@ -1,9 +1,9 @@
-"""Prompts from a JSONL file. Invariant: every line was parsed and checked before the first prompt
-is given out.
+"""Prompts from a JSONL file. Invariant: every line is parsed and checked before the first prompt is
+returned.
 
 A line is an object with `prompt`, `answer` (text, or a number; with the verifier `run` it may be
 left out), optionally `verifier`, and any other key that its verifier reads. Only eight bytes a line
-stay in memory: where it starts. Held-out prompts never train: lines of the training split with a
+stay in memory: its offset. Held-out prompts never train: lines of the training split with a
 held-out prompt are left out.
 """
 
@@ -58,7 +58,7 @@ class JsonlTask:
     """
 
     def __init__(self, config: TaskConfig) -> None:
-        """Raises TaskError, with file and line number where a line is at fault."""
+        """Raises TaskError, with file and line number if a line is wrong."""
         if not config.path:
             raise TaskError("task.name = 'jsonl' needs task.path, the file of prompts")
         self._config = config
@@ -141,7 +141,8 @@ class JsonlTask:
 
 
 def _exactly(reward: Any) -> Any:
-    """1 for a right answer and 0 for any other; what is no finite number stays what it is."""
+    """1 for a right answer and 0 for any other; a value that is not a finite number stays as it
+    is."""
     try:
         number = float("nan" if isinstance(reward, str | bytes) else reward)
     except (TypeError, ValueError, OverflowError):
