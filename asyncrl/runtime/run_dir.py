@@ -10,7 +10,7 @@ from asyncrl.config.errors import ConfigError
 RUN_TOML = "run.toml"
 """The resolved settings of the run."""
 LOCK = "lock"
-"""Held by the launcher as long as it lives."""
+"""The file that the launcher locks as long as it lives."""
 
 KEY = "key"
 """The run's key, readable by its user alone."""
@@ -23,7 +23,7 @@ TLS = "tls"
 JOIN_TOKEN = "join.token"
 """The file that another machine needs in order to take part, readable by the run's user alone."""
 COPY_ID = "copy.id"
-"""A number by which the run's copy in an object store is known (`run.copy`)."""
+"""A number that identifies the run's copy in an object store (`run.copy`)."""
 INITIAL = "initial"
 """The model the run started from: a link to its directory."""
 JOURNAL = "journal.sqlite"
@@ -33,9 +33,9 @@ METRICS = "metrics.jsonl"
 GATEWAY_KEY = "gateway.key"
 """The key of the agents' gateway, readable by the run's user alone."""
 PAGE_KEY = "page.key"
-"""The key of the run's page where it is not on loopback, readable by the run's user alone."""
+"""The key of the run's page if it is not on loopback, readable by the run's user alone."""
 SINKS = "sinks"
-"""The folder of notes of how far each of `run.sinks` is."""
+"""The folder of the progress notes of each of `run.sinks`."""
 TENSORBOARD = "tensorboard"
 """The folder of TensorBoard's event files (`run.sinks`)."""
 CLUSTER_MODELS = "models.toml"
@@ -67,7 +67,7 @@ STALL = "stall.json"
 
 
 def refuse_no_run(run: Path) -> None:
-    """Raise ConfigError where `run` is not the directory of a run."""
+    """Raise ConfigError if `run` is not the directory of a run."""
     if not run.is_dir():
         raise ConfigError(f"{run}: there is no such directory; give the directory of a run.")
     if not (run / RUN_TOML).is_file():
@@ -83,6 +83,6 @@ def lives(run: Path) -> bool:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # there is no lock to have
+    except OSError:  # there is no lock file
         return False
     return False
