@@ -60,7 +60,7 @@ sys.modules[HARNESS] = sys.modules[__name__]
 
 MODEL = "policy"
 RETRIES = 8
-"""Times that a call is tried again where the gateway is busy."""
+"""Retries of a call if the gateway is busy."""
 KEY = "ASYNCRL_EPISODE_KEY"
 """The variable in which `verifiers` finds the episode's key for calls."""
 ENDS = ("episode_full", "context_length_exceeded")

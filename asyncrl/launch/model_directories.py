@@ -53,8 +53,8 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
 
 
 def check_adapters(config: Config) -> None:
-    """Check that adapters can be had: what makes them is installed, and each target is the last
-    part of the name of a weight. Raises ConfigError."""
+    """Check that adapters can be made: peft is installed, and each target is the last part of the
+    name of a weight. Raises ConfigError."""
     lora = config.model.lora
     if find_spec("peft") is None:
         raise ConfigError(
@@ -77,21 +77,21 @@ def check_adapters(config: Config) -> None:
 
 def _weights(path: Path) -> set[str]:
     """The names of the weights of a model directory. Raises ConfigError."""
-    found = set[str]()
+    names = set[str]()
     for file in path.glob("*.safetensors"):
         try:
             with safe_open(file, framework="numpy") as stored:
-                found.update(stored.keys())
+                names.update(stored.keys())
         except (OSError, SafetensorError) as error:
             raise ConfigError(
                 f"model.path is {str(path)!r}, and {file.name} in it cannot be read "
                 f"({escaped(str(error), 100)}); give a local Hugging Face model directory."
             ) from None
-    return found
+    return names
 
 
 def check_policies(config: Config, task: Task) -> None:
-    """Check the directories of reference and teacher: each is there, and has every token of the
+    """Check the directories of reference and teacher: each exists, and has every token of the
     model that learns under the same id. Raises ConfigError."""
     for section, policy in (("reference", config.reference), ("teacher", config.teacher)):
         if policy.coefficient and policy.path:
@@ -109,7 +109,7 @@ def check_policies(config: Config, task: Task) -> None:
 
 
 def check_examples(config: Config, task: Task) -> None:
-    """Check the examples of the supervised loss, each by the tokenizer that it will have. Raises
+    """Check the examples of the supervised loss, with the tokenizer of the run. Raises
     ConfigError."""
     if not config.supervised.coefficient:
         return
@@ -151,9 +151,9 @@ def _same_vocabulary(config: Config, task: Task, key: str, path: Path) -> None:
 
 
 def _different(own: Mapping[str, int], its: Mapping[str, int]) -> str:
-    """Words for the first token that is not the same in both; empty where each of `own` is."""
+    """The first token of `own` that differs, in words; empty if all agree."""
     for token, number in sorted(own.items(), key=lambda item: item[1]):
-        if (there := its.get(token)) != number:
-            where = "is not there" if there is None else f"is {there} there"
-            return f"{token!r} is {number} here and {where}"
+        if (its_number := its.get(token)) != number:
+            difference = "is not there" if its_number is None else f"is {its_number} there"
+            return f"{token!r} is {number} here and {difference}"
     return ""

@@ -68,7 +68,7 @@ def _origins(config: TaskConfig) -> Iterator[tuple[str, str]]:
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a file, in hex; `none` where it cannot be read."""
+    """SHA-256 of a file, in hex; `none` if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

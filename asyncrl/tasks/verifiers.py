@@ -142,7 +142,7 @@ def _shown(value: object) -> str:
 
 
 class VerifierTable:
-    """Verifiers that lines may name. `default` is `task.verifier`; where it is `module:function`
+    """Verifiers that lines may name. `default` is `task.verifier`; if it is `module:function`
     that module is imported now.
 
     >>> VerifierTable("exact").find("number")("1,000", {"answer": 1e3})

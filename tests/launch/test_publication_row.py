@@ -66,8 +66,8 @@ def test_the_bytes_are_those_of_the_type_that_is_sent(
 @pytest.mark.parametrize(
     ("sets", "pause"),
     [
-        ([], "staged: engines decode while the weights come, and stand still for about one"),
-        (["publication.path=direct"], "direct: every engine stands still from the first byte"),
+        ([], "staged: engines decode while the weights come, and pause for about one"),
+        (["publication.path=direct"], "direct: every engine pauses from the first byte"),
         (SERVERS, "staged: a server decodes while the weights come to its machine"),
     ],
 )

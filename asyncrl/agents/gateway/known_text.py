@@ -50,7 +50,7 @@ class KnownText:
 
     def longest(self, text: bytes) -> tuple[int, bytes]:
         """The longest known text that `text` (UTF-8) starts with: its length in bytes, and its
-        `int32` ids. (0, b"") where there is none.
+        `int32` ids. (0, b"") if there is none.
 
         Example: the text "hi:" of ids [1, 2] was answered by [77, 9], which is "yo$". Then "hi:yo$,
         and" gives (6, [1, 2, 77, 9]), and "hi:no" gives (3, [1, 2]).

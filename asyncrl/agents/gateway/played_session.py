@@ -3,7 +3,7 @@
 Invariant: no message is sent for an attempt that is over. Its calls are numbered from 0 in the
 order of asking. Each answered call has at most one reward, and so has the whole.
 
-    a call         ──▶  Ask, then Enough where the agent needs no more of its answer
+    a call         ──▶  Ask, then Enough when the agent needs no more of its answer
     its answer     ◀──  Reply, Reply, …
     a noted result ──▶  Note          a reward ──▶ GiveReward     a failed call ──▶ GiveFailure
 

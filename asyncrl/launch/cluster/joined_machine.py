@@ -1,8 +1,8 @@
-"""One machine that takes part, as the launcher knows it, and the actors that it has there.
+"""A machine that takes part, in the launcher's view, and the launcher's actors there.
 
-Invariant: an actor ends once, by what its agent says or by the loss of its machine; one that is
-lost so is, for the run, an actor that was killed. An agent that has heard nothing for SILENCE_S
-ends its actors and itself, and so nothing outlives its launcher for longer.
+Invariant: an actor ends once, by its agent's report or by the loss of its machine; the run treats a
+lost actor as one that was killed. An agent that has received nothing for SILENCE_S ends its actors
+and itself, so that nothing outlives its launcher for longer.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from asyncrl.runtime.processes.standstill import Patience
 BEAT_S = 2.0
 """Seconds between two `Alive`."""
 SILENCE_S = 15.0
-"""Seconds of silence after which either end takes the other for lost."""
+"""Seconds of silence after which either end considers the other lost."""
 KILL_S = 20.0
-"""Seconds that an agent has to say that an actor is dead, more than it takes itself."""
+"""Seconds that an agent has to report that an actor is dead, more than it needs itself."""
 ORDERS = 4096
-"""Messages that may wait for a machine to read them."""
+"""Messages that may wait until a machine reads them."""
 KILLED = -9
-"""The exit code of an actor whose end nobody saw: as if by SIGKILL."""
+"""The exit code of an actor whose end was not seen: as if by SIGKILL."""
 Actor = tuple[Role, int, int]
 """A start of an actor: role, index, incarnation."""
-OfItself = Equipped | Unequipped | MachineLeaving | ActorExited
+AboutMachine = Equipped | Unequipped | MachineLeaving | ActorExited
 """Messages of an agent about its machine, and about actors there."""
 
 
@@ -60,8 +60,8 @@ class RemoteActor:
         return self._ended.is_set()
 
     def end(self, code: int, words: str, *, displaced: bool = False) -> None:
-        """It has ended, with these last words, or `displaced`, with its machine; what comes after
-        its end is left out."""
+        """Record its end, with these last words, or `displaced`, with its machine. A second end is
+        ignored."""
         if not self.over:
             self._code, self._words, self.displaced = code, words, displaced
             self._ended.set()
@@ -74,7 +74,7 @@ class RemoteActor:
         if self.over:
             return
         if self.machine is None:
-            self.end(KILLED, "it waited for a machine, and was ended")
+            self.end(KILLED, "it was ended while it waited for a machine")
         else:
             self.machine.tell(KillActor(*self.actor))
 
@@ -84,7 +84,7 @@ class RemoteActor:
             await self._ended.wait()
         if not self.over and self.machine is not None:
             self.machine.give_up(f"it did not end an actor within {KILL_S:g} s")
-            self.end(KILLED, "its machine did not say that it is dead")
+            self.end(KILLED, "its machine did not report its end")
         return self._code
 
     def tail(self) -> str:
@@ -98,9 +98,10 @@ class Machine:
         self.name, self.agent, self.cores, self.role = name, join.agent, join.cores, join.role
         self.actors: dict[Actor, RemoteActor] = {}
         self.places: int | None = None
-        """Actors that it can have at a time; None: any number."""
+        """Number of actors that it can have at a time; None: any number."""
         self.leaving = False
-        """It was told to leave, and its actors end with it; or it was refused, and has none."""
+        """True if it was told to leave, and its actors end with it; or it was refused, and has
+        none."""
         self.gone = trio.Event()
         """Set when its actors have ended, and its name is free."""
         self._link = link
@@ -116,7 +117,7 @@ class Machine:
 
     @property
     def load(self) -> tuple[float, str]:
-        """Actors for each core, and the name: the least of all gets the next actor."""
+        """Actors for each core, and the name: the machine with the least gets the next actor."""
         return (len(self.actors) + 1) / self.cores, self.name
 
     def tell(self, message: Message, contents: bytes = b"") -> None:
@@ -127,22 +128,22 @@ class Machine:
             self.give_up(f"it left {ORDERS} messages unread")
 
     def give_up(self, why: str) -> None:
-        """Take it for lost."""
+        """Consider it lost."""
         self._why = self._why or why
         self._scope.cancel()
 
-    async def converse(self, heard: Callable[[OfItself], None]) -> str:
-        """Exchange messages until the machine is lost; returns why it is. `heard` is told what it
-        says of itself. Raises LinkError where it says what no agent says."""
+    async def converse(self, on_message: Callable[[AboutMachine], None]) -> str:
+        """Exchange messages until the machine is lost; returns the reason. `on_message` is called
+        with its reports. Raises LinkError for a message that no agent sends."""
         with self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._listen)
-                self.give_up(await self._read(heard))
+                self.give_up(await self._read(on_message))
         return self._why
 
-    async def _read(self, heard: Callable[[OfItself], None]) -> str:
+    async def _read(self, on_message: Callable[[AboutMachine], None]) -> str:
         while True:
             try:
                 message, _ = await self._link.receive()
@@ -155,23 +156,23 @@ class Machine:
                 case Alive():
                     pass
                 case MachineLeaving() | Unequipped() if self.leaving:
-                    raise LinkError("malformed", "an agent says once that it takes no part")
+                    raise LinkError("malformed", "an agent reports only once that it takes no part")
                 case Equipped() | Unequipped() | MachineLeaving() | ActorExited():
-                    heard(message)
+                    on_message(message)
                 case _:
-                    raise LinkError("malformed", f"an agent does not say {type(message).__name__}")
+                    raise LinkError("malformed", f"an agent does not send {type(message).__name__}")
 
     async def _write(self) -> None:
         async for message, contents in self._orders:
             try:
                 await self._link.send(message, *([contents] if contents else []))
             except LinkBroken:
-                return  # who reads hears of it, too
+                return  # the reader gets the error, too
 
     async def _listen(self) -> None:
         self._silence.deadline = trio.current_time() + SILENCE_S
         await self._silence.over()
-        self.give_up(f"it said nothing for {SILENCE_S:g} s")
+        self.give_up(f"it sent nothing for {SILENCE_S:g} s")
 
     async def _beat(self) -> None:
         while True:

@@ -1,5 +1,5 @@
-"""The way of a machine to its launcher, and back to one that was cut off, or was killed and started
-again. Invariant: a machine comes back by what it joined with, and its patience has an end."""
+"""Joining of a machine to its launcher, and joining again after a cut link or a restarted launcher.
+Invariant: a machine joins again with the token that it had, and its patience has an end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAVE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE_S = 120.0
 """Seconds for which a machine whose link was cut tries to join again, unless told otherwise."""
 TRY_S, PAUSE_S = 10.0, 1.0
-"""Seconds that one try has, and from its end to the next."""
+"""Seconds of one try, and from its end to the next."""
 
 
 class ToldToLeave(Exception):
@@ -32,37 +32,37 @@ class ToldToLeave(Exception):
 
 
 async def join(token: JoinToken, run: Path) -> Link:
-    """Connect to the launcher. Raises LinkError, and ValueError for what is no address or no file
-    for TLS."""
+    """Connect to the launcher. Raises LinkError, and ValueError for an invalid address or an
+    invalid file for TLS."""
     return await connect(token.launcher, token.key, tls=Tls.of(run / TLS))
 
 
 async def join_again(token: JoinToken, run: Path, patience_s: float) -> Link:
-    """Connect to a launcher that was cut off, or to its successor. Raises LinkError where it cannot
+    """Connect to a launcher that was cut off, or to its successor. Raises LinkError if it cannot
     be reached for `patience_s`, or does not know this token, and ToldToLeave."""
-    found: Link | LinkError = LinkBroken(f"it could not be reached for {patience_s:g} s")
-    told = 0
+    link: Link | LinkError = LinkBroken(f"it could not be reached for {patience_s:g} s")
+    signalled = 0
 
     async def obey(scope: trio.CancelScope) -> None:
-        nonlocal told
+        nonlocal signalled
         async for number in signals:
-            told = number
+            signalled = number
             scope.cancel()
 
     with trio.open_signal_receiver(*LEAVE) as signals, trio.move_on_after(patience_s) as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(obey, scope)
-            found = await _reached(token, run)
+            link = await _reached(token, run)
             nursery.cancel_scope.cancel()
-    if told:
-        raise ToldToLeave(told)
-    if isinstance(found, LinkError):
-        raise found
-    return found
+    if signalled:
+        raise ToldToLeave(signalled)
+    if isinstance(link, LinkError):
+        raise link
+    return link
 
 
 async def _reached(token: JoinToken, run: Path) -> Link | LinkError:
-    """The link, as soon as there can be one, or the reason why there never will be."""
+    """The link, as soon as the launcher answers, or the error of a launcher that refuses it."""
     while True:
         with trio.move_on_after(TRY_S):
             try:

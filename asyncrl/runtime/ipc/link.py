@@ -25,7 +25,7 @@ FRAME_S = 30.0
 """Seconds that a frame may keep its receiver waiting once it has begun; a large one gets one more
 second for each FRAME_RATE bytes."""
 FRAME_RATE = 2**20
-_AHEAD = 2**16  # bytes read in one system call where frames are small
+_AHEAD = 2**16  # bytes read in one system call if frames are small
 _LITTLE_AHEAD = 2**12
 
 

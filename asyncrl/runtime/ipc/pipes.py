@@ -1,7 +1,7 @@
 """Bytes to and from a peer, below the frames of a link. Invariant: a pipe knows whether its last
 send stopped halfway.
 
-Sockets are driven directly: the system call first, trio only where it would block. That makes a
+Sockets are driven directly: the system call first, trio only if it would block. That makes a
 small frame cheap, and lets the kernel alone copy a large one. Any other trio stream works too, for
 tests.
 """

@@ -41,11 +41,11 @@ async def listening(address: Address) -> AsyncIterator[tuple[trio.SocketListener
         addresses = await trio.socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        family, _, _, _, where = addresses[0]
+        family, _, _, _, sockaddr = addresses[0]
         with _stream_socket(family) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                sock.bind(where)
+                sock.bind(sockaddr)
             except OSError as error:
                 raise OSError(
                     error.errno,
