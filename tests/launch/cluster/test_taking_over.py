@@ -66,7 +66,7 @@ async def test_on_a_machine_one_that_ended_there_may_not_until_the_next_life(
     tmp_path: Path, started: Any
 ) -> None:
     """Its machine was cut off, and joins again while its actors are at their fourth start."""
-    machine = _Agent(tmp_path, "m", [0, 1], "rollout")
+    machine = _Agent(tmp_path, "m", "id", [0, 1], "rollout")
     places = Places([0, 1], room=2, gpus=0, each=0)
 
     async def start(index: int, incarnation: int) -> bool:
