@@ -272,7 +272,7 @@ def test_what_is_saved_is_a_model_directory(model: Path, tmp_path: Path) -> None
         assert torch.equal(one, other)
     assert rl.Sampler(saved).generate(["x"], max_new_tokens=2)[0].sampled_tokens <= 2
     (tmp_path / "mine").mkdir()
-    with pytest.raises(ConfigError, match="no model directory"):
+    with pytest.raises(ConfigError, match="not a model directory"):
         learner.save(tmp_path / "mine")
 
 
