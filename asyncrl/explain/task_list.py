@@ -51,13 +51,14 @@ def page(entry: CatalogEntry) -> list[str]:
     ]
 
 
-def example(entry: CatalogEntry) -> str:
-    """One line: the end of the question, where the data are, and the answer."""
+def example(entry: CatalogEntry, shown: int = SHOWN) -> str:
+    """One line: the end of the question, where the data are, in so many characters, and the
+    answer, in half as many."""
     question = " ".join(entry.question.split())
-    if len(question) > SHOWN:
-        question = f"… {question[2 - SHOWN :]}"
+    if len(question) > shown:
+        question = f"… {question[2 - shown :]}"
     answer = " ".join((entry.answer or "?").split())
-    return f"{question} → {answer if len(answer) <= SHOWN // 2 else answer[: SHOWN // 2] + ' …'}"
+    return f"{question} → {answer if len(answer) <= shown // 2 else answer[: shown // 2] + ' …'}"
 
 
 def _show_list(entries: list[CatalogEntry], console: Console) -> None:

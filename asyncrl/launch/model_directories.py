@@ -7,7 +7,6 @@ No torch here: tokenizers and configurations are read, weights are not.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +20,7 @@ from asyncrl.config.lora import is_of
 from asyncrl.config.schema.model_section import ALL_LINEAR
 from asyncrl.config.setting import nearest
 from asyncrl.escape import escaped
+from asyncrl.launch.prompt_checks import own_tokenizer
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.supervised_examples import read_examples, tokenized
 from asyncrl.tasks.text import Tokenizer
@@ -115,13 +115,8 @@ def check_examples(config: Config, task: Task) -> None:
         return
     try:
         examples, most = read_examples(Path(config.supervised.path)), config.engine.context_tokens
-        if config.model.path:
-            tokenizer = Tokenizer(config.model.path, chat=config.task.chat)
+        with own_tokenizer(config, task) as tokenizer:
             tokenized(examples, tokenizer, config.task, most)
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                bundled_model.write_tokenizer(Path(folder), bundled_model.task_frame(task))
-                tokenized(examples, Tokenizer(folder), config.task, most)
     except TaskError as error:
         raise ConfigError(f"{error}.") from None
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
@@ -21,6 +21,7 @@ from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.cluster import joined
 from asyncrl.config.curricula import CURRICULA
+from asyncrl.config.derived import Row
 from asyncrl.config.errors import installs
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
 from asyncrl.config.gpus import gpus_of
@@ -46,12 +47,15 @@ from asyncrl.launch.model_directories import (
     check_policies,
 )
 from asyncrl.launch.private import private_files, refuse_foreign
+from asyncrl.launch.prompt_checks import check_prompts
 from asyncrl.launch.run_copy import refuse_unfit
 from asyncrl.launch.stored_copy import is_stored
 from asyncrl.runtime.processes.machine import gpus_here
 from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
 from asyncrl.sandbox.support import support
+from asyncrl.tasks import Task
 from asyncrl.tasks.judging import check_judging, opened
+from asyncrl.tasks.mixed import size_of
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.training.checkpoint_index import complete
 
@@ -144,9 +148,16 @@ def _fresh(task: str, now: datetime) -> Path:
     return path
 
 
-def check(config: Config, resume: Path | None, available: int) -> None:
-    """Check all that can be checked without starting or writing anything. `available` is the number
-    of cores. Raises ConfigError."""
+class Checked(NamedTuple):
+    """A configuration that can run, with the sizes that its data has; and notes for the user."""
+
+    config: Config
+    notes: list[Row]
+
+
+def check(config: Config, resume: Path | None, available: int) -> Checked:
+    """Check all that can be checked without starting a run or writing anything. `available` is the
+    number of cores. Raises ConfigError."""
     check_cores(config, available)
     _directory(config, resume)
     refuse_unfit(config, resume)
@@ -171,6 +182,42 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     check_examples(config, task)
     if config.agent.run and config.agent.run != PLAYED_ELSEWHERE:
         _agent(config.agent)
+    return Checked(_counted(config, task), check_prompts(config, task))
+
+
+def _counted(config: Config, task: Task) -> Config:
+    """The configuration with the true number of training prompts of each file. Steps, epochs and
+    the schedule of the learning rate follow from it."""
+    if not config.task.mix:
+        if config.task.name != "jsonl":
+            return config
+        counted = msgspec.structs.replace(config.task, train_size=task.size("train"))
+        return msgspec.structs.replace(config, task=counted)
+    count = size_of(task)
+    mix = {
+        label: {**config.task.mix[label], "train_size": count(label, "train")}
+        if member.name == "jsonl"
+        else config.task.mix[label]
+        for label, member in members(config.task).items()
+    }
+    return msgspec.structs.replace(config, task=msgspec.structs.replace(config.task, mix=mix))
+
+
+def _uncounted(config: Config) -> Config:
+    """The configuration without the sizes that `_counted` gave it."""
+    task = config.task
+    mix = {
+        label: {
+            name: value
+            for name, value in task.mix[label].items()
+            if name != "train_size" or member.name != "jsonl"
+        }
+        for label, member in members(task).items()
+    }
+    size = TaskConfig().train_size if task.name == "jsonl" else task.train_size
+    return msgspec.structs.replace(
+        config, task=msgspec.structs.replace(task, mix=mix, train_size=size)
+    )
 
 
 def _agent(agent: AgentConfig) -> None:
@@ -234,7 +281,7 @@ def _directory(config: Config, resume: Path | None) -> None:
             "directory of a run."
         )
     if toml.exists():
-        old = configuration.read(toml)
+        old, config = _uncounted(configuration.read(toml)), _uncounted(config)
         ignored = RESUMABLE if resume else {"run.dir"}
         for key in FIELDS:
             was, now = lookup(old, key), lookup(config, key)

@@ -54,9 +54,9 @@ def checked(config: Config, resume: Path | None, console: Console, models: Path 
     ConfigError."""
     cores = available_cores()
     config = preflight.resolved(config, resume, datetime.now())
-    preflight.check(config, resume, cores)
+    config, notes = preflight.check(config, resume, cores)
     publication = publication_row(config, _measured_pause(models))
-    show_derived([*derived(config, cores), publication, *memory_rows(config)], console)
+    show_derived([*derived(config, cores), publication, *memory_rows(config), *notes], console)
     if config.task.sandbox == "process" and (missing := support().missing):
         console.print(
             f"This machine does not have the sandbox strict ({missing}): processes that "

@@ -50,7 +50,7 @@ Command = Literal["micro-batch", "proximal scores", "optimizer step", "checkpoin
 
 
 class Busy(Part, frozen=True):
-    """A trainer has been at `command` for so many seconds. Those in which its process stood still
+    """A trainer has been at `command` for so many seconds. Those in which its process did not run
     are not among them."""
 
     command: Command

@@ -19,8 +19,8 @@ class Publish(Message, frozen=True):
 
 class Prepare(Message, frozen=True):
     """Coordinator to rollout actor: receive `version` into a staging place, while decoding goes
-    on, and with `average` its average after it. With `direct` join the others and say so; stand
-    still when `Quiesce` comes, and receive into the engine's own weights."""
+    on, and with `average` its average after it. With `direct` join the others and say so; pause
+    when `Quiesce` comes, and receive into the engine's own weights."""
 
     publication: int
     version: int
@@ -47,20 +47,20 @@ class Quiesce(Message, frozen=True):
 
 
 class Quiesced(Message, frozen=True):
-    """Rollout actor to coordinator: its engine stands still."""
+    """Rollout actor to coordinator: its engine is paused."""
 
     publication: int
 
 
 class Transfer(Message, frozen=True):
-    """Coordinator to trainer: every engine stands still; send."""
+    """Coordinator to trainer: every engine is paused; send."""
 
     publication: int
 
 
 class Resend(Message, frozen=True):
     """Coordinator to rollout actor or trainer: this sending is over, and the weights will be sent
-    again. What was written is of no version: the engine stands still until they have come."""
+    again. What was written is of no version: the engine is paused until they have come."""
 
     publication: int
 
@@ -105,7 +105,7 @@ class Abort(Message, frozen=True):
 
 
 class Committed(Message, frozen=True):
-    """Rollout actor to coordinator: it decodes with `version`; decoding stood still for
+    """Rollout actor to coordinator: it decodes with `version`; decoding was paused for
     `pause_seconds`."""
 
     publication: int

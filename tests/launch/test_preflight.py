@@ -13,10 +13,13 @@ from collections import namedtuple
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.config import Config, ConfigError, load, read, write
-from asyncrl.config.derived import PROGRAMS, derived
+from asyncrl.config.derived import PROGRAMS, derived, steps
+from asyncrl.config.schema import TaskConfig
 from asyncrl.launch import preflight
 from asyncrl.runtime.processes.machine import EPHEMERAL, LOWEST_PORT, available_cores, free_port
 from asyncrl.sandbox.support import Support
@@ -284,7 +287,17 @@ def model(*names: str) -> Path:
     directory.mkdir()
     for name in names:
         (directory / name).write_text(json.dumps({}))
+    if "tokenizer.json" in names:
+        write_tokenizer(directory)
     return directory
+
+
+def data(*prompts: str, held_out: int = 0, verifier: str = "exact") -> list[str]:
+    """A file of prompts, as settings; its answers are 12."""
+    text = "".join(json.dumps({"prompt": prompt, "answer": 12}) + "\n" for prompt in prompts)
+    Path("data.jsonl").write_text(text)
+    of_task = {"name": "jsonl", "path": "data.jsonl", "eval_size": held_out, "verifier": verifier}
+    return [f"task.{name}={value}" for name, value in of_task.items()]
 
 
 ALL = ("config.json", "tokenizer.json", "model-00001-of-00002.safetensors")
@@ -306,6 +319,77 @@ def test_a_whole_model_passes() -> None:
 def test_a_model_with_something_missing(missing: str, named: str) -> None:
     model(*(name for name in ALL if name != missing))
     assert named in refusal(config("model.path=model"))
+
+
+def test_steps_follow_from_the_lines_that_there_are() -> None:
+    settings = [*data(*"abcdefghijkl"), "task.epochs=1", "train.batch_groups=2"]
+    checked, notes = preflight.check(config(*settings), None, 2)
+    assert checked.task.train_size == 12 and steps(checked) == 6 and not notes
+    of_file = {"name": "jsonl", "path": "data.jsonl", "eval_size": 2}
+    mix = {"x": of_file, "y": of_file | {"eval_size": 5}, "z": {"train_size": 7, "eval_size": 2}}
+    task = TaskConfig(mix=mix, weights={"x": 0.5, "y": 0.25, "z": 0.25})
+    checked, _ = preflight.check(msgspec.structs.replace(config(), task=task), None, 2)
+    assert [table["train_size"] for table in checked.task.mix.values()] == [10, 7, 7]
+
+
+def test_a_run_goes_on_whoever_counted_its_lines() -> None:
+    """A run.toml of an earlier version has the default in the place of the number."""
+    before = config(*data(*"abcdef"), "run.dir=r")
+    for known in (before, preflight.check(before, None, 2).config):
+        with preflight.claimed(known):
+            pass
+        preflight.check(config(*data(*"abcdef"), resume=Path("r")), Path("r"), 2)
+        preflight.check(known, Path("r"), 2)
+
+
+def test_prompts_that_cannot_be_answered_are_counted() -> None:
+    settings = [*data("a", *(["b" * 300] * 3), "c" * 300, held_out=1), "engine.context_tokens=128"]
+    training, held_out = preflight.check(config(*settings), None, 2).notes
+    assert "of 4 training prompts that were checked 3 leave no room" in training.meaning
+    assert "the longest prompt has 301" in training.meaning and "dropped" in training.meaning
+    assert "of 1 held-out prompts" in held_out.meaning and "count as wrong" in held_out.meaning
+    said = refusal(config(*data("b" * 300, "c" * 300), "engine.context_tokens=128"))
+    assert "2 leave no room for an answer" in said and "raise engine.context_tokens" in said
+
+
+def test_a_token_without_a_row_of_the_embedding_is_seen() -> None:
+    directory = model(*ALL)
+    (directory / "config.json").write_text('{"vocab_size": 100}')
+    settings = ["model.path=model", *data("abc", "xyz")]
+    (note,) = preflight.check(config(*settings), None, 2).notes
+    assert "1 have a token that the model's embedding has no row for" in note.meaning
+
+
+def test_a_model_whose_responses_cannot_end_is_refused() -> None:
+    directory = model(*ALL)
+    (directory / "tokenizer_config.json").write_text("{}")
+    assert "none of its files names an end" in refusal(config("model.path=model", *data("a")))
+
+
+def test_the_chat_template_is_tried() -> None:
+    directory = model(*ALL)
+    (directory / "chat_template.jinja").write_text("{{")
+    settings = ["model.path=model", "task.chat=true", *data("a")]
+    assert "cannot render this" in refusal(config(*settings))
+    (directory / "chat_template.jinja").unlink()
+    assert "no chat template" in refusal(config(*settings))
+
+
+@pytest.mark.processes
+def test_a_verifier_judges_an_answer_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the sandbox and the process in which a reward actor has it judge."""
+    lines = ["def listed(a, line): return [float(a == str(line['answer']))]"]
+    lines += ["def lost(a, line): return float(a == open('/etc/nowhere').read())"]
+    lines += ["def right(a, line): return float(a == str(line['answer']))"]
+    Path("tried_by_check.py").write_text("\n".join(lines) + "\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    said = refusal(config(*data("a", verifier="tried_by_check:listed")))
+    assert "gives no reward" in said and "not a number: list" in said
+    (note,) = preflight.check(config(*data("a", verifier="tried_by_check:lost")), None, 2).notes
+    assert "no verdict on the data's own answer to prompt 0 ('12')" in note.meaning
+    assert "FileNotFoundError" in note.meaning
+    assert not preflight.check(config(*data("a", verifier="tried_by_check:right")), None, 2).notes
 
 
 def test_other_bad_models() -> None:

@@ -34,15 +34,14 @@ from asyncrl.messages import (
     JoinRefused,
     MachineAdmitted,
     MachineLeaving,
-    Message,
     ModelFile,
     RunOver,
     StartActor,
     Unequipped,
 )
 from asyncrl.messages.address import TcpAddress
-from asyncrl.runtime.ipc.endpoints import serve
-from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
+from asyncrl.runtime.ipc.endpoints import first_message, serve
+from asyncrl.runtime.ipc.errors import EndOfStream
 from asyncrl.runtime.ipc.keys import new_key, read_key
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.tls import Tls
@@ -69,8 +68,7 @@ AGENTS: dict[JoinedRole, str] = {
 
 
 class Machines:
-    """The machines of one launch. `note` is called with a sentence for each that came or was
-    lost."""
+    """The machines of one launch. `note` gets a sentence about each that comes or is lost."""
 
     def __init__(self, config: Config, run: Path, note: Callable[[str], None]) -> None:
         self._config, self._run, self._show = config, run, note
@@ -227,26 +225,19 @@ class Machines:
 
     async def _attend(self, link: Link) -> None:
         """Serve one agent's link. Raises LinkError."""
-        join: Message | None = None
-        with trio.move_on_after(JOIN_S):
-            join, _ = await link.receive()
-        if join is None:
-            raise LinkError("silent", f"a peer sent nothing within {JOIN_S:g} s")
-        if not isinstance(join, Join):
-            raise LinkError("malformed", "an agent sends Join first")
+        join = await first_message(link, Join, JOIN_S)
         if why := differing(join.versions, own_versions()):
-            reason = f"it has {escaped(why, 200)}; install the same there"
-            await self._refuse(link, join, reason)
+            await self._refuse(link, join, f"it has {escaped(why, 200)}; install the same there")
             return
         cluster = self._config.cluster
         if (join.role == "trainer" and not cluster.trainer_agents) or (
             join.role == "reward" and not cluster.reward_agents
         ):
-            reason = (
+            why = (
                 f"it is for the role {join.role}, all of whose actors are on the launcher's "
                 f"machine: set {AGENTS[join.role]} there, or leave out --for here"
             )
-            await self._refuse(link, join, reason)
+            await self._refuse(link, join, why)
             return
         await self._end_earlier_link(join.agent)
         machine = Machine(self._free_name(join.machine), join, link)
@@ -255,16 +246,16 @@ class Machines:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._equip, machine)
-                why = await machine.converse(partial(self._hear, machine))
+                why = await machine.converse(partial(self._take, machine))
                 nursery.cancel_scope.cancel()
         finally:
             self._leave(machine, why)
 
     async def _refuse(self, link: Link, join: Join, why: str) -> None:
         """Tell a machine and the user why it takes no part."""
-        reason = f"machine {escaped(join.machine, 60)} takes no part: {why}"
-        self._note(f"{reason}.")
-        await link.send(JoinRefused(reason))
+        sentence = f"machine {escaped(join.machine, 60)} takes no part: {why}"
+        self._note(f"{sentence}.")
+        await link.send(JoinRefused(sentence))
         with trio.move_on_after(JOIN_S), contextlib.suppress(EndOfStream):
             await link.receive()  # it hangs up when it has read that
 
@@ -297,16 +288,17 @@ class Machines:
         for name, contents in files:
             machine.tell(ModelFile(name), contents)
 
-    def _hear(self, machine: Machine, message: AboutMachine) -> None:
+    def _take(self, machine: Machine, message: AboutMachine) -> None:
         match message:
             case Equipped(places):
                 self._enter(machine, places)
             case Unequipped(why):
                 machine.leaving = True
                 self._members.pop(machine.name, None)
-                reason = f"machine {machine.name} takes no part: {escaped(why, 500).rstrip('.')}"
-                self._note(f"{reason}.")
-                machine.tell(JoinRefused(reason))
+                reason = escaped(why, 500).rstrip(".")
+                sentence = f"machine {machine.name} takes no part: {reason}"
+                self._note(f"{sentence}.")
+                machine.tell(JoinRefused(sentence))
             case MachineLeaving():
                 self._part(machine)
             case ActorExited(role, index, incarnation, code, words):

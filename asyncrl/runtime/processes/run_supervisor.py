@@ -30,6 +30,7 @@ from asyncrl.messages import (
     RunFinished,
     StatusUpdate,
 )
+from asyncrl.runtime.ipc.endpoints import first_message
 from asyncrl.runtime.ipc.errors import LinkError
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.processes.standstill import Patience
@@ -277,8 +278,8 @@ class RunSupervisor:
         Raises LinkError if another peer connects, or the coordinator a second time, and for a
         message that a coordinator does not send.
         """
-        hello, _ = await link.receive()
-        if not isinstance(hello, Hello) or hello.role != "coordinator" or self.connected:
+        hello = await first_message(link, Hello)
+        if hello.role != "coordinator" or self.connected:
             raise LinkError("malformed", "only the coordinator talks to the launcher, and once")
         self._connected.set()
         self._renew_patience()
