@@ -149,9 +149,8 @@ async def _called(function: Any, names: Mapping[str, Any], connected: Mapping[st
     except (ValueError, RecursionError):
         arguments = None
     if function.name not in names or not isinstance(arguments, dict):
-        return (
-            f"error: {'no such tool' if arguments is not None else 'the arguments are no object'}"
-        )
+        reason = "the arguments are not an object" if arguments is None else "no such tool"
+        return f"error: {reason}"
     return await call_mcp(connected, names, function.name, arguments)
 
 

@@ -60,8 +60,8 @@ def _port(server: str, host: str, port: int) -> None:
     dot = "_" if "." in server else "."  # metrics.port, run.page_port
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         raise ConfigError(
-            f"{server}{dot}host is {host!r}, and that is no IPv4 address of this machine; 0.0.0.0 "
-            "means all of them."
+            f"{server}{dot}host is {host!r}, and that is not an IPv4 address of this machine; "
+            "0.0.0.0 means all of them."
         )
     raise ConfigError(
         f"{server}{dot}port is {port}, and that port {_why(error)}; choose another, or 0 for none."
@@ -83,7 +83,7 @@ def check_certificates(config: Config) -> None:
         raise ConfigError(f"cluster.kind is ray, which is not installed: {installs('ray')}.")
     if (error := _refused(cluster.host, 0)) is not None:
         raise ConfigError(
-            f"cluster.host is {cluster.host!r}, and that is no IPv4 address of this machine "
+            f"cluster.host is {cluster.host!r}, and that is not an IPv4 address of this machine "
             f"({error.strerror})."
         )
 

@@ -57,7 +57,9 @@ class Sequence:
                 "tokens were sampled: give one for each sampled token"
             )
         if np.isnan(self.logprobs).any() or (self.logprobs > 0).any():
-            raise ValueError("logprobs has a number that is no log-probability: each is at most 0")
+            raise ValueError(
+                "logprobs has a number that is not a log-probability: each is at most 0"
+            )
         numbers = _plain(versions)
         spread = np.full(sampled, numbers) if numbers.ndim == 0 else numbers
         self.versions: NDArray[np.int64] = _integers("versions", spread).astype(np.int64)

@@ -170,7 +170,9 @@ class Learner:
     def _refuse_unfit(self, added: Sequence[PublicSequence]) -> None:
         for number, item in enumerate(added):
             if not isinstance(item, PublicSequence):
-                raise ValueError(f"item {number} is a {type(item).__name__}, and no rl.Sequence")
+                raise ValueError(
+                    f"item {number} is a {type(item).__name__}, and not an rl.Sequence"
+                )
             if (
                 item.reward is None
                 or item.reward != item.reward

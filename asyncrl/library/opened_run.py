@@ -76,7 +76,7 @@ a run.
         except FileNotFoundError:
             raise ConfigError(
                 f"{self.path}: there is no {run_dir.SUMMARY}, so the run has not ended; "
-                "`why` tells its state."
+                "`why` explains its state."
             ) from None
         except (OSError, msgspec.DecodeError) as error:
             raise ConfigError(f"{path}: cannot be read ({error}).") from None

@@ -40,7 +40,7 @@ def as_model(model: Any) -> PreTrainedModel:
     """Check a model. Raises ConfigError if it is not one of transformers."""
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(
-            f"a {type(model).__name__} is no model: give the path of a model directory, or a "
+            f"a {type(model).__name__} is not a model: give the path of a model directory, or a "
             "causal language model of transformers."
         )
     return model

@@ -51,7 +51,7 @@ class ListTask:
         }
         self._verifier = verifier
         if not callable(verifier):
-            raise ConfigError(f"a {type(verifier).__name__} is no verifier: give a function.")
+            raise ConfigError(f"a {type(verifier).__name__} is not a verifier: give a function.")
         if not self._lines["train"]:
             raise ConfigError("a task needs at least one line to train on.")
         for split, lines in self._lines.items():

@@ -217,7 +217,7 @@ def read_models(path: Path) -> ClusterModel:
         models = msgspec.convert(tree, ClusterModel)
         _refuse_infinite(tree)
     except (msgspec.ValidationError, ValueError) as error:
-        raise ConfigError(f"{path}: these are no models: {error}.") from None
+        raise ConfigError(f"{path}: these are not models: {error}.") from None
     return models
 
 

@@ -80,7 +80,7 @@ def verdict(entry: CatalogEntry) -> str:
     'yes: 0.50 right after 4 s'
     """
     if entry.answer is None:
-        return "no: it knows no answers; set model.path"
+        return "no: it has no answers; set model.path"
     if (learned := entry.learned) is None:
         return "not measured" if fits(entry) else "not measured: it is long for the defaults"
     result = f"{learned.accuracy:.2f} right after {learned.seconds:.0f} s"

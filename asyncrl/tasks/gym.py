@@ -174,7 +174,7 @@ def held_out(question: str) -> bool:
 def _create(config: TaskConfig, seed: int, size: int) -> Any:
     if config.name not in DATASETS:
         raise TaskError(
-            f"task.name = {config.name!r} is no reasoning-gym data "
+            f"task.name = {config.name!r} is not a reasoning-gym data "
             f"set{_nearest(config.name, [*DATASETS, 'jsonl'])}"
         )
     if package := lacking(config.name):
@@ -194,7 +194,8 @@ def _create(config: TaskConfig, seed: int, size: int) -> Any:
             )
         if key not in known:
             raise TaskError(
-                f"task.params.{key} is no parameter of {config.name}{_nearest(key, sorted(known))}"
+                f"task.params.{key} is not a parameter of {config.name}"
+                f"{_nearest(key, sorted(known))}"
             )
     try:
         return create_dataset(config.name, seed=_scattered(seed), size=size, **config.params)

@@ -86,7 +86,8 @@ class CasesVerifier:
         return language
 
     def __call__(self, answer: str, entry: Mapping[str, Any]) -> float:
-        """Raises ProgramError if a program could not be run: that is no verdict."""
+        """Judge an answer. Raises ProgramError if a program could not be run, which is not a
+        verdict."""
         line = msgspec.convert(entry, ProgramLine)
         end = time.monotonic() + self._seconds
         source = code_of(answer).encode(errors="replace")

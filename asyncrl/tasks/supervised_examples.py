@@ -56,8 +56,8 @@ def read_examples(path: Path) -> list[Example]:
             example = msgspec.json.decode(line, type=Example)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise TaskError(
-                f"line {number} of {path} is no example: {escaped(str(error), 200)}; each is an "
-                "object with prompt and response"
+                f"line {number} of {path} is not an example: {escaped(str(error), 200)}; each is "
+                "an object with prompt and response"
             ) from error
         if not example.response:
             raise TaskError(f"line {number} of {path} has an empty response; take it out")
@@ -71,7 +71,7 @@ def tokenized(
     examples: list[Example], tokenizer: Tokenizer, task: TaskConfig, most: int
 ) -> list[ExampleIds]:
     """The ids of each example, at most `most`. Raises TaskError if one has more, or the model
-    knows no end of a text."""
+    has no end of a text."""
     if (end := tokenizer.end_id) is None:
         raise TaskError(
             "the model's files name no eos_token, so no response could be taught to end; name it "

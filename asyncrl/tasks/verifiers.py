@@ -185,7 +185,9 @@ function of 'os' if you trust it, as its code would be run
         elif "answer" not in line:
             raise LookupError("Object missing required field `answer`")
         elif verifier is number and as_number(str(line["answer"])) is None:
-            raise LookupError(f"its verifier is `number` and its answer {line['answer']!r} is none")
+            raise LookupError(
+                f"its verifier is `number` and its answer {line['answer']!r} is not a number"
+            )
 
     def find(self, name: str) -> Verifier:
         """The verifier of a name in a line; an empty name is that of `task.verifier`. Raises
@@ -238,7 +240,7 @@ def _parts(name: str) -> tuple[str, str, str]:
             )
         )
     if colon and (not module or not function):
-        raise LookupError(f"{name!r} is no module:function: give both")
+        raise LookupError(f"{name!r} is not module:function: give both")
     return module, colon, function
 
 

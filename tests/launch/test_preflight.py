@@ -232,7 +232,7 @@ def test_a_port_for_agents_that_nobody_plays_is_not_looked_at() -> None:
 
 @pytest.mark.parametrize("host", ["240.0.0.1", "::1"])
 def test_an_address_of_another_machine(host: str) -> None:
-    assert f"metrics.host is '{host}', and that is no IPv4 address of this machine" in refusal(
+    assert f"metrics.host is '{host}', and that is not an IPv4 address of this machine" in refusal(
         config(f"metrics.host={host}", "metrics.port=9100")
     )
 

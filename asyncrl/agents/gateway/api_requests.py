@@ -309,7 +309,7 @@ def _arguments(at: int, function: _Function, items: int) -> dict[str, Any]:
         return msgspec.json.decode(function.arguments, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise bad(
-            f"messages[{at}]: the arguments of {function.name!r} are no JSON object", "messages"
+            f"messages[{at}]: the arguments of {function.name!r} are not a JSON object", "messages"
         ) from error
 
 

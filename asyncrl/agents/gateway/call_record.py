@@ -72,5 +72,5 @@ class CallRecord:
         return (
             ""
             if np.isfinite(piece.behaviour).all()
-            else "the engine gave a log-probability that is no number"
+            else "the engine gave a log-probability that is not a number"
         )

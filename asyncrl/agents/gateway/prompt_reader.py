@@ -117,7 +117,7 @@ class PromptReader:
             data = text.encode()
         except UnicodeEncodeError as error:
             raise bad(
-                "the text has half of a surrogate pair, which is no character", param
+                "the text has half of a surrogate pair, which is not a character", param
             ) from error
         length, known_ids = known.longest(data)
         ids: list[int] = np.frombuffer(known_ids, np.int32).tolist()

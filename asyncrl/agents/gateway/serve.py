@@ -57,7 +57,7 @@ def _listen(host: str, port: int) -> socket.socket:
         address = ipaddress.ip_address(host)
     except ValueError as error:
         raise ValueError(
-            f"the gateway listens on an address, and {host!r} is none; use 127.0.0.1"
+            f"the gateway listens on an IP address, and {host!r} is not one; use 127.0.0.1"
         ) from error
     if not address.is_loopback:
         raise ValueError(

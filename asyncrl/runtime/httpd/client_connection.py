@@ -23,7 +23,7 @@ _LINGER_S, _LINGER_BYTES = 1.0, 1 << 20
 would discard an answer that the client has not read."""
 _BLANK = re.compile(rb"\n\r?\n")
 _SENTENCES = {
-    400: b"this is no HTTP request",
+    400: b"this is not an HTTP request",
     408: b"the head of the request was not here in time",
     431: b"the head of the request is too long",
     500: b"the server failed; its log says why",

@@ -58,7 +58,7 @@ def read_private(path: Path, most: int) -> bytes:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise ValueError(
-                f"the key {path} is no file of this user (it belongs to user {status.st_uid}); "
+                f"the key {path} is not a file of this user (it belongs to user {status.st_uid}); "
                 "start a new run"
             )
         if (mode := stat.S_IMODE(status.st_mode)) & 0o077:

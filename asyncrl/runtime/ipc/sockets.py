@@ -82,7 +82,7 @@ def _clear_stale(path: Path, name: str) -> None:
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise FileExistsError(
-                f"{path} exists and is no socket; remove it, or choose another path"
+                f"{path} exists and is not a socket; remove it, or choose another path"
             )
     except FileNotFoundError:
         return

@@ -65,7 +65,7 @@ class Tls(msgspec.Struct, frozen=True):
             context.load_verify_locations(self.authority)
         except ssl.SSLError as error:
             raise ValueError(
-                f"the TLS authority {self.authority} is no certificate in PEM: {_words(error)}"
+                f"the TLS authority {self.authority} is not a certificate in PEM: {_words(error)}"
             ) from None
         try:
             context.load_cert_chain(self.certificate, self.key, password=_refuse_password)

@@ -911,7 +911,7 @@ async def test_the_socket_file_of_a_dead_server_is_replaced(tmp_path, nursery):
 async def test_a_file_that_is_no_socket_stays(tmp_path):
     path = tmp_path / "s"
     path.write_text("precious")
-    with pytest.raises(OSError, match="no socket"):
+    with pytest.raises(OSError, match="not a socket"):
         await serve(UnixAddress(path), KEY, echo, refused=print)
     assert path.read_text() == "precious"
 
