@@ -7,10 +7,12 @@ No torch here: tokenizers and configurations are read, weights are not.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 from safetensors import SafetensorError, safe_open
 
 from asyncrl.bundled import bundled_model
@@ -24,6 +26,13 @@ from asyncrl.launch.prompt_checks import own_tokenizer
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.supervised_examples import read_examples, tokenized
 from asyncrl.tasks.text import Tokenizer
+
+INDEX = "model.safetensors.index.json"
+"""The file that maps the weights of a divided model to its files."""
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
 
 
 def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
@@ -50,6 +59,100 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
             raise wrong(f"there is no {name} in it") from None
         except (ValueError, RecursionError):
             raise wrong(f"{name} in it is not JSON") from None
+    if why := _unknown_architecture(path):
+        raise wrong(f"transformers refuses its config.json ({why})")
+    if weights:
+        if missing := _missing_shards(path):
+            raise wrong(f"{missing} is not in it, which {INDEX} names")
+        if _tied_apart(path):
+            raise wrong(
+                "config.json ties the output layer to the embedding, and the file has another "
+                "lm_head.weight: set tie_word_embeddings to false there, or drop that weight"
+            )
+
+
+def _unknown_architecture(path: Path) -> str:
+    """The reason why transformers cannot read a model's configuration; empty if it can."""
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001 (it may raise anything for foreign files)
+        return escaped(str(error).strip().partition("\n")[0], 200) or type(error).__name__
+    return ""
+
+
+def _missing_shards(path: Path) -> str:
+    """The first missing file of those that the index of a divided model names; empty if all exist.
+    Raises ConfigError."""
+    if not (path / INDEX).is_file():
+        return ""
+    try:
+        index = msgspec.json.decode((path / INDEX).read_bytes(), type=_Index)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path / INDEX} cannot be read: {escaped(str(error), 200)}.") from None
+    named = sorted({*index.weight_map.values()})
+    return next(
+        (escaped(name, 100) for name in named if not (path / Path(name).name).is_file()), ""
+    )
+
+
+def _tied_apart(path: Path) -> bool:
+    """True if config.json ties the output layer to the embedding, and the files have two. Some rows
+    of both are compared."""
+    if json.loads((path / "config.json").read_bytes()).get("tie_word_embeddings") is not True:
+        return False
+    layers = dict[str, _Stored]()
+    for file in sorted(path.glob("*.safetensors")):
+        for stored in _stored(path, file):
+            for layer in ("lm_head.weight", "embed_tokens.weight"):
+                if f".{stored.name}".endswith(f".{layer}"):
+                    layers[layer] = stored
+    if len(layers) < 2:
+        return False
+    head, rows = layers.values()
+    if head.form != rows.form:
+        return True
+    step = max(1, head.size // 64)
+    return any(head.bytes_at(at) != rows.bytes_at(at) for at in range(0, head.size, step))
+
+
+class _Stored(NamedTuple):
+    """A weight in a file: its type and shape (`form`), and its bytes from `start` on."""
+
+    file: Path
+    name: str
+    form: tuple[str, tuple[int, ...]]
+    start: int
+    size: int
+
+    def bytes_at(self, at: int) -> bytes:
+        """A few bytes of it."""
+        with self.file.open("rb") as file:
+            file.seek(self.start + at)
+            return file.read(min(4096, self.size - at))
+
+
+def _stored(directory: Path, path: Path) -> Iterator[_Stored]:
+    """The weights in the header of a file. Raises ConfigError."""
+    try:
+        with safe_open(path, framework="numpy"), path.open("rb") as file:  # the first checks it
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(directory, path, error) from None
+    for name, entry in header.items():
+        if name != "__metadata__":
+            start, end = entry["data_offsets"]
+            form = entry["dtype"], tuple(entry["shape"])
+            yield _Stored(path, name, form, 8 + length + start, end - start)
+
+
+def _unreadable(directory: Path, file: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"model.path is {str(directory)!r}, and {file.name} in it cannot be read "
+        f"({escaped(str(error), 100)}); give a local Hugging Face model directory."
+    )
 
 
 def check_adapters(config: Config) -> None:
@@ -77,17 +180,7 @@ def check_adapters(config: Config) -> None:
 
 def _weights(path: Path) -> set[str]:
     """The names of the weights of a model directory. Raises ConfigError."""
-    names = set[str]()
-    for file in path.glob("*.safetensors"):
-        try:
-            with safe_open(file, framework="numpy") as stored:
-                names.update(stored.keys())
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(
-                f"model.path is {str(path)!r}, and {file.name} in it cannot be read "
-                f"({escaped(str(error), 100)}); give a local Hugging Face model directory."
-            ) from None
-    return names
+    return {stored.name for file in path.glob("*.safetensors") for stored in _stored(path, file)}
 
 
 def check_policies(config: Config, task: Task) -> None:

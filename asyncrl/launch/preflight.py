@@ -39,6 +39,7 @@ from asyncrl.experience.recovery import recovered
 from asyncrl.explain import curve
 from asyncrl.explain.sinks.sink import refuse_unfit_sinks
 from asyncrl.journal import JournalError, SqliteHistory
+from asyncrl.launch.data_origins import check_origins, note_origins
 from asyncrl.launch.machine_checks import check_certificates, check_cores, check_gpus, check_ports
 from asyncrl.launch.model_directories import (
     check_adapters,
@@ -161,8 +162,10 @@ def check(config: Config, resume: Path | None, available: int) -> Checked:
     check_cores(config, available)
     _directory(config, resume)
     refuse_unfit(config, resume)
+    notes = list[Row]()
     if resume:
         refuse_unreadable(Path(config.run.dir))
+        notes += check_origins(config, Path(config.run.dir))
     check_ports(config)
     check_certificates(config)
     refuse_unfit_sinks(config.run.sinks)
@@ -182,7 +185,7 @@ def check(config: Config, resume: Path | None, available: int) -> Checked:
     check_examples(config, task)
     if config.agent.run and config.agent.run != PLAYED_ELSEWHERE:
         _agent(config.agent)
-    return Checked(_counted(config, task), check_prompts(config, task))
+    return Checked(_counted(config, task), [*notes, *check_prompts(config, task)])
 
 
 def _counted(config: Config, task: Task) -> Config:
@@ -254,6 +257,7 @@ def claimed(config: Config) -> Iterator[Path]:
             ) from None
         try:
             configuration.write(config, run / RUN_TOML)
+            note_origins(config, run)
         except OSError as error:
             raise ConfigError(_unwritable(run, error)) from None
         yield run

@@ -9,6 +9,8 @@ from asyncrl.config.errors import ConfigError
 
 RUN_TOML = "run.toml"
 """The resolved settings of the run."""
+ORIGINS = "origins.json"
+"""Digests of the task's files, verifier and package, as the run began with them."""
 LOCK = "lock"
 """The file that the launcher locks as long as it lives."""
 

@@ -12,9 +12,12 @@ import sys
 from collections import namedtuple
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.config import Config, ConfigError, load, read, write
@@ -286,7 +289,7 @@ def model(*names: str) -> Path:
     directory = Path("model")
     directory.mkdir()
     for name in names:
-        (directory / name).write_text(json.dumps({}))
+        (directory / name).write_text(json.dumps({"model_type": "qwen3"}))
     if "tokenizer.json" in names:
         write_tokenizer(directory)
     return directory
@@ -342,6 +345,26 @@ def test_a_run_goes_on_whoever_counted_its_lines() -> None:
         preflight.check(known, Path("r"), 2)
 
 
+def test_a_resume_goes_on_with_the_data_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("judge_of_resume.py").write_text("def f(answer, line): return 1.0\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    settings = data(*"abcdef", held_out=2, verifier="judge_of_resume:f")
+    run = Path("r")
+    with preflight.claimed(preflight.check(config(*settings, "run.dir=r"), None, 2).config):
+        pass
+    resumed = config(*settings, resume=run)
+    assert preflight.check(resumed, run, 2).notes == []
+    Path("judge_of_resume.py").write_text("def f(answer, line): return 0.5\n")
+    (note,) = preflight.check(resumed, run, 2).notes
+    assert note.value == "the module judge_of_resume" and "rewards may differ" in note.meaning
+    data(*"abcxef")
+    said = refusal(resumed, run)
+    assert "data.jsonl is not the file that this run began with" in said
+    (run / "origins.json").unlink()  # as an earlier version leaves it
+    assert preflight.check(resumed, run, 2).notes == []
+
+
 def test_prompts_that_cannot_be_answered_are_counted() -> None:
     settings = [*data("a", *(["b" * 300] * 3), "c" * 300, held_out=1), "engine.context_tokens=128"]
     training, held_out = preflight.check(config(*settings), None, 2).notes
@@ -354,7 +377,7 @@ def test_prompts_that_cannot_be_answered_are_counted() -> None:
 
 def test_a_token_without_a_row_of_the_embedding_is_seen() -> None:
     directory = model(*ALL)
-    (directory / "config.json").write_text('{"vocab_size": 100}')
+    (directory / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 100}')
     settings = ["model.path=model", *data("abc", "xyz")]
     (note,) = preflight.check(config(*settings), None, 2).notes
     assert "1 have a token that the model's embedding has no row for" in note.meaning
@@ -390,6 +413,52 @@ def test_a_verifier_judges_an_answer_of_the_data(monkeypatch: pytest.MonkeyPatch
     assert "no verdict on the data's own answer to prompt 0 ('12')" in note.meaning
     assert "FileNotFoundError" in note.meaning
     assert not preflight.check(config(*data("a", verifier="tried_by_check:right")), None, 2).notes
+
+
+def test_a_shard_that_is_missing_is_named() -> None:
+    directory = model(*ALL)
+    shards = {"a.weight": ALL[2], "b.weight": "model-00002-of-00002.safetensors"}
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+    said = refusal(config("model.path=model"))
+    assert "model-00002-of-00002.safetensors is not in it, which model.safetensors.index" in said
+    index.write_text("[]")
+    assert "index.json cannot be read" in refusal(config("model.path=model"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "transformers refuses its config.json"),
+        ({"model_type": "gpt9"}, "transformers refuses its config.json"),
+        ({"model_type": "qwen3", "num_hidden_layers": 2, "layer_types": ["x"]}, "refuses its"),
+    ],
+)
+def test_a_configuration_that_no_model_can_be_made_of(settings: dict[str, Any], says: str) -> None:
+    directory = model(*ALL)
+    (directory / "config.json").write_text(json.dumps(settings))
+    assert says in refusal(config("model.path=model"))
+
+
+@pytest.mark.parametrize("type_", [np.float32, np.float16])
+def test_a_tied_model_with_another_output_layer_is_refused(type_: type) -> None:
+    """Two readers took one layer each; it was five restarts and a traceback."""
+    directory = model(*ALL[:2])
+    shape = {"hidden_size": 8, "vocab_size": 300, "tie_word_embeddings": True}
+    (directory / "config.json").write_text(json.dumps({"model_type": "qwen3", **shape}))
+    rows = np.arange(2400, dtype=type_).reshape(300, 8)
+    other = rows.copy()
+    other[:150] += 1
+    weights = {"model.embed_tokens.weight": rows, "lm_head.weight": rows.copy()}
+    save_file(weights, directory / "model.safetensors")
+    settings = ["model.path=model", *data("a")]
+    preflight.check(config(*settings), None, 2)
+    save_file(weights | {"lm_head.weight": other}, directory / "model.safetensors")
+    assert "set tie_word_embeddings to false there" in refusal(config(*settings))
+    (directory / "config.json").write_text(
+        json.dumps({"model_type": "qwen3", **shape, "tie_word_embeddings": False})
+    )
+    preflight.check(config(*settings), None, 2)
 
 
 def test_other_bad_models() -> None:
