@@ -19,7 +19,7 @@ import msgspec
 
 from asyncrl.explain.conditions.answers import rewards_to_keep
 from asyncrl.explain.evaluation_figures import EvaluatedWeights, Figures
-from asyncrl.explain.summary import decoded
+from asyncrl.explain.json_files import decoded
 
 LINE_BYTES = 2**20
 """Bytes of a line, at most; a longer one is none of ours."""

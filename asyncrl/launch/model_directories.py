@@ -7,6 +7,8 @@ No torch here: tokenizers and configurations are read, weights are not.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from asyncrl.bundled import bundled_model
 from asyncrl.config import Config, ConfigError
-from asyncrl.config.errors import installs
+from asyncrl.config.errors import BAD_INPUT, installs
 from asyncrl.config.lora import is_of
 from asyncrl.config.schema.model_section import ALL_LINEAR
 from asyncrl.config.setting import nearest
@@ -27,11 +29,13 @@ from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.supervised_examples import read_examples, tokenized
 from asyncrl.tasks.text import Tokenizer
 
+TRIAL_S = 120.0
+"""Seconds in which a process must have made a model on no device."""
 INDEX = "model.safetensors.index.json"
 """The file that maps the weights of a divided model to its files."""
 
 
-class _Index(msgspec.Struct):
+class _StoredIndex(msgspec.Struct):
     weight_map: dict[str, str]
 
 
@@ -59,8 +63,6 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
             raise wrong(f"there is no {name} in it") from None
         except (ValueError, RecursionError):
             raise wrong(f"{name} in it is not JSON") from None
-    if why := _unknown_architecture(path):
-        raise wrong(f"transformers refuses its config.json ({why})")
     if weights:
         if missing := _missing_shards(path):
             raise wrong(f"{missing} is not in it, which {INDEX} names")
@@ -71,15 +73,16 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
             )
 
 
-def _unknown_architecture(path: Path) -> str:
-    """The reason why transformers cannot read a model's configuration; empty if it can."""
-    from transformers import AutoConfig
-
+def check_architecture(path: Path) -> None:
+    """Make the model that config.json describes, without weights, in a process that imports torch,
+    which takes seconds. Raises ConfigError if that fails."""
+    command = [sys.executable, "-m", "asyncrl.training.architecture_trial", str(path)]
     try:
-        AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # noqa: BLE001 (it may raise anything for foreign files)
-        return escaped(str(error).strip().partition("\n")[0], 200) or type(error).__name__
-    return ""
+        ran = subprocess.run(command, capture_output=True, timeout=TRIAL_S)
+    except subprocess.TimeoutExpired:
+        return  # a very large model may take that long
+    if ran.returncode == BAD_INPUT:
+        raise ConfigError(f"{escaped(ran.stdout.decode(errors='replace').strip(), 400)}.")
 
 
 def _missing_shards(path: Path) -> str:
@@ -88,7 +91,7 @@ def _missing_shards(path: Path) -> str:
     if not (path / INDEX).is_file():
         return ""
     try:
-        index = msgspec.json.decode((path / INDEX).read_bytes(), type=_Index)
+        index = msgspec.json.decode((path / INDEX).read_bytes(), type=_StoredIndex)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path / INDEX} cannot be read: {escaped(str(error), 200)}.") from None
     named = sorted({*index.weight_map.values()})

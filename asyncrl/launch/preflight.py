@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -22,7 +22,7 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.cluster import joined
 from asyncrl.config.curricula import CURRICULA
 from asyncrl.config.derived import Row
-from asyncrl.config.errors import installs
+from asyncrl.config.errors import installs, usable
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.mix import each, members, named
@@ -348,16 +348,10 @@ def _curve(run: Path) -> None:
     """Check that a resumed run can go on with its curve. Lines that are damaged are left out."""
     path = run / METRICS
     if path.exists() and not path.is_file():
-        raise ConfigError(
-            f"{path}: this is not a file; remove it to go on without the run's curve."
-        )
-    try:
+        raise ConfigError(f"{path}: this is not a file; remove it to go on without the curve.")
+    with usable(path, "read"), suppress(FileNotFoundError):
         for _ in curve.read(path):
             pass
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
 
 
 def _unwritable(run: Path, error: OSError) -> str:

@@ -25,6 +25,7 @@ import msgspec
 import tomli_w
 
 from asyncrl.config import ConfigError
+from asyncrl.config.errors import usable
 from asyncrl.engines.draws import stream
 
 _NORMAL = NormalDist()
@@ -258,11 +259,9 @@ def render_models(models: ClusterModel, notes: list[str] | None = None) -> str:
 def write_models(models: ClusterModel, path: Path, notes: list[str]) -> None:
     """Write a file of models, whole or not at all. Raises ConfigError."""
     partial = path.with_name(path.name + ".partial")
-    try:
+    with usable(path, "written"):
         with partial.open("w", encoding="utf-8", newline="\n") as file:
             file.write(render_models(models, notes))
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}).") from None
