@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from asyncrl.config.errors import usable
 from asyncrl.explain.curve import LINE_BYTES, Point, point_of
+from asyncrl.files import open_regular
 
 
 class CurveReader:
@@ -40,7 +41,11 @@ class CurveReader:
     def replaced(self) -> bool:
         """True if what was read last is not there any more, also the first time that there is a
         file: `added` begins with its first point."""
-        with usable(self._path, "read"), suppress(FileNotFoundError), self._path.open("rb") as file:
+        with (
+            usable(self._path, "read"),
+            suppress(FileNotFoundError),
+            open_regular(self._path) as file,
+        ):
             if not self._stands(file):
                 self._at, self._last = 0, b""
                 return True
@@ -49,7 +54,11 @@ class CurveReader:
     def added(self) -> Iterator[Point]:
         """The points behind those that were given, but for a line that is being written; none of
         a file that was not asked of (`replaced`), or is gone."""
-        with usable(self._path, "read"), suppress(FileNotFoundError), self._path.open("rb") as file:
+        with (
+            usable(self._path, "read"),
+            suppress(FileNotFoundError),
+            open_regular(self._path) as file,
+        ):
             if not self._stands(file):
                 return
             while line := file.readline(LINE_BYTES):

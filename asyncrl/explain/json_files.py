@@ -4,11 +4,12 @@ read has a bound.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+
+from asyncrl.files import read_regular, write_whole
 
 T = TypeVar("T")
 
@@ -19,20 +20,14 @@ BYTES = 2**26
 def write_json(value: msgspec.Struct, path: Path, *, forced: bool) -> None:
     """Write a file; NaN is written as null. One that is not `forced` to the disk outlives every
     process, but not a loss of power. Raises OSError."""
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-        if forced:
-            file.flush()
-            os.fsync(file.fileno())
-    partial.replace(path)
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    write_whole(path, text, forced=forced)
 
 
 def read_json(path: Path, kind: type[T]) -> T:
-    """Read what `write_json` wrote. Raises OSError, msgspec.DecodeError (no JSON, or too much of
-    it) or msgspec.ValidationError (no `kind`)."""
-    with path.open("rb") as file:
-        return decoded(file.read(BYTES), kind)
+    """Read what `write_json` wrote. Raises OSError (also for what is no file, or too large a one),
+    msgspec.DecodeError (no JSON) or msgspec.ValidationError (no `kind`)."""
+    return decoded(read_regular(path, BYTES), kind)
 
 
 def decoded(data: bytes, kind: type[T]) -> T:

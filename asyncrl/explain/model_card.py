@@ -14,6 +14,7 @@ from asyncrl.config.mix import named
 from asyncrl.escape import escaped
 from asyncrl.explain.rows import FigureRow, summary_rows
 from asyncrl.explain.summary import Summary
+from asyncrl.files import write_whole
 from asyncrl.runtime.run_dir import MODEL, MODEL_EMA
 from asyncrl.words import number
 
@@ -31,7 +32,7 @@ def write_cards(run: Path, config: Config, summary: Summary, version: str) -> li
     for name in (MODEL, MODEL_EMA):
         if (run / name / "config.json").is_file():
             path = run / name / CARD
-            path.write_text(card(config, summary, version), encoding="utf-8")
+            write_whole(path, card(config, summary, version))
             written.append(path)
     return written
 

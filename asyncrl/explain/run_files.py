@@ -26,6 +26,7 @@ from asyncrl.explain.curve import Point
 from asyncrl.explain.curve_reader import CurveReader
 from asyncrl.explain.run_status import RunStatus
 from asyncrl.explain.summary import Summary
+from asyncrl.files import open_regular, read_regular
 from asyncrl.runtime import run_dir
 from asyncrl.runtime.run_dir import RUN_TOML
 
@@ -55,7 +56,7 @@ class RunFiles:
     def lives(self) -> bool:
         """True if a process has claimed the run by now, and has not ended."""
         try:
-            with (self.path / run_dir.LOCK).open() as lock:
+            with open_regular(self.path / run_dir.LOCK) as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -81,7 +82,7 @@ class RunFiles:
     @property
     def tables(self) -> dict[str, Any]:
         """The settings as the tables of run.toml, for other tools."""
-        return tomllib.loads((self.path / RUN_TOML).read_text())
+        return tomllib.loads(read_regular(self.path / RUN_TOML, TOML_BYTES).decode())
 
     # ------------------------------------------------------------------------ how the run stands
 

@@ -11,8 +11,9 @@ import msgspec
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import Row
 from asyncrl.config.mix import each
+from asyncrl.files import read_regular, write_whole
 from asyncrl.runtime.run_dir import ORIGINS
-from asyncrl.tasks.judging import origins
+from asyncrl.tasks.judge_checks import origins
 
 MOST_BYTES = 2**20
 """Bytes of the file that are read: it has a line for each file of the task."""
@@ -23,8 +24,7 @@ def check_origins(config: Config, run: Path) -> list[Row]:
     package that has changed: a run may go on with a better one. Raises ConfigError for other data,
     in which the prompts that were trained have other numbers."""
     try:
-        with (run / ORIGINS).open("rb") as file:
-            noted = msgspec.json.decode(file.read(MOST_BYTES), type=dict[str, str])
+        noted = msgspec.json.decode(read_regular(run / ORIGINS, MOST_BYTES), type=dict[str, str])
     except FileNotFoundError:  # the run began under an earlier version
         return []
     except (OSError, msgspec.DecodeError) as error:
@@ -47,4 +47,4 @@ def check_origins(config: Config, run: Path) -> list[Row]:
 def note_origins(config: Config, run: Path) -> None:
     """Note the origins of the task, once in a run. Raises OSError."""
     if not (run / ORIGINS).exists():
-        (run / ORIGINS).write_bytes(msgspec.json.encode(origins(config.task)))
+        write_whole(run / ORIGINS, msgspec.json.encode(origins(config.task)))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -38,6 +38,7 @@ from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
 from asyncrl.explain import curve
 from asyncrl.explain.sinks.sink import refuse_unfit_sinks
+from asyncrl.files import open_growing
 from asyncrl.journal import JournalError, SqliteHistory
 from asyncrl.launch.data_origins import check_origins, note_origins
 from asyncrl.launch.machine_checks import check_certificates, check_cores, check_gpus, check_ports
@@ -55,7 +56,7 @@ from asyncrl.runtime.processes.machine import gpus_here
 from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
 from asyncrl.sandbox.support import support
 from asyncrl.tasks import Task
-from asyncrl.tasks.judging import check_judging, opened
+from asyncrl.tasks.judge_checks import check_judging, opened
 from asyncrl.tasks.mixed import size_of
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.training.checkpoint_index import complete
@@ -263,12 +264,12 @@ def claimed(config: Config) -> Iterator[Path]:
         yield run
 
 
-def _lock(run: Path) -> TextIO:
+def _lock(run: Path) -> BinaryIO:
     """Open the file whose lock is the claim."""
     try:
         run.mkdir(parents=True, exist_ok=True)
         refuse_foreign(run)
-        return (run / LOCK).open("a")
+        return open_growing(run / LOCK)
     except OSError as error:
         raise ConfigError(_unwritable(run, error)) from None
 

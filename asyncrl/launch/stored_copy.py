@@ -25,6 +25,7 @@ import msgspec
 
 from asyncrl.config.errors import ConfigError, installs
 from asyncrl.escape import escaped
+from asyncrl.files import write_whole
 from asyncrl.journal import SqliteHistory
 from asyncrl.journal.sqlite import copy as copy_journal
 from asyncrl.runtime.run_dir import COPY_ID, JOURNAL, METRICS, ORIGINS, PACKED, RUN_TOML
@@ -279,7 +280,7 @@ def _id(run: Path) -> str:
 
 def _new_id(run: Path) -> str:
     made = secrets.token_hex(16)
-    (run / COPY_ID).write_text(f"{made}\n")
+    write_whole(run / COPY_ID, f"{made}\n")
     return made
 
 

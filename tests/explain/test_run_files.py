@@ -106,7 +106,7 @@ def test_no_more_is_read_than_a_run_writes(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(json_files, "BYTES", (run / SUMMARY).stat().st_size)
     assert RunFiles(run).summary == TOTALS
     monkeypatch.setattr(json_files, "BYTES", 100)
-    assert "this is damaged" in sentence(lambda: RunFiles(run).summary)
+    assert "larger than 100 bytes" in sentence(lambda: RunFiles(run).summary)
     (run / "run.toml").write_text("#" * 2**21)
     assert "is no run.toml" in sentence(lambda: RunFiles(run).settings)
 

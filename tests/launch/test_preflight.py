@@ -179,8 +179,7 @@ with preflight.claimed(read(Path("c.toml"))):
 
 
 def test_a_directory_that_fails_while_claimed_is_one_sentence(here: Path) -> None:
-    Path("r").mkdir()
-    Path("r/run.toml.partial").mkdir()
+    Path("r/run.toml").mkdir(parents=True)
     with (
         pytest.raises(ConfigError, match="cannot be written"),
         preflight.claimed(config("run.dir=r")),

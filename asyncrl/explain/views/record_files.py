@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +20,7 @@ from asyncrl.explain.views.rollout_records import (
     newest,
     record,
 )
+from asyncrl.files import whole_file
 
 ROWS = 1_000
 """Rollouts of a row group of Parquet: what is held in memory."""
@@ -86,18 +86,10 @@ def write_records(files: RunFiles, wanted: Wanted, path: Path, note: Note) -> in
     if path.exists():
         raise ConfigError(f"{path}: this is there already, and is not written over.")
     decode, count = decoder(files, note), 0
-    partial = path.with_name(f"{path.name}.partial")
-    with usable(path, "written"), partial.open("xb") as file:
-        try:
-            writer = (ParquetRows if path.suffix == ".parquet" else JsonLines)(file)
-            for seen in newest(files, wanted, None):
-                writer.add(record(seen, decode))
-                count += 1
-            writer.close()
-            file.flush()
-            os.fsync(file.fileno())
-            partial.rename(path)
-        except BaseException:
-            partial.unlink()
-            raise
+    with usable(path, "written"), whole_file(path) as file:
+        writer = (ParquetRows if path.suffix == ".parquet" else JsonLines)(file)
+        for seen in newest(files, wanted, None):
+            writer.add(record(seen, decode))
+            count += 1
+        writer.close()
     return count

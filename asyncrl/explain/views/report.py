@@ -10,6 +10,7 @@ from asyncrl.config.errors import usable
 from asyncrl.explain.views.html_page import page, tag
 from asyncrl.explain.views.run_parts import PARTS, SeenRun
 from asyncrl.explain.views.style import STYLE
+from asyncrl.files import write_whole
 
 REPORT = "report.html"
 """The file in a run's directory, where no other is named."""
@@ -20,10 +21,8 @@ def write_report(run: Path, path: Path | None, now: float) -> Path:
     is in seconds since 1970. Raises ConfigError."""
     text = report(run, now)
     path = run / REPORT if path is None else path
-    partial = path.with_name(f"{path.name}.partial")
     with usable(path, "written"):
-        partial.write_text(text, encoding="utf-8", errors="replace")
-        partial.replace(path)
+        write_whole(path, text)
     return path
 
 

@@ -49,7 +49,7 @@ from asyncrl.runtime.logs import path as log_path
 from asyncrl.runtime.processes.process import last_words
 from asyncrl.runtime.processes.supervisor import ActorFailed
 from asyncrl.runtime.run_dir import COORDINATOR_ADDRESS, INITIAL, JOIN_TOKEN, KEY, RUN_TOML, TLS
-from asyncrl.tasks.judging import origins
+from asyncrl.tasks.judge_checks import origins
 
 logger = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import trio
 
+from asyncrl.files import open_growing
 from asyncrl.runtime.output import complain
 
 _PARENT = "_ASYNCRL_PARENT_PID"
@@ -98,7 +99,7 @@ def spawn(
     files it inherits `descriptors` alone, under their numbers. Raises OSError.
     """
     require_main_thread(name)
-    with log.open("ab") as file, _affinity(cores):
+    with open_growing(log) as file, _affinity(cores):
         start = file.tell()
         popen = subprocess.Popen(
             argv,
