@@ -28,7 +28,7 @@ from asyncrl.launch import preflight
 from asyncrl.launch.model_directories import check_architecture
 from asyncrl.runtime.processes.machine import EPHEMERAL, LOWEST_PORT, available_cores, free_port
 from asyncrl.sandbox.support import Support
-from asyncrl.tasks import judging
+from asyncrl.tasks import judge_checks
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 
@@ -491,7 +491,7 @@ def test_a_task_that_cannot_be_opened() -> None:
 def missing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Reason for which this machine has no sandbox `strict`, if any."""
     found: str = request.param
-    for module in (preflight, judging):
+    for module in (preflight, judge_checks):
         monkeypatch.setattr(module, "support", lambda: Support(found, 7))
     return found
 
@@ -534,8 +534,8 @@ def test_programs_need_a_sandbox_of_their_own(
     runs = config(*sets, "task.verifier=run")
     assert runs.task.sandbox == "process"
     assert PROGRAMS in derived(runs, 2) and PROGRAMS not in derived(config(), 2)
-    monkeypatch.setattr(judging, "trial", lambda language, sandbox: "")
-    monkeypatch.setattr(judging.Bubblewrap, "missing", lambda self: "")
+    monkeypatch.setattr(judge_checks, "trial", lambda language, sandbox: "")
+    monkeypatch.setattr(judge_checks.Bubblewrap, "missing", lambda self: "")
     preflight.check(runs, None, 2)
     assert "in which no program can be started" in refusal(
         config(*sets, "task.verifier=run", "task.sandbox=strict")
@@ -545,9 +545,9 @@ def test_programs_need_a_sandbox_of_their_own(
     )
     both = config("task.eval_size=1", f"task.mix={mix}", "task.weights={a = 0.5, b = 0.5}")
     assert both.task.sandbox == "process" and "make two runs of it" in refusal(both)
-    monkeypatch.setattr(judging, "trial", lambda language, sandbox: f"{language} is broken")
+    monkeypatch.setattr(judge_checks, "trial", lambda language, sandbox: f"{language} is broken")
     assert "a verifier is `run`, and python is broken" in refusal(runs)
-    monkeypatch.setattr(judging.Bubblewrap, "missing", lambda self: "no user namespaces")
+    monkeypatch.setattr(judge_checks.Bubblewrap, "missing", lambda self: "no user namespaces")
     assert "the sandbox of programs (no user namespaces)" in refusal(runs)
 
 
@@ -569,7 +569,7 @@ def test_an_agents_sandbox_that_cannot_be_had_starts_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing falls back to a program that is kept from nothing."""
-    monkeypatch.setattr(judging.Bubblewrap, "missing", lambda self: "no user namespaces")
+    monkeypatch.setattr(judge_checks.Bubblewrap, "missing", lambda self: "no user namespaces")
     for run in ('["true"]', "asyncrl.agents.examples.retry:solve"):
         asked = config(f"agent.run={run}", "agent.sandbox=bwrap")
         assert "agent.sandbox is bwrap, and this machine does not have it (no user" in refusal(
