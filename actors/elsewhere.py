@@ -41,7 +41,7 @@ class ElsewherePool:
                 await offer.over.wait()
         finally:
             self._offers.withdraw(offer)
-        match offer.given:
+        match offer.outcome:
             case "rewarded":
                 end: AgentEnd = AgentEnded(None)
             case "given_up":

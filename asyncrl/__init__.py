@@ -156,9 +156,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = found
-    return found
+    exported = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = exported
+    return exported
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
-"""The arguments of `asyncrl`: its verbs, their options, and what `--help` says of them.
+"""The arguments of `asyncrl`: its verbs, their options, and the texts of `--help`.
 
-It imports nothing that takes long: `--help` is instant.
+It imports nothing slow: `--help` is instant.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from pathlib import Path
 DESCRIPTION = "Train language models with reinforcement learning while generation never stops."
 TRAIN = "Train: start rollout, reward and trainer actors on this machine, and show what they do."
 WHY = (
-    "Say in a few sentences how a run stands: which side is idle, and what it waits for. The run "
-    "may be alive, stalled, or killed."
+    "Explain in a few sentences the state of a run: which side is idle, and what it waits for. The "
+    "run may be alive, stalled, or killed."
 )
 COMPARE = (
-    "Show runs side by side: the settings in which they differ, and what came of each. They may be "
+    "Show runs side by side: the settings in which they differ, and their results. They may be "
     "alive, or over."
 )
 ROLLOUTS = (
-    "Show what the model said: the newest rollouts that the run's journal still has, with reward, "
-    "versions and lag; or write them to a file. The run may be alive, or over."
+    "Show the model's responses: the newest rollouts that the run's journal still has, with "
+    "reward, versions and lag; or write them to a file. The run may be alive, or over."
 )
 TOP = (
     "Show the live display of a run that was started elsewhere, until it ends. Ctrl-C ends the "
@@ -49,12 +49,12 @@ INIT = (
 SIMULATE = (
     "Run the whole system in virtual time, in this process, with fake engines and every kind of "
     "fault, and check every invariant after every event. A seed decides everything: one that "
-    "fails is printed, and fails again. With a run.toml there are no faults: it says what that run "
-    "would come to on a cluster, by models of engines, lengths, trainer and network."
+    "fails is printed, and fails again. With a run.toml there are no faults: it forecasts that run "
+    "on a cluster, by models of engines, lengths, trainer and network."
 )
 CALIBRATE = (
-    "Fit the models that `asyncrl simulate run.toml` goes by from a run, alive or over, and write "
-    "them to its models.toml. Further runs, with other engine.slots, give further points of the "
+    "Fit the models of `asyncrl simulate run.toml` from a run, alive or over, and write them to "
+    "its models.toml. Further runs, with other engine.slots, give further points of the "
     "engine."
 )
 EXAMPLES = """\
@@ -77,7 +77,7 @@ exit status: 0 the run ended well, 1 it failed, 2 the input is wrong and nothing
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of a command line. What it finds wrong ends the process with status 2."""
+    """The parser of a command line. Bad arguments end the process with status 2."""
 
     def add(
         name: str,
@@ -109,15 +109,15 @@ def parser() -> argparse.ArgumentParser:
         )
         return verb
 
-    found = argparse.ArgumentParser(
+    root = argparse.ArgumentParser(
         prog="asyncrl",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    found.add_argument("--version", action="version", version=f"asyncrl {version('asyncrl')}")
-    verbs = found.add_subparsers(dest="verb", required=True, metavar="verb")
+    root.add_argument("--version", action="version", version=f"asyncrl {version('asyncrl')}")
+    verbs = root.add_subparsers(dest="verb", required=True, metavar="verb")
     train = add("train", TRAIN, EXAMPLES + "\n" + SOURCES)
     train.add_argument(
         "--resume",
@@ -146,7 +146,7 @@ def parser() -> argparse.ArgumentParser:
         dest="role",
         choices=("rollout", "trainer", "reward"),
         default="rollout",
-        help="what runs here: rollout actors (default), ranks of the trainer "
+        help="the actors here: rollout actors (default), ranks of the trainer "
         "(cluster.trainer_agents), or reward actors (cluster.reward_agents)",
     )
     part.add_argument(
@@ -189,8 +189,8 @@ def parser() -> argparse.ArgumentParser:
         "--engines",
         type=_positive,
         metavar="N",
-        help="no faults, but a cluster of so many engines: what it costs, or what run.toml would "
-        "come to on it (default: rollout.actors)",
+        help="no faults, but a cluster of so many engines: what it costs, or a forecast of "
+        "run.toml on it (default: rollout.actors)",
     )
     trial.add_argument(
         "--hours", type=_more_than_0, default=1.0, help="virtual hours of the cluster (default 1)"
@@ -206,7 +206,7 @@ def parser() -> argparse.ArgumentParser:
         help="models of engine, lengths, trainer, network (default: models.toml beside run.toml)",
     )
     sizing.add_argument(
-        "--price", type=_more_than_0, metavar="X", help="of a device for an hour: say the cost"
+        "--price", type=_more_than_0, metavar="X", help="of a device for an hour, to show the cost"
     )
     sizing.add_argument(
         "--search",
@@ -217,7 +217,7 @@ def parser() -> argparse.ArgumentParser:
     trial.add_argument(
         "--agents", action="store_true", help="only runs whose rollouts are agents' episodes"
     )
-    trial.add_argument("--json", action="store_true", help="print what came of it as JSON")
+    trial.add_argument("--json", action="store_true", help="print the result as JSON")
     fit = verbs.add_parser("calibrate", help=CALIBRATE.split(",")[0] + ".", description=CALIBRATE)
     fit.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's directory")
     fit.add_argument(
@@ -235,7 +235,7 @@ def parser() -> argparse.ArgumentParser:
         "--accuracy",
         type=_share,
         metavar="X",
-        help="say after how many seconds each run had it, 0 to 1 (default: what all of them had)",
+        help="show after how many seconds each run reached it, 0 to 1 (default: what all reached)",
     )
     beside.add_argument("--json", action="store_true", help="print all of it as JSON")
     live = verbs.add_parser("top", help=TOP, description=TOP)
@@ -245,27 +245,29 @@ def parser() -> argparse.ArgumentParser:
     about.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="the file (default: RUN/report.html)"
     )
-    said = verbs.add_parser("rollouts", help=ROLLOUTS.split(":")[0] + ".", description=ROLLOUTS)
-    said.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
-    said.add_argument("--split", choices=["train", "evaluation"], help="of this split alone")
-    said.add_argument("--prompt", type=_index, metavar="N", help="answers to this prompt alone")
-    said.add_argument("--reward-below", type=float, metavar="X", help="with a smaller reward alone")
-    said.add_argument("--finish", choices=["stop", "length"], help="that ended so alone")
-    said.add_argument(
+    rollouts = verbs.add_parser("rollouts", help=ROLLOUTS.split(":")[0] + ".", description=ROLLOUTS)
+    rollouts.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    rollouts.add_argument("--split", choices=["train", "evaluation"], help="only of this split")
+    rollouts.add_argument("--prompt", type=_index, metavar="N", help="only answers to this prompt")
+    rollouts.add_argument(
+        "--reward-below", type=float, metavar="X", help="only with a smaller reward"
+    )
+    rollouts.add_argument("--finish", choices=["stop", "length"], help="only with this end")
+    rollouts.add_argument(
         "--last",
         type=_positive,
         metavar="N",
         help="the newest of these (default: 10, and all of them in a file)",
     )
-    said.add_argument("--json", action="store_true", help="print a line of JSON for each")
-    said.add_argument(
+    rollouts.add_argument("--json", action="store_true", help="print a line of JSON for each")
+    rollouts.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="FILE",
         help="a new FILE.jsonl or FILE.parquet of them",
     )
-    return found
+    return root
 
 
 def _seeds(text: str) -> range:

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without `≤` shows `?`
     known = parser()
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may come next
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         from asyncrl.completion import complete
 
         complete(known)
@@ -63,13 +63,13 @@ def _simulate(args: argparse.Namespace) -> int:
     of_faults = args.seed, args.seeds, args.jobs, args.agents or None
     of_run = args.trainers, args.models, args.price, args.search or None, args.sets or None
     if args.config is not None:
-        if any(given is not None for given in of_faults):
+        if any(option is not None for option in of_faults):
             raise ConfigError(
                 "simulate: --seed, --seeds, --jobs and --agents search for faults, and take no "
                 "run.toml."
             )
         return _forecast(args)
-    if any(given is not None for given in of_run):
+    if any(option is not None for option in of_run):
         raise ConfigError(
             "simulate: --trainers, --models, --price, --search and --set forecast a run; name its "
             "run.toml first."
@@ -162,7 +162,9 @@ def _fetch(args: argparse.Namespace) -> int:
 
     with private_files():
         fetch(args.url, args.directory, say)
-    print(f"All is there. Go on with: asyncrl train --resume {escaped(str(args.directory))}")
+    print(
+        f"The copy is complete. Go on with: asyncrl train --resume {escaped(str(args.directory))}"
+    )
     return 0
 
 
@@ -198,12 +200,12 @@ def _compare(args: argparse.Namespace) -> int:
     from asyncrl.explain.views.compare import as_json, compare, rows
     from asyncrl.runtime.output import Output
 
-    found = compare(args.runs, args.accuracy)
+    comparison = compare(args.runs, args.accuracy)
     output = Output(sys.stdout)  # its reader may leave before the end
     if args.json:
-        print(as_json(found), file=output)
+        print(as_json(comparison), file=output)
     else:
-        show_rows(rows(found), Console(file=output))  # type: ignore[arg-type]
+        show_rows(rows(comparison), Console(file=output))  # type: ignore[arg-type]
     output.flush()
     return 0
 
@@ -266,7 +268,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _loaded(args: argparse.Namespace, resume: Path | None) -> Config:
-    """The configuration that the command line asks for."""
+    """The configuration of the command line."""
     from asyncrl import config as configuration
     from asyncrl.launch.private import refuse_foreign
 
@@ -283,7 +285,7 @@ def _run_toml(args: argparse.Namespace, resume: Path | None) -> Path | None:
 
 
 def _models(args: argparse.Namespace, resume: Path | None) -> Path | None:
-    """The place of a cluster's models, beside the run.toml."""
+    """The path of a cluster's models, beside the run.toml."""
     from asyncrl.runtime.run_dir import CLUSTER_MODELS
 
     path = _run_toml(args, resume)

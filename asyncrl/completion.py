@@ -1,5 +1,5 @@
-"""Completion in shells: verbs, options and files, and after `--set` the settings and what they may
-be. `eval "$(register-python-argcomplete asyncrl)"` turns it on."""
+"""Completion in shells: verbs, options and files, and after `--set` the settings and their values.
+`eval "$(register-python-argcomplete asyncrl)"` turns it on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncrl.config.fields import FIELDS, SECTIONS
 def complete(parser: argparse.ArgumentParser) -> None:
     """Answer the shell, and end the process."""
     for verb in _verbs(parser):
-        for action in verb._actions:  # argparse has no other way to ask
+        for action in verb._actions:  # argparse has no public way to list them
             if "--set" in action.option_strings:
                 action.completer = settings  # type: ignore[attr-defined]
             elif action.dest == "config":
@@ -25,7 +25,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def settings(prefix: str, **_: object) -> list[str]:
-    """The settings that begin so, and once one is written what it may be.
+    """The settings with this prefix, and once one is written its possible values.
 
     >>> settings("staleness.on_st")
     ['staleness.on_stale=']
@@ -43,7 +43,7 @@ def settings(prefix: str, **_: object) -> list[str]:
 
 
 def sections(prefix: str, **_: object) -> list[str]:
-    """The sections that begin so.
+    """The sections with this prefix.
 
     >>> sections("mod")
     ['model', 'model.lora']

@@ -1,9 +1,9 @@
-"""The one way to show text that somebody else wrote: a server, a model, a file, a plug-in, another
-process. Invariant: what comes out changes nothing on a terminal but the place where it stands.
+"""The one way to show foreign text: of a server, a model, a file, a plug-in, another process.
+Invariant: the output changes nothing on a terminal but its own position.
 
-A terminal obeys characters: `\\x1b[2J` clears it, others rename its window, turn the direction of
-what follows, or begin a line that looks like ours. So what is not printable is written as an
-escape. Escaping twice changes nothing, so whoever shows a text need not know who made it.
+A terminal obeys characters: `\\x1b[2J` clears it, others rename its window, reverse the direction
+of text, or begin a line that looks like ours. So characters that are not printable are written as
+escapes. Escaping twice changes nothing, so code that shows a text need not know its origin.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import json
 import msgspec
 
 SENTENCE = 2000
-"""Characters that a sentence has at most."""
+"""Characters of a sentence, at most."""
 CUT = "…"
 """End of a text that was shortened."""
 
 
 def escaped(text: str, limit: int = SENTENCE) -> str:
     """`text` as one printable line of at most `limit` characters (at least 1)."""
-    # an escape is never shorter than what it stands for, so more is not looked at
+    # an escape is never shorter than its character, so later ones would be cut
     shown = "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode()
-        for one in text[: limit + 1]
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text[: limit + 1]
     )
     return shown if len(shown) <= limit else shown[: limit - 1] + CUT
 
 
 def escaped_lines(text: str, limit: int = SENTENCE) -> str:
-    """`text` with each line escaped: for what has lines of its own, as the end of a log."""
+    """`text` with each line escaped: for text of several lines, such as the end of a log."""
     return "\n".join(escaped(line, limit) for line in text.split("\n"))
 
 
 def escaped_json(value: object, indent: int | None = None) -> str:
-    """JSON of what msgspec can encode, with strings whole: in ASCII that is printable, but for the
-    ends of lines where there is an `indent`. What is not a finite number is null.
+    """JSON of a value that msgspec can encode, with whole strings: printable ASCII, but for the
+    ends of lines if there is an `indent`. Numbers that are not finite become null.
 
     >>> escaped_json(["\\x1b[2J", "\\x7f", "é"])
     '["\\\\u001b[2J", "\\\\u007f", "\\\\u00e9"]'

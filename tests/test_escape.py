@@ -179,7 +179,7 @@ def test_the_logs(tmp_path: Path) -> None:
         [sys.executable, "-c", SAYS, tmp_path, HOSTILE.replace("\0", "")], check=False, timeout=300
     )
     text = logs.path(tmp_path, "rollout", 0).read_text()
-    said, _, trace = text.partition("ended by an exception")
+    said, _, trace = text.partition("ended by an uncaught exception")
     harmless(said)
     assert len(said.splitlines()) == 3, "what follows a line's end is set in"
     assert "Traceback" in trace and not [

@@ -252,7 +252,7 @@ def test_what_cannot_be_added_is_refused_and_nothing_is_added(model: Path) -> No
         (good.rewarded(float("nan")), "has the reward nan"),
         (rl.Sequence([65, 9999], [-1.0], prompt_tokens=1, reward=1.0), "vocabulary of 260"),
         (rl.Sequence([65, 66], [-1.0], prompt_tokens=1, reward=1.0, versions=3), "of version 3"),
-        ([65, 66], "no rl.Sequence"),
+        ([65, 66], "not an rl.Sequence"),
     ):
         with pytest.raises(ValueError, match=said):
             learner.add([good, bad])  # type: ignore[list-item]
@@ -272,7 +272,7 @@ def test_what_is_saved_is_a_model_directory(model: Path, tmp_path: Path) -> None
         assert torch.equal(one, other)
     assert rl.Sampler(saved).generate(["x"], max_new_tokens=2)[0].sampled_tokens <= 2
     (tmp_path / "mine").mkdir()
-    with pytest.raises(ConfigError, match="no model directory"):
+    with pytest.raises(ConfigError, match="not a model directory"):
         learner.save(tmp_path / "mine")
 
 
@@ -282,7 +282,7 @@ def test_what_needs_a_run_is_refused_by_the_learner(model: Path, tmp_path: Path)
     for make in (rl.Learner, rl.Sampler):
         with pytest.raises(ConfigError, match="there is no model directory"):
             make(tmp_path / "none")
-        with pytest.raises(ConfigError, match="is no model"):
+        with pytest.raises(ConfigError, match="is not a model"):
             make(3)  # type: ignore[arg-type]
 
 

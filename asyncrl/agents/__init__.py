@@ -1,4 +1,4 @@
-"""Agents of users: code that calls the model as often as it likes, and says what that was worth.
+"""Agents of users: code that calls the model as often as it likes, and returns a reward.
 
 An agent is one of three things, all of them made one function by `load_agent`:
 
@@ -8,7 +8,7 @@ An agent is one of three things, all of them made one function by `load_agent`:
 
 It runs under asyncio, one attempt at an episode in a process of its own
 (`asyncrl.actors.agent_pool`), so nothing here knows trio. Invariant: a reward is a finite number,
-and whatever is none is a failure that says so in a sentence, and never 0.
+and any other value is a failure with a sentence, and never 0.
 
 Names are imported when they are first asked for: `asyncrl.agents.tasksets` runs in an environment
 that has nothing of what asyncrl needs.

@@ -1,8 +1,8 @@
 """An episode as its agent sees it. Invariant: a result that was noted once is the same in every
 attempt, and is not computed again.
 
-An agent that is killed is run again from the top, in a fresh process and with the same seed. What
-it asks the model for is answered with what was sampled before; what it computed itself is, if it
+An agent that is killed is run again from the top, in a fresh process and with the same seed. Its
+model calls are answered with the tokens that were sampled before. A result of its own is kept if it
 went through `once`.
 
 The gateway keeps notes and rewards:
@@ -34,16 +34,17 @@ MODEL = "policy"
 KEY = 200
 """Characters of a note's key, at most."""
 SHOWN = 200
-"""Characters of the gateway's refusal that a sentence has."""
+"""Characters of the gateway's refusal that an error quotes."""
 ANSWER_S = 60.0
-"""Seconds in which the gateway takes or gives a note or a reward."""
+"""Seconds in which the gateway must store or return a note or a reward."""
 
 
 class EpisodeFacts(msgspec.Struct, frozen=True):
     """The facts of an episode. `base_url` is `http://…/sessions/NAME/v1`, `api_key` the session's
     key for calls, and `reward_key` the one for rewards, which code that the model wrote must not
-    get. `attempt` counts from 0; all else is the same in each attempt, but for `socket`: the path
-    of a Unix socket that is the gateway to a program in the sandbox; "" where there is none."""
+    get. `attempt` counts from 0. All other fields but `socket` are the same in each attempt.
+    `socket` is the path of the Unix socket through which a program in the sandbox reaches the
+    gateway; "" if there is none."""
 
     prompt: str
     entry: dict[str, Any]
@@ -88,9 +89,9 @@ class _Seen:
 
 
 class AgentEpisode(_Seen):
-    """An episode, for an async agent. Its client of the gateway is closed by who made it.
+    """An episode, for an async agent. The caller closes its gateway client.
 
-    found = await episode.once(f"search {query}", lambda: search(query))
+    results = await episode.once(f"search {query}", lambda: search(query))
     await episode.reward(0.1)
     """
 
@@ -100,12 +101,12 @@ class AgentEpisode(_Seen):
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def once(self, key: str, fn: Callable[[], Any | Awaitable[Any]]) -> Any:
-        """The noted result of this key; where there is none, that of `fn`, noted. It comes as JSON
-        reads it, so a tuple is a list, in this attempt too.
+        """Return the result noted under this key; without one, call `fn` and note its result. The
+        result is what JSON reads back, so a tuple is a list, in this attempt too.
 
-        Raises ValueError for a key that is no text of 1 to 200 characters, TypeError for a result
-        that is not JSON, EpisodeError where the gateway does not keep it, and what `fn` raises,
-        which is not noted.
+        Raises ValueError for a key that is not a text of 1 to 200 characters, TypeError for a
+        result that is not JSON, EpisodeError if the gateway does not store it, and what `fn`
+        raises, which is not noted.
         """
         if not isinstance(key, str) or not 0 < len(key) <= KEY:
             raise ValueError(f"the key of once() is a text of 1 to {KEY} characters")
@@ -123,17 +124,16 @@ class AgentEpisode(_Seen):
             return value
 
     async def reward(self, reward: float, call: int = -1) -> None:
-        """Give the turn of a call a reward; calls count from 0, or from the last one where
-        negative. Raises WrongReward, and EpisodeError where there is no such call."""
+        """Give the turn of a call a reward. Calls count from 0; negative numbers count from the
+        last one. Raises WrongReward, and EpisodeError if there is no such call."""
         asked = {"reward": as_reward(reward), "turn": _numbered(call)}
         sent = await self._send("POST", f"{self._path}/reward", self.reward_key, asked)
         _taken(sent, "the reward")
 
     async def failed(self, tool: str, call: int = -1) -> None:
-        """Say that a call of the model, counted as for `reward`, was a call of the tool `tool`
-        which failed: `agent.mask_failed` keeps its tokens out of the loss. Raises ValueError for a
-        name that is no text of 1 to 64 characters, and EpisodeError where there is no such
-        call."""
+        """Report that a model call, counted as for `reward`, called the tool `tool`, which failed:
+        `agent.mask_failed` keeps its tokens out of the loss. Raises ValueError for a name that is
+        not a text of 1 to 64 characters, and EpisodeError if there is no such call."""
         if not isinstance(tool, str) or not 0 < len(tool) <= NAME:
             raise ValueError(f"the tool of failed() is a text of 1 to {NAME} characters")
         asked = {"tool": tool, "turn": _numbered(call)}
@@ -152,8 +152,8 @@ class AgentEpisode(_Seen):
 
 
 class BlockingEpisode(_Seen):
-    """An episode for a sync agent, which runs in a thread beside the event loop `loop`. Its methods
-    are those of `AgentEpisode`, and block; `fn` is called in a thread too."""
+    """An episode for a sync agent, which runs in a thread beside the event loop `loop`. It has the
+    methods of `AgentEpisode`, which block; `fn` is called in a thread too."""
 
     def __init__(
         self, facts: EpisodeFacts, episode: AgentEpisode, loop: asyncio.AbstractEventLoop
@@ -199,5 +199,5 @@ def _taken(answer: GatewayAnswer, what: str) -> Mapping[str, Any]:
     """The body of a good answer. Raises EpisodeError with the gateway's sentence."""
     if answer.good:
         return answer.body
-    said = str(answer.error.get("message", f"status {answer.status}"))
-    raise EpisodeError(f"the gateway did not take {what}: {escaped(said, SHOWN)}")
+    reason = str(answer.error.get("message", f"status {answer.status}"))
+    raise EpisodeError(f"the gateway did not take {what}: {escaped(reason, SHOWN)}")

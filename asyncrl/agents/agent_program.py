@@ -1,20 +1,20 @@
 """An agent that is a program of its own, in any language: `agent.run = ["python", "my_agent.py"]`.
 
-It finds in its environment what an `AgentEpisode` has:
+Its environment has what an `AgentEpisode` has:
 
     OPENAI_BASE_URL, OPENAI_API_KEY     what the official clients read by themselves
     ASYNCRL_PROMPT, ASYNCRL_ENTRY       the prompt; the task's entry, as JSON
     ASYNCRL_PROMPT_INDEX, ASYNCRL_SEED, ASYNCRL_ATTEMPT
     ASYNCRL_SESSION_URL, ASYNCRL_REWARD_KEY     for notes, and for rewards of turns
 
-Its reward is the last line of its output, `{"reward": 1.0}` or `{"reward": {"right": 1.0}}`; where
-that line says none, the task's verifier judges the last reply. It is not posted, because so any
-program can say it that can print, and because exit code and reward come together: a program that
-fails after its reward has none. Another exit code than 0 is a failure, which shows the end of what
-it said on standard error.
+Its reward is the last line of its output, `{"reward": 1.0}` or `{"reward": {"right": 1.0}}`;
+without one in that line, the task's verifier judges the last reply. The reward is printed and not
+posted, because every program can print, and because exit code and reward come together: a program
+that fails after its reward has none. An exit code other than 0 is a failure, which shows the end of
+standard error.
 
-In the sandbox (`agent.sandbox`) a program is one that a model may have written. It has no key for
-rewards, and the verifier judges: one that says a reward has failed.
+In the sandbox (`agent.sandbox`) a model may have written the program. It has no key for rewards,
+and the verifier judges: a program that prints a reward has failed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from asyncrl.agents.agent_sandbox import base_url, program_of_command, with_mode
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.sandbox.programs.under_asyncio import run_in_asyncio
 
-HEARD = 2**16
+OUTPUT_BYTES = 2**16
 """Bytes of a program's output that are kept: the last ones."""
 LINES = 3
 """Lines of standard error that a failure shows."""
@@ -44,7 +44,7 @@ class ProgramFailed(Exception):
 
 
 def environment_of(facts: EpisodeFacts) -> dict[str, str]:
-    """The variables that a program is given, but for the key for rewards."""
+    """The environment variables of a program, without the key for rewards."""
     return {
         "OPENAI_BASE_URL": facts.base_url,
         "OPENAI_API_KEY": facts.api_key,
@@ -71,8 +71,8 @@ def past_proxies(environment: Mapping[str, str], url: str) -> dict[str, str]:
 
 
 async def run_program(argv: Sequence[str], facts: EpisodeFacts) -> Any:
-    """Run a program to its end, and return the reward that it said; None where it said none. Raises
-    ProgramFailed, and OSError where it cannot be started."""
+    """Run a program to its end, and return the reward that it printed, or None. Raises
+    ProgramFailed, and OSError if it cannot be started."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,
@@ -86,30 +86,30 @@ async def run_program(argv: Sequence[str], facts: EpisodeFacts) -> Any:
         },
     )
     assert process.stdout and process.stderr
-    said, errors, code = await asyncio.gather(
+    output, errors, code = await asyncio.gather(
         _last(process.stdout), _last(process.stderr), process.wait()
     )
     if code:
         raise _failed(f"exit code {code}" if code > 0 else f"signal {-code}", errors)
-    return _reward(said.decode(errors="replace"))
+    return _reward(output.decode(errors="replace"))
 
 
 async def run_in_sandbox(argv: Sequence[str], paths: Sequence[str], facts: EpisodeFacts) -> None:
     """Run a program in the sandbox `bwrap` to its end; it sees `paths` besides its own files.
-    Raises ProgramFailed, also where it says a reward, and ProgramError where it cannot be
+    Raises ProgramFailed, also if it prints a reward, and ProgramError if it cannot be
     started."""
     inside = msgspec.structs.replace(facts, base_url=base_url(facts.session))
     command = program_of_command(argv, paths)
-    told = msgspec.structs.replace(command, environment=environment_of(inside))
-    ran = await run_in_asyncio(with_model(told, facts), Bubblewrap())
+    runnable = msgspec.structs.replace(command, environment=environment_of(inside))
+    ran = await run_in_asyncio(with_model(runnable, facts), Bubblewrap())
     if ran.truncated:
         raise _failed(f"it printed more than {command.output_bytes} bytes", ran.stderr)
     if ran.code:
         raise _failed(f"exit code {ran.code}", ran.stderr)
     if _reward(ran.stdout.decode(errors="replace")) is not None:
         raise ProgramFailed(
-            "it said a reward, and a program in the sandbox gives none: leave it to the task's "
-            "verifier, or set agent.sandbox to none"
+            "it printed a reward, and a program in the sandbox may give none: leave it to the "
+            "task's verifier, or set agent.sandbox to none"
         )
 
 
@@ -121,20 +121,20 @@ def _failed(ended: str, errors: bytes) -> ProgramFailed:
 async def _last(stream: asyncio.StreamReader) -> bytes:
     """Read to the end, and return the last bytes."""
     kept = b""
-    while piece := await stream.read(HEARD):
-        kept = (kept + piece)[-HEARD:]
+    while piece := await stream.read(OUTPUT_BYTES):
+        kept = (kept + piece)[-OUTPUT_BYTES:]
     return kept
 
 
 def _reward(output: str) -> Any:
-    """The reward that the last line says, as it stands there; None where it says none.
+    """The reward in the last line, as written there; None without one.
 
     >>> _reward("searching\\n{\\"reward\\": 0.5}\\n"), _reward("done\\n")
     (0.5, None)
     """
     last = output.strip().rpartition("\n")[2]
     try:
-        said = json.loads(last)
+        value = json.loads(last)
     except (ValueError, RecursionError):
         return None
-    return said.get("reward") if isinstance(said, dict) else None
+    return value.get("reward") if isinstance(value, dict) else None

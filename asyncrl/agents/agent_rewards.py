@@ -1,4 +1,4 @@
-"""Rewards as agents give them: one number, or several by name. Pure."""
+"""Rewards of agents: one number, or several by name. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WrongKind = Literal["not a number", "not finite", "too large", "not named"]
 
 
 class WrongReward(ValueError):
-    """A value is no reward; the text says why, and `kind` in two words."""
+    """A value is not a reward; the text says why, and `kind` is the reason in two words."""
 
     def __init__(self, kind: WrongKind, text: str) -> None:
         super().__init__(text)
@@ -26,8 +26,8 @@ class WrongReward(ValueError):
 
 
 def as_reward(value: Any, name: str = "") -> float:
-    """The finite number that a value is. Raises WrongReward for all else, True and "1" too: an
-    agent that gives those has mostly given the wrong variable.
+    """Convert a value to a finite number. Raises WrongReward for anything else, also for True and
+    "1": an agent that returns those has usually returned the wrong variable.
 
     >>> as_reward(1), as_reward(0.25)
     (1.0, 0.25)
@@ -52,7 +52,7 @@ def as_reward(value: Any, name: str = "") -> float:
 
 
 def as_outcome(value: Any) -> float | dict[str, float] | None:
-    """The rewards that an agent returned; None where the task's verifier shall judge. Raises
+    """The rewards that an agent returned; None if the task's verifier shall judge. Raises
     WrongReward.
 
     >>> as_outcome({"right": 1, "brief": 0.5})
@@ -67,6 +67,6 @@ def as_outcome(value: Any) -> float | dict[str, float] | None:
             raise WrongReward("not named", f"a reward's name is a text of 1 to {NAME} characters")
     if not 0 < len(value) <= NAMES:
         raise WrongReward("not named", f"{len(value)} rewards were named; name 1 to {NAMES}")
-    named = {name: as_reward(one, name) for name, one in value.items()}
+    named = {name: as_reward(number, name) for name, number in value.items()}
     as_reward(math.fsum(named.values()), "the sum of all")
     return named

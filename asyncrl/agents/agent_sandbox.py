@@ -1,6 +1,6 @@
-"""Programs of an episode in the sandbox: what each is given of the run, and how one of `agent.run`
-is shown what it needs. Invariant: it has the episode's key for calls, and never the one for
-rewards.
+"""Programs of an episode in the sandbox: how each reaches the run's model, and which files a
+program of `agent.run` sees. Invariant: a program has the episode's key for calls, and never the one
+for rewards.
 
     program (no network) ── 127.0.0.1:PORT ── forwarder ── the episode's socket ── gateway
 
@@ -27,8 +27,8 @@ from asyncrl.sandbox.programs.runner import run
 PORT = 8089
 """The port of the sandbox's own loopback at which a program finds the gateway."""
 SECONDS = 7 * 86_400.0
-"""Seconds of a program of `agent.run`, whose attempt's clock ends it before."""
-_SEEN = 'test -x "$0" || exit 1; for one; do test -r "$one" || exit 2; done'
+"""Time limit of a program of `agent.run`; its attempt's clock ends it earlier."""
+_SEEN = 'test -x "$0" || exit 1; for file; do test -r "$file" || exit 2; done'
 
 
 class NoSocketError(Exception):
@@ -41,8 +41,8 @@ def base_url(session: str) -> str:
 
 
 def with_model(program: Program, episode: AgentEpisode | BlockingEpisode | EpisodeFacts) -> Program:
-    """The program, which in the sandbox may call the model as the episode's agent does: any client
-    of OpenAI's finds what it needs in its environment. Raises NoSocketError.
+    """Return the program with access to the model from inside the sandbox: an OpenAI client finds
+    the URL and the key in its environment. Raises NoSocketError.
 
     ran = await run_in_asyncio(with_model(program, episode), Bubblewrap())
     """
@@ -50,18 +50,18 @@ def with_model(program: Program, episode: AgentEpisode | BlockingEpisode | Episo
         raise NoSocketError(
             "the run has no gateway for programs in a sandbox: set agent.sandbox to bwrap"
         )
-    given = {"OPENAI_BASE_URL": base_url(episode.session), "OPENAI_API_KEY": episode.api_key}
+    variables = {"OPENAI_BASE_URL": base_url(episode.session), "OPENAI_API_KEY": episode.api_key}
     return by_loopback(
         msgspec.structs.replace(
-            program, gateway=episode.socket, environment={**program.environment, **given}
+            program, gateway=episode.socket, environment={**program.environment, **variables}
         ),
         PORT,
     )
 
 
 def program_of_command(argv: Sequence[str], paths: Sequence[str]) -> Program:
-    """The program that a command line is. It sees its executable, the Python that this may be, the
-    files that are among its arguments, and `paths`."""
+    """Make a program of a command line. It sees its executable, the folders of a Python, the files
+    among its arguments, and `paths`."""
     executable = Path(shutil.which(argv[0]) or argv[0]).absolute()
     words, files = [str(executable)], []
     for word in argv[1:]:
@@ -93,13 +93,13 @@ def _of_python(executable: Path) -> list[str]:
 
 
 def refuse_without_sandbox(argv: Sequence[str], paths: Sequence[str]) -> None:
-    """Start a program in the sandbox, and one that looks for the command `argv` there; empty: there
-    is none. Raises ConfigError where either cannot be done."""
+    """Start a program in the sandbox, and one that looks there for the files of the command `argv`
+    (empty: no command). Raises ConfigError if either fails."""
     sandbox = Bubblewrap()
     if missing := sandbox.missing():
         raise ConfigError(
             f"agent.sandbox is bwrap, and this machine does not have it ({missing}); allow user "
-            "namespaces, or set it to none, which keeps programs from nothing."
+            "namespaces, or set it to none, which confines nothing."
         )
     if problem := trial("python", sandbox):
         raise ConfigError(
@@ -110,7 +110,7 @@ def refuse_without_sandbox(argv: Sequence[str], paths: Sequence[str]) -> None:
         return
     for path in paths:
         if not Path(path).exists():
-            raise ConfigError(f"agent.paths has {path!r}, and there is none; give a path of here.")
+            raise ConfigError(f"agent.paths has {path!r}, which does not exist; correct it.")
     program = program_of_command(argv, paths)
     files = [str(Path(word).absolute()) for word in argv[1:] if Path(word).is_file()]
     looking = msgspec.structs.replace(

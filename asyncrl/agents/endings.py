@@ -1,7 +1,7 @@
-"""The ends of an attempt at an episode, as its agent's process tells them.
+"""Ends of an attempt at an episode, as its agent's process reports them.
 
-What raises, or gives what is no reward, is a failure with a kind and a sentence. No failure is a
-reward of zero.
+An agent that raises, or whose value is not a reward, has failed, with a kind and a sentence. A
+failure is never a reward of zero.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from asyncrl.agents.agent_rewards import WrongKind, WrongReward, as_outcome
 from asyncrl.agents.load_agent import Agent
 from asyncrl.escape import escaped
 
-SAID = 400
+CHARACTERS = 400
 """Characters of a failure's sentence."""
 
 OTHERS = (
@@ -28,12 +28,12 @@ OTHERS = (
     sysconfig.get_path("stdlib"),
     sysconfig.get_path("purelib"),
 )
-"""Folders of code that no user wrote."""
+"""Folders whose code is not the user's."""
 
 FailureKind = Literal["raised", "exit", "timeout", "crashed", "given up", "two rewards"] | WrongKind
-"""`raised`: the agent raised; `exit`: its program ended with an error; `timeout`: it had the ball
-for longer than it may; `crashed`: its process died; `given up`: it said so; `two rewards`: it gave
-one and returned one; the others: what it gave is no reward."""
+"""`raised`: the agent raised; `exit`: its program ended with an error; `timeout`: its
+clock ran out; `crashed`: its process died; `given up`: it reported so; `two rewards`: it posted one
+and returned one; the others: its value is not a reward."""
 
 
 class AgentEnded(msgspec.Struct, frozen=True, tag="ended"):
@@ -55,11 +55,11 @@ AgentEnd = AgentEnded | AgentFailed
 
 def failed(kind: FailureKind, text: str) -> AgentFailed:
     """A failure, whose text is escaped and cut."""
-    return AgentFailed(kind, escaped(" ".join(text.split()), SAID))
+    return AgentFailed(kind, escaped(" ".join(text.split()), CHARACTERS))
 
 
 async def played(agent: Agent, facts: EpisodeFacts) -> AgentEnd:
-    """Play an episode, and say how it ended, whatever the agent raises."""
+    """Play an episode, and return how it ended, whatever the agent raises."""
     try:
         return AgentEnded(as_outcome(await agent(facts)))
     except WrongReward as error:
@@ -74,9 +74,9 @@ async def played(agent: Agent, facts: EpisodeFacts) -> AgentEnd:
 
 def raised(error: BaseException) -> AgentFailed:
     """The failure of an agent that raised: the error, and the line of its code nearest to it."""
-    said = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(OTHERS)]
     if own:
-        said = f"{said[: SAID - 100]} (line {own[-1].lineno} of {own[-1].filename[-60:]})"
-    return failed("raised", said)
+        text = f"{text[: CHARACTERS - 100]} (line {own[-1].lineno} of {own[-1].filename[-60:]})"
+    return failed("raised", text)

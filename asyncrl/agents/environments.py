@@ -5,7 +5,7 @@
         def step(self, reply): return Step("too low", 0.0, done=False)
 
 Both methods may be async. Each attempt makes a new object, and calls `reset` with the task's entry
-and the episode's seed: what it draws, it draws from that seed, so that each attempt is the same.
+and the episode's seed: it draws random numbers from that seed, so that each attempt is the same.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from asyncrl.agents.model_call import ChatMessage, EpisodeFull, reply_to
 
 
 class Step(NamedTuple):
-    """An environment's answer to a reply: what the model is told next, the reward of the reply's
-    turn, and True where the episode is over (then nobody reads the text). `failed` is the tool
-    that the reply called where that failed (`agent.mask_failed`)."""
+    """An environment's answer to a reply: the next text for the model, the reward of the reply's
+    turn, and True if the episode is over (then the text is ignored). `failed` names the tool that
+    the reply called, if that failed (`agent.mask_failed`)."""
 
     text: str
     reward: float
@@ -35,7 +35,7 @@ class Environment(Protocol):
     """Methods that an environment's class has."""
 
     def reset(self, entry: Mapping[str, Any], seed: int) -> str | Awaitable[str]:
-        """Begin, and return what the model is told first."""
+        """Begin, and return the first text for the model."""
         ...
 
     def step(self, reply: str) -> Step | Awaitable[Step]:
@@ -44,8 +44,8 @@ class Environment(Protocol):
 
 
 async def play(environment: Environment, facts: EpisodeFacts) -> float:
-    """Play an environment to its end. Each step's reward is its turn's; their sum is the episode's.
-    It ends with the environment, or where the gateway takes no more calls. Raises EpisodeError."""
+    """Play an environment to its end. Each turn gets its step's reward, and the episode their sum.
+    It ends with the environment, or when the gateway takes no more calls. Raises EpisodeError."""
     async with GatewayClient(facts.base_url) as gateway:
         return await _play(environment, facts, gateway)
 
@@ -62,8 +62,8 @@ async def _play(environment: Environment, facts: EpisodeFacts, gateway: GatewayC
             if len(messages) > 1:
                 return total
             raise
-        text, given, done, failed = Step(*await _settled(environment.step(reply)))
-        reward = as_reward(given)
+        text, step_reward, done, failed = Step(*await _settled(environment.step(reply)))
+        reward = as_reward(step_reward)
         await episode.reward(reward)
         if failed:
             await episode.failed(failed)

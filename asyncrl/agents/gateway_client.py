@@ -1,10 +1,10 @@
-"""A client of the gateway, for what an episode asks of it all the time: JSON over HTTP/1.1, on one
-connection. Invariant: one thing is asked at a time, so an answer is that of the latest question.
+"""A client of the gateway for the requests of an episode: JSON over HTTP/1.1, on one connection.
+Invariant: one request runs at a time, so an answer belongs to the latest request.
 
 Each attempt at an episode has a process of its own, in which everything happens for the first time.
-So what a client does once is what an episode costs: five calls with five rewards are 31 ms of a
+So what a client does once, each episode pays for: five calls with five rewards are 31 ms of a
 core with `openai` and `httpx2`, 18 with `httpx2` alone, and 6 with h11, which is all that this is.
-A user's function is given the official client all the same.
+A user's function still gets the official client.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ PIECE = 2**16
 
 
 class GatewayLost(OSError):
-    """The gateway closed the connection before its answer was complete, or what it said is no
+    """The gateway closed the connection before its answer was complete, or sent no valid
     answer; the text says which."""
 
 
 class GatewayAnswer(NamedTuple):
-    """An answer: its status, the seconds after which to ask again where it says so, and its body,
-    {} where that is no JSON object."""
+    """An answer: its status, the seconds after which to retry if it names them, and its body,
+    {} if that is not a JSON object."""
 
     status: int
     retry_s: float | None
@@ -42,17 +42,17 @@ class GatewayAnswer(NamedTuple):
 
     @property
     def error(self) -> Mapping[str, Any]:
-        """The `message` and `code` of a refusal; {} where it says nothing."""
-        said = self.body.get("error")
-        return said if isinstance(said, dict) else {}
+        """The `message` and `code` of a refusal; {} if it has none."""
+        refusal = self.body.get("error")
+        return refusal if isinstance(refusal, dict) else {}
 
 
 class GatewayClient:
-    """A connection to the gateway at the host and port of `url`, opened when it is needed, again
-    where the gateway closed it meanwhile.
+    """A connection to the gateway at the host and port of `url`, opened when it is needed, and
+    again if the gateway has closed it.
 
     async with GatewayClient("http://127.0.0.1:8000/sessions/episode-3/v1") as gateway:
-        answer = await gateway.ask("GET", "/v1/sessions/episode-3/notes/found", key)
+        answer = await gateway.ask("GET", "/v1/sessions/episode-3/notes/results", key)
     """
 
     def __init__(self, url: str) -> None:
@@ -86,8 +86,8 @@ class GatewayClient:
         within_s: float | None,
     ) -> GatewayAnswer:
         """Ask, with `body` as JSON unless it is None, and wait for the answer, whatever its status.
-        Raises OSError where the gateway cannot be reached, GatewayLost, and TimeoutError after
-        `within_s` seconds (None: who asked has a clock of its own)."""
+        Raises OSError if the gateway cannot be reached, GatewayLost, and TimeoutError after
+        `within_s` seconds (None: the caller has a clock of its own)."""
         text = b"" if body is None else json.dumps(body).encode()
         head = [
             ("host", self._named),
@@ -99,7 +99,7 @@ class GatewayClient:
         async with self._asking, asyncio.timeout(within_s):
             try:
                 reader, writer = await self._opened()
-                writer.write(self._said(request, text))
+                writer.write(self._encoded(request, text))
                 await writer.drain()
                 answer = await self._answer(reader)
                 if self._http.our_state is self._http.their_state is h11.DONE:
@@ -114,7 +114,7 @@ class GatewayClient:
     async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The connection, if it is open still, else a new one."""
         if self._streams is not None:
-            for _ in range(2):  # the loop hears that the gateway closed it, and tells the stream
+            for _ in range(2):  # the loop sees that the gateway closed it, and tells the stream
                 await asyncio.sleep(0)
             if not self._streams[0].at_eof():
                 return self._streams
@@ -128,7 +128,7 @@ class GatewayClient:
             self._streams[1].close()
             self._streams = None
 
-    def _said(self, request: h11.Request, text: bytes) -> bytes:
+    def _encoded(self, request: h11.Request, text: bytes) -> bytes:
         parts = [request, *([h11.Data(data=text)] if text else []), h11.EndOfMessage()]
         return b"".join(self._http.send(part) or b"" for part in parts)
 
@@ -154,14 +154,14 @@ class GatewayClient:
 
 def _retry_s(response: h11.Response) -> float | None:
     """The seconds of the header `retry-after`, as the gateway writes it; None without one."""
-    said = [value for name, value in response.headers if name == b"retry-after"]
-    return float(said[0]) if said and said[0].isdigit() else None
+    values = [value for name, value in response.headers if name == b"retry-after"]
+    return float(values[0]) if values and values[0].isdigit() else None
 
 
 def _object(text: bytes) -> dict[str, Any]:
-    """The JSON object of a body; {} where it is none."""
+    """The JSON object of a body; {} if it is not one."""
     try:
-        said = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return content if isinstance(content, dict) else {}

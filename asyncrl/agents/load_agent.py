@@ -1,7 +1,7 @@
-"""An agent, from what `agent.run` says. Invariant: whatever form it has, it is one async function
-of an episode's facts.
+"""Loading of the agent that `agent.run` names. Invariant: whatever its form, it becomes one async
+function of an episode's facts.
 
-A module is found as every one of a user's is: by its name, with its folder on PYTHONPATH
+A module is imported like every module of a user: by its name, with its folder on PYTHONPATH
 (`asyncrl.config.plugins`).
 """
 
@@ -30,29 +30,29 @@ FORM = "async def solve(client, episode)"
 
 
 def load_agent(run: str | Sequence[str], paths: Sequence[str] | None = None) -> Agent:
-    """The agent that `module:name` names, a function or an environment's class, or that a command
-    line is. With `paths` a command is run in the sandbox, where it sees them. Raises ConfigError,
-    which says what is wrong with it, and ModuleNotFoundError for a function where the client that
-    it is given is not installed."""
+    """Load the agent that `module:name` names, a function or an environment's class, or make one of
+    a command line. With `paths` a command runs in the sandbox, where it sees them. Raises
+    ConfigError, which says what is wrong, and ModuleNotFoundError if the client that a function
+    needs is not installed."""
     if not isinstance(run, str):
         return _of_program(list(run), paths)
-    found = load_named(run, "agent")
-    if isinstance(found, type):
-        return _of_class(run, found)
-    if not callable(found):
+    target = load_named(run, "agent")
+    if isinstance(target, type):
+        return _of_class(run, target)
+    if not callable(target):
         raise ConfigError(
-            f"the agent {run!r} is a {type(found).__name__}; name a function, as in {FORM}, or a "
+            f"the agent {run!r} is a {type(target).__name__}; name a function, as in {FORM}, or a "
             "class with reset and step."
         )
-    if not _takes(found, 2):
+    if not _takes(target, 2):
         raise ConfigError(
             f"the agent {run!r} cannot be called with a client and an episode; define it as {FORM}."
         )
     import openai  # noqa: F401 before a process with the agent is forked
 
-    if inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(found.__call__):
-        return partial(play_async, found)
-    return partial(_play_sync, found)
+    if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(target.__call__):
+        return partial(play_async, target)
+    return partial(_play_sync, target)
 
 
 def _of_program(argv: list[str], paths: Sequence[str] | None) -> Agent:
@@ -66,7 +66,7 @@ def _of_program(argv: list[str], paths: Sequence[str] | None) -> Agent:
 
 
 def _of_class(run: str, kind: type) -> Agent:
-    """Raises ConfigError for a class that is no environment's."""
+    """An agent of an environment's class. Raises ConfigError for another class."""
     for name, arguments, form in (
         ("reset", 2, "reset(self, entry, seed)"),
         ("step", 1, "step(self, reply)"),
@@ -76,8 +76,8 @@ def _of_class(run: str, kind: type) -> Agent:
             raise ConfigError(f"the agent {run!r} is a class without {form}; define it.")
     if not _takes(kind, 0):
         raise ConfigError(
-            f"the class {run!r} wants arguments to be made; an environment is made without any, "
-            "and gets its entry in reset."
+            f"the class {run!r} needs arguments; an environment is made without any, and gets its "
+            "entry in reset."
         )
 
     async def agent(facts: EpisodeFacts) -> float:
@@ -87,12 +87,12 @@ def _of_class(run: str, kind: type) -> Agent:
 
 
 def _takes(function: Callable[..., Any], arguments: int) -> bool:
-    """True if a function can be called with so many arguments, as far as it says."""
+    """True if the signature of a function takes this many arguments."""
     try:
         inspect.signature(function).bind(*[None] * arguments)
     except TypeError:
         return False
-    except ValueError:  # of C, and without a signature
+    except ValueError:  # a C function without a signature
         return True
     return True
 

@@ -1,7 +1,7 @@
 """A call of the model without the official client, for environments: messages in, a reply out.
 
-A call that the gateway is too busy for, or whose connection broke, is asked again, as the official
-client does by itself: the gateway knows it by its context, and samples nothing twice.
+A call for which the gateway is too busy, or whose connection broke, is retried, as in the official
+client: the gateway knows it by its context, and samples nothing twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ChatMessage = dict[str, str]
 FULL = ("episode_full", "context_length_exceeded")
 """Codes of the gateway for a call of an episode that is as long as it may be."""
 RETRIES = 8
-"""Times that a call is asked again where the gateway is busy or closed the connection."""
+"""Retries of a call if the gateway is busy or closed the connection."""
 AGAIN_S, AGAIN_MOST_S = 0.5, 8.0
 """Seconds before the first of them, and at most: twice as many each time."""
 BUSY = 429
@@ -32,7 +32,7 @@ class EpisodeFull(EpisodeError):
 async def reply_to(
     messages: Sequence[ChatMessage], facts: EpisodeFacts, gateway: GatewayClient
 ) -> str:
-    """The model's reply. Raises EpisodeFull, and EpisodeError where the gateway refuses the call or
+    """The model's reply. Raises EpisodeFull, and EpisodeError if the gateway refuses the call or
     cannot be reached. The gateway bounds a call, and the attempt's clock all else."""
     asked = {"model": MODEL, "messages": list(messages)}
     for again in range(RETRIES + 1):
@@ -61,6 +61,6 @@ def _reply(answer: GatewayAnswer) -> str:
             return str(answer.body["choices"][0]["message"].get("content") or "")
         except (LookupError, TypeError, AttributeError) as error:
             raise EpisodeError("the gateway answered a call with no reply") from error
-    said = escaped(str(answer.error.get("message", f"status {answer.status}")), SHOWN)
+    reason = escaped(str(answer.error.get("message", f"status {answer.status}")), SHOWN)
     kind = EpisodeFull if answer.error.get("code") in FULL else EpisodeError
-    raise kind(f"the gateway refused a call: {said}")
+    raise kind(f"the gateway refused a call: {reason}")

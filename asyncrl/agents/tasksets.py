@@ -8,9 +8,9 @@ tables `env` and `sampling` count. This runs in the environment of `verifiers`, 
 those of asyncrl: it needs that package and the standard library, and no more of asyncrl.
 
 `verifiers` takes seconds to import. So there is a process for each agents actor, which has it,
-asks for episodes and forks for each; one that crashes, leaks or stands still touches no other. An
-episode's reward is `trace.reward` of the one seat that the run's model plays. Invariant: whatever
-else happens is a failure with a sentence, and never a reward of zero.
+asks for episodes and forks for each; one that crashes, leaks or hangs affects no other. An
+episode's reward is `trace.reward` of the one seat that the run's model plays. Invariant: any
+other end is a failure with a sentence, and never a reward of zero.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ sys.modules[HARNESS] = sys.modules[__name__]
 
 MODEL = "policy"
 RETRIES = 8
-"""Times that a call is tried again where the gateway is busy."""
+"""Retries of a call if the gateway is busy."""
 KEY = "ASYNCRL_EPISODE_KEY"
 """The variable in which `verifiers` finds the episode's key for calls."""
 ENDS = ("episode_full", "context_length_exceeded")
 """Codes of the gateway for a call of an episode that is as long as it may be."""
 LOST_S = 60.0
-"""Seconds for which a run may not answer, as it starts, or an actor does again. Then it is over."""
+"""Seconds without an answer (a run or an actor may be starting) after which the run is over."""
 AGAIN_S = 0.5
 POLL_S = 120.0
 """Seconds of a request, of which one for an episode waits twenty."""
@@ -75,7 +75,7 @@ SPARE_S = 60
 
 
 class TasksetError(Exception):
-    """Something that the user asked for cannot be; the sentence says what, and what to do."""
+    """A request of the user cannot be met; the sentence says what is wrong, and what to do."""
 
 
 class InProcessHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc] # there may be none
@@ -98,7 +98,7 @@ class InProcessHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc] # th
         mcp_urls: dict[str, str],
         data: Any,
     ) -> Any:
-        """Let the model speak until it calls no tool. It ends too where the gateway takes no more
+        """Let the model speak until it calls no tool. It also ends when the gateway takes no more
         calls: the taskset then judges what there is."""
         system, prompt = self.resolve_prompt(data)
         messages: list[Any] = [{"role": "system", "content": system}] if system else []
@@ -130,8 +130,10 @@ class InProcessHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc] # th
                     reply: Any = answer.choices[0].message
                     messages.append(reply.model_dump(exclude_none=True))
                     for call in reply.tool_calls or ():
-                        said = await _called(call.function, names, connected)
-                        messages.append({"role": "tool", "tool_call_id": call.id, "content": said})
+                        result = await _called(call.function, names, connected)
+                        messages.append(
+                            {"role": "tool", "tool_call_id": call.id, "content": result}
+                        )
                     if not reply.tool_calls:
                         break
             except APIStatusError as error:
@@ -141,27 +143,26 @@ class InProcessHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc] # th
 
 
 async def _called(function: Any, names: Mapping[str, Any], connected: Mapping[str, Any]) -> Any:
-    """A tool's result; the model is told what was wrong with its call."""
+    """A tool's result, or a text that says what was wrong with the call."""
     try:
         arguments = json.loads(function.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if function.name not in names or not isinstance(arguments, dict):
-        return (
-            f"error: {'no such tool' if arguments is not None else 'the arguments are no object'}"
-        )
+        reason = "the arguments are not an object" if arguments is None else "no such tool"
+        return f"error: {reason}"
     return await call_mcp(connected, names, function.name, arguments)
 
 
 class TasksetPlayer:
-    """A taskset, and who plays it. Raises TasksetError where there is none, or it is not such that
-    it can be trained."""
+    """A taskset and its player. Raises TasksetError if there is none, or if it cannot be
+    trained."""
 
     def __init__(self, taskset: str) -> None:
-        said = _said(taskset)
+        tables = _tables(taskset)
         try:
-            self._sampling = vf.SamplingConfig.model_validate(said.get("sampling", {}))
-            config = _seated(vf.resolve_env_config(said.get("env", {})))
+            self._sampling = vf.SamplingConfig.model_validate(tables.get("sampling", {}))
+            config = _seated(vf.resolve_env_config(tables.get("env", {})))
             self._env = vf.load_environment(config)
             self.seat = asyncio.run(_seat(self._env))
             self._left = iter(self._env.taskset)
@@ -173,7 +174,7 @@ class TasksetPlayer:
         self._tasks: list[Any] = []
 
     def task(self, index: int) -> Any:
-        """The task of a number, from 0. Raises TasksetError where there is none."""
+        """The task of a number, from 0. Raises TasksetError if there is none."""
         while len(self._tasks) <= index:
             try:
                 with redirect_stdout(sys.stderr):  # some say that they download
@@ -188,17 +189,17 @@ class TasksetPlayer:
         return self._tasks[index]
 
     def line(self, index: int) -> dict[str, Any]:
-        """The line of a task's file. Its prompt is a name: the taskset says what the model is told.
-        With the hash a taskset that has changed since is found out."""
+        """The line of a task's file. Its prompt is a name: the taskset makes the model's real
+        prompt. The hash detects a taskset that has changed since."""
         task = self.task(index)
         return {"prompt": f"{self._name} {index}", "answer": "", "task": index, "hash": task.hash}
 
     def of(self, entry: Mapping[str, Any]) -> Any:
-        """The task of a line. Raises TasksetError where the line is of no task of this taskset."""
+        """The task of a line. Raises TasksetError if the line is not of a task of this taskset."""
         index = entry.get("task")
         if type(index) is not int or index < 0:
             raise TasksetError(
-                "the prompt is none that asyncrl.agents.tasksets wrote: it names no task"
+                "the prompt was not written by asyncrl.agents.tasksets: it names no task"
             )
         task = self.task(index)
         if task.hash != entry.get("hash"):
@@ -209,15 +210,18 @@ class TasksetPlayer:
         return task
 
     async def reward(self, task: Any, base_url: str) -> float:
-        """Play a task to its end, with the model at `base_url`. Raises TasksetError where that
-        ends in no reward."""
+        """Play a task to its end, with the model at `base_url`. Raises TasksetError if it
+        ends without a reward."""
         client = vf.EvalClientConfig(base_url=base_url, api_key_var=KEY)
         context = vf.ModelContext(model=MODEL, client=client, sampling=self._sampling)
         async with self._env.serving():
             episode = await self._env.run_episode(task, context)
         traces = [trace for trace in episode.traces if trace.agent.name == self.seat]
         if not episode.ok:
-            errors = [*(error for one in episode.traces for error in one.errors), *episode.errors]
+            errors = [
+                *(error for trace in episode.traces for error in trace.errors),
+                *episode.errors,
+            ]
             last = f"{errors[-1].type}: {errors[-1].message}" if errors else "it is not ok"
             raise TasksetError(f"the episode failed: {last}")
         if len(traces) != 1:
@@ -234,7 +238,7 @@ class TasksetPlayer:
         return reward
 
 
-def _said(taskset: str) -> dict[str, Any]:
+def _tables(taskset: str) -> dict[str, Any]:
     """A TOML file's tables, or those that name a taskset alone. Raises TasksetError."""
     if not taskset.endswith(".toml"):
         return {"env": {"taskset": {"id": taskset}}}
@@ -252,14 +256,16 @@ def _why_not(taskset: str, error: Exception) -> str:
             f"this environment ({sys.prefix})"
         )
     if callable(errors := getattr(error, "errors", None)):  # pydantic's
-        said = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in errors()]
-        return f"{taskset} cannot be used: {'; '.join(said)}"
+        problems = [
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in errors()
+        ]
+        return f"{taskset} cannot be used: {'; '.join(problems)}"
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return f"the taskset {taskset!r} cannot be loaded: {type(error).__name__}: {first}"
 
 
 def _seated(config: Any) -> Any:
-    """The same, with the harness above and on this machine where it says nothing else."""
+    """The configuration with its defaults: the harness above, on this machine."""
     seats: dict[str, Any] = {}
     for name, seat in agent_config_fields(config).items():
         update: dict[str, Any] = {}
@@ -286,8 +292,8 @@ async def _seat(env: Any) -> str:
     for name in ours:
         if not getattr(agents, name).trainable:
             raise TasksetError(
-                f"the seat {name!r} is not trained, so the run's model cannot play it; say who "
-                f"does, in [env.{name}.client] and env.{name}.model of a TOML file"
+                f"the seat {name!r} is not trained, so the run's model cannot play it; name its "
+                f"model, in [env.{name}.client] and env.{name}.model of a TOML file"
             )
     if len(ours) != 1:
         raise TasksetError(
@@ -336,8 +342,8 @@ class _Api(NamedTuple):
             yield dict(json.loads(body)) if status == 200 else None
 
     def give(self, episode: Mapping[str, Any], reward: float) -> None:
-        """Give an episode its reward. Raises TasksetError where that is not taken; an episode that
-        the run has ended meanwhile needs none."""
+        """Give an episode its reward. Raises TasksetError if it is refused; an episode that the
+        run has ended meanwhile needs none."""
         path = f"/v1/sessions/{episode['session']}/reward"
         status, body = self.ask("POST", path, episode["reward_key"], {"reward": reward})
         if status not in (200, 404):
@@ -346,7 +352,7 @@ class _Api(NamedTuple):
             )
 
     def give_up(self, episode: Mapping[str, Any], why: str) -> None:
-        """Say that an attempt at an episode has failed."""
+        """Report that an attempt at an episode has failed."""
         print(
             f"asyncrl.agents.tasksets: {episode['session']} failed: {why}",
             file=sys.stderr,
@@ -366,8 +372,8 @@ class _RunSettings(NamedTuple):
 
 
 def _settings(run: Path) -> _RunSettings:
-    """The settings of a run, once it has begun. Raises TasksetError where it does not begin, or
-    where its episodes are played by others."""
+    """The settings of a run, once it has begun. Raises TasksetError if it does not begin, or if
+    its episodes are not played over HTTP."""
     last = time.monotonic() + LOST_S
     while not (file := run / "run.toml").exists():
         if time.monotonic() > last:
@@ -384,13 +390,13 @@ def _settings(run: Path) -> _RunSettings:
 
 def play(run: Path, player: TasksetPlayer) -> None:
     """Play a run's episodes until it has ended."""
-    found = _settings(run)
+    settings = _settings(run)
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, the pages that processes share
     with _killed_at_the_end() as actors:
-        for index in range(found.actors):
-            api = _Api(f"http://127.0.0.1:{found.port + index}", run / "gateway.key")
-            actors.add(_forked(partial(_serve, api, player, found.episode_s)))
+        for index in range(settings.actors):
+            api = _Api(f"http://127.0.0.1:{settings.port + index}", run / "gateway.key")
+            actors.add(_forked(partial(_serve, api, player, settings.episode_s)))
         while actors:
             pid, status = os.wait()
             actors.discard(pid)
@@ -441,12 +447,14 @@ def _play(
     try:
         api.give(episode, asyncio.run(player.reward(task, episode["base_url"])))
     except Exception as error:  # noqa: BLE001 a taskset is code of others
-        said = str(error) if isinstance(error, TasksetError) else f"{type(error).__name__}: {error}"
-        api.give_up(episode, " ".join(said.split())[:400])
+        reason = (
+            str(error) if isinstance(error, TasksetError) else f"{type(error).__name__}: {error}"
+        )
+        api.give_up(episode, " ".join(reason.split())[:400])
 
 
 def _forked(work: Callable[[], None]) -> int:
-    """The number of a new process, which does the work and ends."""
+    """Fork a process that does the work and ends; returns its id."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -468,7 +476,7 @@ def _forked(work: Callable[[], None]) -> int:
 
 @contextmanager
 def _killed_at_the_end() -> Iterator[set[int]]:
-    """A set of processes, which are asked to end at the block's end, also at SIGTERM."""
+    """A set of processes, which get SIGTERM at the end of the block, also if this one gets it."""
     processes: set[int] = set()
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:

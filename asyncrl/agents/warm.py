@@ -1,8 +1,8 @@
-"""Warming of a process that forks those which play episodes: all that each of them needs is there.
+"""Warming up of a process that forks the players of episodes, so that each has what it needs.
 
-A client imports much at its first call, and works out the forms of what it sends and is sent. So
-an episode of two turns is played here, with nobody, as the agent would play it: its gateway says
-the same to every request. A process that is forked afterwards has all that, and spends 34 ms of a
+A client imports much at its first call, and computes the types of its requests and answers. So
+a dummy episode of two turns is played here, as the agent would play it, and its gateway answers
+every request alike. A process that is forked afterwards has all that, and spends 34 ms of a
 core in place of 57 on a function's episode of five calls.
 """
 
@@ -44,9 +44,9 @@ WARM_S = 60.0
 
 
 def warm(run: str | Sequence[str]) -> None:
-    """Play an episode of nobody as the agent of `run` does, a function or an environment; a program
-    has a client of its own. No thread of it is left. Raises OSError where there is no loopback,
-    and TimeoutError."""
+    """Play a dummy episode as the agent of `run` does, a function or an environment; a program has
+    a client of its own. Leaves no thread behind. Raises OSError if there is no loopback, and
+    TimeoutError."""
     if isinstance(run, str):
         environment = isinstance(load_named(run, "agent"), type)
         asyncio.run(asyncio.wait_for(_play(environment=environment), WARM_S))
@@ -73,7 +73,7 @@ async def _play(*, environment: bool) -> None:
             prompt_index=0,
             seed=0,
             attempt=0,
-            base_url=f"http://127.0.0.1:{port}/sessions/nobody/v1",
+            base_url=f"http://127.0.0.1:{port}/sessions/dummy/v1",
             api_key="-",
             reward_key="-",
         )
@@ -84,13 +84,13 @@ async def _two_turns(client: openai.AsyncOpenAI, episode: AgentEpisode) -> None:
     first = await client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": ""}]
     )
-    said = first.choices[0].message.content or ""
+    reply = first.choices[0].message.content or ""
     await episode.reward(0.0)
     await client.chat.completions.create(
         model=MODEL,
         messages=[
             {"role": "user", "content": ""},
-            {"role": "assistant", "content": said},
+            {"role": "assistant", "content": reply},
             {"role": "user", "content": ""},
         ],
     )

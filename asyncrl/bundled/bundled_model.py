@@ -1,8 +1,9 @@
-"""The bundled small model. Invariant: it is built in code, and what is written is an ordinary
-Hugging Face model directory.
+"""The bundled small model. Invariant: it is built in code, and written as an ordinary Hugging
+Face model directory.
 
-A small Qwen3 over single bytes: the id of a byte is its value. What every prompt of the task starts
-and ends with (its frame, often most of it) is one token each, as the frames of chat templates are.
+A small Qwen3 over single bytes: the id of a byte is its value. The texts with which every prompt of
+the task starts and ends (its frame, often most of it) are one token each, as are the frames of chat
+templates.
 It starts from random weights; `warmup.py` teaches it the task.
 """
 
@@ -29,7 +30,7 @@ END, PADDING = "<|end|>", "<|padding|>"
 END_ID, PADDING_ID = 256, 257
 VOCABULARY = 260
 ACCURACY = "warmup.json"
-"""The file of a model's directory that says what its warm-up came to."""
+"""The file in a model's directory with the result of its warm-up."""
 
 
 CHAT_TEMPLATE = """
@@ -49,8 +50,8 @@ sampled."""
 
 
 def frame(prompts: Sequence[str]) -> list[str]:
-    """Texts that all these prompts start with and end with, of those that are longer than a
-    character: at most two.
+    """Texts with which all these prompts start and end, if they are longer than a character: at
+    most two.
 
     >>> frame(["Spell cat: ", "Spell dog: "])
     ['Spell ', ': ']
@@ -61,7 +62,7 @@ def frame(prompts: Sequence[str]) -> list[str]:
 
 
 def task_frame(task: Task) -> list[str]:
-    """The frame of a task's prompts, of which the first ones tell it."""
+    """The frame of a task's prompts, computed from the first ones."""
     first = islice(in_turn(task), min(64, task.size("train")))
     return frame([task.prompt("train", item) for item in first])
 
@@ -80,8 +81,8 @@ def tokenizer(frame: Sequence[str] = ()) -> Tokenizer:
 
 
 def write_tokenizer(directory: Path, frame: Sequence[str] = ()) -> None:
-    """`tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, as `transformers` reads
-    them."""
+    """Write `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, as `transformers`
+    reads them."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer(frame).save(str(directory / "tokenizer.json"))
     form = {
@@ -95,18 +96,18 @@ def write_tokenizer(directory: Path, frame: Sequence[str] = ()) -> None:
 
 
 def write_accuracy(directory: Path, accuracy: float, steps: int) -> None:
-    """Write down beside a model what its warm-up of at most so many steps came to."""
-    said = {"accuracy": accuracy, "steps": steps}
-    (directory / ACCURACY).write_text(json.dumps(said) + "\n")
+    """Write the accuracy of a warm-up of at most `steps` steps beside its model."""
+    result = {"accuracy": accuracy, "steps": steps}
+    (directory / ACCURACY).write_text(json.dumps(result) + "\n")
 
 
 def warmed_to(model: Path) -> float | None:
-    """The accuracy that a model's warm-up came to; None for one that had none."""
+    """The accuracy that a model's warm-up reached; None for a model without one."""
     try:
-        found = json.loads((model / ACCURACY).read_text())
+        result = json.loads((model / ACCURACY).read_text())
     except FileNotFoundError:
         return None
-    return float(found["accuracy"]) if found["steps"] else None
+    return float(result["accuracy"]) if result["steps"] else None
 
 
 def model_config() -> Qwen3Config:
@@ -141,11 +142,11 @@ def new_model(seed: int) -> Qwen3ForCausalLM:
 
 
 def _start(texts: Sequence[str]) -> str:
-    """The longest text that all of these start with."""
+    """The longest common start of these texts."""
     first, last = min(texts), max(texts)  # in the order of characters, so all others lie between
     return first[
         : next(
-            (at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other),
+            (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
             len(first),
         )
     ]
@@ -153,7 +154,7 @@ def _start(texts: Sequence[str]) -> str:
 
 def _characters() -> list[str]:
     """The printable character that stands for each byte in byte-level vocabularies (GPT-2's table):
-    itself where it is printable in Latin-1, else the next one from U+0100 on."""
+    itself if it is printable in Latin-1, else the next one from U+0100 on."""
     printable = {
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),

@@ -1,11 +1,11 @@
 """The outlook of a warm-up, from its learning curve against time. It is pure.
 
-A warm-up is to come to an accuracy by its last step. Until then it shows two numbers: the share of
+A warm-up must reach an accuracy by its last step. Until then it shows two numbers: the share of
 right answers, which on many tasks stays at zero for most of the time and then rises fast, and the
 nats of an answer, which fall long before. An answer of `n` nats is right about as often as
 `exp(-n)`. The curve of nats is straight over the logarithm of the steps, or bends down as the model
-finds the rule. Where neither number, going on as in the last half of the time, comes anywhere near
-by the last step, the warm-up is stuck.
+finds the rule. If neither number, at the rate of the last half of the time, comes near that by the
+last step, the warm-up is stuck.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Literal, NamedTuple
 from asyncrl.messages import Progress
 
 AFTER_S = 45.0
-"""Seconds of a warm-up before anything is said of it."""
+"""Seconds of a warm-up before its outlook is shown."""
 LEAST = 30
-"""Steps before a trend is one."""
+"""Steps before a trend counts."""
 NEAR = 8.0
-"""Times the share of right answers that nats promise may be off: greedy decoding is right more
-often than a sample."""
+"""Factor by which the share of right answers that nats predict may be off: greedy decoding is right
+more often than a sample."""
 BEGUN = 0.125
-"""Part of the accuracy asked for that is no chance any more."""
+"""Part of the required accuracy that is no longer chance."""
 LONG_S = 300.0
-"""Seconds to come after which a warm-up without right answers is slow."""
+"""Remaining seconds from which on a warm-up without right answers is slow."""
 
 
 WHAT = "warming the bundled model up"
@@ -49,7 +49,7 @@ class Lesson(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """`stuck`: it will not come to its accuracy; `slow`: it may, and nothing says so yet; else
+    """`stuck`: it will not reach its accuracy; `slow`: it may, without a sign of it yet; else
     `coming`. `left_s` are the seconds to its accuracy, or to its last step."""
 
     verdict: Literal["coming", "slow", "stuck"]
@@ -57,8 +57,8 @@ class Outlook(NamedTuple):
 
 
 def outlook(lessons: Sequence[Lesson], *, steps: int, enough: float) -> Outlook | None:
-    """The outlook after these lessons, of at most `steps`, on the share `enough`; None where it is
-    too early to say.
+    """The outlook after these lessons, of at most `steps`, for the share `enough`; None if it is
+    too early to tell.
 
     >>> rising = [Lesson(n, n * 1.0, 1.0, n / 400, 1.0) for n in range(1, 51)]
     >>> outlook(rising, steps=600, enough=0.3)
@@ -91,16 +91,16 @@ def outlook(lessons: Sequence[Lesson], *, steps: int, enough: float) -> Outlook 
 
 
 def progress(lessons: Sequence[Lesson], *, steps: int, enough: float) -> Progress:
-    """Progress of a warm-up after these lessons, of which there is one at least."""
-    last, found = lessons[-1], outlook(lessons, steps=steps, enough=enough)
-    left_s = last.seconds / last.step * (steps - last.step) if found is None else found.left_s
+    """Progress of a warm-up after these lessons, at least one."""
+    last, expected = lessons[-1], outlook(lessons, steps=steps, enough=enough)
+    left_s = last.seconds / last.step * (steps - last.step) if expected is None else expected.left_s
     note = f"{last.accuracy:.2f} of {enough:g} right"
     if last.accuracy >= enough > last.sampled:
         note += f", sampled as for {last.sampled:.2f}"
-    if found is not None and found.verdict == "stuck":
-        note = f"It will not come to {enough:g} right at this pace ({note}): {ADVICE}."
-    elif found is not None and found.verdict == "slow":
-        note = f"It takes long, and may come to nothing ({note}): {ADVICE}."
+    if expected is not None and expected.verdict == "stuck":
+        note = f"It will not reach {enough:g} right at this pace ({note}): {ADVICE}."
+    elif expected is not None and expected.verdict == "slow":
+        note = f"It takes long, and may not succeed ({note}): {ADVICE}."
     return Progress(WHAT, last.step, steps, last.seconds, left_s, note)
 
 
@@ -109,7 +109,7 @@ def ended(accuracy: float, enough: float) -> str:
     if accuracy >= enough:
         return ""
     return (
-        f"The bundled model's warm-up came to {accuracy:.2f} right answers of {enough:g} "
+        f"The bundled model's warm-up reached {accuracy:.2f} right answers of {enough:g} "
         f"(model.warmup_accuracy), so the run may find little to reinforce: {ADVICE}."
     )
 
@@ -122,7 +122,7 @@ def _slope(
     lessons: Sequence[Lesson], over: Callable[[Lesson], float], of: Callable[[Lesson], float]
 ) -> float:
     """The rise of `of` for each unit of `over`, by least squares."""
-    place, value = _mean(lessons, over), _mean(lessons, of)
-    square = sum((over(lesson) - place) ** 2 for lesson in lessons)
-    rise = sum((over(lesson) - place) * (of(lesson) - value) for lesson in lessons)
+    position, value = _mean(lessons, over), _mean(lessons, of)
+    square = sum((over(lesson) - position) ** 2 for lesson in lessons)
+    rise = sum((over(lesson) - position) * (of(lesson) - value) for lesson in lessons)
     return rise / square

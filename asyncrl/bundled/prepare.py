@@ -1,6 +1,6 @@
-"""`python -m asyncrl.bundled.prepare RUN` makes the bundled model, warmed up.
+"""`python -m asyncrl.bundled.prepare RUN` makes and warms up the bundled model.
 
-Invariant: `RUN/initial` is a whole model, or not there.
+Invariant: `RUN/initial` is a whole model, or does not exist.
 
 This is a process of its own, because the warm-up needs torch, and the launcher never imports it. It
 has one thread: so small a model gains nothing from more, and threads that share a core with another
@@ -33,12 +33,12 @@ def main() -> None:
     writer, lessons = ProgressPipe(run / PROGRESS), list[outlook.Lesson]()
     steps, enough = settings.model.warmup_steps, settings.model.warmup_accuracy
 
-    def heard(lesson: outlook.Lesson) -> None:
+    def on_lesson(lesson: outlook.Lesson) -> None:
         lessons.append(lesson)
         if writer.due:
             writer.send(outlook.progress(lessons, steps=steps, enough=enough))
 
-    initial = prepare_model(settings, heard).absolute()
+    initial = prepare_model(settings, on_lesson).absolute()
     (run / INITIAL).symlink_to(initial, target_is_directory=True)
 
 

@@ -1,14 +1,15 @@
-"""The supervised warm-up of the bundled model. Invariant: what comes out is a function of the
+"""The supervised warm-up of the bundled model. Invariant: its result is a function of the
 settings, and is computed at most once on a machine.
 
-The model of the main job (`run.toml`) comes warmed up, in `prewarmed/` beside this file, so that a
-newcomer need not wait for it. `python -m asyncrl.bundled.warmup run.toml` writes that folder.
+The model of the main job (`run.toml`) is shipped warmed up, in `prewarmed/` beside this file, so
+that a newcomer need not wait for it. `python -m asyncrl.bundled.warmup run.toml` writes that
+folder.
 
 The model learns the training prompts' own answers: the loss is on the answer and its end alone. It
 stops as soon as there is something to reinforce: enough of its greedy answers are right
 (`model.warmup_accuracy`), and of sampled ones, which is what reinforcement learning sees, a tenth
-as many. At the latest it stops after `model.warmup_steps`: to know the task well is what
-reinforcement learning is for.
+as many. At the latest it stops after `model.warmup_steps`: to learn the task well is the
+purpose of reinforcement learning.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from asyncrl.tasks.text import Tokenizer
 
 CODE = 6
 """Counts the changes of this file, of `bundled_model.py`, of the tasks and of defaults that change
-what comes out."""
+the result."""
 PREWARMED = Path(__file__).with_name("prewarmed")
 """Model directories that are installed with the package, each named by its task and recipe."""
 BATCH = 64
@@ -50,18 +51,20 @@ RATE, RAMP = 1e-3, 20
 SMOOTHING = 0.5
 """Share of the accuracy before it that a step keeps."""
 SAMPLED = 0.1
-"""Share of right sampled answers for each right greedy one that is enough. Sorting five letters is
+"""Right sampled answers for each right greedy one that are enough. Sorting five letters is
 right greedily one time in four after 25 steps, and sampled not once in 4,000 times."""
 IGNORED = -100
 
 log = logging.getLogger(__name__)
 
 
-def prepare_model(config: Config, heard: Callable[[Lesson], None] = lambda lesson: None) -> Path:
+def prepare_model(
+    config: Config, on_lesson: Callable[[Lesson], None] = lambda lesson: None
+) -> Path:
     """The model directory that the run starts from: `model.path`, or the bundled model, warmed up
     for the task. That one comes with the package (`PREWARMED`) or is kept in the user's cache,
-    where the next run with these settings finds it. `heard` is told each step of a warm-up.
-    Computes with torch's threads. Raises TaskError."""
+    where the next run with these settings finds it. `on_lesson` is called for each step of a
+    warm-up. Computes with torch's threads. Raises TaskError."""
     if config.model.path:
         return Path(config.model.path)
     name = f"{named(config.task)}-{recipe(config)}"
@@ -73,7 +76,7 @@ def prepare_model(config: Config, heard: Callable[[Lesson], None] = lambda lesso
     final.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f"{final.name}.", dir=final.parent))
     try:
-        _make(config, work, heard)
+        _make(config, work, on_lesson)
         _publish(work, final)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -87,9 +90,9 @@ def cache() -> Path:
 
 
 def recipe(config: Config) -> str:
-    """A name for the settings that the warm-up depends on. Defaults are left out, so that a new
+    """A name for the settings on which the warm-up depends. Defaults are left out, so that a new
     setting of another subject does not change it."""
-    files = [Path(one.path) for one in each(config.task) if one.path]
+    files = [Path(task.path) for task in each(config.task) if task.path]
     parts = [
         CODE,
         [_taught(task) for task in (config.task, *members(config.task).values())],
@@ -102,8 +105,8 @@ def recipe(config: Config) -> str:
 
 
 def _taught(task: TaskConfig) -> dict[str, Any]:
-    """Settings of a task that its prompts and answers depend on, where they are not the default.
-    How answers are judged is none of them, and several tasks are taught in turn."""
+    """Settings of a task on which its prompts and answers depend, if they are not the default. The
+    judging of answers is not among them, and several tasks are taught in turn."""
     default = TaskConfig()
     return {
         name: value
@@ -119,14 +122,14 @@ def teach(
     """Train until the share `enough` of greedy answers is right and `SAMPLED` times that of sampled
     ones, at most `steps` steps of `BATCH` answers. Yields each step. Its accuracy is that of greedy
     decoding on the batch before it is trained, its chance the probability of a right sample there;
-    both are smoothed over two steps. Raises TaskError where the task knows no answers."""
+    both are smoothed over two steps. Raises TaskError if the task has no answers."""
     began = time.monotonic()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
     accuracy = chance = 0.0
     for step, (ids, labels) in zip(range(steps), _batches(tokenizer, task), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / RAMP)
-        loss, right, nats = told(model, ids, labels)
+        loss, right, nats = answer_losses(model, ids, labels)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -142,11 +145,11 @@ def teach(
             break
 
 
-def told(model: Any, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean loss of the labelled tokens (nats); bool [rows], true where each label of a row is
+def answer_losses(model: Any, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean loss of the labelled tokens (nats); bool [rows], true if each label of a row is
     the likeliest token, so that greedy decoding gives exactly this answer; and the nats of each
     row's answer [rows], without a gradient: a sample is right with probability `exp(-nats)`. The
-    head is asked for no other token."""
+    head computes no other token."""
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
     asked = labels[:, 1:] != IGNORED
     logits, answers = model.lm_head(hidden[asked]), labels[:, 1:][asked]
@@ -158,7 +161,7 @@ def told(model: Any, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]]:
     """`[BATCH, length]` ids, padded at the right, and labels: the answers' ids, `IGNORED`
-    elsewhere. Goes round the training split."""
+    elsewhere. Repeats the training split."""
     items = in_turn(task)
     while True:
         rows: list[tuple[list[int], list[int]]] = []
@@ -167,7 +170,7 @@ def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]
             answer = task.answer("train", item)
             if answer is None:
                 raise TaskError(
-                    "the task knows no answers to warm the bundled model up with; set "
+                    "the task has no answers to warm the bundled model up with; set "
                     "model.path, or model.warmup_steps = 0"
                 )
             rows.append(
@@ -187,8 +190,8 @@ def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]
         yield ids, labels
 
 
-def _make(config: Config, directory: Path, heard: Callable[[Lesson], None]) -> None:
-    """The bundled model, warmed up, in `directory`."""
+def _make(config: Config, directory: Path, on_lesson: Callable[[Lesson], None]) -> None:
+    """Make and warm up the bundled model in `directory`."""
     task = open_task(config.task, config.run.seed)
     bundled_model.write_tokenizer(directory, bundled_model.task_frame(task))
     model = bundled_model.new_model(config.run.seed)
@@ -196,13 +199,13 @@ def _make(config: Config, directory: Path, heard: Callable[[Lesson], None]) -> N
     accuracy = 0.0
     for lesson in teach(model, Tokenizer(directory), task, steps=steps, enough=enough):
         accuracy = lesson.accuracy
-        heard(lesson)
+        on_lesson(lesson)
     model.save_pretrained(str(directory))
     bundled_model.write_accuracy(directory, accuracy, steps)
 
 
 def _publish(work: Path, final: Path) -> None:
-    """Give the finished directory its name; a run that was quicker keeps it."""
+    """Give the finished directory its name; one of a quicker run stays."""
     try:
         work.rename(final)
     except OSError:
@@ -211,7 +214,7 @@ def _publish(work: Path, final: Path) -> None:
 
 
 def main() -> None:
-    """Warm up the model of a run.toml, and make it the one that the package brings."""
+    """Warm up the model of a run.toml, and put it into the package."""
     settings = read(Path(sys.argv[1]))
     directory = PREWARMED / f"{named(settings.task)}-{recipe(settings)}"
     shutil.rmtree(PREWARMED, ignore_errors=True)

@@ -25,7 +25,7 @@ def check_origins(config: Config, run: Path) -> list[Row]:
     in which the prompts that were trained have other numbers."""
     try:
         noted = msgspec.json.decode(read_regular(run / ORIGINS, MOST_BYTES), type=dict[str, str])
-    except FileNotFoundError:  # of a run that an earlier version began
+    except FileNotFoundError:  # the run began under an earlier version
         return []
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{run / ORIGINS} cannot be read ({error}); remove it.") from None

@@ -1,4 +1,5 @@
-"""`asyncrl init`: the run.toml of a first run, for one task. Invariant: `asyncrl check` takes it.
+"""`asyncrl init`: the run.toml of a first run, for one task. Invariant: `asyncrl check` accepts
+it.
 
 It holds the basic settings, each with its meaning, and the lengths that this task needs. Everything
 else has its default.
@@ -22,9 +23,9 @@ from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.catalog import catalog, verdict
 
 LOOKED_AT = 256
-"""Prompts that lengths are measured on."""
+"""Number of prompts on which lengths are measured."""
 SPARE = 1.25
-"""Room for longer ones."""
+"""Factor for longer ones."""
 KEYS = tuple(key for key, field in FIELDS.items() if field.tier is Tier.BASIC)
 """Settings that are written down; those of OF_A_FILE for a file alone."""
 OF_A_FILE = ("task.path", "task.verifier")
@@ -42,7 +43,7 @@ HEAD = """\
 
 def write_first_run(what: str, path: Path) -> None:
     """Write the run.toml of a first run to `path`: for a data set, or for a JSONL file. Raises
-    ConfigError where there is no such task, or where `path` exists."""
+    ConfigError if there is no such task, or if `path` exists."""
     text = first_run(what, path.name)
     try:
         with path.open("x", encoding="utf-8", newline="\n") as file:
@@ -114,10 +115,10 @@ def _parameters(name: str) -> str:
     lines = ["# The data set's own parameters; without the `#` they are set.", "# [task.params]"]
     for key, value in parameters(name).items():
         try:
-            said = tomli_w.dumps({key: _plain(value)}).strip()
+            lines_of_value = tomli_w.dumps({key: _plain(value)}).strip()
         except (TypeError, ValueError):
-            continue  # what TOML cannot say is left alone
-        lines += [f"# {line}" for line in said.splitlines()]
+            continue  # TOML has no form for it
+        lines += [f"# {line}" for line in lines_of_value.splitlines()]
     return "\n".join(lines) + "\n"
 
 

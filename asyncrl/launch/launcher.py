@@ -1,12 +1,12 @@
-"""Start of a run's processes, and the words and the exit status that a run ends with.
+"""Start of a run's processes, and the messages and exit status at its end.
 
     fork server → prepare the model → supervise: coordinator, trainer × ranks, rollout × N,
     reward × M → (the trainer or the coordinator is lost: supervise once more) → show the summary
 
-`asyncrl.runtime.processes.run_supervisor` starts actors again, listens to the coordinator and ends
-a life of the run, and `asyncrl.runtime.processes.healing` says whether another one begins; here is
-how one actor is started as a process, and what the user sees. Each actor leads a session of its
-own, so Ctrl-C reaches the launcher alone, which has the coordinator drain the run. Invariant:
+`asyncrl.runtime.processes.run_supervisor` restarts actors, listens to the coordinator and ends a
+life of the run, and `asyncrl.runtime.processes.healing` decides whether another one begins; this
+file starts actors as processes, and shows the run to the user. Each actor leads a session of its
+own, so Ctrl-C reaches the launcher alone, which lets the coordinator drain the run. Invariant:
 whatever ends the launcher, no process of the run outlives it: actors die with it by the kernel's
 parent-death signal, and servers of theirs `supervision.keep_servers_s` later, unless another
 launcher takes the run up.
@@ -102,7 +102,7 @@ class _Launch:
     supervisor."""
 
     def __init__(self, config: Config, resume: bool, console: Console) -> None:
-        self._given = self._config = config
+        self._requested = self._config = config
         self._resume = resume
         self._console = console
         self._display = Display(console)
@@ -113,7 +113,7 @@ class _Launch:
         self._machines: Machines | None = None
         self._signalled: signal.Signals | None = None
         self._lasting = trio.CancelScope()
-        self._starting = trio.CancelScope()  # until the coordinator says how the run stands
+        self._starting = trio.CancelScope()  # until the coordinator reports the status of the run
 
     async def run(self) -> int:
         """Run to the end; returns the exit status."""
@@ -139,14 +139,14 @@ class _Launch:
                     if self._machines is not None:
                         await self._machines.dismiss()
                     nursery.cancel_scope.cancel()
-            # A trainer that was killed, or had not ended when the run was over, has left them.
+            # A trainer that was killed, or had not ended when the run was over, leaves these files.
             for store in (WEIGHT_STORE, RANK_STORE):
                 (self._run / store).unlink(missing_ok=True)
             return self._report(end)
 
     async def _keep_what_lasts(self, over: trio.Event) -> None:
         """Keep the run's copy and its sinks up to date until the run is `over`, and once more then;
-        who ends the run at once does not wait for that."""
+        an immediate end of the run does not wait for that."""
         config, note = self._config, self._display.note
         with self._lasting:
             async with trio.open_nursery() as nursery:
@@ -157,7 +157,7 @@ class _Launch:
                     nursery.start_soon(keep_sink, self._run, name, over, note)
 
     async def _live(self) -> SupervisedEnd:
-        """Run to the end; where the trainer or the coordinator is lost, go on as `--resume` does.
+        """Run to the end; if the trainer or the coordinator is lost, go on as `--resume` does.
         Returns how the last life ended."""
         while True:
             end = await self._supervisor.run()
@@ -175,18 +175,18 @@ class _Launch:
             self._supervisor = RunSupervisor(self._config, self, self, self._healing.lost)
 
     async def _cut_to_what_is_left(self) -> None:
-        """Have no more ranks than this machine has cores or GPUs for by now, and than there are
-        machines for the trainer."""
-        self._cores = cores_here(self._given)
+        """Reduce the ranks to the cores or GPUs that this machine has now, and to the machines that
+        joined for the trainer."""
+        self._cores = cores_here(self._requested)
         machines = 0 if self._machines is None else self._machines.count_for("trainer")
-        left = await settings_left(self._given, len(self._cores), machines)
+        left = await settings_left(self._requested, len(self._cores), machines)
         if left is not None and ranks_of(left[0].train) != ranks_of(self._config.train):
-            self._config, said = left
+            self._config, sentence = left
             configuration.write(self._config, self._run / RUN_TOML)
-            self._display.note(said)
+            self._display.note(sentence)
 
     def _clear(self) -> None:
-        """Remove what a life leaves of itself; the next one makes its own."""
+        """Remove the files that a life leaves; the next one makes its own."""
         for old in (SUMMARY, STATUS, STALL, WEIGHT_STORE, RANK_STORE):
             (self._run / old).unlink(missing_ok=True)
         forget_partial(self._run)
@@ -207,7 +207,7 @@ class _Launch:
         )
 
     async def _placed(self, nursery: trio.Nursery) -> ActorPlacement:
-        """The placement of the actors of a life, which `nursery` ends with."""
+        """The placement of the actors of a life, with which `nursery` ends."""
         config = self._config
         shares = divide_cores(
             self._cores,
@@ -237,7 +237,7 @@ class _Launch:
         )
 
     async def _complete(self, machines: Machines) -> None:
-        """Have as many machines as the run begins with, or goes on with. Raises ActorFailed."""
+        """Wait for the machines with which the run begins or goes on. Raises ActorFailed."""
         machines.prepared()
         waiting = trio.CancelScope()
         async with trio.open_nursery() as nursery:
@@ -254,7 +254,7 @@ class _Launch:
         return self._placement.start(role, index, incarnation, resume=self._resume)
 
     async def _keep_fork_server(self, task_status: trio.TaskStatus[ForkServer]) -> None:
-        """Have a fork server until the run ends."""
+        """Keep a fork server until the run ends."""
         async with open_fork_server(
             PRELOADED,
             [str(self._run)],
@@ -266,8 +266,8 @@ class _Launch:
             await trio.sleep_forever()
 
     async def _prepare(self) -> None:
-        """Have the model that the run starts from: the given one, or the bundled one, which is
-        warmed up once and cached. Raises ActorFailed where the preparation fails."""
+        """Prepare the model that the run starts from: the configured one, or the bundled one, which
+        is warmed up once and cached. Raises ActorFailed if the preparation fails."""
         initial = self._run / INITIAL
         if initial.exists():
             return
@@ -281,19 +281,19 @@ class _Launch:
             loading.cancel()
         await self._warm_up()
         accuracy = warmed_to(initial)
-        if accuracy is not None and (said := ended(accuracy, self._config.model.warmup_accuracy)):
-            self._display.note(said)
+        if accuracy is not None and (result := ended(accuracy, self._config.model.warmup_accuracy)):
+            self._display.note(result)
 
     async def _warm_up(self) -> None:
-        """Run the preparation of the bundled model, and show how far it is. Raises ActorFailed."""
-        begun = trio.CancelScope()  # until it says how far it is
+        """Run the preparation of the bundled model, and show its progress. Raises ActorFailed."""
+        begun = trio.CancelScope()  # until its first report
 
-        def heard(progress: Progress) -> None:
+        def on_progress(progress: Progress) -> None:
             begun.cancel()
             self._display.progress(progress)
 
         async with trio.open_nursery() as nursery:
-            await nursery.start(receive, self._run / PROGRESS, heard)
+            await nursery.start(receive, self._run / PROGRESS, on_progress)
             nursery.start_soon(self._show, "preparing the bundled model", begun)
             child = self._fork_server.start(
                 "the preparation",
@@ -313,7 +313,7 @@ class _Launch:
             raise ActorFailed(child.name, code, child.tail())
 
     async def _show(self, what: str, scope: trio.CancelScope) -> None:
-        """Show that something goes on, until the scope is cancelled."""
+        """Show that work is in progress, until the scope is cancelled."""
         began = trio.current_time()
         with scope:
             while True:
@@ -325,8 +325,8 @@ class _Launch:
 
     async def _obey_signals(self, task_status: trio.TaskStatus[None]) -> None:
         """Drain the run at the first SIGINT, SIGTERM or SIGHUP, within `supervision.grace_s`, and
-        end it at once at another one. A terminal that hangs up may say so several times, and that
-        ends nothing. Who started the run with SIGHUP ignored (`nohup`) wants it to go on."""
+        end it at once at another one. A terminal that hangs up may send SIGHUP several times, and
+        further ones end nothing. A run that was started with SIGHUP ignored (`nohup`) goes on."""
         obeyed = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             obeyed.append(signal.SIGHUP)
@@ -338,8 +338,8 @@ class _Launch:
                 self._signalled = signal.Signals(number)
                 if self._supervisor.interrupt():
                     self._display.note(
-                        "Draining: what is being generated is parked, what is learned is saved. "
-                        "Once more ends the run at once."
+                        "Draining: unfinished responses are parked, and the model is saved. A "
+                        "second signal ends the run at once."
                     )
                 else:
                     self._lasting.cancel()
@@ -347,7 +347,7 @@ class _Launch:
     # --------------------------------------------------------------------------------- RunObserver
 
     def on_status(self, update: StatusUpdate) -> None:
-        """Show how the run stands."""
+        """Show the status of the run."""
         self._starting.cancel()
         self._healing.stepped(update.step)
         self._display.update(update)
@@ -374,23 +374,23 @@ class _Launch:
         return summary.of_ledger(ledger, reason, steps, curve.before_s, accuracy)
 
     def _report(self, end: SupervisedEnd) -> int:
-        """Show what the run came to. Returns the exit status."""
+        """Show the result of the run. Returns the exit status."""
         path, failure, finished = self._run / SUMMARY, end.failure, end.finished
         if not path.exists() and (self._run / JOURNAL).exists():
             reason = (
                 str(failure).splitlines()[0]
                 if failure is not None
-                else "the run was ended before it could say more"
+                else "the run was ended before it could report why"
             )
             try:
                 summary.write(self._recounted(reason), path)
             except (JournalError, ImpossibleEvent, OSError) as error:
                 complain(escaped(f"there is no summary: {error}"))
         if path.exists():
-            told = summary.read(path)
-            show_summary(told, self._run, self._console)
+            ending = summary.read(path)
+            show_summary(ending, self._run, self._console)
             try:
-                write_cards(self._run, self._config, told, version("asyncrl"))
+                write_cards(self._run, self._config, ending, version("asyncrl"))
             except OSError as error:
                 complain(escaped(f"the model has no card: {error}"))
         if failure is not None and failure.code == BAD_INPUT:
@@ -400,7 +400,7 @@ class _Launch:
             complain(escaped_lines(str(failure)))
             return FAILED
         if finished is not None and not finished.ok:
-            # The coordinator may have seen a link end before anybody saw why.
+            # The coordinator may have seen a link end before its cause was known.
             why = finished.reason
             if end.unrestarted:
                 lost = end.unrestarted[0]
@@ -409,6 +409,6 @@ class _Launch:
             return FAILED
         if self._signalled is signal.SIGINT:
             return INTERRUPTED
-        # It was stopped before there was anything to drain.
+        # The run was stopped before there was anything to drain.
         undrained = self._signalled is not None and not self._supervisor.connected
         return 0 if finished is not None or undrained else FAILED

@@ -1,5 +1,5 @@
 """Checks of this machine before anything starts: its cores, its ports, its certificates and its
-GPUs. Each raises ConfigError with what to change, and holds nothing.
+GPUs. Each raises ConfigError, which says what to change, and keeps nothing open.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asyncrl.runtime.processes.machine import gpus_here
 
 
 def check_cores(config: Config, available: int) -> None:
-    """Check that both sides have cores. `available` is how many this process may use."""
+    """Check that both sides have cores. `available` is the number that this process may use."""
     cores, trainer = config.machine.cores or available, config.machine.trainer_cores
     if cores > available:
         raise ConfigError(
@@ -42,7 +42,7 @@ def check_cores(config: Config, available: int) -> None:
 
 
 def check_ports(config: Config) -> None:
-    """Check that the ports that a run is to listen at can be had, each by one."""
+    """Check that the ports at which a run will listen are free, and different."""
     _port("metrics", config.metrics.host, config.metrics.port)
     _port("cluster", config.cluster.host, config.cluster.port)
     _port("run.page", config.run.page_host, config.run.page_port)
@@ -60,8 +60,8 @@ def _port(server: str, host: str, port: int) -> None:
     dot = "_" if "." in server else "."  # metrics.port, run.page_port
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         raise ConfigError(
-            f"{server}{dot}host is {host!r}, and that is no IPv4 address of this machine; 0.0.0.0 "
-            "is each."
+            f"{server}{dot}host is {host!r}, and that is not an IPv4 address of this machine; "
+            "0.0.0.0 means all of them."
         )
     raise ConfigError(
         f"{server}{dot}port is {port}, and that port {_why(error)}; choose another, or 0 for none."
@@ -70,7 +70,7 @@ def _port(server: str, host: str, port: int) -> None:
 
 def check_certificates(config: Config) -> None:
     """Check that certificates for machines that join can be made, that their address is this
-    machine's, and that Ray is installed where it is to place them."""
+    machine's, and that Ray is installed if it places them."""
     cluster = config.cluster
     if not joined(config):
         return
@@ -83,7 +83,7 @@ def check_certificates(config: Config) -> None:
         raise ConfigError(f"cluster.kind is ray, which is not installed: {installs('ray')}.")
     if (error := _refused(cluster.host, 0)) is not None:
         raise ConfigError(
-            f"cluster.host is {cluster.host!r}, and that is no IPv4 address of this machine "
+            f"cluster.host is {cluster.host!r}, and that is not an IPv4 address of this machine "
             f"({error.strerror})."
         )
 
@@ -118,10 +118,11 @@ def _why(error: OSError) -> str:
 
 
 def check_gpus(gpus: Gpus, *, torch_computes: bool) -> None:
-    """Check for a driver with that many GPUs, and a torch that can use them where it is to."""
-    if (found := gpus_here()) < gpus.needed:
+    """Check for a driver with the needed GPUs, and, if torch computes, a build that can use
+    them."""
+    if (count := gpus_here()) < gpus.needed:
         raise ConfigError(
-            f"the run needs GPUs ({gpus}), and this machine has {found or 'no GPU'} that it may "
+            f"the run needs GPUs ({gpus}), and this machine has {count or 'no GPU'} that it may "
             "use: set train.device or the servers' device to cpu, or lower rollout.actors or their "
             "tensor_parallel."
         )

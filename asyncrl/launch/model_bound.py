@@ -1,5 +1,5 @@
-"""A rough bound on a trainer's memory, by what its model's config.json says of sizes: several times
-too high, and had without torch."""
+"""A rough bound on a trainer's memory, by the sizes in its model's config.json: several times too
+high, and computed without torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from asyncrl.config import Config
 from asyncrl.training.memory_parts import longest_samples
 
 STATE = 16
-"""Copies of the weights in float32, at most: they, gradients, moments, masters, an average, and
-what a checkpoint is written from. Kept versions come on top."""
+"""Copies of the weights in float32, at most: weights, gradients, moments, masters, an average, and
+the copy for checkpoints. Kept versions come on top."""
 HIDDEN, INTERMEDIATE, LOGITS = 48, 16, 8
-"""Numbers that a pass keeps of a token, at most, as multiples of the model's widths."""
+"""Numbers that a pass keeps for a token, at most, as multiples of the model's widths."""
 
 
 class _Sizes(msgspec.Struct):
@@ -33,8 +33,8 @@ class _Sizes(msgspec.Struct):
 
 
 def model_bound(config: Config) -> int | None:
-    """More bytes than the trainer of `config` can need. None where config.json does not say it, and
-    where more than this model is involved: adapters, a reference, a teacher.
+    """More bytes than the trainer of `config` can need. None if config.json lacks the sizes, and if
+    more than this model is involved: adapters, a reference, a teacher.
 
     >>> from asyncrl.config import load
     >>> model_bound(load(None, ["model.path=/nowhere"], {}))
@@ -54,7 +54,7 @@ def model_bound(config: Config) -> int | None:
     of_token = sizes.num_hidden_layers * (
         HIDDEN * width
         + INTERMEDIATE * sizes.intermediate_size
-        + 4 * sizes.num_attention_heads * longest  # scores, where attention keeps them
+        + 4 * sizes.num_attention_heads * longest  # scores, if attention keeps them
     )
     numbers = samples * longest * (of_token + LOGITS * sizes.vocab_size)
     copies = STATE + config.staleness.max_lag

@@ -32,7 +32,7 @@ from asyncrl.tasks.text import Tokenizer
 TRIAL_S = 120.0
 """Seconds in which a process must have made a model on no device."""
 INDEX = "model.safetensors.index.json"
-"""The file that says which weights are in which file of a divided model."""
+"""The file that maps the weights of a divided model to its files."""
 
 
 class _StoredIndex(msgspec.Struct):
@@ -74,20 +74,20 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
 
 
 def check_architecture(path: Path) -> None:
-    """Have a process make the model that config.json describes, without weights; it imports torch,
-    which takes seconds. Raises ConfigError where that fails."""
+    """Make the model that config.json describes, without weights, in a process that imports torch,
+    which takes seconds. Raises ConfigError if that fails."""
     command = [sys.executable, "-m", "asyncrl.training.architecture_trial", str(path)]
     try:
         ran = subprocess.run(command, capture_output=True, timeout=TRIAL_S)
     except subprocess.TimeoutExpired:
-        return  # it may be as large as that
+        return  # a very large model may take that long
     if ran.returncode == BAD_INPUT:
         raise ConfigError(f"{escaped(ran.stdout.decode(errors='replace').strip(), 400)}.")
 
 
 def _missing_shards(path: Path) -> str:
-    """The first file that the index of a divided model names and that is not there; empty where
-    all are. Raises ConfigError."""
+    """The first missing file of those that the index of a divided model names; empty if all exist.
+    Raises ConfigError."""
     if not (path / INDEX).is_file():
         return ""
     try:
@@ -137,17 +137,17 @@ class _Stored(NamedTuple):
 
 
 def _stored(directory: Path, path: Path) -> Iterator[_Stored]:
-    """The weights of a file, as its header has them. Raises ConfigError."""
+    """The weights in the header of a file. Raises ConfigError."""
     try:
         with safe_open(path, framework="numpy"), path.open("rb") as file:  # the first checks it
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
     except (OSError, SafetensorError) as error:
         raise _unreadable(directory, path, error) from None
-    for name, one in header.items():
+    for name, entry in header.items():
         if name != "__metadata__":
-            start, end = one["data_offsets"]
-            form = one["dtype"], tuple(one["shape"])
+            start, end = entry["data_offsets"]
+            form = entry["dtype"], tuple(entry["shape"])
             yield _Stored(path, name, form, 8 + length + start, end - start)
 
 
@@ -159,8 +159,8 @@ def _unreadable(directory: Path, file: Path, error: Exception) -> ConfigError:
 
 
 def check_adapters(config: Config) -> None:
-    """Check that adapters can be had: what makes them is installed, and each target is the last
-    part of the name of a weight. Raises ConfigError."""
+    """Check that adapters can be made: peft is installed, and each target is the last part of the
+    name of a weight. Raises ConfigError."""
     lora = config.model.lora
     if find_spec("peft") is None:
         raise ConfigError(
@@ -187,7 +187,7 @@ def _weights(path: Path) -> set[str]:
 
 
 def check_policies(config: Config, task: Task) -> None:
-    """Check the directories of reference and teacher: each is there, and has every token of the
+    """Check the directories of reference and teacher: each exists, and has every token of the
     model that learns under the same id. Raises ConfigError."""
     for section, policy in (("reference", config.reference), ("teacher", config.teacher)):
         if policy.coefficient and policy.path:
@@ -205,7 +205,7 @@ def check_policies(config: Config, task: Task) -> None:
 
 
 def check_examples(config: Config, task: Task) -> None:
-    """Check the examples of the supervised loss, each by the tokenizer that it will have. Raises
+    """Check the examples of the supervised loss, with the tokenizer of the run. Raises
     ConfigError."""
     if not config.supervised.coefficient:
         return
@@ -242,9 +242,9 @@ def _same_vocabulary(config: Config, task: Task, key: str, path: Path) -> None:
 
 
 def _different(own: Mapping[str, int], its: Mapping[str, int]) -> str:
-    """Words for the first token that is not the same in both; empty where each of `own` is."""
+    """The first token of `own` that differs, in words; empty if all agree."""
     for token, number in sorted(own.items(), key=lambda item: item[1]):
-        if (there := its.get(token)) != number:
-            where = "is not there" if there is None else f"is {there} there"
-            return f"{token!r} is {number} here and {where}"
+        if (its_number := its.get(token)) != number:
+            difference = "is not there" if its_number is None else f"is {its_number} there"
+            return f"{token!r} is {number} here and {difference}"
     return ""

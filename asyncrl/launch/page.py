@@ -1,5 +1,5 @@
-"""The page of a run, as a process that lives as long as the launcher. Invariant: a run is no worse
-for its page: one that fails is missed, and said.
+"""The page of a run, as a process that lives as long as the launcher. Invariant: a failure of
+the page does not affect the run, and is reported.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from asyncrl.runtime.run_dir import PAGE_KEY
 
 
 async def keep_page(config: RunConfig, note: Callable[[str], None]) -> None:
-    """Have the page until this is cancelled; `note` hears where it is, with its key, and should it
-    end."""
+    """Keep the page until this is cancelled; `note` is called with its URL and key, and when it
+    ends."""
     run = Path(config.dir)
     key = ""
     if not TcpAddress(config.page_host, config.page_port).loopback:

@@ -63,7 +63,7 @@ from asyncrl.training.checkpoint_index import complete
 
 FREE_BYTES = 100 * 2**20
 _CONTRADICTIONS = (LookupError, ArithmeticError, AttributeError, TypeError, ValueError)
-"""Errors of a state that contradicts itself: the heart trusts what it has written itself."""
+"""Errors of a state that contradicts itself: the heart trusts its own journal."""
 RESUMABLE = frozenset(
     key
     for key, field in FIELDS.items()
@@ -73,10 +73,10 @@ RESUMABLE = frozenset(
 
 
 def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
-    """Give `config` absolute paths, a run directory (the one resumed, the one set, or
-    `runs/<task>-<time>`), and where they are not set the sandbox that this machine has, the
-    reward that suits the data set, and the number of ranks. Raises ConfigError where that many
-    ranks contradict other settings."""
+    """Return `config` with absolute paths, a run directory (the one resumed, the one set, or
+    `runs/<task>-<time>`), and, if they are not set, the sandbox that this machine has, the reward
+    that suits the data set, and the number of ranks. Raises ConfigError if that many ranks
+    contradict other settings."""
     run = resume or (Path(config.run.dir) if config.run.dir else _fresh(named(config.task), now))
     absolute: dict[str, dict[str, Any]] = {
         section: {
@@ -172,7 +172,7 @@ def check(config: Config, resume: Path | None, available: int) -> Checked:
     refuse_unfit_sinks(config.run.sinks)
     if (gpus := gpus_of(config)).needed:
         check_gpus(gpus, torch_computes=bool(gpus.trainer or gpus.senders))
-    if not joined(config):  # else each machine looks for itself
+    if not joined(config):  # else each machine checks itself
         engine_kind(config.engine.kind).check(config)
     if config.model.path:
         check_directory("model.path", Path(config.model.path))
@@ -180,7 +180,7 @@ def check(config: Config, resume: Path | None, available: int) -> Checked:
         check_adapters(config)
     CURRICULA.find(config.task.curriculum)
     task = opened(config.task, config.run.seed)
-    if not config.cluster.reward_agents:  # else each machine looks for itself
+    if not config.cluster.reward_agents:  # else each machine checks itself
         check_judging(config.task, task)
     check_policies(config, task)
     check_examples(config, task)
@@ -225,8 +225,7 @@ def _uncounted(config: Config) -> Config:
 
 
 def _agent(agent: AgentConfig) -> None:
-    """Look if who plays is there, by loading it as an agents actor does, and if its sandbox can be
-    had, by starting one."""
+    """Check the agent by loading it as an agents actor does, and its sandbox by starting one."""
     try:
         from asyncrl.agents.agent_sandbox import refuse_without_sandbox
         from asyncrl.agents.load_agent import load_agent
@@ -244,10 +243,10 @@ def _agent(agent: AgentConfig) -> None:
 
 @contextmanager
 def claimed(config: Config) -> Iterator[Path]:
-    """Make the run directory this process's own inside the block, with the resolved run.toml in it;
-    what is written inside the block is readable by its user alone. The claim ends with the process,
-    however that ends. Raises ConfigError if another process has it, if it is not its user's own, or
-    if it cannot be written."""
+    """Claim the run directory for this process inside the block, and write the resolved run.toml to
+    it; files written inside the block are readable by their user alone. The claim ends with the
+    process, however that ends. Raises ConfigError if another process has it, if it is not its
+    user's own, or if it cannot be written."""
     with private_files(), _lock(Path(config.run.dir)) as lock:
         run = Path(config.run.dir)
         try:
@@ -266,7 +265,7 @@ def claimed(config: Config) -> Iterator[Path]:
 
 
 def _lock(run: Path) -> BinaryIO:
-    """The file whose lock is the claim."""
+    """Open the file whose lock is the claim."""
     try:
         run.mkdir(parents=True, exist_ok=True)
         refuse_foreign(run)
@@ -317,9 +316,8 @@ def _directory(config: Config, resume: Path | None) -> None:
 
 
 def refuse_unreadable(run: Path) -> None:
-    """Check that what a resumed run goes on from can be read: its journal, of which a state must
-    follow for each checkpoint, and its curve. Damaged checkpoints are put aside
-    later."""
+    """Check that a resumed run can read its journal, which must give a state for each checkpoint,
+    and its curve. Damaged checkpoints are put aside later."""
     _curve(run)
     path = run / JOURNAL
     if not path.exists():
@@ -342,7 +340,7 @@ def refuse_unreadable(run: Path) -> None:
         raise ConfigError(f"{error}.") from None
     except (ImpossibleEvent, *_CONTRADICTIONS) as error:
         raise ConfigError(
-            f"the journal {path} holds what no run can have written "
+            f"the journal {path} holds events that no run writes "
             f"({escaped(f'{type(error).__name__}: {error}', 300)}): go back to a copy of it."
         ) from None
 
@@ -351,7 +349,7 @@ def _curve(run: Path) -> None:
     """Check that a resumed run can go on with its curve. Lines that are damaged are left out."""
     path = run / METRICS
     if path.exists() and not path.is_file():
-        raise ConfigError(f"{path}: this is no file; remove it to go on without the run's curve.")
+        raise ConfigError(f"{path}: this is not a file; remove it to go on without the curve.")
     with usable(path, "read"), suppress(FileNotFoundError):
         for _ in curve.read(path):
             pass

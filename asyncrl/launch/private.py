@@ -1,8 +1,8 @@
-"""The run directory as its user's own. Invariant: nobody else may write to what a run trusts, and
-what a run writes nobody else may read.
+"""The run directory as its user's own. Invariant: other users can neither write to what a run
+trusts nor read what it writes.
 
-A directory of an earlier run that others may read is gone on with: that was its user's choice, and
-it lets nobody change anything. What is above the directory is the user's to keep.
+A directory of an earlier run that others may read is accepted: that was its user's choice, and does
+not let others change anything. The user is responsible for the directories above it.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ PRIVATE = 0o077
 
 
 def refuse_foreign(run: Path) -> None:
-    """Check that the directory `run` (absolute), where it is there, belongs to this user alone and
-    is no link, and that no other user's link leads to it. Raises ConfigError."""
+    """Check that the directory `run` (absolute), if it exists, belongs to this user alone and is
+    not a link, and that no other user's link leads to it. Raises ConfigError."""
     mine = os.geteuid()
     for path in (run, *run.parents):
         try:
-            found = path.lstat()
+            status = path.lstat()
         except OSError:
             continue
-        if not stat.S_ISLNK(found.st_mode):
+        if not stat.S_ISLNK(status.st_mode):
             continue
         if path == run:
             raise ConfigError(
                 f"{run}: the run directory is a symbolic link to {path.readlink()}, which may "
                 "lead elsewhere tomorrow; give the directory itself."
             )
-        if found.st_uid not in (0, mine):
+        if status.st_uid not in (0, mine):
             raise ConfigError(
-                f"{run}: {path} is a symbolic link of user {found.st_uid}, who may lead it "
+                f"{run}: {path} is a symbolic link of user {status.st_uid}, who may lead it "
                 "elsewhere; choose another run.dir."
             )
     if not run.is_dir():
         return
-    found = run.stat()
-    if found.st_uid != mine:
+    status = run.stat()
+    if status.st_uid != mine:
         raise ConfigError(
-            f"{run}: the run directory belongs to user {found.st_uid}, and this is user {mine}; "
+            f"{run}: the run directory belongs to user {status.st_uid}, and this is user {mine}; "
             "choose another run.dir."
         )
-    if (mode := stat.S_IMODE(found.st_mode)) & OTHERS_WRITE:
+    if (mode := stat.S_IMODE(status.st_mode)) & OTHERS_WRITE:
         raise ConfigError(
             f"{run}: others may write to the run directory (mode {mode:o}); look at what is in "
             "it, and make it `chmod go-w`, or choose another run.dir."
@@ -58,7 +58,7 @@ def refuse_foreign(run: Path) -> None:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Have what this process and its children make inside the block readable by its user alone."""
+    """Make files of this process and its children inside the block readable by their user alone."""
     before = os.umask(PRIVATE)
     try:
         yield

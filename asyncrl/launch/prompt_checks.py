@@ -1,5 +1,5 @@
 """Checks of a run's prompts as its model reads them, and of its verifier on an answer of the data.
-Nothing is written, and each look has a bound in seconds.
+Nothing is written, and each check has a bound in seconds.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from asyncrl.tasks.mixed import in_turn, tasks_of
 from asyncrl.tasks.text import Tokenizer
 
 MOST = 256
-"""Prompts of a split that are looked at."""
-LOOK_S = 1.0
-"""Seconds of looking at a split; at least one prompt is."""
+"""Prompts of a split that are checked, at most."""
+CHECK_S = 1.0
+"""Seconds for a split, of which at least one prompt is checked."""
 REFUSED = ("not a number", "unnamed rewards", "other rewards")
 """Kinds of verdict that no answer to the line can change."""
 
@@ -48,9 +48,9 @@ def own_tokenizer(config: Config, task: Task) -> Iterator[Tokenizer]:
 
 
 def check_prompts(config: Config, task: Task) -> list[Row]:
-    """Look at prompts of each split, and have the user's verifiers judge the data's own answer to
-    one. Returns notes. Raises ConfigError where no training prompt that was looked at can be
-    answered, where no response can end, and where a verifier gives no reward."""
+    """Check prompts of each split, and the user's verifiers on the data's own answer to one.
+    Returns notes. Raises ConfigError if no checked training prompt can be answered, if no response
+    can end, and if a verifier gives no reward."""
     try:
         with own_tokenizer(config, task) as tokenizer:
             if not tokenizer.stop_ids:
@@ -64,7 +64,7 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
                 *_of_split(config, task, tokenizer, "train"),
                 *_of_split(config, task, tokenizer, "evaluation"),
             ]
-            if any(":" in one.verifier for one in each(config.task)):
+            if any(":" in member.verifier for member in each(config.task)):
                 notes += _of_verifiers(config, task, tokenizer)
     except TaskError as error:
         raise ConfigError(f"{error}.") from None
@@ -72,7 +72,7 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
 
 
 def _of_lines(task: Task) -> Iterator[Row]:
-    """A note for each file of which lines do not train."""
+    """A note for each file with lines that do not train."""
     for part in tasks_of(task):
         if note := getattr(part, "note", ""):
             yield Row("note", "task.path", note)
@@ -82,7 +82,7 @@ def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) ->
     """A note if some prompts cannot be answered. Raises ConfigError if no training prompt can."""
     size = task.size(split)
     unfit, longest, looked = Counter[str](), 0, 0
-    end = time.monotonic() + LOOK_S
+    end = time.monotonic() + CHECK_S
     for index in islice(range(0, size, max(1, size // MOST)), MOST):
         if looked and time.monotonic() > end:
             break
@@ -98,7 +98,7 @@ def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) ->
         return
     words = ", ".join(f"{count} {what}" for what, count in unfit.items())
     words = (
-        f"of {looked} {'training' if split == 'train' else 'held-out'} prompts that were looked at "
+        f"of {looked} {'training' if split == 'train' else 'held-out'} prompts that were checked "
         f"{words} (rollout.max_new_tokens = {config.rollout.max_new_tokens}, "
         f"engine.context_tokens = {config.engine.context_tokens}, the longest prompt has {longest})"
     )
@@ -112,8 +112,8 @@ def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) ->
 
 
 def _of_verifiers(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]:
-    """Have the first line of each task judged, as a reward actor does it: its own answer. Returns
-    notes on answers that a verifier fails on. Raises ConfigError where it gives no reward."""
+    """Judge the own answer of each task's first line, as a reward actor does. Returns notes on
+    answers on which a verifier fails. Raises ConfigError if it gives no reward."""
     notes = list[Row]()
 
     async def look(directory: str) -> None:
@@ -137,7 +137,7 @@ def _of_verifiers(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]
 
 
 def _failing(index: int, answer: str, reason: str) -> Row:
-    """The note on a verifier without a verdict. Raises ConfigError where it never has one."""
+    """The note on a verifier without a verdict. Raises ConfigError if it never has one."""
     words = f"on the data's own answer to prompt {index} ({escaped(answer, 40)!r})"
     if reason.startswith(REFUSED):
         raise ConfigError(

@@ -15,15 +15,15 @@ from asyncrl.words import size
 
 
 def publication_row(config: Config, measured: str = "") -> Row:
-    """The row of the table printed first about what engines are sent, and for how long decoding
-    stands still for it; a pause that was `measured` comes as words."""
-    said = f"{config.publication.path}: {_pause(config)}"
-    return Row("publication", _sent(config), "; ".join(filter(None, (said, measured))))
+    """The row of the first table about what is sent to engines, and for how long decoding pauses
+    for it; a pause that was `measured` comes as words."""
+    pause = f"{config.publication.path}: {_pause(config)}"
+    return Row("publication", _sent(config), "; ".join(filter(None, (pause, measured))))
 
 
 def stored_weights(folder: Path) -> int | None:
     """Numbers in the files of a model directory that transformers reads (Mistral's have all of them
-    twice); None where a header cannot be read."""
+    twice); None if a header cannot be read."""
     count = 0
     try:
         for path in folder.glob("model*.safetensors"):
@@ -50,10 +50,10 @@ def _sent(config: Config) -> str:
 def _pause(config: Config) -> str:
     apart = capabilities(config.engine.kind).serves_apart
     if config.publication.path == "direct":
-        return "every engine stands still from the first byte to the last, and while they compare"
+        return "every engine pauses from the first byte to the last, and while they compare"
     if apart:
         return (
-            "a server decodes while the weights come to its machine, and stands still while it "
-            "reads and compares them"
+            "a server decodes while the weights come to its machine, and pauses while it reads and "
+            "compares them"
         )
-    return "engines decode while the weights come, and stand still for about one decode step"
+    return "engines decode while the weights come, and pause for about one decode step"

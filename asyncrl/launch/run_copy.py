@@ -4,9 +4,9 @@
     journal at one moment → the checkpoints and the curve of that moment or later → the names
 
 Invariant: once there is a journal in the copy, the copy can be resumed, whenever the copying is
-killed: a checkpoint and a journal get their names when they are whole, and a checkpoint goes when a
-journal that needs it no more has its name. What the loss of the run's disk loses is what was
-committed since the last copy that succeeded began.
+killed: a checkpoint and a journal get their names when they are whole, and a checkpoint is removed
+when the journal with its name needs it no more. The loss of the run's disk loses what was committed
+since the begin of the last copy that succeeded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PARTIAL = ".partial"
 
 
 def refuse_unfit(config: Config, resume: Path | None) -> None:
-    """Raise ConfigError where `run.copy` cannot be this run's copy."""
+    """Raise ConfigError if `run.copy` cannot be this run's copy."""
     if not config.run.copy:
         return
     if is_stored(config.run.copy):
@@ -53,7 +53,7 @@ def refuse_unfit(config: Config, resume: Path | None) -> None:
             "a directory on another disk, or none."
         )
     if copy.exists() and not copy.is_dir():
-        raise ConfigError(f"{copy}: run.copy is no directory; choose another one.")
+        raise ConfigError(f"{copy}: run.copy is not a directory; choose another one.")
     if copy.is_dir() and any(copy.iterdir()) and not (resume and _of(copy, config.run.dir)):
         raise ConfigError(
             f"{copy}: run.copy is not empty, and no copy of this run; choose another one."
@@ -73,13 +73,13 @@ async def keep_copy(
     config: Config, over: trio.Event, note: Callable[[str], None], limit_s: float
 ) -> None:
     """Copy the run every `run.copy_s` seconds, and once more when it is over. A copy that fails, or
-    takes more than `limit_s` seconds, is said by `note`, and the next one is tried."""
+    takes more than `limit_s` seconds, is reported by `note`, and the next one is tried."""
     run, copy = Path(config.run.dir), config.run.copy
     bring_up = (
         partial(copy_to_store, run, copy) if is_stored(copy) else partial(copy_run, run, Path(copy))
     )
-    one = trio.CapacityLimiter(1)  # one that was given up may be going on
-    said = ""
+    limiter = trio.CapacityLimiter(1)  # one copy at a time: one that was given up may still run
+    reported = ""
     last = False
     while not last:
         with trio.move_on_after(config.run.copy_s):
@@ -88,18 +88,18 @@ async def keep_copy(
         why = f"it took more than {limit_s:g} s"
         with trio.move_on_after(limit_s):
             try:
-                await trio.to_thread.run_sync(bring_up, limiter=one, abandon_on_cancel=True)
+                await trio.to_thread.run_sync(bring_up, limiter=limiter, abandon_on_cancel=True)
                 why = ""
             except (CheckpointError, JournalError, StoreError, OSError) as error:
                 why = str(error)
-        if why and why != said:
+        if why and why != reported:
             logger.warning("no copy of the run: %s", why)
             note(f"The run was not copied to {copy}: {why}.")
-        said = why
+        reported = why
 
 
 def copy_run(run: Path, copy: Path) -> None:
-    """Bring the copy up to the run as it is now. Raises CheckpointError, JournalError and
+    """Update the copy to the present run. Raises CheckpointError, JournalError and
     OSError."""
     if not (run / JOURNAL).exists():
         return
@@ -110,8 +110,8 @@ def copy_run(run: Path, copy: Path) -> None:
     known = {version for _, version in history.snapshots()}
     for checkpoint in complete(run):
         _copy_checkpoint(checkpoint.path, place(copy, checkpoint.version))
-    there = {checkpoint.version for checkpoint in complete(copy)}
-    if history.forgotten and not known & there:
+    copied = {checkpoint.version for checkpoint in complete(copy)}
+    if history.forgotten and not known & copied:
         raise CheckpointError("its checkpoints were replaced faster than they can be copied")
     for name in (RUN_TOML, ORIGINS, PACKED, METRICS):
         if (run / name).is_file():
@@ -126,7 +126,7 @@ def copy_run(run: Path, copy: Path) -> None:
 
 
 def _copy_checkpoint(source: Path, target: Path) -> None:
-    """Copy one checkpoint, unless it is there. One that is removed meanwhile is left out."""
+    """Copy one checkpoint, unless it exists. One that is removed meanwhile is left out."""
     if target.exists() and _same(source, target):
         return
     partial = target.with_name(f"{_PARTIAL}-{target.name}")
@@ -140,14 +140,14 @@ def _copy_checkpoint(source: Path, target: Path) -> None:
         return
     for file in partial.iterdir():
         _synced(file)
-    if target.exists():  # of a life whose last steps were taken again
+    if target.exists():  # from a life whose last steps were taken again
         shutil.rmtree(target)
     partial.rename(target)
     _synced(target.parent)
 
 
 def _same(source: Path, target: Path) -> bool:
-    """True if both say the same of themselves: the digests of all their files."""
+    """True if both list the same digests of all their files."""
     try:
         return (source / SCALARS).read_bytes() == (target / SCALARS).read_bytes()
     except FileNotFoundError:

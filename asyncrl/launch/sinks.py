@@ -1,5 +1,5 @@
-"""The sinks of a run, each a process that lives until the run is over. Invariant: a run is no worse
-for a sink: one that fails is missed, and said."""
+"""The sinks of a run, each a process that lives until the run is over. Invariant: a failure of a
+sink does not affect the run, and is reported."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from asyncrl.runtime.processes.process import Process, last_words, spawn
 from asyncrl.runtime.processes.supervisor import describe_exit
 
 QUIET = {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-"""Variables by which sinks' libraries tell their makers nothing; they are read at the import."""
+"""Variables that stop the telemetry of sinks' libraries; they are read at the import."""
 FINISH_S = 60.0
 """Seconds that a sink has for the last figures."""
 SOON_S = 2.0
-"""Seconds after which people are told what they wait for."""
+"""Seconds after which the user is told of the wait."""
 
 
 async def keep_sink(
@@ -32,7 +32,7 @@ async def keep_sink(
     limit_s: float = FINISH_S,
 ) -> None:
     """Feed the sink `name` until the run is `over`, and for `limit_s` seconds more at most; `note`
-    hears should it fail."""
+    is called if it fails."""
     log = logs.path(run, name, 0)
     small = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     theirs, ours = os.pipe()

@@ -1,11 +1,12 @@
 """A copy of a run in an object store (`run.copy = "s3://bucket/run"`); `run_copy.py` keeps one in a
-directory. obstore speaks with S3, Google's and Azure's; credentials are those of the environment.
+directory. obstore speaks S3's, Google's and Azure's protocols; credentials come from the
+environment.
 
     journal at one moment, checkpoints, curve → objects, named by their contents → the manifest
 
-Invariant: whenever the copying is killed, the manifest names only what is there, whole: an object
-is put before the manifest that names it, and deleted after the one that names it no more. So
-nothing is put twice, and `asyncrl fetch` has all files of one moment.
+Invariant: whenever the copying is killed, the manifest names only complete objects: an object is
+put before the manifest that names it, and deleted after the one that names it no more. So nothing
+is put twice, and `asyncrl fetch` gets all files of one moment.
 """
 
 from __future__ import annotations
@@ -55,32 +56,30 @@ _WORK = {"timeout": "10m", "connect_timeout": "10s"}, timedelta(minutes=2)
 
 
 class StoreError(Exception):
-    """An object store that cannot be reached, read or written; the message is one sentence's
-    part."""
+    """An object store cannot be reached, read or written; the message is part of a sentence."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The files of one moment by their paths in the run, and the `id` of the run that they are
-    of."""
+    """The files of one moment by their paths in the run, and the `id` of their run."""
 
     id: str
     files: dict[str, Digest]
 
 
 def is_stored(copy: str) -> bool:
-    """True for a `run.copy` that is no directory."""
+    """True for a `run.copy` that is a URL and not a directory."""
     return "://" in copy
 
 
 def refuse_unfit_store(url: str, run: Path, *, resumed: bool) -> None:
-    """Raise ConfigError where the store cannot have this run's copy."""
+    """Raise ConfigError if the store cannot have this run's copy."""
     try:
         store = StoredCopy(url, patient=False)
         store.look()
-        found = store.manifest()
+        manifest = store.manifest()
     except StoreError as error:
         raise ConfigError(f"run.copy is {_shown(url)}, and {error}.") from None
-    if found is not None and not (resumed and found.id == _id(run)):
+    if manifest is not None and not (resumed and manifest.id == _id(run)):
         raise ConfigError(
             f"{_shown(url)}: run.copy has another run's copy; choose another place, or go on with "
             "that run (`asyncrl fetch`)."
@@ -88,19 +87,19 @@ def refuse_unfit_store(url: str, run: Path, *, resumed: bool) -> None:
 
 
 def fetch(url: str, run: Path, say: Callable[[str, int], object]) -> None:
-    """Write the run that an object store has a copy of into the directory `run`, which is made, or
-    not at all. `say` hears of each file and its bytes before it comes. Raises ConfigError."""
+    """Copy a run from an object store to the new directory `run`, whole or not at all. `say` is
+    called with each file and its bytes before it comes. Raises ConfigError."""
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise ConfigError(f"{run}: this is there already; choose another directory.")
     run = run.absolute()
     partial = run.with_name(f".{run.name}.partial")
     try:
         store = StoredCopy(url)
-        if (found := store.manifest()) is None:
+        if (manifest := store.manifest()) is None:
             raise ConfigError(f"{_shown(url)}: there is no copy of a run; look at its run.copy.")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700, parents=True)
-        for name, digest in found.files.items():
+        for name, digest in manifest.files.items():
             say(name, digest.size)
             store.get(digest, partial / name)
         partial.rename(run)
@@ -113,13 +112,13 @@ def fetch(url: str, run: Path, say: Callable[[str, int], object]) -> None:
 
 
 def copy_to_store(run: Path, url: str) -> None:
-    """Bring the copy at a URL up to the run as it is now. Raises StoreError, CheckpointError,
+    """Update the copy at a URL to the present run. Raises StoreError, CheckpointError,
     JournalError and OSError."""
     StoredCopy(url).bring_up(run)
 
 
 class StoredCopy:
-    """The copy of one run at a URL. Raises StoreError where there can be none."""
+    """The copy of one run at a URL. Raises StoreError if there can be none."""
 
     def __init__(self, url: str, *, patient: bool = True) -> None:
         """With `patient` a request may last for minutes, and is tried again."""
@@ -146,12 +145,12 @@ class StoredCopy:
             self._store: ObjectStore = stores.from_url(url, **options)
 
     def look(self) -> None:
-        """See that there is such a store, which may be empty. Raises StoreError."""
+        """Check that there is such a store, which may be empty. Raises StoreError."""
         with _understood():
             next(iter(self._store.list("objects", chunk_size=1)), None)
 
     def manifest(self) -> Manifest | None:
-        """The newest manifest; None where there is none. Raises StoreError."""
+        """The newest manifest; None if there is none. Raises StoreError."""
         try:
             with _understood():
                 answer = self._store.get(MANIFEST)
@@ -161,18 +160,18 @@ class StoredCopy:
         except _Missing:
             return None
         try:
-            found = msgspec.json.decode(written, type=Manifest)
+            manifest = msgspec.json.decode(written, type=Manifest)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise StoreError("its manifest is damaged") from None
-        for name, digest in found.files.items():
+        for name, digest in manifest.files.items():
             if not (name in PLAIN or _OF_CHECKPOINT.fullmatch(name)):
                 raise StoreError(f"it names a file that no run has, {escaped(repr(name), 80)}")
             if not _HASH.fullmatch(digest.blake2b):
                 raise StoreError(f"its manifest is damaged at {escaped(name, 80)}")
-        return found
+        return manifest
 
     def bring_up(self, run: Path) -> None:
-        """Bring the copy up to the run as it is now. Raises StoreError, CheckpointError,
+        """Update the copy to the present run. Raises StoreError, CheckpointError,
         JournalError and OSError."""
         if not (run / JOURNAL).exists():
             return
@@ -180,7 +179,7 @@ class StoredCopy:
         before = self.manifest()
         if before is not None and before.id != id_:
             raise StoreError("it has another run's copy by now")
-        there = set() if before is None else {one.blake2b for one in before.files.values()}
+        there = set() if before is None else {digest.blake2b for digest in before.files.values()}
         journal = run / f".{JOURNAL}.copied"
         try:
             copy_journal(run / JOURNAL, journal)
@@ -203,7 +202,7 @@ class StoredCopy:
             journal.unlink(missing_ok=True)
         with _understood():
             self._store.put(MANIFEST, msgspec.json.encode(Manifest(id_, files)))
-        self._forget_all_but({one.blake2b for one in files.values()})
+        self._forget_all_but({digest.blake2b for digest in files.values()})
 
     def get(self, digest: Digest, target: Path) -> None:
         """Fetch one file. Raises StoreError and OSError."""
@@ -222,21 +221,21 @@ class StoredCopy:
             raise StoreError(f"{target.name} is not what was copied")
 
     def _checkpoint(self, run: Path, checkpoint: Checkpoint, there: set[str]) -> dict[str, Digest]:
-        """Put one checkpoint; none of it where it is removed meanwhile."""
+        """Put one checkpoint; returns nothing if it is removed meanwhile."""
         try:
             folder, digests = checkpoint.path, scalars(checkpoint.path).files
-            found = {SCALARS: self._put(folder / SCALARS, there)}
+            put = {SCALARS: self._put(folder / SCALARS, there)}
             for name, digest in digests.items():
-                found[name] = self._put(folder / name, there, digest)
-            return {f"{folder.relative_to(run)}/{name}": one for name, one in found.items()}
+                put[name] = self._put(folder / name, there, digest)
+            return {f"{folder.relative_to(run)}/{name}": digest for name, digest in put.items()}
         except (CheckpointError, FileNotFoundError, _Missing):
             if checkpoint.path.exists():
                 raise
             return {}
 
     def _put(self, contents: Path | bytes, there: set[str], digest: Digest | None = None) -> Digest:
-        """Put a file, which changes no more, or bytes, unless they are there. Their digest may be
-        known."""
+        """Put a file, which changes no more, or bytes, unless they exist there. Their `digest` may
+        be known."""
         if digest is None:
             digest = digested(contents)
         if digest.blake2b not in there:
@@ -248,7 +247,7 @@ class StoredCopy:
         """Delete the objects that no manifest names any more."""
         with _understood():
             for listed in self._store.list("objects"):
-                if gone := [one["path"] for one in listed if one["path"][-32:] not in named]:
+                if gone := [entry["path"] for entry in listed if entry["path"][-32:] not in named]:
                     self._store.delete(gone)
 
 
@@ -258,15 +257,15 @@ class _Missing(StoreError):
 
 @contextmanager
 def _understood() -> Iterator[None]:
-    """Say in a sentence's part what a store refuses."""
+    """Convert errors of the store to StoreError."""
     from obstore.exceptions import BaseError
 
     try:
         yield
     except (BaseError, FileNotFoundError, ValueError) as error:
-        said = " ".join(str(error).split("Debug source:")[0].split())
+        text = " ".join(str(error).split("Debug source:")[0].split())
         kind = _Missing if isinstance(error, FileNotFoundError) else StoreError
-        raise kind(f"the store says: {escaped(said, 300).rstrip('.')}") from error
+        raise kind(f"the store says: {escaped(text, 300).rstrip('.')}") from error
 
 
 def _key(digest: Digest) -> str:
@@ -286,6 +285,6 @@ def _new_id(run: Path) -> str:
 
 
 def _shown(url: str) -> str:
-    """A URL without what may be a secret in it."""
+    """A URL without its parts that may be secret."""
     parts = urlsplit(url)
     return escaped(f"{parts.scheme}://{parts.hostname or ''}{parts.path}", 200)

@@ -1,4 +1,4 @@
-"""A sequence to train, as Python has it: arrays of numbers, checked when it is made."""
+"""A sequence to train, for Python: arrays of numbers, checked when it is made."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from asyncrl.tasks.answer import Answer
 class Sequence:
     """Tokens, which of them the policy sampled, and the reward of them all.
 
-    `ids` int32 [tokens]; `mask` bool [tokens], true where the policy sampled the token; `logprobs`
+    `ids` int32 [tokens]; `mask` bool [tokens], true if the policy sampled the token; `logprobs`
     float32 [sampled], their log-probabilities when they were sampled; `versions` int64 [sampled],
     the version that sampled each; `reward`, None until it has one. Sequences of one `group` answer
     one prompt, and are compared with each other. `finish` says how the response ended ("stop" or
-    "length"), where that is known; `text` is the response decoded, where a sampler did.
+    "length"), if that is known; `text` is the decoded response, if a sampler decoded it.
 
     A prompt of two tokens, and three that version 4 sampled:
 
@@ -43,10 +43,10 @@ class Sequence:
         finish: Finish = "",
         text: str = "",
     ) -> None:
-        """Lists, numpy arrays and torch tensors are taken. Say either how many tokens the prompt
-        has, or give the `mask`, where tokens that were not sampled (a tool's) lie between those
-        that were. `versions` is one number for all sampled tokens, or one for each. Raises
-        ValueError where these do not fit each other."""
+        """Takes lists, numpy arrays and torch tensors. Give either `prompt_tokens`, the number of
+        tokens of the prompt, or the `mask`, if tokens that were not sampled (a tool's) lie between
+        sampled ones. `versions` is one number for all sampled tokens, or one for each. Raises
+        ValueError if these do not fit together."""
         self.ids: NDArray[np.int32] = _integers("ids", ids).astype(np.int32)
         self.mask = _mask(len(self.ids), prompt_tokens, mask)
         sampled = int(self.mask.sum())
@@ -57,9 +57,11 @@ class Sequence:
                 "tokens were sampled: give one for each sampled token"
             )
         if np.isnan(self.logprobs).any() or (self.logprobs > 0).any():
-            raise ValueError("logprobs has a number that is no log-probability: each is at most 0")
-        given = _plain(versions)
-        spread = np.full(sampled, given) if given.ndim == 0 else given
+            raise ValueError(
+                "logprobs has a number that is not a log-probability: each is at most 0"
+            )
+        numbers = _plain(versions)
+        spread = np.full(sampled, numbers) if numbers.ndim == 0 else numbers
         self.versions: NDArray[np.int64] = _integers("versions", spread).astype(np.int64)
         if len(self.versions) != sampled:
             raise ValueError(
@@ -83,7 +85,7 @@ class Sequence:
 
     @property
     def answer(self) -> Answer:
-        """The response, as a verifier takes it."""
+        """The response, for a verifier."""
         return Answer(self.text, finish=self.finish, tokens=self.sampled_tokens)
 
     def rewarded(self, reward: float) -> Sequence:
@@ -100,7 +102,7 @@ class Sequence:
         )
 
     def to_train(self) -> TrainingSequence:
-        """This sequence in the one form that is trained."""
+        """Convert this sequence to the one form that is trained."""
         behaviour = np.zeros(len(self.ids), np.float32)
         behaviour[self.mask] = self.logprobs
         return TrainingSequence(
@@ -113,11 +115,11 @@ class Sequence:
 
     def _spans(self) -> Listed[Span]:
         """Runs of consecutive tokens that one version sampled."""
-        places = np.flatnonzero(self.mask)
-        breaks = (np.diff(places) != 1) | (np.diff(self.versions) != 0)
-        edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(places)]
+        positions = np.flatnonzero(self.mask)
+        breaks = (np.diff(positions) != 1) | (np.diff(self.versions) != 0)
+        edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(positions)]
         return [
-            Span(int(self.versions[start]), int(places[start]), int(places[end - 1]) + 1)
+            Span(int(self.versions[start]), int(positions[start]), int(positions[end - 1]) + 1)
             for start, end in pairwise(edges)
         ]
 
@@ -132,12 +134,12 @@ def _mask(tokens: int, prompt_tokens: int | None, mask: ArrayLike | None) -> NDA
                 "prompt and a response, each of at least 1 token"
             )
         return np.arange(tokens) >= prompt_tokens
-    found = _line("mask", mask)
-    if len(found) != tokens:
-        raise ValueError(f"mask has {len(found)} items, and there are {tokens} ids: give one each")
-    if not np.isin(found, (0, 1)).all():
+    items = _line("mask", mask)
+    if len(items) != tokens:
+        raise ValueError(f"mask has {len(items)} items, and there are {tokens} ids: give one each")
+    if not np.isin(items, (0, 1)).all():
         raise ValueError("mask has an item that is neither true nor false")
-    marked: NDArray[np.bool_] = found.astype(np.bool_)
+    marked: NDArray[np.bool_] = items.astype(np.bool_)
     if not marked.any() or marked[0]:
         raise ValueError(
             "mask must mark at least one token as sampled, and not the first: a sequence begins "
@@ -146,21 +148,21 @@ def _mask(tokens: int, prompt_tokens: int | None, mask: ArrayLike | None) -> NDA
     return marked
 
 
-def _integers(name: str, given: ArrayLike) -> NDArray[Any]:
-    found = _line(name, given)
-    if found.dtype.kind not in "iu":
-        raise ValueError(f"{name} has items of type {found.dtype}, and must have whole numbers")
-    return found
+def _integers(name: str, items: ArrayLike) -> NDArray[Any]:
+    array = _line(name, items)
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{name} has items of type {array.dtype}, and must have whole numbers")
+    return array
 
 
-def _line(name: str, given: ArrayLike | None) -> NDArray[Any]:
+def _line(name: str, items: ArrayLike | None) -> NDArray[Any]:
     """An array of one dimension."""
-    found = _plain(given)
-    if found.ndim != 1:
-        raise ValueError(f"{name} has the shape {list(found.shape)}, and must be one line of items")
-    return found
+    array = _plain(items)
+    if array.ndim != 1:
+        raise ValueError(f"{name} has the shape {list(array.shape)}, and must be one line of items")
+    return array
 
 
-def _plain(given: Any) -> NDArray[Any]:
-    """Lists, arrays and torch tensors, also of a type that numpy does not know, as an array."""
-    return np.asarray(given.tolist() if hasattr(given, "detach") else given)
+def _plain(items: Any) -> NDArray[Any]:
+    """Convert lists, arrays and torch tensors, also of types that numpy lacks, to an array."""
+    return np.asarray(items.tolist() if hasattr(items, "detach") else items)

@@ -1,5 +1,4 @@
-"""The learner of a loop written by hand: the one that a run's trainer has, with arrays at its
-door."""
+"""The learner of a loop written by hand: that of a run's trainer, with arrays as its input."""
 
 from __future__ import annotations
 
@@ -43,9 +42,9 @@ class StepFigures(NamedTuple):
 class Learner:
     """A model that learns: `add` sequences, then `step`.
 
-    Its settings are those of a run, from the same Config: `[train]` but for what says when and how
-    often (steps, batch_groups, ranks), `[staleness]`, `model.dtype`, `rollout.temperature`, and
-    those of other policies. A step trains what was added since the last one.
+    Its settings are those of a run, from the same Config: `[train]` without the settings of when
+    and how often (steps, batch_groups, ranks), `[staleness]`, `model.dtype`, `rollout.temperature`,
+    and those of other policies. A step trains what was added since the last one.
 
     >>> import asyncrl as rl
     >>> config = rl.Config(model={"warmup_steps": 0}, train={"lr": 1e-3})
@@ -61,16 +60,16 @@ class Learner:
     """
 
     def __init__(self, model: str | Path | PreTrainedModel, config: Config | None = None) -> None:
-        """Learn from a model directory, or a model, which is the learner's from here on. Raises
+        """Learn from a model directory, or from a model, which the learner takes over. Raises
         ConfigError for settings that need a whole run, and a model that cannot be trained."""
         self.config = config = Config() if config is None else config
-        _refuse_what_runs_alone_do(config)
+        _refuse_settings_of_runs(config)
         self.path = Path(model) if isinstance(model, str | Path) else None
         self.model = opened(model, config) if self.path else as_model(model)
         if self.path is None and (config.reference.coefficient and not config.reference.path):
             raise ConfigError(
-                "Learner: reference.coefficient is set, and the reference of a model that is in "
-                "memory is nowhere: give the learner a model directory, or set reference.path."
+                "Learner: reference.coefficient is set, and a model in memory has no reference: "
+                "give the learner a model directory, or set reference.path."
             )
         torch.nn.Module.to(self.model, config.train.device)
         initial = self.path or Path()
@@ -101,20 +100,20 @@ class Learner:
         return self._core.version
 
     def add(self, sequences: Iterable[PublicSequence]) -> None:
-        """Add the gradient of these to the open step. A group comes whole, in one call; with an
-        advantage that compares a whole step (reinforce_pp, gdpo) the step does. Raises ValueError
-        where they cannot be trained, before any of them is."""
+        """Add the gradient of these to the open step. A group must come whole, in one call, and
+        with an advantage that compares a whole step (reinforce_pp, gdpo) the whole step. Raises
+        ValueError if they cannot be trained, before any of them is."""
         added = list(sequences)
         self._refuse_unfit(added)
         members = defaultdict[int, list[PublicSequence]](list)
-        for one in added:
-            members[one.group].append(one)
+        for sequence in added:
+            members[sequence.group].append(sequence)
         pieces = [self._pieces(group, of_group) for group, of_group in members.items()]
         facts = {
             group: GroupFacts(
-                rewards=[float(one.reward or 0) for one in of_group],
+                rewards=[float(sequence.reward or 0) for sequence in of_group],
                 parts=[[] for _ in of_group],
-                lengths=[one.sampled_tokens for one in of_group],
+                lengths=[sequence.sampled_tokens for sequence in of_group],
                 turns=[[] for _ in of_group],
             )
             for group, of_group in members.items()
@@ -136,8 +135,8 @@ class Learner:
         self._groups |= members.keys()
 
     def step(self) -> StepFigures:
-        """Take the optimizer step, which makes the next version; where nothing was added, the
-        weights stay."""
+        """Take the optimizer step, which makes the next version; if nothing was added, the weights
+        stay."""
         metrics = self._core.step()
         counts, self._counts = self._counts + self._core.counts, []
         self._index, self._groups = 0, set()
@@ -148,51 +147,59 @@ class Learner:
         return StepFigures(self.version, trained, dict(discarded), metrics)
 
     def save(self, path: str | Path) -> Path:
-        """Write the model as a Hugging Face directory, in place of what is at `path`, with the
-        tokenizer of the directory that the learner began from. Raises ConfigError where that is
-        a directory of something else, and CheckpointError where it cannot be written."""
-        there = Path(path)
-        if there.exists() and not (there / "config.json").is_file():
-            raise ConfigError(f"{there}: what is there is no model directory; choose another path.")
+        """Write the model as a Hugging Face directory, replacing a model at `path`, with the
+        tokenizer of the directory from which the learner began. Raises ConfigError if `path` is a
+        directory of something else, and CheckpointError if it cannot be written."""
+        target = Path(path)
+        if target.exists() and not (target / "config.json").is_file():
+            raise ConfigError(
+                f"{target}: this exists and is not a model directory; choose another path."
+            )
         return export(path, self.model, self.path or Path(path))
 
     def _pieces(
         self, group: int, members: Sequence[PublicSequence]
     ) -> list[tuple[Sample, TrainingSequence]]:
-        found = []
-        for place, one in enumerate(members):
-            sequence, reward = one.to_train(), float(one.reward or 0)
-            found.append((sequence.sample(self._rollouts, group, reward, member=place), sequence))
+        pieces = []
+        for member, public in enumerate(members):
+            sequence, reward = public.to_train(), float(public.reward or 0)
+            pieces.append((sequence.sample(self._rollouts, group, reward, member=member), sequence))
             self._rollouts += 1
-        return found
+        return pieces
 
     def _refuse_unfit(self, added: Sequence[PublicSequence]) -> None:
-        for number, one in enumerate(added):
-            if not isinstance(one, PublicSequence):
-                raise ValueError(f"item {number} is a {type(one).__name__}, and no rl.Sequence")
-            if one.reward is None or one.reward != one.reward or abs(one.reward) == float("inf"):
+        for number, item in enumerate(added):
+            if not isinstance(item, PublicSequence):
                 raise ValueError(
-                    f"sequence {number} has the reward {one.reward}: give each a number, as by "
+                    f"item {number} is a {type(item).__name__}, and not an rl.Sequence"
+                )
+            if (
+                item.reward is None
+                or item.reward != item.reward
+                or abs(item.reward) == float("inf")
+            ):
+                raise ValueError(
+                    f"sequence {number} has the reward {item.reward}: give each a number, as by "
                     "sequence.rewarded(1.0)"
                 )
-            if int(one.ids.min()) < 0 or int(one.ids.max()) >= self._vocabulary:
+            if int(item.ids.min()) < 0 or int(item.ids.max()) >= self._vocabulary:
                 raise ValueError(
                     f"sequence {number} has an id outside of the model's vocabulary of "
                     f"{self._vocabulary}"
                 )
-            if one.versions.max() > self.version:
+            if item.versions.max() > self.version:
                 raise ValueError(
-                    f"sequence {number} is of version {one.versions.max()}, and the learner has "
+                    f"sequence {number} is of version {item.versions.max()}, and the learner has "
                     f"made {self.version}: versions count its steps"
                 )
-            if len(one.ids) > self.config.train.micro_tokens:
+            if len(item.ids) > self.config.train.micro_tokens:
                 raise ValueError(
-                    f"sequence {number} has {len(one.ids)} tokens, and train.micro_tokens is "
+                    f"sequence {number} has {len(item.ids)} tokens, and train.micro_tokens is "
                     f"{self.config.train.micro_tokens}: raise it"
                 )
-            if one.group in self._groups:
+            if item.group in self._groups:
                 raise ValueError(
-                    f"sequence {number} is of group {one.group}, of which others were added to "
+                    f"sequence {number} is of group {item.group}, of which others were added to "
                     "this step before: add a group in one call"
                 )
         if self._whole_step and self._groups:
@@ -206,8 +213,8 @@ def _tokens(piece: tuple[Sample, TrainingSequence]) -> int:
     return piece[0].prompt_tokens + piece[0].response_tokens
 
 
-def _refuse_what_runs_alone_do(config: Config) -> None:
-    """Raise ConfigError for settings that a loop in one process has no part for."""
+def _refuse_settings_of_runs(config: Config) -> None:
+    """Raise ConfigError for settings that a loop in one process cannot use."""
     for key, is_set, why in (
         ("train.ranks", config.train.ranks > 1, "several ranks are processes of a run"),
         ("model.lora.rank", config.model.lora.rank > 0, "adapters learn in runs alone"),

@@ -25,7 +25,7 @@ from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.models import parameters_for_publication
 
 FIRST = 1 << 20
-"""Groups of one sampler are numbered from a multiple of this on, so that those of two differ."""
+"""Each sampler numbers its groups from another multiple of this, so that those of two differ."""
 _SAMPLERS = count()
 
 
@@ -70,7 +70,7 @@ class Sampler:
 
     @property
     def version(self) -> int:
-        """The version that is sampled from now on."""
+        """The version that samples from now on."""
         assert self._batcher.version is not None, "it has loaded its first weights"
         return self._batcher.version
 
@@ -94,7 +94,7 @@ class Sampler:
         evaluation: a learner expects `rollout.temperature`. Raises ValueError for a prompt that
         does not fit."""
         if isinstance(prompts, str):
-            raise ValueError("prompts is one text: give a list of them")
+            raise ValueError("prompts is one text: give a list of texts")
         rollout, asked = self.config.rollout, list[tuple[int, Request]]()
         for prompt in prompts:
             ids, group = self._ids(prompt), next(self._groups)

@@ -1,5 +1,5 @@
-"""A run, as Python sees it: its directory, and what stands in it. Each property reads the files as
-they are now, so a run that goes on may be asked again."""
+"""A run in Python: its directory, and the contents of its files. Each property reads the files as
+they are now, so a live run can be read again."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from asyncrl.runtime.run_dir import SUMMARY
 
 
 class Run:
-    """The run in a directory. `status` is the exit status where `train` has just ended it (0 well,
-    130 interrupted, else failed), and None where the directory was only opened.
+    """The run in a directory. `status` is the exit status if `train` has just ended it (0 well, 130
+    interrupted, else failed), and None if the directory was only opened.
 
     >>> Run("/nowhere")
     Traceback (most recent call last):
@@ -28,7 +28,7 @@ a run.
     """
 
     def __init__(self, path: str | Path, status: int | None = None) -> None:
-        """Open a run. Raises ConfigError for a directory that is none of a run."""
+        """Open a run. Raises ConfigError for a directory that is not a run's."""
         self.path = Path(path).absolute()
         self.status = status
         _ = self._files
@@ -57,23 +57,23 @@ a run.
     @property
     def curve(self) -> list[Point]:
         """Points of the curve so far: a `StepPoint` for each step, an `EvaluationPoint` for each
-        evaluation. Raises ConfigError where they cannot be read."""
+        evaluation. Raises ConfigError if they cannot be read."""
         return list(self._files.points())
 
     @property
     def summary(self) -> Summary:
-        """The totals of a run that has ended. Raises ConfigError where there are none."""
-        if (found := self._files.summary) is None:
+        """The totals of a run that has ended. Raises ConfigError if there are none."""
+        if (summary := self._files.summary) is None:
             raise ConfigError(
-                f"{self.path}: there is no {SUMMARY}, so the run has not ended; `why` says how it "
-                "stands."
+                f"{self.path}: there is no {SUMMARY}, so the run has not ended; `why` explains "
+                "its state."
             )
-        return found
+        return summary
 
     @property
     def model(self) -> Path:
         """The directory of the model after the last step, in Hugging Face's form. Raises
-        ConfigError where the run has not made it."""
+        ConfigError if the run has not made it."""
         return self._files.model
 
     def rollouts(
@@ -86,14 +86,14 @@ a run.
         last: int | None = None,
     ) -> list[RolloutRecord]:
         """Records of the newest rollouts that fit, as `asyncrl rollouts` shows them; 10 of them
-        where `last` says no other number. Raises ConfigError."""
+        unless `last` is given. Raises ConfigError."""
         wanted = Wanted(
             split=split, prompt=prompt, reward_below=reward_below, finish=finish, last=last
         )
         return records(self._files, wanted, complain)
 
     def why(self) -> list[str]:
-        """A few sentences about how the run stands, as `asyncrl why` says them. Raises
+        """A few sentences about the state of the run, as `asyncrl why` prints them. Raises
         ConfigError."""
         return why(self._files, time.time())
 

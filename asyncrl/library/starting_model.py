@@ -36,11 +36,11 @@ def opened(path: str | Path, config: Config) -> PreTrainedModel:
     return model
 
 
-def as_model(given: Any) -> PreTrainedModel:
-    """Raises ConfigError for what is no model of transformers."""
-    if not isinstance(given, PreTrainedModel):
+def as_model(model: Any) -> PreTrainedModel:
+    """Check a model. Raises ConfigError if it is not one of transformers."""
+    if not isinstance(model, PreTrainedModel):
         raise ConfigError(
-            f"a {type(given).__name__} is no model: give the path of a model directory, or a "
+            f"a {type(model).__name__} is not a model: give the path of a model directory, or a "
             "causal language model of transformers."
         )
-    return given
+    return model

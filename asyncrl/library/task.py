@@ -1,4 +1,4 @@
-"""Tasks of a loop written by hand: those of `[task]`, and lists of Python's."""
+"""Tasks of a loop written by hand: those of `[task]`, and lists in memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from asyncrl.tasks.verifiers import Verifier, rewarded
 
 def open_task(config: Config) -> Task:
     """Open the task that `[task]` names: a data set of reasoning-gym, or a JSONL file. Raises
-    ConfigError, also for one whose verifier executes answers: it would in this process, and a run
-    has a sandbox for that."""
+    ConfigError, also for one whose verifier executes answers: that needs the sandbox of a run."""
     task = opened(config.task, config.run.seed)
     if task.executes or task.languages:
         raise ConfigError(
@@ -45,14 +44,14 @@ class ListTask:
         verifier: Verifier,
         evaluation: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Each line has a `prompt`, and what the verifier reads. Raises ConfigError."""
+        """Each line has a `prompt`, and the keys that the verifier reads. Raises ConfigError."""
         self._lines: dict[Split, list[dict[str, Any]]] = {
             "train": [dict(line) for line in train],
             "evaluation": [dict(line) for line in evaluation],
         }
         self._verifier = verifier
         if not callable(verifier):
-            raise ConfigError(f"a {type(verifier).__name__} is no verifier: give a function.")
+            raise ConfigError(f"a {type(verifier).__name__} is not a verifier: give a function.")
         if not self._lines["train"]:
             raise ConfigError("a task needs at least one line to train on.")
         for split, lines in self._lines.items():

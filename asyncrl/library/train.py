@@ -33,9 +33,9 @@ def train(
     console: Console | None = None,
     models: Path | None = None,
 ) -> Run:
-    """Train to the end, in processes of the run's own, and return the run; how it ended is its
-    `status`. `resume` goes on with the run in that directory. `models` names the file that
-    `asyncrl calibrate` wrote, if any. Raises ConfigError where the run cannot start as
+    """Train to the end, in processes of the run's own, and return the run, whose `status` says how
+    it ended. `resume` goes on with the run in that directory. `models` names the file that
+    `asyncrl calibrate` wrote, if any. Raises ConfigError if the run cannot start as
     configured."""
     if console is None:
         console = Console(file=Output(sys.stdout))  # type: ignore[arg-type]
@@ -60,14 +60,14 @@ def checked(config: Config, resume: Path | None, console: Console, models: Path 
     show_rows([*derived(config, cores), publication, *memory_rows(config), *notes], console)
     if config.task.sandbox == "process" and (missing := support().missing):
         console.print(
-            f"This machine does not have the sandbox strict ({missing}): what judges answers can "
-            "be killed, and is kept from nothing."
+            f"This machine does not have the sandbox strict ({missing}): processes that "
+            "judge answers can be killed, and are not confined."
         )
     return config
 
 
 def _measured_pause(models: Path | None) -> str:
-    """The pause that models of a cluster have, in words; empty where there are none."""
+    """The pause in a file of cluster models, in words; empty if there is none."""
     if models is None or not models.exists():
         return ""
     from asyncrl.sizing.cluster_models import read_models

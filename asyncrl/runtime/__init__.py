@@ -5,8 +5,8 @@
     processes/     children that cannot outlive the run, the fork server, supervision, healing
     httpd/         a small HTTP/1.1 server
     run_dir.py     the names of the files in a run's directory
-    logs.py, output.py, progress.py    what a process says
+    logs.py, output.py, progress.py    logs, text and progress for people
 
-Where they are started, here or on other machines, is `asyncrl.launch`; what they say to each other
-is `asyncrl.messages`.
+`asyncrl.launch` starts them, here or on other machines; `asyncrl.messages` has the messages between
+them.
 """

@@ -1,4 +1,4 @@
-"""The log of one actor: what its process says, tracebacks included, is in
+"""The log of one actor: the messages of its process, tracebacks included, in
 `<run>/logs/<role>-<index>.log`, one line a record.
 
 The launcher redirects the process's stderr to the same file, so what Python or a library prints as
@@ -24,10 +24,10 @@ from asyncrl.messages import Role
 
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s {actor} %(name)s: %(message)s"
 LINE = 20_000
-"""Characters that a line has at most."""
+"""Characters of a line, at most."""
 
 LogOwner = Role | SinkName | Literal["page", "ray"]
-"""The process that a log is of."""
+"""The process whose log it is."""
 FOLDER = "logs"
 """The folder of logs in a run's directory."""
 
@@ -56,7 +56,7 @@ def start(run: Path, role: LogOwner, index: int, level: str) -> Path:
 @contextmanager
 def kept(run: Path, role: Role, index: int) -> Iterator[None]:
     """Send what is logged inside the block to this log, too. A process that talks to people keeps
-    its own ways to say what ends it."""
+    its own way to report what ends it."""
     handler = _handler(run, role, index)
     root = logging.getLogger()
     root.addHandler(handler)
@@ -109,7 +109,7 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
     if issubclass(kind, KeyboardInterrupt):
         return
     logging.getLogger("asyncrl").critical(
-        "ended by an exception nobody caught", exc_info=(kind, error, trace)
+        "ended by an uncaught exception", exc_info=(kind, error, trace)
     )
 
 

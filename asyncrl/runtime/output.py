@@ -1,8 +1,8 @@
-"""Text for people, on a terminal, in a file or through a pipe. Invariant: the run goes on, whatever
-becomes of those.
+"""Text for people, on a terminal, in a file or through a pipe. Invariant: the run goes on, even if
+these fail.
 
-A disk that is full, a pipe that nobody reads, and a terminal that is gone are errors of whoever
-writes to them. From the first such error on nothing more is written there, and the log says why.
+A full disk, a pipe without a reader, and a terminal that is gone raise errors in the writer. From
+the first such error on nothing more is written there, and the log says why.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Output(io.TextIOBase):
-    """A stream that takes text to its end. It is quiet from the first error of `stream` on."""
+    """A stream that accepts all text. It is quiet from the first error of `stream` on."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -54,8 +54,8 @@ class Output(io.TextIOBase):
                 self._fall_quiet(error)
 
     def _fall_quiet(self, error: OSError) -> None:
-        """Write nothing more, nor what the stream holds back, which the interpreter would try again
-        as it ends."""
+        """Write nothing more, and drop what the stream has buffered, which the interpreter would
+        try to write at its end."""
         self.quiet = True
         with contextlib.suppress(OSError):  # a stream in memory has no descriptor
             descriptor = self._stream.fileno()
@@ -66,7 +66,7 @@ class Output(io.TextIOBase):
 
 
 def complain(sentence: str) -> None:
-    """Say on stderr what went wrong, if anybody can be told."""
+    """Print on stderr what went wrong, if that is possible."""
     stderr = Output(sys.stderr)
     stderr.write(f"asyncrl: {sentence}\n")
     stderr.flush()

@@ -1,8 +1,7 @@
-"""Progress of what takes long: as text, and through a pipe from a process that prepares
-something.
+"""Progress of slow work: as text, and through a pipe from a process that prepares something.
 
-The pipe is a FIFO in the run's directory. Its writer never waits: what nobody reads in time is left
-out, and the next one says it again.
+The pipe is a FIFO in the run's directory. Its writer never waits: a report that is not read in
+time is dropped, and the next one replaces it.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from asyncrl.messages import Progress
 from asyncrl.words import clock
 
 EVERY_S = 0.5
-"""Least seconds between two that are sent."""
+"""Least seconds between two reports."""
 LINE_BYTES = 4096
 """Bytes that a pipe takes whole or not at all."""
 
 
 def left_s(first: float, done: float, of: float, seconds: float) -> float | None:
-    """Seconds left where `seconds` have brought it from `first` to `done`, of `of`; None where
-    nobody knows.
+    """Seconds left if the work went from `first` to `done`, of `of`, in `seconds`; None if that is
+    not known.
 
     >>> left_s(10, 20, 40, 5.0)
     10.0
@@ -39,7 +38,7 @@ def left_s(first: float, done: float, of: float, seconds: float) -> float | None
 
 
 def amount(progress: Progress) -> str:
-    """So much of so much, where that is counted.
+    """The done part of the whole, if that is counted.
 
     >>> amount(Progress("evaluating", 3, 8, 1.0))
     '3/8'
@@ -60,12 +59,12 @@ def progress_line(progress: Progress) -> str:
 
 
 class ProgressPipe:
-    """Sends to who reads the FIFO at a path, if anybody does."""
+    """Sends reports to the reader of the FIFO at a path, if there is one."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor: int | None = None
         self._sent = float("-inf")
-        with contextlib.suppress(OSError):  # nobody reads, or there is no pipe
+        with contextlib.suppress(OSError):  # no reader, or no pipe
             descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
                 self._descriptor = descriptor
@@ -74,24 +73,24 @@ class ProgressPipe:
 
     @property
     def due(self) -> bool:
-        """True if nothing was said for `EVERY_S`, and somebody may hear it."""
+        """True if nothing was sent for `EVERY_S`, and there may be a reader."""
         return self._descriptor is not None and time.monotonic() - self._sent >= EVERY_S
 
     def send(self, progress: Progress) -> None:
-        """Say how far it is."""
+        """Send a report."""
         line = msgspec.json.encode(progress) + b"\n"
         if self._descriptor is not None and len(line) <= LINE_BYTES:
             self._sent = time.monotonic()
-            with contextlib.suppress(OSError):  # the pipe is full, or nobody reads any more
+            with contextlib.suppress(OSError):  # the pipe is full, or its reader is gone
                 os.write(self._descriptor, line)
 
 
 async def receive(
     path: Path,
-    heard: Callable[[Progress], None],
+    on_progress: Callable[[Progress], None],
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Make a FIFO at `path`, and tell `heard` what comes through it, until cancelled. Raises
+    """Make a FIFO at `path`, and call `on_progress` with each report, until cancelled. Raises
     OSError."""
     async with trio.lowlevel.FdStream(_made(path)) as stream:
         task_status.started()
@@ -100,12 +99,12 @@ async def receive(
             *lines, rest = (rest + await stream.receive_some(LINE_BYTES)).split(b"\n")
             for line in lines:
                 with contextlib.suppress(msgspec.DecodeError):
-                    heard(msgspec.json.decode(line, type=Progress))
+                    on_progress(msgspec.json.decode(line, type=Progress))
             rest = rest[-LINE_BYTES:]
 
 
 def _made(path: Path) -> int:
-    """A new FIFO, open for writing as well, so that it has no end when its writer goes."""
+    """A new FIFO, open for writing as well, so that it does not end when its writer goes."""
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)
     return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,5 +1,5 @@
-"""The environment of what judges answers. Invariant: no variable is passed on that is not listed
-here, so no key, token or password is."""
+"""The environment of processes that judge answers. Invariant: no variable is passed on that is not
+listed here, and so no key, token or password."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The forks of a process that has prepared everything: how they are made, and ended with all that
-they started.
+"""Forks of a process that has prepared everything: making them, and ending them with all processes
+that they started.
 
 `Forks` is the protocol. `Zygote` (`zygote.py`) makes each one a sandbox; `PlainForks` here makes
-processes that can be killed, and are kept from nothing but new privileges.
+processes that can be killed, and that are restricted in nothing but new privileges.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Forks(Protocol):
     """Makes forks of this process, which has one thread. None outlives it."""
 
     def fork(self, keep: int, *, lasting: bool = False) -> int:
-        """Fork. Returns 0 in the child, which keeps the descriptor `keep`; and a number in the
-        parent, by which to end it. A `lasting` one may use any seconds of a core in all. A child
-        that cannot be made what it must be ends. Raises OSError."""
+        """Fork. Returns 0 in the child, which keeps the descriptor `keep`, and in the parent a
+        number by which to end it. A `lasting` child has no limit of seconds of a core. A child
+        whose setup fails ends. Raises OSError."""
         ...
 
     def end(self, number: int) -> None:
-        """End a fork, and all that it started; nothing where it is none."""
+        """End a fork and all that it started; does nothing for another number."""
         ...
 
     def end_all(self) -> None:
@@ -37,9 +37,9 @@ class Forks(Protocol):
 
 
 class PlainForks:
-    """Forks of the sandbox `process`, which do not keep the descriptors `close`. What a fork starts
-    is its group; what left that group and lost its parent is this process's child, and is ended
-    with the next fork that ends."""
+    """Forks of the sandbox `process`, which do not keep the descriptors `close`. A fork
+    and what it starts are a process group. A process that left its group and lost its parent
+    becomes a child of this process, and is ended with the next fork that ends."""
 
     def __init__(self, close: Collection[int]) -> None:
         self._close = close
@@ -78,7 +78,8 @@ class PlainForks:
         self._end_orphans(_all_children)
 
     def _end_orphans(self, children: Callable[[], Iterable[int]]) -> None:
-        """End children that are no forks of this process, and what becomes its child by that."""
+        """End children that are not forks, and those that become children of this process by
+        that."""
         while orphans := [pid for pid in children() if pid not in self._living]:
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
@@ -87,8 +88,8 @@ class PlainForks:
 
 
 def _children() -> Iterable[int]:
-    """The processes whose parent this one is, those that wait to be reaped too. Beside one that
-    ends meanwhile the kernel may leave out another, which the next look finds."""
+    """The children of this process, also those that wait to be reaped. If one ends meanwhile, the
+    kernel may leave out another, which the next call returns."""
     pid = os.getpid()
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -97,8 +98,8 @@ def _children() -> Iterable[int]:
 
 
 def _all_children() -> Iterator[int]:
-    """The same with none left out: it looks at every process of the machine, of which there may be
-    thousands."""
+    """The children of this process, with none left out. It reads every process of the machine,
+    which may be thousands."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -1,7 +1,8 @@
-"""Landlock: what of the file system and network a process may touch, beside all other permissions.
+"""Landlock: the parts of file system and network that a process may use, besides other permissions.
 
 It is the second lock on files: the first is that hardly any are there (`view.py`). A kernel has a
-version of it, and each version knows more rights; what a kernel knows and is not given is denied.
+version of it, and each version knows more rights. A right that the kernel knows and that is not
+granted is denied.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def handled(version: int) -> tuple[int, int, int]:
 
 
 def version() -> int:
-    """The version that this kernel has, from 1 on; 0 where it has none. Raises OSError."""
+    """The version that this kernel has, from 1 on; 0 if it has none. Raises OSError."""
     try:
         return syscalls.call(
             "landlock_create_ruleset", _CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION)
@@ -61,13 +62,13 @@ def version() -> int:
         raise
 
 
-def ruleset(found: int, paths: Mapping[str, int], folders: Collection[str]) -> int:
+def ruleset(abi: int, paths: Mapping[str, int], folders: Collection[str]) -> int:
     """A descriptor of rules: these rights beneath `paths`, everything beneath `folders`, and
-    nothing else. `found` is the kernel's version. Raises OSError."""
-    files, network, scopes = handled(found)
+    nothing else. `abi` is the kernel's version. Raises OSError."""
+    files, network, scopes = handled(abi)
     rules = {**paths, **dict.fromkeys(folders, files)}
     attributes = _Ruleset(files, network, scopes)
-    size = 8 if found < 4 else 16 if found < 6 else 24
+    size = 8 if abi < 4 else 16 if abi < 6 else 24
     descriptor = syscalls.call(
         "landlock_create_ruleset",
         _CREATE,
@@ -81,8 +82,8 @@ def ruleset(found: int, paths: Mapping[str, int], folders: Collection[str]) -> i
 
 
 def restrict(rules: int) -> None:
-    """Hold this process, and all that it starts, to a `ruleset`. It must have no new privileges
-    before. Raises OSError."""
+    """Restrict this process, and all that it starts, to a `ruleset`. The process must have set
+    no-new-privileges before. Raises OSError."""
     syscalls.call("landlock_restrict_self", _RESTRICT, ctypes.c_int(rules), ctypes.c_uint32(0))
 
 

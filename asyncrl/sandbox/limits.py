@@ -42,7 +42,7 @@ class Limits(msgspec.Struct, frozen=True):
         }
 
     def apply(self, inherited_bytes: int) -> None:
-        """Limit this process, and so all that it starts. Raises OSError, and ValueError where it is
+        """Limit this process, and so all that it starts. Raises OSError, and ValueError if it is
         limited to less already and may not have more."""
         for kind, value in self.rlimits(inherited_bytes).items():
             hard = resource.getrlimit(kind)[1]

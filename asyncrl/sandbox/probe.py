@@ -1,5 +1,5 @@
-"""`python -m asyncrl.sandbox.probe` makes a sandbox and a fork in it, and says what it has: what
-this machine supports is tried, not guessed."""
+"""`python -m asyncrl.sandbox.probe` makes a sandbox and a fork in it, and prints what works:
+the support of this machine is tested, not guessed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """System calls that nothing in the sandbox may make: pure, but for `install`.
 
-They are calls that reach what neither namespaces nor limits cover: memory that no limit counts
+They reach what neither namespaces nor limits cover: memory that no limit counts
 (memfd, System V, message queues), sockets that no network namespace holds (vsock), keys of the
 kernel, other processes' memory, mounts and namespaces of its own, and large parts of the kernel
-that no verifier needs (io_uring, bpf, perf). Everything else is as it was.
+that no verifier needs (io_uring, bpf, perf). All other calls stay allowed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _NAMESPACES = 0x7E020000
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _MACHINE, _ARGUMENT = 0, 4, 16
-"""Places of the call's number, its machine and its first argument (seccomp(2))."""
+"""Offsets of the call's number, its machine and its first argument (seccomp(2))."""
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
@@ -105,7 +105,7 @@ def program(machine: str) -> bytes:
 
 
 def _instructions(machine: str) -> Iterator[tuple[int, int, int, int]]:
-    """Code, steps to skip if it is so and if not, value."""
+    """Code, steps to skip if the condition holds and if not, value."""
     yield _LOAD, 0, 0, _MACHINE
     yield _EQUAL, 1, 0, _ARCHITECTURE[machine]
     yield _RETURN, 0, 0, _KILL
@@ -113,7 +113,7 @@ def _instructions(machine: str) -> Iterator[tuple[int, int, int, int]]:
     if machine == "x86_64":
         yield _AT_LEAST, 0, 1, _X32
         yield _RETURN, 0, 0, _ERRNO | EPERM
-    yield _EQUAL, 0, 1, _CLONE3  # its flags are out of sight; the C library does with clone then
+    yield _EQUAL, 0, 1, _CLONE3  # its flags cannot be read; the C library then uses clone
     yield _RETURN, 0, 0, _ERRNO | ENOSYS
     for number in sorted({**_DENIED[machine], **_NEW}.values()):
         yield _EQUAL, 0, 1, number
@@ -132,6 +132,6 @@ def _instructions(machine: str) -> Iterator[tuple[int, int, int, int]]:
 
 
 def install(code: bytes) -> None:
-    """Deny them, by a `program`, to this process and all that it starts, for good. It must have no
-    new privileges before. Raises OSError."""
+    """Install a `program` for this process and all that it starts, irrevocably. The process must
+    have set no-new-privileges before. Raises OSError."""
     syscalls.filter_calls(code)

@@ -1,6 +1,6 @@
-"""The sandboxes there are, and which of them this machine has.
+"""Kinds of sandboxes, and the support of this machine for them.
 
-`strict` keeps what judges an answer from everything but the answer (`zygote.py`). `process` is a
+`strict` isolates a judging process from everything but the answer (`zygote.py`). `process` is a
 process that can be killed, with an environment of its own (`forks.py`).
 """
 
@@ -16,24 +16,24 @@ import msgspec
 from asyncrl.sandbox.environment import allowed
 
 PROBE_S = 60.0
-"""Seconds that the attempt to make a sandbox may take; a tenth of one is usual."""
+"""Seconds that a trial of a sandbox may take; a tenth of one is usual."""
 
 
 class Support(msgspec.Struct, frozen=True):
-    """`missing` says what keeps this machine from the sandbox `strict`, "" if nothing does;
+    """`missing` says why this machine does not have the sandbox `strict`, "" if it does;
     `landlock` is the version that its kernel has, 0 for none."""
 
     missing: str
     landlock: int
 
     def encode(self) -> str:
-        """This as one line."""
+        """One line of JSON."""
         return msgspec.json.encode(self).decode()
 
 
 @cache
 def support() -> Support:
-    """Try what this machine has. A process asks once."""
+    """Test what this machine supports, once in a process."""
     if sys.platform != "linux":
         return Support("it is made of Linux's namespaces", 0)
     try:

@@ -1,7 +1,7 @@
-"""Calls of the kernel that Python has no function for. Each raises OSError with the call's name.
+"""System calls for which Python has no function. Each raises OSError with the call's name.
 
-Invariant: nothing here decides anything. None needs a privilege: a process may always give up what
-it has, and a user namespace of its own gives it the right to do so to its mounts and network.
+Invariant: no decision is made here. None needs a privilege: a process may always give up what it
+has, and a user namespace of its own gives it the right to do so to its mounts and network.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def call(name: str, number: int, *arguments: object) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Have namespaces of one's own; of processes, for those that are forked from now on."""
+    """Enter new namespaces; children forked from now on enter a new process namespace."""
     _checked("unshare", _libc.unshare(flags))
 
 
 def setns(descriptor: int, kind: int) -> None:
-    """Be in the namespace that `descriptor` is of; of processes, have children there."""
+    """Enter the namespace of `descriptor`; of a process namespace, its children do."""
     _checked("setns", _libc.setns(descriptor, kind))
 
 
@@ -56,7 +56,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def filter_calls(code: bytes) -> None:
-    """Have a program of BPF, 8 bytes an instruction, look at each system call from now on."""
+    """Filter all system calls from now on by a program of BPF, 8 bytes an instruction."""
     program = _Program(len(code) // 8, code)
     _checked(
         "seccomp",
@@ -67,16 +67,16 @@ def filter_calls(code: bytes) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """Mount, bind, or change how mounts spread."""
-    given = [text.encode() or None for text in (source, target, kind)]
+    """Mount, bind, or change how mounts propagate."""
+    encoded = [text.encode() or None for text in (source, target, kind)]
     try:
-        _checked("mount", _libc.mount(*given, ctypes.c_ulong(flags), options.encode() or None))
+        _checked("mount", _libc.mount(*encoded, ctypes.c_ulong(flags), options.encode() or None))
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror} ({target})") from None
 
 
 def close_mount(target: str, *, recursive: bool) -> None:
-    """Make a mount read-only and its setuid bits nothing; `recursive`: those below it too."""
+    """Make a mount read-only and without setuid; `recursive`: those below it too."""
     attributes = _MountAttributes(_ATTR_RDONLY | _ATTR_NOSUID, 0, 0, 0)
     call(
         "mount_setattr",
@@ -90,7 +90,7 @@ def close_mount(target: str, *, recursive: bool) -> None:
 
 
 def pivot_root(new: str, old: str) -> None:
-    """Have the mount `new` as the root, and find the root of before at `old`."""
+    """Make the mount `new` the root, and move the old root to `old`."""
     number = _PIVOT_ROOT.get(platform.machine())
     if number is None:
         raise OSError(f"pivot_root is not known on {platform.machine()}")
@@ -98,12 +98,12 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def detach(target: str) -> None:
-    """Take a mount, and all below it, out of the tree."""
+    """Detach a mount, and all below it, from the tree."""
     _checked("umount2", _libc.umount2(target.encode(), MNT_DETACH))
 
 
 def drop_capabilities() -> None:
-    """Have no capability, in no namespace."""
+    """Drop all capabilities, in every namespace."""
     head = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     _checked("capset", _libc.capset(head, (ctypes.c_uint32 * 6)()))
 

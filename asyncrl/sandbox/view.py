@@ -1,9 +1,10 @@
 """The files that the sandbox has: Python, the system's libraries, and files that were open.
-Invariant: everything else is not there, under any name.
+Invariant: nothing else is there, under any name.
 
-Nothing of it can be written, and nobody's home, run or key is in it: what a process cannot name it
-cannot read, change the mode of, or connect to. So a directory that is on PYTHONPATH is not in it
-either, as it may hold anything; what a verifier imports it imports before the sandbox closes.
+Nothing in it can be written, and no home directory, run or key is in it: a file that a process
+cannot name it cannot read, change the mode of, or connect to. So a directory that is on PYTHONPATH
+is not in it either, as it may hold anything; what a verifier imports it imports before the sandbox
+closes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from asyncrl.sandbox import syscalls
 
 SHELF = "/scratch"
 SCRATCH = f"{SHELF}/tmp"
-"""The only place that can be written, empty at first; `/tmp` leads there."""
+"""The only writable directory, empty at first; `/tmp` leads there."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _SYSTEM = (
     "/usr",
@@ -36,32 +37,32 @@ _SYSTEM = (
 )
 _PYTHON = ("stdlib", "platstdlib", "purelib", "platlib")
 _STAGES = ("/tmp", "/var/tmp", "/run", "/mnt")
-"""Directories on which the tree is put together; nobody else sees that."""
+"""Directories on which the tree is put together, unseen by other processes."""
 
 
 class View(msgspec.Struct, frozen=True):
     """Everything that can be read: `paths` (files, and folders with all below them), symbolic
-    `links` by their place, and `files` by the place that they are given."""
+    `links`, and `files`, both by their path inside."""
 
     paths: tuple[str, ...]
     links: dict[str, str]
     files: dict[str, str]
 
     @property
-    def places(self) -> list[str]:
-        """The places at which there is something to read."""
+    def readable(self) -> list[str]:
+        """All paths inside that can be read, but for links."""
         return [*self.paths, *self.files]
 
 
 def python_view(files: dict[str, str]) -> View:
-    """The view that this Python needs, and `files` by their place."""
+    """The view that this Python needs, with `files` by their path inside."""
     python = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
     return system_view([*python, *(sysconfig.get_path(name) for name in _PYTHON)], files)
 
 
 def system_view(paths: Iterable[str], files: dict[str, str]) -> View:
-    """The view of the system's programs and libraries, of `paths`, those of them that are there,
-    and of `files` by their place."""
+    """The view of the system's programs and libraries, of those of `paths` that exist, and of
+    `files` by their path inside."""
     links = {path: str(Path(path).readlink()) for path in _SYSTEM if Path(path).is_symlink()}
     wanted = {*paths, *(path for path in _SYSTEM if path not in links)}
     there = sorted(path for path in wanted if Path(path).exists() and path != "/")
@@ -83,9 +84,9 @@ def outermost(paths: Iterable[str]) -> Iterator[str]:
 
 
 def enter(view: View) -> None:
-    """Make the view all that this process sees of files. It is alone in its mount namespace, and
-    may mount there. Raises OSError."""
-    os.umask(0o022)  # whoever a worker is, it finds its way
+    """Restrict the files that this process sees to the view. The process must be alone in its mount
+    namespace, and may mount there. Raises OSError."""
+    os.umask(0o022)  # so that workers of any user can enter directories
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     stage = next(path for path in _STAGES if Path(path).is_dir())
     _memory(stage, "mode=0755")
@@ -94,15 +95,15 @@ def enter(view: View) -> None:
     syscalls.pivot_root(stage, f"{stage}/old")
     os.chdir("/")
     _memory("/new", "mode=0755")
-    for path in (*view.paths, *(one for one in DEVICES if Path(f"/old{one}").exists())):
+    for path in (*view.paths, *(device for device in DEVICES if Path(f"/old{device}").exists())):
         _bind(path, path)
-    for place, path in view.files.items():
-        _bind(path, place)
-    for place, to in view.links.items():
-        Path(f"/new{place}").parent.mkdir(parents=True, exist_ok=True)
-        Path(f"/new{place}").symlink_to(to)
+    for inside, path in view.files.items():
+        _bind(path, inside)
+    for inside, to in view.links.items():
+        Path(f"/new{inside}").parent.mkdir(parents=True, exist_ok=True)
+        Path(f"/new{inside}").symlink_to(to)
     Path(f"/new{SCRATCH}").mkdir(parents=True)
-    if not Path("/new/tmp").exists():  # else Python lies there
+    if not Path("/new/tmp").exists():  # else Python is there
         Path("/new/tmp").symlink_to(SCRATCH)
     os.chdir("/new")
     syscalls.pivot_root(".", ".")
@@ -112,13 +113,13 @@ def enter(view: View) -> None:
 
 
 def scratch(size: int) -> None:
-    """An empty place to write, of so many bytes, in a mount namespace of this process's own."""
+    """Mount an empty writable directory of `size` bytes, in this process's own mount namespace."""
     _memory(SCRATCH, f"mode=0700,size={size},nr_inodes=4096")
 
 
-def _bind(path: str, place: str) -> None:
-    """Show what the old root has at `path` at this place of the new one."""
-    source, target = Path(f"/old{path}"), Path(f"/new{place}")
+def _bind(path: str, inside: str) -> None:
+    """Show `path` of the old root as the path `inside` of the new one."""
+    source, target = Path(f"/old{path}"), Path(f"/new{inside}")
     target.parent.mkdir(parents=True, exist_ok=True)
     real = _beneath_old(source)
     if real.is_dir():
@@ -130,7 +131,7 @@ def _bind(path: str, place: str) -> None:
 
 
 def _beneath_old(path: Path) -> Path:
-    """The path without links, each of which is meant from the old root."""
+    """Resolve the links of a path, each from the old root on."""
     seen, rest = Path("/old"), list(path.relative_to("/old").parts)
     for _ in range(4096):
         if not rest:

@@ -9,12 +9,12 @@ own for each piece of work. Linux alone.
       │                   └─ no network, no IPC, and no files but Python's (`view.py`)
       └─ waits, and ends with it
 
-Invariant: the zygote runs nothing that came from outside, so each worker is what the first was. A
-worker holds the descriptor that it was given, and no other that anybody else holds too: files are
-opened again for it, read-only. It is the first process of its process namespace: when it ends, all
+Invariant: the zygote runs nothing that came from outside, so all workers start alike. The one
+descriptor that a worker shares with another process is the one it keeps: files are opened again for
+it, read-only. It is the first process of its process namespace: when it ends, all
 that it started ends, in whatever session. It cannot see or signal the zygote or another worker.
 
-The zygote needs no privilege. Where it has root's all the same, its workers are `nobody`.
+The zygote needs no privilege. If it is root nevertheless, its workers run as `nobody`.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class Zygote:
         """Return in a fork of this process, which is the zygote; this process itself closes the
         descriptors `keep`, waits for it, and ends as it does.
 
-        Forks keep files that are open for reading, at their place, and nothing else that is open;
-        `quiet`: nor what this process writes to. This process must have one thread. Raises OSError
-        where the kernel does not let it.
+        Forks keep files that are open for reading, under their descriptors, and nothing else that
+        is open, with `quiet` not even standard output and standard error. This process must have
+        one thread. Raises OSError if the kernel refuses.
         """
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        found = _readable({*keep, proc})
-        files = {descriptor: f"/open/{descriptor}" for descriptor in found}
-        seen = python_view({files[descriptor]: path for descriptor, path in found.items()})
+        paths = _readable({*keep, proc})
+        files = {descriptor: f"/open/{descriptor}" for descriptor in paths}
+        seen = python_view({files[descriptor]: path for descriptor, path in paths.items()})
         flags = _ROOM | syscalls.CLONE_NEWPID
         if _privileged(proc):
             syscalls.unshare(flags)
@@ -110,7 +110,7 @@ class Zygote:
         return 0
 
     def end(self, number: int) -> None:
-        """End a fork. It is gone in a moment, and its number is nobody else's before."""
+        """End a fork. It is gone soon, and its number is not used again before that."""
         if number in self._living:
             os.kill(number, signal.SIGKILL)
             self._living.remove(number)
@@ -130,10 +130,10 @@ class Zygote:
     def _confine(self, keep: int, limits: Limits) -> None:
         """Make this process, a fork of the zygote, a sandbox. Raises OSError."""
         if self._quiet:
-            os.setsid()  # a scheduler that is fair to sessions is so to answers
+            os.setsid()  # so that a scheduler that is fair to sessions is fair to answers
         else:
             os.setpgid(0, 0)
-        _write(self._proc, "self/oom_score_adj", "1000")  # killed before anybody's trainer is
+        _write(self._proc, "self/oom_score_adj", "1000")  # killed before a trainer is
         self._open_again()
         if self._privileged:
             _become_nobody()
@@ -158,15 +158,15 @@ class Zygote:
                 os.dup2(nothing.fileno(), 2)
 
     def _ruleset(self, seen: View) -> int:
-        paths = dict.fromkeys(seen.places, landlock.READ)
+        paths = dict.fromkeys(seen.readable, landlock.READ)
         devices = {path: landlock.DEVICE for path in DEVICES if Path(path).exists()}
         return landlock.ruleset(
             self.landlock, paths | devices, [SHELF] if self._limits.scratch_bytes else []
         )
 
     def _open_again(self) -> None:
-        """Have descriptors that no other process has: what is done to one, as to its flags, its
-        place or its file's mode, is done to the sandbox's own."""
+        """Replace descriptors by ones that no other process has: a change of their flags, their
+        position or their file's mode affects this sandbox alone."""
         for descriptor, path in {0: DEVICES[0], **self._files}.items():
             opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             if descriptor > 2:
@@ -176,7 +176,7 @@ class Zygote:
 
 
 def _become_nobody() -> None:
-    """Stop being root; where nobody is no user of this machine's part, root is an ordinary one."""
+    """Stop being root; if `nobody` is not in this user namespace, root is an ordinary user."""
     try:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -184,12 +184,12 @@ def _become_nobody() -> None:
     except OSError as error:
         if error.errno != EINVAL:
             raise
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else its own /proc is not its own
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else it does not own its /proc
 
 
 def _readable(known: Collection[int]) -> dict[int, str]:
     """Descriptors of the regular files that are open for reading, and where they are."""
-    found = {}
+    paths = {}
     for entry in Path("/proc/self/fd").iterdir():
         descriptor = int(entry.name)
         if descriptor > 2 and descriptor not in known:
@@ -198,8 +198,8 @@ def _readable(known: Collection[int]) -> dict[int, str]:
                 reads = _flags(descriptor) & os.O_ACCMODE == os.O_RDONLY
                 there = stat.S_ISREG(mine.st_mode) and os.path.samestat(mine, Path(path).stat())
                 if reads and there:
-                    found[descriptor] = path
-    return found
+                    paths[descriptor] = path
+    return paths
 
 
 def _flags(descriptor: int) -> int:
@@ -211,13 +211,14 @@ def _close_others(kept: Collection[int]) -> None:
     """Close every descriptor that is not kept."""
     first = 0
     for descriptor in (*sorted(kept), resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
-        if first < descriptor:  # an empty range is all there is, in Python 3.11
+        if first < descriptor:  # an empty range closes everything, in Python 3.11
             os.closerange(first, descriptor)
         first = descriptor + 1
 
 
 def _stay(proc: int, user: int, group: int) -> None:
-    """Be the same user and group in the user namespace that was just made. Nobody else is in it."""
+    """Be the same user and group in the user namespace that was just made. No other process is in
+    it."""
     _write(proc, "self/setgroups", "deny")
     _write(proc, "self/uid_map", f"{user} {user} 1")
     _write(proc, "self/gid_map", f"{group} {group} 1")

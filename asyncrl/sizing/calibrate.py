@@ -1,12 +1,12 @@
 """Models fitted from runs, alive or over: their curve, their journal, their summary. Invariant:
-what cannot be fitted from these files is said, and nothing is made up in silence.
+a part that cannot be fitted from these files is reported, and no number is assumed silently.
 
     lengths    quantiles of the complete training responses in the journal, and the mean prompt
-    verdicts   the share of groups that the filter let pass, and what it would be of smaller ones
-    trainer    its seconds without those in which it waited, less those of the ends of its steps,
-               for each response token that steps took
-    engine     a point for each run: the slots that are busy where engines are not idle, and the
-               milliseconds in which each of them has a token; what engines read is in it
+    verdicts   the share of groups that passed the filter, and an estimate for smaller groups
+    trainer    its seconds without waits and without the ends of its steps, for each response
+               token that steps took
+    engine     a point for each run: the slots that are busy while engines are not idle, and the
+               milliseconds in which each of them gets a token, with the reading of prompts
     network    means of the run's publications
 
 The first fifth of a run is left out: compilers and caches are cold in it.
@@ -42,21 +42,21 @@ from asyncrl.sizing.cluster_models import (
 BEGINNING = 0.2
 """Share of the steps that is left out."""
 LEAST_STEPS = 6
-"""Of a run that is fitted."""
+"""Steps of a run that is fitted, at least."""
 QUANTILES = 20
-"""Pieces that the measured lengths are kept in."""
+"""Number of pieces in which the measured lengths are kept."""
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """Models, and the sentences that say what they are of and what could not be fitted."""
+    """Models, and sentences about their origin and about parts that could not be fitted."""
 
     models: ClusterModel
     notes: list[str]
 
 
 class RunPace(msgspec.Struct, frozen=True):
-    """The pace of a run without its beginning: so many `steps` in so many `seconds`, tokens a
-    second, idle shares of the seconds from 0 to 1, and the mean lag of trained tokens."""
+    """The pace of a run without its beginning: its `steps` and `seconds`, tokens a second, idle
+    shares of the seconds from 0 to 1, and the mean lag of trained tokens."""
 
     steps: int
     seconds: float
@@ -76,9 +76,9 @@ class RunPace(msgspec.Struct, frozen=True):
 
 class WorkSeen(msgspec.Struct, frozen=True):
     """Counts from a journal: the `lengths` of complete training responses and those of prompts, in
-    tokens; `taken` response tokens by the steps from one version to another; groups that were
-    trained, and that the filter left out; and of each group that was judged whole meanwhile how
-    many of its rollouts have each reward."""
+    tokens; `taken` response tokens by the steps from one version to another; groups that
+    passed the filter, and that it dropped; and for each group that was judged whole meanwhile the
+    numbers of its rollouts with equal rewards."""
 
     lengths: list[int]
     prompt: float
@@ -90,13 +90,13 @@ class WorkSeen(msgspec.Struct, frozen=True):
 
 def calibrate(runs: Sequence[Path]) -> Calibration:
     """Fit the models from one run, and from others further points of the engine. Raises ConfigError
-    where a directory is no run, or a run is too short."""
+    if a directory is not a run, or a run is too short."""
     first = runs[0]
     config, pace, seen, summary = _read(first)
     points, notes = dict[float, float](), [f"Fitted by `asyncrl calibrate` from {first}."]
     for run in runs:
-        other_config, other, *_ = (config, pace) if run == first else _read(run)
-        busy, ms = engine_point(other_config, other)
+        run_config, run_pace, *_ = (config, pace) if run == first else _read(run)
+        busy, ms = engine_point(run_config, run_pace)
         points[busy] = ms
     rising = sorted(points.items())
     for (_, low), (slots, high) in pairwise(rising):
@@ -107,15 +107,15 @@ def calibrate(runs: Sequence[Path]) -> Calibration:
             )
     if len(rising) == 1:
         notes.append(
-            f"engine: one point, at {rising[0][0]:g} busy slots: a step is taken to last as long "
-            "with any number. Give runs with other engine.slots, too."
+            f"engine: one point, at {rising[0][0]:g} busy slots: a step is assumed to last as "
+            "long with any number. Give runs with other engine.slots, too."
         )
-    notes.append("engine: what it reads (prefill) is in decode_ms; its KV room is not known.")
+    notes.append("engine: prefill is part of decode_ms; its KV room is not known.")
     busy_s = pace.seconds * (1 - pace.idle_trainer) - pace.steps * pace.optimizer_s
     token_us = 1e6 * max(0.0, busy_s) / max(1, seen.taken)
     ranks = max(1, config.train.ranks)
     if pace.idle_trainer < 0.02:
-        notes.append("trainer: it was never idle, so that waiting between is in its tokens.")
+        notes.append("trainer: it was never idle, so its tokens include short waits.")
     network = NetworkModel(publication_s=0.02)
     if summary is not None and summary.publication.count:
         published = summary.publication
@@ -124,7 +124,7 @@ def calibrate(runs: Sequence[Path]) -> Calibration:
             swap_s=published.pause_seconds / published.count,
         )
     else:
-        notes.append("network: the run has no summary; a publication is taken to last 0.02 s.")
+        notes.append("network: the run has no summary; 0.02 s for a publication are assumed.")
     verdict, unknown = verdict_model(seen)
     models = ClusterModel(
         engine=EngineModel(decode_ms=rising),
@@ -139,18 +139,18 @@ def calibrate(runs: Sequence[Path]) -> Calibration:
 def _read(run: Path) -> tuple[Config, RunPace, WorkSeen, Summary | None]:
     """The settings of a run, its pace, its work, and its summary if it has one."""
     files = RunFiles(run)
-    config, found = files.config, pace(files)
+    config, own_pace = files.config, pace(files)
     with files.journal() as history:
-        seen = work_seen(history.events(history.forgotten), found.begin, found.end)
+        seen = work_seen(history.events(history.forgotten), own_pace.begin, own_pace.end)
     if len(seen.lengths) < 2:
         raise ConfigError(
             f"{run}: its journal holds no two complete responses; let the run make more steps."
         )
-    return config, found, seen, files.summary
+    return config, own_pace, seen, files.summary
 
 
 def pace(files: RunFiles) -> RunPace:
-    """The pace of a run without its beginning. Raises ConfigError where it has too few steps."""
+    """The pace of a run without its beginning. Raises ConfigError if it has too few steps."""
     steps = [point for point in files.points() if isinstance(point, StepPoint)]
     if len(steps) < LEAST_STEPS:
         raise ConfigError(
@@ -172,7 +172,7 @@ def pace(files: RunFiles) -> RunPace:
     )
 
     def idle(share_first: float | None, share_last: float | None) -> float:
-        """The share of the time between, where both are since the actors began."""
+        """The share of the time between, from two shares of the time since the actors began."""
         waited = (share_last or 0.0) * (last.seconds - began)
         waited -= (share_first or 0.0) * (first.seconds - began)
         return min(1.0, max(0.0, waited / seconds))
@@ -192,8 +192,8 @@ def pace(files: RunFiles) -> RunPace:
 
 
 def work_seen(events: Iterator[tuple[int, AnyEvent]], begin: int, end: int) -> WorkSeen:
-    """Count the work in a journal; what steps took and the filter left out is that between the
-    publications of two versions."""
+    """Count the work in a journal; tokens that steps took and groups that the filter dropped are
+    counted between the publications of two versions."""
     tokens: dict[int, int] = {}
     groups: dict[int, tuple[int, list[float]]] = {}  # by rollout, its group's size and rewards
     alike: list[list[int]] = []
@@ -230,12 +230,12 @@ def work_seen(events: Iterator[tuple[int, AnyEvent]], begin: int, end: int) -> W
 
 
 def verdict_model(seen: WorkSeen) -> tuple[VerdictModel, list[str]]:
-    """The model of verdicts, and the sentences that say what could not be fitted."""
-    notes = ["verdict: its seconds are in none of these files; they are taken to be 0.01."]
+    """The model of verdicts, and sentences about parts that could not be fitted."""
+    notes = ["verdict: its seconds are in none of these files; 0.01 is assumed."]
     if seen.alike and all(len(counts) == 1 for counts in seen.alike):
         notes.append(
-            f"verdict: rewards differ in none of the {len(seen.alike)} groups measured, so what a "
-            "filter would let pass is not known; it is taken to let pass what it did there."
+            f"verdict: rewards differ in none of the {len(seen.alike)} groups measured, so the "
+            "share that passes a filter is not known; that of this run is assumed."
         )
     groups = seen.passed + seen.filtered
     accepted = max(seen.passed, 1) / max(groups, 1)
@@ -244,10 +244,9 @@ def verdict_model(seen: WorkSeen) -> tuple[VerdictModel, list[str]]:
 
 def accepted_of(alike: Sequence[Sequence[int]]) -> list[tuple[int, float]] | None:
     """The share of groups whose rewards differ, by the size of groups, from 2 to that of the
-    measured: of a group with `alike` rollouts of each reward, so many drawn without replacement
-    are all alike with the hypergeometric chance, so the share is unbiased. None where rewards
-    differ in no measured group, and in a run without a filter that may be so, or where sizes
-    differ.
+    measured: of a group with `alike` rollouts of each reward, rollouts drawn without
+    replacement are all alike with the hypergeometric chance, so the share is unbiased. None if
+    rewards differ in no measured group, as may be in a run without a filter, or if sizes differ.
 
     Example: of a group of 3 with the rewards 1, 0, 0 two differ in 2 of 3 draws.
 
@@ -258,12 +257,12 @@ def accepted_of(alike: Sequence[Sequence[int]]) -> list[tuple[int, float]] | Non
     if len(sizes) != 1 or all(len(counts) == 1 for counts in alike):
         return None
     (whole,) = sizes
-    found = []
+    points = []
     for size in range(2, whole + 1):
         same = sum(sum(comb(count, size) for count in counts) for counts in alike)
         share = 1 - same / (comb(whole, size) * len(alike))
-        found.append((size, share))
-    return found
+        points.append((size, share))
+    return points
 
 
 def quantiles(lengths: Sequence[int]) -> list[float]:
@@ -272,13 +271,15 @@ def quantiles(lengths: Sequence[int]) -> list[float]:
     >>> quantiles([3, 1, 2])[0], quantiles([3, 1, 2])[-1], len(quantiles([3, 1, 2]))
     (1.0, 3.0, 21)
     """
-    found = sorted(lengths)
-    return [float(found[round(at / QUANTILES * (len(found) - 1))]) for at in range(QUANTILES + 1)]
+    ordered = sorted(lengths)
+    return [
+        float(ordered[round(at / QUANTILES * (len(ordered) - 1))]) for at in range(QUANTILES + 1)
+    ]
 
 
 def engine_point(config: Config, pace: RunPace) -> tuple[float, float]:
-    """The busy slots of an engine that is not idle, and the milliseconds in which each of them has
-    a token: all slots, or what is live at most, where that is fewer."""
+    """The busy slots of an engine that is not idle, and the milliseconds in which each of them gets
+    a token: all slots, or the most live rollouts, if those are fewer."""
     engines, group = config.rollout.actors, config.rollout.group_size
     live = admission_policy(config).max_live_filtered * group / engines
     busy = min(float(config.engine.slots), live)

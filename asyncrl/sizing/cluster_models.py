@@ -1,11 +1,11 @@
-"""Models of what a cluster is made of: engine, lengths of responses, trainer, network, verdicts.
-Invariant: there is one of each, whatever is modelled, and it is nothing but numbers with units.
+"""Models of the parts of a cluster: engine, lengths of responses, trainer, network, verdicts.
+Invariant: there is one of each, and it consists of numbers with units.
 
     decode     a decode step gives each busy slot one token; its milliseconds depend on how many
                are busy, and lie on lines through measured points
-    prefill    an engine reads what a request comes with before it begins, and decodes nothing
+    prefill    an engine reads a request's context before the request begins, and decodes nothing
                meanwhile
-    KV room    a request begins where the tokens that it will come to fit beside those of others
+    KV room    a request begins when its final number of tokens fits beside those of others
 
 All of it is a TOML file (`read_models`, `write_models`; docs/sizing.md).
 """
@@ -46,13 +46,13 @@ class ModelStruct(
 
 
 class EngineModel(ModelStruct, frozen=True):
-    """An engine, of so many `devices`.
+    """An engine of `devices` devices.
 
     `decode_ms` are points (busy slots, milliseconds of a decode step), the slots rising and the
     milliseconds not falling; between points, before the first and behind the last a line goes
-    through the two nearest. One point is the same for any number of slots. `prefill_tokens_per_s`
-    tokens are read a second, 0: reading takes no time. `kv_tokens` fit its cache, 0: those of all
-    its slots do.
+    through the two nearest. One point is the same for any number of slots. It reads
+    `prefill_tokens_per_s` tokens a second (0: reading takes no time). Its cache holds `kv_tokens`
+    tokens (0: those of all its slots).
     """
 
     decode_ms: Annotated[list[tuple[NotNegative, Positive]], msgspec.Meta(min_length=1)]
@@ -77,14 +77,14 @@ class EngineModel(ModelStruct, frozen=True):
 
     @classmethod
     def roofline(cls, memory_s: float, slot_s: float, *, prefill: float = 0.0) -> EngineModel:
-        """An engine that reads its weights in `memory_s` seconds, or, where more slots are busy
-        than hide behind that, takes `slot_s` for each. Both are more than 0."""
+        """An engine that reads its weights in `memory_s` seconds, or, if more slots are busy
+        than fit into that time, takes `slot_s` for each. Both are more than 0."""
         ridge = memory_s / slot_s
         points = [(0.0, 1e3 * memory_s), (ridge, 1e3 * memory_s), (2 * ridge, 2e3 * memory_s)]
         return cls(decode_ms=points, prefill_tokens_per_s=prefill)
 
     def decode_s(self, busy: float) -> float:
-        """Seconds of a decode step with so many slots busy, one at least.
+        """Seconds of a decode step with `busy` slots busy, one at least.
 
         >>> engine = EngineModel(decode_ms=[(1, 10.0), (11, 20.0)])
         >>> engine.decode_s(6), engine.decode_s(21)
@@ -105,7 +105,7 @@ class EngineModel(ModelStruct, frozen=True):
 
 class LengthModel(ModelStruct, frozen=True):
     """Tokens of prompts and responses. Responses are lognormal of that `mean` and `sigma` (of the
-    logarithm) before they are cut by the run's budget; or, where there are `quantiles`, the i-th of
+    logarithm) before they are cut by the run's budget; or, if there are `quantiles`, the i-th of
     n + 1 of these is that of i / n, with lines between. `prompt` is the tokens of each prompt."""
 
     mean: Positive = 1000.0
@@ -131,10 +131,10 @@ class LengthModel(ModelStruct, frozen=True):
 
     def _at(self, share: float, middle: float) -> float:
         if self.quantiles is not None:
-            place, last = share * (len(self.quantiles) - 1), len(self.quantiles) - 2
-            low = min(last, int(place))
+            position, last = share * (len(self.quantiles) - 1), len(self.quantiles) - 2
+            low = min(last, int(position))
             a, b = self.quantiles[low : low + 2]
-            return a + (place - low) * (b - a)
+            return a + (position - low) * (b - a)
         return math.exp(min(40.0, middle + self.sigma * _NORMAL.inv_cdf(share)))
 
 
@@ -147,9 +147,9 @@ class TrainerModel(ModelStruct, frozen=True):
 
 
 class NetworkModel(ModelStruct, frozen=True):
-    """The way of weights: a publication takes `publication_s` seconds, and those in which
-    `gigabytes` go at `gigabytes_per_s`, while engines decode. In engines a new version then stops
-    all decoding for `swap_s`."""
+    """The transfer of weights: a publication takes `publication_s` seconds, and those in which
+    `gigabytes` go at `gigabytes_per_s`, while engines decode. A new version then stops all decoding
+    of an engine for `swap_s`."""
 
     publication_s: NotNegative = 0.02
     gigabytes: NotNegative = 0.0
@@ -162,8 +162,8 @@ class NetworkModel(ModelStruct, frozen=True):
 
 
 class VerdictModel(ModelStruct, frozen=True):
-    """A verdict takes so many `seconds`. Of the groups the share `accepted` has rewards that
-    differ, so that the filter lets them pass; or, where there are points `accepted_of` (rollouts of
+    """A verdict takes `seconds`. The share `accepted` of groups has rewards that differ, so
+    that they pass the filter; or, if there are points `accepted_of` (rollouts of
     a group, share), the share on the line through them, and behind the last that of the last."""
 
     seconds: NotNegative = 1.0
@@ -176,7 +176,7 @@ class VerdictModel(ModelStruct, frozen=True):
             raise ValueError("accepted_of must have rising sizes of groups")
 
     def share(self, group_size: int) -> float:
-        """The share of groups of so many rollouts that the filter lets pass.
+        """The share of groups of `group_size` rollouts that pass the filter.
 
         >>> verdict = VerdictModel(accepted_of=[(2, 0.2), (6, 0.6)])
         >>> verdict.share(4), verdict.share(8), VerdictModel(accepted=0.3).share(4)
@@ -215,15 +215,15 @@ def read_models(path: Path) -> ClusterModel:
     except (ValueError, RecursionError) as error:  # no TOML, or no UTF-8
         raise ConfigError(f"{path}: this is not TOML: {error}.") from None
     try:
-        found = msgspec.convert(tree, ClusterModel)
+        models = msgspec.convert(tree, ClusterModel)
         _refuse_infinite(tree)
     except (msgspec.ValidationError, ValueError) as error:
-        raise ConfigError(f"{path}: these are no models: {error}.") from None
-    return found
+        raise ConfigError(f"{path}: these are not models: {error}.") from None
+    return models
 
 
 def _refuse_infinite(tree: object, name: str = "") -> None:
-    """Raise ValueError where a number is not finite."""
+    """Raise ValueError if a number is not finite."""
     match tree:
         case dict():
             for key, value in tree.items():

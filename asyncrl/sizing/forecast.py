@@ -1,7 +1,8 @@
-"""A forecast of a run on a cluster: its own settings in virtual time, with models of what is slow.
-Invariant: admission, placement, order, lag and waste are those of the product's own coordinator.
+"""A forecast of a run on a cluster: its own settings in virtual time, with models of its slow
+parts. Invariant: admission, placement, order, lag and waste are those of the product's own
+coordinator.
 
-What is not modelled is left out, and said (`ASSUMED`): evaluations, checkpoints, faults.
+Parts that are not modelled are left out and listed (`ASSUMED`): evaluations, checkpoints, faults.
 
 A simulated token stands for `grain` real ones, so that long responses cost no more than short ones:
 lengths and budgets are divided by it, and the seconds of a token multiplied.
@@ -25,25 +26,25 @@ from asyncrl.sizing.meter import Measured, Meter
 from asyncrl.sizing.modelled import ModelledWorld, live, rare_collections
 
 LONGEST = 400
-"""Simulated tokens of the longest response, about, where there are more."""
+"""Simulated tokens of the longest response, about, if it has more."""
 CHUNKS = 16
-"""Of the longest response."""
+"""Chunks of the longest response."""
 BEGINNING = 0.2
-"""Share of the time that is left out of what is measured: slots fill, and the queue."""
-SAID_S = 1.0
-"""Seconds between two words about progress."""
+"""Share of the time that is not measured, in which slots and queue fill."""
+PROGRESS_S = 1.0
+"""Seconds between two progress reports."""
 
 ASSUMED = (
     "evaluations, checkpoints, faults and restarts are left out",
     "trainers share the tokens of a micro-batch evenly, and a step ends alike with any number",
     "lengths do not change as the policy learns, and responses of a group are independent",
     "the waiting of engines for each other in a publication is left out",
-    "engines on the trainer's cores stand still while it computes, and take nothing from it",
+    "engines on the trainer's cores pause while it computes, and take nothing from it",
 )
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """So many engines and trainers; `price` is that of a device for an hour, in any currency."""
+    """Numbers of engines and trainers; `price` is that of a device for an hour, in any currency."""
 
     engines: int
     trainers: int
@@ -51,12 +52,12 @@ class Cluster(msgspec.Struct, frozen=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """A forecast. `hours` are those that were measured, of the virtual time after the beginning.
+    """A forecast. `hours` are the measured hours of virtual time after the beginning.
 
     Idle shares are from 0 to 1: of the trainer's time, of its cores', which other engines may have
     meanwhile, and of that of engines with nothing to decode; `busy_slots` is the share of all slots
-    that decode, in the mean. `lag` are shares of the tokens that steps took, by lag; `waste` shares
-    of the tokens that something became of, by the reason for which they were not trained.
+    that decode, in the mean. `lag` are shares of the tokens that steps took, by lag; `waste`
+    shares of the tokens with an outcome, by the reason for which they were not trained.
     `device_hours` are of a thousand steps, and `cost` is theirs.
     """
 
@@ -88,7 +89,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refuse_unmodelled(config: Config) -> None:
-    """Raise ConfigError for what no model has."""
+    """Raise ConfigError for settings that are not modelled."""
     if config.agent.run:
         raise ConfigError(
             "agent.run: episodes of agents are not modelled; forecast the run with agent.run = "
@@ -103,16 +104,16 @@ def refuse_unmodelled(config: Config) -> None:
 
 
 def grain_of(config: Config) -> int:
-    """The real tokens that a simulated one stands for: so many that the longest response has
-    LONGEST, and that ten of them are in a chunk at most."""
+    """The number of real tokens for which a simulated one stands, so that the longest response has
+    LONGEST simulated tokens."""
     return max(1, config.rollout.max_new_tokens // LONGEST)
 
 
 def scaled(config: Config, models: ClusterModel, grain: int) -> tuple[Config, ClusterModel]:
-    """The same run where a token stands for `grain` of them."""
+    """The same run, in which a token stands for `grain` tokens."""
     rollout, engine, train = config.rollout, config.engine, config.train
     longest = max(1, round(rollout.max_new_tokens / grain))
-    prompt = -(-models.length.prompt // grain) + 8  # digits of a number, and a rest
+    prompt = -(-models.length.prompt // grain) + 8  # digits of a number, and some text
     replace = msgspec.structs.replace
     small = replace(
         config,
@@ -142,14 +143,14 @@ def scaled(config: Config, models: ClusterModel, grain: int) -> tuple[Config, Cl
         supervision=replace(config.supervision, stall_s=1e6, compute_s=1e6),
         journal=replace(config.journal, commit_ms=1000),
     )
-    found, lengths = models.engine, models.length
+    engine_model, lengths = models.engine, models.length
     return small, replace(
         models,
         engine=EngineModel(
-            decode_ms=[(slots, ms * grain) for slots, ms in found.decode_ms],
-            prefill_tokens_per_s=found.prefill_tokens_per_s / grain,
-            kv_tokens=-(-found.kv_tokens // grain),
-            devices=found.devices,
+            decode_ms=[(slots, ms * grain) for slots, ms in engine_model.decode_ms],
+            prefill_tokens_per_s=engine_model.prefill_tokens_per_s / grain,
+            kv_tokens=-(-engine_model.kv_tokens // grain),
+            devices=engine_model.devices,
         ),
         length=LengthModel(
             mean=lengths.mean / grain,
@@ -171,10 +172,10 @@ def forecast(
     grain: int | None = None,
     part: int = 1,
 ) -> Forecast:
-    """Run these settings on a cluster for so many virtual hours, or on a `part` of it, with a part
-    of each step. `say` hears about once a second of this machine's the share of them that is over.
-    Raises ConfigError where nothing can be measured: what is not modelled, a run that ends, or no
-    two steps in that time."""
+    """Run these settings on a cluster for `hours` virtual hours, or on a `part` of it, with a part
+    of each step. `say` is called about once a second of real time with the share of them that is
+    over. Raises ConfigError if nothing can be measured: for settings that are not modelled, a run
+    that ends, or fewer than two steps in that time."""
     refuse_unmodelled(config)
     if config.rollout.lent_actors >= cluster.engines:
         raise ConfigError(
@@ -209,8 +210,8 @@ def forecast(
             f"--hours {hours:g}: too little to measure ({why}); give more hours, more engines or "
             "a smaller train.batch_groups."
         )
-    found = meter.measured(begin, meter.marks[-1])
-    return summed(found, own, models, cluster, grain)
+    measured = meter.measured(begin, meter.marks[-1])
+    return summed(measured, own, models, cluster, grain)
 
 
 def _lived(
@@ -220,8 +221,7 @@ def _lived(
     seconds: float,
     say: Callable[[float], object],
 ) -> tuple[Meter, str]:
-    """The meter of a run after so many virtual seconds, and the reason if it ended
-    before."""
+    """The meter of a run after `seconds` virtual seconds, and the reason if it ended before."""
     meter = Meter(lambda: world.actor_seconds())
     world = ModelledWorld(config, meter, models, trainers)
 
@@ -242,46 +242,46 @@ def _lived(
 
 
 async def _tell(seconds: float, say: Callable[[float], object]) -> None:
-    """Say how far the virtual time is."""
+    """Report the progress of the virtual time."""
     last = time.monotonic()
     while True:
         await trio.sleep(max(1.0, seconds / 1000))
-        if time.monotonic() - last > SAID_S:
+        if time.monotonic() - last > PROGRESS_S:
             last = time.monotonic()
             say(trio.current_time() / seconds)
 
 
 def summed(
-    found: Measured, config: Config, models: ClusterModel, cluster: Cluster, grain: int
+    measured: Measured, config: Config, models: ClusterModel, cluster: Cluster, grain: int
 ) -> Forecast:
-    """The forecast that a measurement gives, which is of the engines that `config` has."""
+    """The forecast from a measurement with the engines of `config`."""
     engines = config.rollout.actors
-    engine_s, whole = engines * found.seconds, cluster.engines / engines
-    became = found.trained + sum(found.discarded.values())
+    engine_s, whole = engines * measured.seconds, cluster.engines / engines
+    became = measured.trained + sum(measured.discarded.values())
     of_engines = cluster.engines - config.rollout.lent_actors * whole
     devices = of_engines * models.engine.devices + cluster.trainers
-    device_hours = 1000 * found.step_s * devices / 3600
+    device_hours = 1000 * measured.step_s * devices / 3600
     return Forecast(
         engines=cluster.engines,
         trainers=cluster.trainers,
-        hours=found.seconds / 3600,
-        steps=found.steps,
-        steps_per_hour=3600 / found.step_s,
-        step_s=found.step_s,
-        idle_engines=min(1.0, found.engines_idle_s / engine_s),
-        idle_trainer=min(1.0, found.idle),
-        idle_trainer_cores=min(1.0, found.idle_cores),
-        busy_slots=found.busy_s / engine_s / config.engine.slots,
-        lag_mean=found.lag,
-        lag_max=found.largest_lag,
-        lag=_shares(found.arrived, sum(found.arrived.values())),
-        waste={why: count / became for why, count in sorted(found.discarded.items()) if count},
-        generated_per_s=grain * whole * found.generated / found.seconds,
-        trained_per_s=grain * whole * found.trained / found.seconds,
+        hours=measured.seconds / 3600,
+        steps=measured.steps,
+        steps_per_hour=3600 / measured.step_s,
+        step_s=measured.step_s,
+        idle_engines=min(1.0, measured.engines_idle_s / engine_s),
+        idle_trainer=min(1.0, measured.idle),
+        idle_trainer_cores=min(1.0, measured.idle_cores),
+        busy_slots=measured.busy_s / engine_s / config.engine.slots,
+        lag_mean=measured.lag,
+        lag_max=measured.largest_lag,
+        lag=_shares(measured.arrived, sum(measured.arrived.values())),
+        waste={why: count / became for why, count in sorted(measured.discarded.items()) if count},
+        generated_per_s=grain * whole * measured.generated / measured.seconds,
+        trained_per_s=grain * whole * measured.trained / measured.seconds,
         device_hours=device_hours,
         cost=None if cluster.price is None else device_hours * cluster.price,
         grain=grain,
-        events=found.events,
+        events=measured.events,
     )
 
 

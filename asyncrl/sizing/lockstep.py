@@ -1,7 +1,7 @@
 """An engine whose slots decode in step, as a batch does on an accelerator. Invariant: each decode
-step gives every busy slot one token, and lasts as long as the number of busy slots makes it.
+step gives every busy slot one token, and its duration depends on the number of busy slots.
 
-The next event is found without a look at every slot, so thousands of slots cost as much as their
+The next event is found without scanning the slots, so thousands of slots cost as much as their
 chunks. All tokens are alike, and the engine serves the newest version alone.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 _ROUNDING = 1e-6
-"""Share of a decode step that sums of seconds may be short of it."""
+"""Share of a decode step by which sums of seconds may miss it."""
 
 
 class _LockstepSlot(msgspec.Struct):
@@ -43,15 +43,14 @@ class _LockstepSlot(msgspec.Struct):
 
 class LockstepEngine:
     """An `Engine` (see `protocol`): a response has `length(key)` tokens, and a decode step with `n
-    >= 1` busy slots takes `model.decode_s(n)` seconds. Before a request begins, all slots stand
-    still while what it comes with is read. It begins where its slot is free and, with
-    `model.kv_tokens`, the tokens that it will come to fit beside those of the others; one that fits
-    nowhere begins alone. A new version stops all slots for `swap_s` seconds, and, where it has to
-    `recompute` caches, while they are read again. Nothing is decoded, either, while it is made to
-    `stand_still`.
+    >= 1` busy slots takes `model.decode_s(n)` seconds. Before a request begins, all slots pause
+    while its context is read. It begins when a slot is free and, with `model.kv_tokens`, its final
+    number of tokens fits beside those of the others; one that never fits begins alone. A new
+    version stops all slots for `swap_s` seconds, and, if it must `recompute` caches, while they are
+    read again. `pause` stops them, too.
 
     It streams every `chunk_tokens` decode steps, and at every finish, swap and interruption. `idle`
-    hears of waits named `weights` and `requests`.
+    is called for waits named `weights` and `requests`.
     """
 
     def __init__(
@@ -82,15 +81,15 @@ class LockstepEngine:
         self._begun = 0
         self._ends: list[
             tuple[int, int]
-        ] = []  # a heap of (decode step, slot); those interrupted meanwhile are in it too
+        ] = []  # a heap of (decode step, slot), with interrupted ones
         self._steps = 0  # decode steps done
         self._kept = 0  # tokens of cache that are kept for the slots that decode
         self.busy_s = 0.0
         """Sum over slots of the seconds in which each decoded."""
         self.decoding_s = 0.0
-        """Seconds in which any slot did."""
-        self._stands_until = 0.0
-        self._since = 0.0  # when the last of them was, or what came after it and before the next
+        """Seconds in which any slot decoded."""
+        self._paused_until = 0.0
+        self._since = 0.0  # the end of the last decode step, or of a pause after it
         self._ready: list[Chunk] = []
         self._news = trio.Event()
         self._ids = np.ones(context_tokens, np.int32)
@@ -108,7 +107,7 @@ class LockstepEngine:
         for request in requests:
             refuse_misfit(request, vocab_size=self._vocab_size, context_tokens=self._context_tokens)
             assert request.version is None, "only the newest version is here"
-        self._catch_up()  # what comes now begins now
+        self._catch_up()  # so that a new request begins now
         self._waiting.extend(requests)
         self._news.set()
 
@@ -136,10 +135,10 @@ class LockstepEngine:
         self._news.set()
         return self._swap_s
 
-    def stand_still(self, seconds: float) -> None:
-        """Decode nothing for so long from now on; what began before this ends so much later."""
+    def pause(self, seconds: float) -> None:
+        """Decode nothing for `seconds` from now on; work that has begun ends that much later."""
         self._catch_up()
-        self._stands_until = trio.current_time() + seconds
+        self._paused_until = trio.current_time() + seconds
         if self._decoding:
             self._since += seconds
         self._news.set()
@@ -161,10 +160,10 @@ class LockstepEngine:
     # ---------------------------------------------------------------------------------------- time
 
     def _catch_up(self) -> None:
-        """Do the decode steps that are over by now, and fill each slot as soon as it is free."""
+        """Do the decode steps that have ended by now, and fill each slot as soon as it is free."""
         now = trio.current_time()
         if not self._decoding:
-            self._since = max(now, self._stands_until)
+            self._since = max(now, self._paused_until)
         while self._refill():
             pace, due = self._decode_s(len(self._decoding)), self._due() - self._steps
             steps = min(due, max(0, math.floor((now - self._since) / pace + _ROUNDING)))
@@ -197,7 +196,7 @@ class LockstepEngine:
     # --------------------------------------------------------------------------------------- slots
 
     def _refill(self) -> bool:
-        """Give free slots to requests that wait. Returns True if any slot is busy then."""
+        """Give free slots to waiting requests. Returns True if any slot is busy then."""
         while self._version is not None and self._waiting and len(self._decoding) < self._slots:
             request = self._waiting[0]
             left = min(
@@ -231,13 +230,13 @@ class LockstepEngine:
             self._flush()
 
     def _freed(self, number: int) -> _LockstepSlot:
-        """The slot of a request that decodes no longer."""
+        """Free the slot of a request that decodes no longer, and return it."""
         slot = self._decoding.pop(number)
         self._kept -= slot.room
         return slot
 
     def _recomputed_s(self) -> float:
-        """Seconds in which the caches of what decodes are read again."""
+        """Seconds in which the caches of all decoding slots are read again."""
         if not self._recompute:
             return 0.0
         held = (

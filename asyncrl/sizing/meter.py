@@ -22,14 +22,14 @@ from asyncrl.staleness.lag import rollout_lag, tokens_by_lag
 class Measured:
     """Measurement of a run from one published version to another, `steps` later.
 
-    `rollout_s` are the seconds in which a step had a published version to start from, and not yet
-    all that it takes: the time of generation, where that stands still otherwise. `engines_idle_s`
-    are those in which engines had nothing to decode, `busy_s` those of decode steps, by slot that
-    was busy; both are sums over all engines. `lent_s` are those in which engines on the trainer's
+    `rollout_s` are the seconds between a publication and the moment when the next step had all its
+    rollouts: the time of generation, if that pauses otherwise. `engines_idle_s`
+    are those in which engines had nothing to decode, `busy_s` those of decode steps, for each busy
+    slot; both are sums over all engines. `lent_s` are those in which engines on the trainer's
     cores decoded, in their mean. `arrived` counts the tokens that a step took by their lag, `heads`
     the rollouts by that of their oldest token.
     `discarded` are tokens by reason, `discarded_before` those until the first version; `live` are
-    those at the end that nothing has become of yet.
+    those without an outcome at the end.
     """
 
     steps: int
@@ -65,7 +65,7 @@ class Measured:
 
     @property
     def masked(self) -> float:
-        """Share of the tokens that something became of which never reached a loss."""
+        """Share of the tokens with an outcome that never reached a loss."""
         lost = sum(self.discarded.values())
         return lost / max(1, lost + self.trained)
 
@@ -124,7 +124,7 @@ class LedgerChecker(WorldObserver):
         self.lineage[version] = weights
 
     def check(self) -> None:
-        """The ledger balances, and has trained what was journalled as trained."""
+        """Check that the ledger balances, and agrees with the journal on trained tokens."""
         ledger = self.store.experience.ledger
         self.hold("ledger", ledger.balances(), "the ledger does not balance")
         self.hold(
@@ -137,8 +137,8 @@ class LedgerChecker(WorldObserver):
 
 class ActorSeconds(NamedTuple):
     """Seconds of actors since the run began: in which the trainer waited for work, in which engines
-    did, of decode steps by busy slot, and in which engines on the trainer's cores decoded, in their
-    mean."""
+    waited, of decode steps for each busy slot, and in which engines on the trainer's cores decoded,
+    in their mean."""
 
     trainer_idle: float
     engines_idle: float
@@ -159,8 +159,8 @@ class PublicationMark(NamedTuple):
 
 
 class Meter(LedgerChecker):
-    """Measures between publications. `seconds` reads those of the actors; it stops the run at that
-    of version `last`, if there is one."""
+    """Measures between publications. `seconds` reads those of the actors. The run is stopped at the
+    publication of version `last`, if given."""
 
     def __init__(self, seconds: Callable[[], ActorSeconds], last: int | None = None) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class Meter(LedgerChecker):
                 self.stop()
 
     def check_live(self) -> None:
-        """Check the ledger, and count the tokens that live."""
+        """Check the ledger, and that it counts the live tokens."""
         self.check()
         tokens = self.store.experience.ledger.tokens
         live = sum(rollout.tokens for rollout in self.store.experience.rollouts.values())

@@ -39,7 +39,7 @@ from asyncrl.sizing.lockstep import LockstepEngine
 from asyncrl.sizing.meter import ActorSeconds, Measured, Meter
 
 GROUPS, MEMBERS = 64, 8
-"""Of a step."""
+"""Groups of a step, and members of a group."""
 LIMIT_S = 1e7
 """Virtual seconds after which a run is stuck."""
 
@@ -47,8 +47,8 @@ LIMIT_S = 1e7
 def configured(engines: int, slots: int, longest: int, **sections: dict[str, object]) -> Config:
     """A run of `GROUPS` groups of `MEMBERS` a step, of which nothing is filtered, evaluated or
     written down; `longest` is the longest response. Micro-batches hold about an eighth of a step
-    where that is ten times the mean. `sections` add settings, or change these. Raises ConfigError
-    for what contradicts itself."""
+    if that is ten times the mean. `sections` add settings, or change these. Raises ConfigError
+    for settings that contradict each other."""
     settings: dict[str, dict[str, object]] = {
         "task": {"eval_size": 0, "train_size": 10**6},
         "engine": {
@@ -99,7 +99,7 @@ class NullDisk(SimDisk):
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect garbage rarely inside the block. Nearly all objects of a run live on, and looking at
+    """Collect garbage rarely inside the block. Nearly all objects of a run live on, and scanning
     them took two fifths of the time."""
     before = gc.get_threshold()
     gc.set_threshold(200_000, 50, 1000)
@@ -110,9 +110,9 @@ def rare_collections() -> Iterator[None]:
 
 
 class ModelledWorld(FakeWorld):
-    """A world whose engines, lengths, learner, verifiers and network are those of `models`, with so
-    many `trainers`. Its tokens are all alike. Engines that are lent the trainer's cores
-    (`rollout.lent_actors`) stand still while it computes."""
+    """A world whose engines, lengths, learner, verifiers and network are those of `models`, with
+    `trainers` devices that train. Its tokens are all alike. Engines that are lent the trainer's
+    cores (`rollout.lent_actors`) pause while it computes."""
 
     def __init__(
         self, config: Config, observer: WorldObserver, models: ClusterModel, trainers: float = 1.0
@@ -136,7 +136,7 @@ class ModelledWorld(FakeWorld):
 
     def _lockstep(self, process: SimProcess) -> Engine:
         config = self.config
-        found = self._engines[self.start_of(process)] = LockstepEngine(
+        engine = self._engines[self.start_of(process)] = LockstepEngine(
             self._length,
             self._models.engine,
             slots=config.engine.slots,
@@ -148,8 +148,8 @@ class ModelledWorld(FakeWorld):
             recompute=config.engine.kv == "recompute",
         )
         if is_lent(config, process.index):
-            self._lent.append(found)
-        return found
+            self._lent.append(engine)
+        return engine
 
     def make_learner(self, process: SimProcess) -> FakeLearner:
         learner = super().make_learner(process)
@@ -158,7 +158,7 @@ class ModelledWorld(FakeWorld):
 
     def _computing(self, seconds: float) -> None:
         for engine in self._lent:
-            engine.stand_still(seconds)
+            engine.pause(seconds)
 
     def make_verifiers(self, process: SimProcess) -> FakeVerifiers:
         process.verifiers = FakeVerifiers(
@@ -167,8 +167,8 @@ class ModelledWorld(FakeWorld):
         return process.verifiers
 
     def scored(self, prompt_index: int, ids: bytes) -> Scored:
-        """The verdict on an answer: those of a prompt have 0 and 1 by turns, where the filter is to
-        let it pass, and 0 elsewhere."""
+        """The verdict on an answer: 0 and 1 by turns for a prompt that should pass the filter, and
+        0 for others."""
         if prompt_index not in self._passes:
             share = self._models.verdict.share(self.config.rollout.group_size)
             self._passes[prompt_index] = self._drawn.random() < share
@@ -182,8 +182,8 @@ class ModelledWorld(FakeWorld):
         return ActorSeconds(
             idle["trainer-0"].get("command", 0.0),
             sum(
-                found.get(cause, 0.0)
-                for name, found in idle.items()
+                waits.get(cause, 0.0)
+                for name, waits in idle.items()
                 if name.startswith("rollout")
                 for cause in ("requests", "weights")
             ),
@@ -194,7 +194,7 @@ class ModelledWorld(FakeWorld):
 
 
 class _LongPrompts(FakeTask):
-    """Prompts of so many tokens, or a few where that is 0."""
+    """Prompts of `tokens` tokens, or a few if that is 0."""
 
     def __init__(self, config: Config, tokens: int) -> None:
         super().__init__(config)
@@ -214,8 +214,8 @@ def measure(
     agents: ScriptedAgents | None = None,
 ) -> Measured:
     """Run the cluster from its start to the publication of version `last`, and measure from that of
-    `first` on, the run's steps being more than that. `agents` play, if they are given. Raises
-    RuntimeError where an invariant does not hold, or the run ends before."""
+    `first` on; the run must have more steps than that. `agents` play, if given. Raises RuntimeError
+    if an invariant does not hold, or the run ends before."""
     with replayable(config.run.seed), silence(), rare_collections():
         return trio.run(
             partial(_run, config, models, first, last, agents),
@@ -230,7 +230,7 @@ async def _run(
     meter = Meter(lambda: world.actor_seconds(), last)
     world = ModelledWorld(config, meter, models)
     world.agents = agents
-    reason = f"nothing came of it in {LIMIT_S:g} virtual seconds"
+    reason = f"it had not ended after {LIMIT_S:g} virtual seconds"
     with trio.move_on_after(LIMIT_S):
         reason = await live(world, meter)
     marks = {mark.version: mark for mark in meter.marks}

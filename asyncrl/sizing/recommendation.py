@@ -3,10 +3,10 @@ the rules between settings refuse, and each row that is compared was simulated a
 
 The search goes setting by setting, each from the best so far: the share of the devices that
 engines have, how far generation runs ahead, over-provisioning, the unit of training. Of candidates
-that train tokens as fast as the fastest, but for `AS_FAST`, the one with the smallest mean lag is
-the best: what is not faster is not worth its lag.
+that train tokens as fast as the fastest, up to `AS_FAST`, the one with the smallest mean lag is the
+best: more lag must buy speed.
 
-It is made on a `part` of the cluster, with a part of a step, and what it found is run whole once.
+It is made on a `part` of the cluster, with a part of a step, and its result is run whole once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from asyncrl.sizing.cluster_models import ClusterModel
 from asyncrl.sizing.forecast import Cluster, Forecast, forecast
 
 AS_FAST = 0.02
-"""Share of the speed that less lag is worth."""
+"""Share of the speed that may be given up for less lag."""
 ENGINES, GROUPS = 6, 12
-"""Engines of a part of a cluster at least, and groups of a part of a step."""
+"""Least engines of a part of a cluster, and least groups of a part of a step."""
 SHARES = (0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Of the devices, for engines."""
+"""Shares of the devices for engines."""
 DEPTHS = (0, 1, 2, 3, 4)
 OVERPROVISIONS = (1.0, 1.25, 1.5, 2.0)
 UNITS = ("group", "rollout")
@@ -51,8 +51,8 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Recommendation(msgspec.Struct, frozen=True):
-    """The run as it is, the one that is recommended, each whole; and all that were tried, at a
-    `part` of the size."""
+    """The run as it is, and the recommended one, each whole; and all that were tried, at a `part`
+    of the size."""
 
     given: Tried
     best: Tried
@@ -61,7 +61,7 @@ class Recommendation(msgspec.Struct, frozen=True):
 
 
 def with_settings(config: Config, settings: dict[str, Any]) -> Config:
-    """The same settings but for these. Raises ConfigError where they contradict each other."""
+    """The same settings but for these. Raises ConfigError if they contradict each other."""
     tree = {name: getattr(config, name) for name in config.__struct_fields__}
     for key, value in settings.items():
         section, name = key.split(".")
@@ -70,7 +70,7 @@ def with_settings(config: Config, settings: dict[str, Any]) -> Config:
 
 
 def part_of(config: Config, cluster: Cluster) -> int:
-    """The part of a cluster that is searched on: 1 for all of it."""
+    """The divisor of a cluster for the search: 1 for all of it."""
     least = min(cluster.engines // ENGINES, config.train.batch_groups // GROUPS)
     return max(1, least)
 
@@ -82,10 +82,10 @@ def recommend(
     hours: float,
     say: Callable[[str], object] = lambda text: None,
 ) -> Recommendation:
-    """Search, and run what was given and what was found whole. `say` hears what is tried. Raises
-    ConfigError where the run as it is cannot be forecast."""
+    """Search, and run the run as it is and the best candidate whole. `say` is called with each
+    candidate. Raises ConfigError if the run as it is cannot be forecast."""
     part = part_of(config, cluster)
-    given = SizingCandidate(cluster.engines, cluster.trainers)
+    present = SizingCandidate(cluster.engines, cluster.trainers)
     tried: dict[str, Tried] = {}
 
     def attempt(candidate: SizingCandidate, *, whole: bool = False) -> Tried:
@@ -94,39 +94,39 @@ def recommend(
             say(_named(candidate, whole))
             changed = with_settings(config, candidate.settings)
             size = Cluster(candidate.engines, candidate.trainers, cluster.price)
-            found = forecast(changed, models, size, hours, part=1 if whole else part)
-            tried[key] = Tried(candidate, found)
+            result = forecast(changed, models, size, hours, part=1 if whole else part)
+            tried[key] = Tried(candidate, result)
         return tried[key]
 
-    best = attempt(given)
+    best = attempt(present)
     for choices in (_splits, _depths, _overprovisions, _units, _splits):
-        found = [best]
+        candidates = [best]
         for candidate in choices(config, models, best.candidate):
             try:
-                found.append(attempt(candidate))
+                candidates.append(attempt(candidate))
             except ConfigError:  # settings that contradict each other, or too slow to be measured
                 continue
-        best = preferred(found)
+        best = preferred(candidates)
     return Recommendation(
-        given=attempt(given, whole=True),
+        given=attempt(present, whole=True),
         best=attempt(best.candidate, whole=True),
-        tried=[one for key, one in tried.items() if key.endswith("false]")],
+        tried=[entry for key, entry in tried.items() if key.endswith("false]")],
         part=part,
     )
 
 
-def preferred(found: list[Tried]) -> Tried:
-    """Of those that are nearly as fast as the fastest the one with the smallest lag; of equals the
+def preferred(tried: list[Tried]) -> Tried:
+    """Among those nearly as fast as the fastest, the one with the smallest lag; among equals the
     first."""
-    fastest = max(one.forecast.trained_per_s for one in found)
-    fast = [one for one in found if one.forecast.trained_per_s >= (1 - AS_FAST) * fastest]
-    return min(fast, key=lambda one: round(one.forecast.lag_mean, 2))
+    fastest = max(entry.forecast.trained_per_s for entry in tried)
+    fast = [entry for entry in tried if entry.forecast.trained_per_s >= (1 - AS_FAST) * fastest]
+    return min(fast, key=lambda entry: round(entry.forecast.lag_mean, 2))
 
 
 def _splits(
     config: Config, models: ClusterModel, best: SizingCandidate
 ) -> Iterator[SizingCandidate]:
-    """Other shares of as many devices: at most as many, as those of an engine stay together."""
+    """Other shares of the same devices, or of fewer, as those of an engine stay together."""
     each = models.engine.devices
     devices = best.engines * each + best.trainers
     for share in SHARES:

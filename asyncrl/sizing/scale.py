@@ -1,5 +1,5 @@
-"""A cluster of a thousand engines in virtual time, and what its coordinator costs. Invariant: all
-but the engines, the verifiers and the learner is the product's own.
+"""A cluster of a thousand engines in virtual time, and what its coordinator costs. Invariant:
+all but the engines, the verifiers and the learner is the product's own code.
 
 Lengths of responses have a heavy tail (log-logistic, median `MEDIAN`), as those of models that
 reason. All tokens are alike. The ledger is checked every second.
@@ -55,7 +55,7 @@ class Scaled:
 
 
 def configured(engines: int, seed: int, *, agents: bool = False) -> Config:
-    """A run that keeps every slot of so many engines busy; with `agents`, by their episodes."""
+    """A run that keeps every slot of `engines` engines busy; with `agents`, by their episodes."""
     played = {
         "run": "scripted:agent",
         "actors": max(1, engines // 64),
@@ -105,8 +105,8 @@ def scale(
     seconds_per_token: float = 1.0,
     agents: bool = False,
 ) -> Scaled:
-    """Run so many engines for so many virtual seconds. With `agents` a response is an episode of
-    `TURNS` calls, between which its agent thinks for as long as one takes in the median."""
+    """Run `engines` engines for `seconds` virtual seconds. With `agents` a response is an episode
+    of `TURNS` calls, between which its agent pauses for as long as the median call takes."""
     with replayable(seed), silence(), rare_collections():
         return trio.run(
             partial(_run, engines, seconds, seed, seconds_per_token, agents),

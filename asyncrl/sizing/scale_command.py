@@ -13,14 +13,14 @@ def cluster(engines: int, seconds: float, *, agents: bool) -> int:
     from asyncrl.sizing.scale import scale
 
     began = time.process_time()
-    came = scale(engines, seconds, agents=agents)
+    counts = scale(engines, seconds, agents=agents)
     cpu, what = time.process_time() - began, "calls" if agents else "rollouts"
     print(
-        f"engines   {came.engines:,}; {came.in_flight:,.0f} {what} in flight on average\n"
-        f"time      {came.virtual_s:,.0f} virtual s in {cpu:,.1f} s of one core\n"
-        f"work      {came.events:,} events, {came.tokens:,} tokens, {came.steps} steps; "
-        f"{came.checks:,} checks of the ledger"
+        f"engines   {counts.engines:,}; {counts.in_flight:,.0f} {what} in flight on average\n"
+        f"time      {counts.virtual_s:,.0f} virtual s in {cpu:,.1f} s of one core\n"
+        f"work      {counts.events:,} events, {counts.tokens:,} tokens, {counts.steps} steps; "
+        f"{counts.checks:,} checks of the ledger"
     )
-    if came.violation is not None:
-        print(f"violates  {came.violation}")
-    return 0 if came.violation is None else FAILED
+    if counts.violation is not None:
+        print(f"violates  {counts.violation}")
+    return 0 if counts.violation is None else FAILED

@@ -34,26 +34,28 @@ def size(
 ) -> tuple[str, list[Row]]:
     """Forecast a run, or search for a better one. Returns it as JSON, and as rows for people.
     Raises ConfigError."""
-    found = read_models(models)
+    cluster_models = read_models(models)
     cluster = Cluster(
         engines or config.rollout.actors, trainers or max(1, config.train.ranks), price
     )
     show = _progress()
     if search:
-        recommended = recommend(config, found, cluster, hours, say=show)
+        recommended = recommend(config, cluster_models, cluster, hours, say=show)
         show("")
         return _json(recommended), recommendation_rows(recommended)
-    came = forecast(config, found, cluster, hours, say=lambda share: show(f"{share:.0%}"))
+    result = forecast(
+        config, cluster_models, cluster, hours, say=lambda share: show(f"{share:.0%}")
+    )
     show("")
-    return _json(came), [*forecast_rows(came), *(("left out", text) for text in ASSUMED)]
+    return _json(result), [*forecast_rows(result), *(("left out", text) for text in ASSUMED)]
 
 
-def _json(found: Forecast | Recommendation) -> str:
-    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
+def _json(result: Forecast | Recommendation) -> str:
+    return msgspec.json.format(msgspec.json.encode(result), indent=2).decode()
 
 
 def _progress() -> Callable[[str], None]:
-    """A line on stderr that says how far it is, from QUIET_S seconds on; "" clears it."""
+    """A line of progress on stderr, from QUIET_S seconds on; "" clears it."""
     began, shown = time.monotonic(), 0
 
     def show(text: str) -> None:
@@ -68,70 +70,74 @@ def _progress() -> Callable[[str], None]:
 
 def fit(runs: Sequence[Path], output: Path | None) -> Path:
     """Fit models from runs and write them. Returns the path of the file. Raises ConfigError."""
-    found = calibrate(runs)
+    calibration = calibrate(runs)
     path = output or runs[0] / CLUSTER_MODELS
     if path.exists():
         raise ConfigError(f"{path}: it is there already; give another file with --output.")
-    write_models(found.models, path, found.notes)
+    write_models(calibration.models, path, calibration.notes)
     return path
 
 
-def forecast_rows(found: Forecast) -> list[Row]:
+def forecast_rows(result: Forecast) -> list[Row]:
     """A forecast for people."""
-    lag = ", ".join(f"{lag}: {share:.1%}" for lag, share in found.lag.items())
-    waste = ", ".join(f"{why} {share:.1%}" for why, share in found.waste.items())
+    lag = ", ".join(f"{lag}: {share:.1%}" for lag, share in result.lag.items())
+    waste = ", ".join(f"{why} {share:.1%}" for why, share in result.waste.items())
     rows: list[Row] = [
-        ("cluster", f"{found.engines:,} engines, {found.trainers:,} trainers"),
-        ("steps", f"{found.steps_per_hour:,.1f} an hour, {found.step_s:,.1f} s each"),
-        ("idle", f"engines {found.idle_engines:.1%}, trainers {found.idle_trainer:.1%}"),
-        *_lent(found),
-        ("slots that decode", f"{found.busy_slots:.1%}"),
-        ("tokens/s", f"{found.generated_per_s:,.0f} generated, {found.trained_per_s:,.0f} trained"),
-        ("lag, of tokens", f"{found.lag_mean:.2f} in the mean, {found.lag_max} at most; {lag}"),
-        ("never trained", f"{found.wasted:.1%}" + (f": {waste}" if waste else "")),
-        ("1,000 steps", f"{found.device_hours:,.0f} device-hours" + _cost(found)),
+        ("cluster", f"{result.engines:,} engines, {result.trainers:,} trainers"),
+        ("steps", f"{result.steps_per_hour:,.1f} an hour, {result.step_s:,.1f} s each"),
+        ("idle", f"engines {result.idle_engines:.1%}, trainers {result.idle_trainer:.1%}"),
+        *_lent(result),
+        ("slots that decode", f"{result.busy_slots:.1%}"),
+        (
+            "tokens/s",
+            f"{result.generated_per_s:,.0f} generated, {result.trained_per_s:,.0f} trained",
+        ),
+        ("lag, of tokens", f"{result.lag_mean:.2f} in the mean, {result.lag_max} at most; {lag}"),
+        ("never trained", f"{result.wasted:.1%}" + (f": {waste}" if waste else "")),
+        ("1,000 steps", f"{result.device_hours:,.0f} device-hours" + _cost(result)),
         (
             "measured",
-            f"{found.steps} steps in {found.hours:.2f} virtual hours; {found.events:,} events, a "
-            f"simulated token stands for {found.grain}",
+            f"{result.steps} steps in {result.hours:.2f} virtual hours; {result.events:,} events, "
+            f"a simulated token stands for {result.grain}",
         ),
     ]
     return rows
 
 
-def _lent(found: Forecast) -> list[Row]:
-    """A row about the trainers' cores, where these are lent."""
-    if found.idle_trainer_cores == found.idle_trainer:
+def _lent(result: Forecast) -> list[Row]:
+    """A row about the trainers' cores, if these are lent."""
+    if result.idle_trainer_cores == result.idle_trainer:
         return []
-    return [("trainers' cores", f"idle {found.idle_trainer_cores:.1%}, as engines have them too")]
+    return [("trainers' cores", f"idle {result.idle_trainer_cores:.1%}, as engines have them too")]
 
 
-def _cost(found: Forecast) -> str:
-    return "" if found.cost is None else f", {found.cost:,.2f}"
+def _cost(result: Forecast) -> str:
+    return "" if result.cost is None else f", {result.cost:,.2f}"
 
 
-def recommendation_rows(found: Recommendation) -> list[Row]:
+def recommendation_rows(recommended: Recommendation) -> list[Row]:
     """A recommendation for people: what was tried, and what is best."""
 
-    def row(name: str, one: Tried) -> Row:
-        came = one.forecast
+    def row(name: str, entry: Tried) -> Row:
+        result = entry.forecast
         return (
             name,
-            f"{came.engines}:{came.trainers}",
-            f"{came.trained_per_s:,.0f}",
-            f"{came.idle_engines:.0%}",
-            f"{came.idle_trainer:.0%}",
-            f"{came.lag_mean:.2f}",
-            f"{came.wasted:.1%}",
-            f"{came.device_hours:,.0f}" + _cost(came),
-            " ".join(one.candidate.sets()) or "as it is",
+            f"{result.engines}:{result.trainers}",
+            f"{result.trained_per_s:,.0f}",
+            f"{result.idle_engines:.0%}",
+            f"{result.idle_trainer:.0%}",
+            f"{result.lag_mean:.2f}",
+            f"{result.wasted:.1%}",
+            f"{result.device_hours:,.0f}" + _cost(result),
+            " ".join(entry.candidate.sets()) or "as it is",
         )
 
-    given, best = found.given.forecast, found.best.forecast
+    given, best = recommended.given.forecast, recommended.best.forecast
     faster = best.trained_per_s / given.trained_per_s
     words = (
         f"{best.engines} engines, {best.trainers} trainers",
-        " ".join(f"--set {text}" for text in found.best.candidate.sets()) or "settings as they are",
+        " ".join(f"--set {text}" for text in recommended.best.candidate.sets())
+        or "settings as they are",
         f"{faster:.2f} times as many trained tokens a second on as many devices",
         f"mean lag {best.lag_mean:.2f} in place of {given.lag_mean:.2f}",
     )
@@ -146,12 +152,12 @@ def recommendation_rows(found: Recommendation) -> list[Row]:
         "device-hours of 1,000 steps",
         "settings",
     )
-    tried = f"tried, at 1/{found.part}" if found.part > 1 else "tried"
+    tried = f"tried, at 1/{recommended.part}" if recommended.part > 1 else "tried"
     return [
         heads,
-        *(row(tried, one) for one in found.tried),
-        row("as it is", found.given),
-        row("recommended", found.best),
+        *(row(tried, entry) for entry in recommended.tried),
+        row("as it is", recommended.given),
+        row("recommended", recommended.best),
         ("", *[""] * (len(heads) - 2), ""),
         ("recommended", *[""] * (len(heads) - 2), "; ".join(words)),
     ]

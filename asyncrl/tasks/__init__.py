@@ -1,9 +1,9 @@
 """Prompts, and verifiers of answers. Invariant: a task is a function of its configuration and the
 run's seed.
 
-So every process that opens a task sees the same prompt at the same place, and only (split,
+So every process that opens a task sees the same prompt at the same index, and only (split,
 prompt_index, response ids) cross a link. Some reasoning-gym data sets iterate over Python sets of
-strings: their prompts are the same in two processes only where both run under one `PYTHONHASHSEED`,
+strings: their prompts are the same in two processes only if both run under one `PYTHONHASHSEED`,
 which the launcher gives to every actor.
 """
 
@@ -27,7 +27,7 @@ class TaskError(Exception):
 
 
 class NoReward(Exception):
-    """A verifier returned something that is no reward; the text says why, its kind before the
+    """A verifier returned a value that is not a reward; the text says why, with its kind before the
     colon."""
 
 
@@ -81,7 +81,7 @@ class Task(Protocol):
 
     @property
     def executes(self) -> bool:
-        """True if the verifier executes what it is given, as code. Then each answer is judged in a
+        """True if the verifier executes answers as code. Then each answer is judged in a
         fresh process of the sandbox `strict`, or not at all."""
         ...
 
@@ -89,7 +89,7 @@ class Task(Protocol):
     def languages(self) -> frozenset[str]:
         """Languages in which answers are programs, each of which the verifier starts in a sandbox
         of its own (`asyncrl.sandbox.programs`). The verifier executes none of them itself, and
-        cannot start them in the sandbox `strict`. Empty where it starts none."""
+        cannot start them in the sandbox `strict`. Empty if it starts none."""
         ...
 
     @property
@@ -98,8 +98,8 @@ class Task(Protocol):
         ...
 
     def warm(self) -> str:
-        """Have at hand what every prompt and verdict needs, before a process is forked that makes
-        them. No answer and no text of a data file is judged. Returns a prompt."""
+        """Load what every prompt and verdict needs, before the processes that make them are forked.
+        Judges no answer and no text of a data file. Returns a prompt."""
         ...
 
     def size(self, split: Split) -> int:
@@ -107,20 +107,20 @@ class Task(Protocol):
         ...
 
     def prompt(self, split: Split, prompt_index: int) -> str:
-        """The text the model continues: the question in `task.template`, or the bare question where
+        """The text the model continues: the question in `task.template`, or the bare question if
         `task.chat` leaves the form to the model's chat template. Raises IndexError outside the
         split."""
         ...
 
     def answer(self, split: Split, prompt_index: int) -> str | None:
-        """A right answer; None where the task knows none. The warm-up learns from these."""
+        """A right answer; None if the task knows none. The warm-up learns from these."""
         ...
 
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
-        """The reward of an answer, 1.0 where it is fully right; `Several` where it is made of
-        parts. In a run the answer is an `Answer`, which says how it ended. It may take long, and
-        may raise anything: NoReward where the verifier returned something else. So call it in a
-        process that can be killed (`asyncrl.actors.verifier_process`)."""
+        """The reward of an answer, 1.0 if it is fully right; `Several` if it is made of
+        parts. In a run the answer is an `Answer`, which says how it ended. It may be slow and may
+        raise anything, NoReward if the verifier returned something else. So call it in a process
+        that can be killed (`asyncrl.actors.verifier_process`)."""
         ...
 
 
@@ -132,7 +132,7 @@ def open_task(config: TaskConfig, seed: int) -> Task:
         from asyncrl.tasks.mixed import MixedTask
 
         return MixedTask(
-            {label: _open_member(label, one, seed) for label, one in members(config).items()}
+            {label: _open_member(label, member, seed) for label, member in members(config).items()}
         )
     if config.name == "jsonl":
         from asyncrl.tasks.jsonl import JsonlTask

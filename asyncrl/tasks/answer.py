@@ -1,4 +1,4 @@
-"""The text of a response, as a verifier is given it."""
+"""The text of a response, as its verifier gets it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from asyncrl.messages import Finish
 
 
 class Answer(str):
-    """The text of a response, and how it ended. It is a text like any other: a verifier that looks
-    at nothing else takes it as one.
+    """The text of a response, and how it ended. It is a text like any other, so a verifier may
+    ignore the rest.
 
-    `finish` is `stop` where the model ended it, `length` where it was cut at its budget of tokens,
-    and empty where that is not known. `tokens` are the response's, its end included; 0 where that
-    is not known.
+    `finish` is `stop` if the model ended it, `length` if it was cut at its budget of tokens, and
+    empty if that is not known. `tokens` are the response's, its end included; 0 if that is not
+    known.
 
     >>> answer = Answer("42", finish="length", tokens=3)
     >>> answer == "42", answer.finish, answer.tokens
@@ -30,5 +30,5 @@ class Answer(str):
 
     @classmethod
     def of(cls, text: str) -> Answer:
-        """The text as an answer, which it may be already."""
+        """Make an answer of a text, which may be one already."""
         return text if isinstance(text, cls) else cls(text)

@@ -1,9 +1,9 @@
-"""The catalog of reasoning-gym's data sets: each with an example, and with what the bundled model
-makes of it.
+"""The catalog of reasoning-gym's data sets: each with an example, and with how well the bundled
+model learns it.
 
 It was measured once, with the data sets' own parameters and the default settings, by
-`bench/learnable.py`, which writes `catalog.json` and docs/tasks.md. So it is read in an instant,
-and nothing is imported for it.
+`bench/learnable.py`, which writes `catalog.json` and docs/tasks.md. So reading it is
+fast, and imports no data set.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ FILE = "catalog.json"
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True):
-    """A warm-up of the bundled model: the share of right answers that it came to, 0 to 1, after so
-    many steps, in so many seconds of one core. It `ended` by its accuracy or its last step, or else
-    by the time that the measurement gave it.
+    """A warm-up of the bundled model: the share of right answers that it reached (0 to 1), its
+    steps, and its seconds on one core. `ended` says that it ended by its accuracy or its last step,
+    and not by the time limit of the measurement.
 
     >>> Learned(accuracy=0.31, steps=140, seconds=11.8, ended=True).accuracy
     0.31
@@ -34,9 +34,9 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One data set: a question of it, its answer (None: it knows none), and the most tokens of
-    prompts and of answers, in the bundled model's bytes. `learned` is None where nobody measured
-    it.
+    """One data set: a question of it, its answer (None: it has none), and the most tokens of
+    prompts and of answers, in the bundled model's bytes. `learned` is None if it was not
+    measured.
 
     >>> entry = CatalogEntry(
     ...     name="gcd", question="gcd(4, 6)?", answer="2", prompt_tokens=10, answer_tokens=1
@@ -71,7 +71,7 @@ def fits(entry: CatalogEntry) -> bool:
 
 
 def verdict(entry: CatalogEntry) -> str:
-    """Say in a few words if the bundled model can learn it.
+    """Describe in a few words whether the bundled model can learn it.
 
     >>> one = dict(name="a", question="1 + 1 =", answer="2", prompt_tokens=8, answer_tokens=2)
     >>> verdict(CatalogEntry(**one))
@@ -80,10 +80,10 @@ def verdict(entry: CatalogEntry) -> str:
     'yes: 0.50 right after 4 s'
     """
     if entry.answer is None:
-        return "no: it knows no answers; set model.path"
+        return "no: it has no answers; set model.path"
     if (learned := entry.learned) is None:
         return "not measured" if fits(entry) else "not measured: it is long for the defaults"
-    said = f"{learned.accuracy:.2f} right after {learned.seconds:.0f} s"
+    result = f"{learned.accuracy:.2f} right after {learned.seconds:.0f} s"
     if learned.accuracy >= ModelConfig().warmup_accuracy:
-        return f"yes: {said}"
-    return f"no: {said}" if learned.ended else f"not in that time: {said}"
+        return f"yes: {result}"
+    return f"no: {result}" if learned.ended else f"not in that time: {result}"

@@ -1,4 +1,4 @@
-"""The entry of a prompt, as an agent is given it: what a task knows of it besides its text."""
+"""The entry of a prompt, which agents get: what a task knows of it besides its text."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from asyncrl.tasks import Task
 
 
 def entry_of(task: Task, split: Split, prompt_index: int) -> dict[str, Any]:
-    """The entry, as JSON reads it; what is none of JSON's types is its text. Empty for a task that
-    has no method `entry(split, prompt_index)`. Raises IndexError outside the split."""
+    """The entry, as JSON reads it; values of types that JSON lacks become text. Empty for a task
+    that has no method `entry(split, prompt_index)`. Raises IndexError outside the split."""
     entry = getattr(task, "entry", None)
     if entry is None:
         return {}

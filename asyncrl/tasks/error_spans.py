@@ -1,7 +1,6 @@
 """Parts of an answer that its verifier found wrong: characters to tokens.
 
-Invariant: what comes out lies in the response, ascends and does not overlap, whatever a verifier,
-which reads what a model wrote, gives.
+Invariant: the spans lie in the response, ascend and do not overlap, whatever a verifier returns.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ Spans = list[tuple[int, int]]
 def token_spans(
     errors: Sequence[Any], text: str, ids: Sequence[int], decode: Callable[[Sequence[int]], str]
 ) -> Spans:
-    """Return the tokens [start, end) that a character of these parts comes from. `text` is what
-    `decode` makes of `ids`. Raises NoReward for more than `MOST` parts, and for one that is not
-    [start, end) in the text.
+    """Return the tokens [start, end) of which these parts have a character. `text` is what `decode`
+    makes of `ids`. Raises NoReward for more than `MOST` parts, and for one that is not [start, end)
+    in the text.
 
     >>> words = ["one ", "two ", "three"]
     >>> decode = lambda ids: "".join(words[n] for n in ids)
@@ -33,22 +32,22 @@ def token_spans(
     if len(errors) > MOST:
         raise NoReward(f"error spans: {len(errors)} of them, and at most {MOST} may be")
     ends = _Ends(ids, decode)
-    found: Spans = []
+    spans: Spans = []
     for start, end in sorted(_checked(error, text) for error in errors):
         # the first token that ends behind the start, and the first that ends at the end or behind
         first = bisect_right(ends, start, 0, len(ids))
         last = min(len(ids), bisect_left(ends, end, 0, len(ids)) + 1)
         if first >= last:
             continue
-        if found and first <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], last)
+        if spans and first <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(spans[-1][1], last)
         else:
-            found.append((first, last))
-    return found
+            spans.append((first, last))
+    return spans
 
 
 class _Ends(Sequence[int]):
-    """Characters of the text up to the end of each token, decoded where they are asked for."""
+    """Characters of the text up to the end of each token, decoded on demand."""
 
     def __init__(self, ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> None:
         self._ids, self._decode = ids, decode
@@ -56,8 +55,8 @@ class _Ends(Sequence[int]):
     def __len__(self) -> int:
         return len(self._ids)
 
-    def __getitem__(self, place: Any) -> Any:
-        return len(self._decode(self._ids[: place + 1]))
+    def __getitem__(self, index: Any) -> Any:
+        return len(self._decode(self._ids[: index + 1]))
 
 
 def _checked(error: Any, text: str) -> tuple[int, int]:

@@ -49,7 +49,8 @@ EXECUTING: Mapping[str, Screen] = {
         is_arithmetic,
     ),
 }
-"""Data sets whose scorers evaluate the answer as Python, and what an honest answer to them is."""
+"""Data sets whose scorers evaluate the answer as Python, and the check of an honest answer to
+them."""
 
 
 class GymTask:
@@ -111,8 +112,8 @@ class GymTask:
 
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
         """A response that marks its answer as `<answer>…</answer>` is judged by the last such mark,
-        else as a whole. What a scorer would execute, and is no answer but a program, is judged as
-        an empty answer. A score over 1 is a sum of parts that rounding made so: it is not right."""
+        else as a whole. An answer that a scorer would execute as a program is judged as an empty
+        answer. A score over 1 is a sum of parts with a rounding error: it is not right."""
         entry, text = self.entry(split, prompt_index), extract_answer(answer) or str(answer)
         if self._screen is not None and text != entry["answer"] and not self._screen(text):
             text = ""
@@ -148,21 +149,21 @@ class GymTask:
         except Exception as error:
             raise TaskError(
                 f"reasoning-gym's {self._config.name} cannot make a question from task.params = "
-                f"{self._config.params}: {_said(error)}"
+                f"{self._config.params}: {_described(error)}"
             ) from error
 
 
 def parameters(name: str) -> dict[str, Any]:
-    """The own parameters of the data set `name`, with their defaults."""
-    found = {}
+    """The parameters of the data set `name` itself, with their defaults."""
+    defaults = {}
     for field in dataclasses.fields(DATASETS[name][1]):
         if field.name in ("seed", "size"):
             continue
         if field.default is not dataclasses.MISSING:
-            found[field.name] = field.default
+            defaults[field.name] = field.default
         elif field.default_factory is not dataclasses.MISSING:
-            found[field.name] = field.default_factory()
-    return found
+            defaults[field.name] = field.default_factory()
+    return defaults
 
 
 def held_out(question: str) -> bool:
@@ -173,7 +174,7 @@ def held_out(question: str) -> bool:
 def _create(config: TaskConfig, seed: int, size: int) -> Any:
     if config.name not in DATASETS:
         raise TaskError(
-            f"task.name = {config.name!r} is no reasoning-gym data "
+            f"task.name = {config.name!r} is not a reasoning-gym data "
             f"set{_nearest(config.name, [*DATASETS, 'jsonl'])}"
         )
     if package := lacking(config.name):
@@ -193,7 +194,8 @@ def _create(config: TaskConfig, seed: int, size: int) -> Any:
             )
         if key not in known:
             raise TaskError(
-                f"task.params.{key} is no parameter of {config.name}{_nearest(key, sorted(known))}"
+                f"task.params.{key} is not a parameter of {config.name}"
+                f"{_nearest(key, sorted(known))}"
             )
     try:
         return create_dataset(config.name, seed=_scattered(seed), size=size, **config.params)
@@ -201,7 +203,7 @@ def _create(config: TaskConfig, seed: int, size: int) -> Any:
         raise TaskError(
             f"reasoning-gym's {config.name} refuses task.params = {config.params} at {size} "
             "questions (task.train_size + task.eval_size, "
-            f"{LEAST} at least): {_said(error)}"
+            f"{LEAST} at least): {_described(error)}"
         ) from error
 
 
@@ -218,5 +220,5 @@ def _nearest(name: str, known: list[str]) -> str:
     return f"; it has {', '.join(known)}" if len(known) < 30 else "; `asyncrl tasks` lists them"
 
 
-def _said(error: Exception) -> str:
+def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

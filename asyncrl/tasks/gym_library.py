@@ -1,9 +1,9 @@
-"""reasoning-gym, as much of it as wheels are published for. Invariant: nothing is left in
-`sys.modules` that is not a real module.
+"""reasoning-gym, as far as wheels are published for it. Invariant: `sys.modules` keeps no module
+that is not a real one.
 
 reasoning-gym imports three packages that few of its data sets use and that exist as source alone.
-Locks have no such packages. So while it is imported, one that is not installed is stood in for, and
-`lacking` names the data sets that need it.
+Locks have no such packages. So during its import a stand-in replaces each one that is not
+installed, and `lacking` names the data sets that need it.
 """
 
 from __future__ import annotations

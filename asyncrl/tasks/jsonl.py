@@ -1,9 +1,9 @@
-"""Prompts from a JSONL file. Invariant: every line was parsed and checked before the first prompt
-is given out.
+"""Prompts from a JSONL file. Invariant: every line is parsed and checked before the first prompt is
+returned.
 
 A line is an object with `prompt`, `answer` (text, or a number; with the verifier `run` it may be
 left out), optionally `verifier`, and any other key that its verifier reads. Only eight bytes a line
-stay in memory: where it starts. Held-out prompts never train: lines of the training split with a
+stay in memory: its offset. Held-out prompts never train: lines of the training split with a
 held-out prompt are left out.
 """
 
@@ -58,7 +58,7 @@ class JsonlTask:
     """
 
     def __init__(self, config: TaskConfig) -> None:
-        """Raises TaskError, with file and line number where a line is at fault."""
+        """Raises TaskError, with file and line number if a line is wrong."""
         if not config.path:
             raise TaskError("task.name = 'jsonl' needs task.path, the file of prompts")
         self._config = config
@@ -112,8 +112,8 @@ class JsonlTask:
 
     @property
     def note(self) -> str:
-        """Words for lines that do not train because a held-out line has the same prompt; empty
-        where there are none."""
+        """A sentence about lines that do not train because a held-out line has the same prompt;
+        empty if there are none."""
         if not self._shared:
             return ""
         return (
@@ -153,7 +153,7 @@ class JsonlTask:
 
 
 def _left(lines: int, last: int, shared: int) -> str:
-    """Words for a file of which no line trains.
+    """The reason why no line of a file trains, in words.
 
     >>> _left(12, 4, 8)
     'of its 12 lines 4 are held out, and 8 have the prompt of a held-out one'
@@ -164,7 +164,8 @@ def _left(lines: int, last: int, shared: int) -> str:
 
 
 def _exactly(reward: Any) -> Any:
-    """1 for a right answer and 0 for any other; what is no finite number stays what it is."""
+    """1 for a right answer and 0 for any other; a value that is not a finite number stays as it
+    is."""
     try:
         number = float("nan" if isinstance(reward, str | bytes) else reward)
     except (TypeError, ValueError, OverflowError):

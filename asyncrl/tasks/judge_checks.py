@@ -1,6 +1,6 @@
-"""Checks of a machine that is to judge a task's answers: the task can be opened there, from the
-same files, and the sandbox that its verifiers need can be had. Invariant: two machines that pass
-give one answer the same verdict, as far as files and versions decide it."""
+"""Checks of a machine that will judge a task's answers: it can open the task, from the same files,
+and has the sandbox that the verifiers need. Invariant: two machines that pass give an answer the
+same verdict, as far as files and versions decide it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GYM = "reasoning-gym"
 
 
 def opened(config: TaskConfig, seed: int) -> Task:
-    """Open the task. Raises ConfigError where it cannot be opened as configured."""
+    """Open the task. Raises ConfigError if it cannot be opened as configured."""
     try:
         return open_task(config, seed)
     except TaskError as error:
@@ -39,12 +39,12 @@ def check_judging(config: TaskConfig, task: Task) -> None:
 
 def origins(config: TaskConfig) -> dict[str, str]:
     """Origins of the task's prompts and verdicts, by name: files and the module of a verifier with
-    their SHA-256, and reasoning-gym with its version. Where two machines have the same, they judge
+    their SHA-256, and reasoning-gym with its version. Machines with the same origins judge
     alike."""
-    found = dict[str, str]()
-    for one in each(config):
-        found.update(_origins(one))
-    return found
+    by_name = dict[str, str]()
+    for member in each(config):
+        by_name.update(_origins(member))
+    return by_name
 
 
 def _origins(config: TaskConfig) -> Iterator[tuple[str, str]]:
@@ -61,14 +61,14 @@ def _origins(config: TaskConfig) -> Iterator[tuple[str, str]]:
     if of_module:
         try:
             spec = find_spec(module)
-        except (ImportError, ValueError):  # of a package that is none
+        except (ImportError, ValueError):  # its parent is not a package
             spec = None
         source = spec.origin if spec is not None else None
         yield f"the module {module}", _digest(Path(source)) if source else "none"
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a file, in hex; `none` where it cannot be read."""
+    """SHA-256 of a file, in hex; `none` if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -77,14 +77,14 @@ def _digest(path: Path) -> str:
 
 
 def differing_origin(theirs: Mapping[str, str], own: Mapping[str, str]) -> str:
-    """The first name of which both do not have the same, in words; empty where there is none.
+    """The first name whose origins differ, in words; empty if all agree.
 
     >>> differing_origin({"/data/a.jsonl": "12ab"}, {"/data/a.jsonl": "none"})
     '/data/a.jsonl is not there'
     """
     for name, wanted in theirs.items():
-        if (found := own.get(name, "none")) != wanted:
-            return f"{name} is not {'there' if found == 'none' else 'what the launcher has'}"
+        if (digest := own.get(name, "none")) != wanted:
+            return f"{name} is not {'there' if digest == 'none' else 'what the launcher has'}"
     return ""
 
 
@@ -93,7 +93,7 @@ def _check_sandbox(task: TaskConfig, executes: bool) -> None:
     if task.sandbox == "strict" and missing:
         raise ConfigError(
             f"task.sandbox is 'strict', and this machine does not have it ({missing}); allow user "
-            "namespaces, or set it to process, which keeps a verifier from nothing (for a task "
+            "namespaces, or set it to process, which does not confine a verifier (for a task "
             "that executes no answers)."
         )
     if task.sandbox == "process" and executes:
@@ -110,7 +110,7 @@ def _check_sandbox(task: TaskConfig, executes: bool) -> None:
 
 
 def _check_programs(config: TaskConfig, task: Task) -> None:
-    """Look if the programs that answers are can be run, by running one of each language."""
+    """Check that answers can run as programs, by running one of each language."""
     if task.executes:
         raise ConfigError(
             f"the verifiers of task {named(config)!r} both execute answers, which needs the "

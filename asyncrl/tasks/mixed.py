@@ -28,7 +28,7 @@ class MixedTask:
     """
 
     def __init__(self, tasks: Mapping[str, Task]) -> None:
-        """Raises TaskError where none has a training prompt."""
+        """Raises TaskError if none has a training prompt."""
         self.tasks = dict(tasks)
         self._listed = list(self.tasks.values())
         self._offsets: dict[Split, list[int]] = {
@@ -86,11 +86,11 @@ class MixedTask:
 
 def parts_of(task: TaskConfig, size: Callable[[str, Split], int]) -> list[TaskPart]:
     """The tasks of the mix, in its order; `size(label, split)` counts the prompts of one. Empty
-    where there is one task."""
+    if there is one task."""
     splits: tuple[Split, Split] = ("train", "evaluation")
     return [
-        TaskPart(label, {split: size(label, split) for split in splits}, found)
-        for label, found in shares(task).items()
+        TaskPart(label, {split: size(label, split) for split in splits}, share)
+        for label, share in shares(task).items()
     ]
 
 
@@ -103,15 +103,15 @@ def executed_prompts(task: Task) -> list[tuple[Split, int, int]]:
     """Prompts whose answers are executed: a split, and its prompts from one index up to another."""
     splits: tuple[Split, Split] = ("train", "evaluation")
     parts = tasks_of(task)
-    found = list[tuple[Split, int, int]]()
+    ranges = list[tuple[Split, int, int]]()
     for split in splits:
         start = 0
         for part in parts:
             end = start + part.size(split)
             if part.executes and end > start:
-                found.append((split, start, end))
+                ranges.append((split, start, end))
             start = end
-    return found
+    return ranges
 
 
 def size_of(task: Task) -> Callable[[str, Split], int]:
@@ -121,7 +121,7 @@ def size_of(task: Task) -> Callable[[str, Split], int]:
 
 
 def in_turn(task: Task) -> Iterator[int]:
-    """Training prompts without an end: each in turn, of several tasks one of each in turn.
+    """Training prompts in turn, without an end; several tasks take turns.
 
     >>> from itertools import islice
     >>> from asyncrl.config.schema import TaskConfig

@@ -6,7 +6,7 @@ that is trained by such scores may learn to be nearly right, or never to stop. S
 these data sets is `exact` unless it is set (`task.reward`).
 
 The names are measured (`tests/tasks/test_partial_credit.py`): more than 0 and less than 1 for a
-right answer with junk behind it, for junk alone, or for nothing. That of a `composite` is its
+right answer with junk behind it, for junk alone, or for nothing. The reward of a `composite` is its
 parts'.
 """
 

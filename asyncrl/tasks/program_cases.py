@@ -2,15 +2,15 @@
 
     {"prompt": "…", "language": "python", "cases": [{"input": "2 3\\n", "output": "5"}]}
 
-The program is the answer's last fenced block, or all of the answer where it has none. It is built
+The program is the answer's last fenced block, or the whole answer if it has none. It is built
 once, and run for each case, every time in a fresh sandbox (`asyncrl.sandbox.programs`). A case is
-passed where the program ends by itself, without an error, within `seconds` of the line (5 unless
+passed if the program ends by itself, without an error, within `seconds` of the line (5 unless
 set), and prints the expected output; white space at the ends of a line and empty lines at the end
 do not matter. The reward is the share of cases that are passed.
 
 The judge executes nothing of the answer, and shows a program its own text and one input: neither
-the expected outputs nor the other cases are in its sandbox. So no program can read its verdict or
-write it.
+the expected outputs nor the other cases are in its sandbox. So no program can read or write its
+verdict.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class ProgramLine(msgspec.Struct, frozen=True):
 
 
 class CasesVerifier:
-    """The verifier `run`, whose programs of one answer have `verdict_s` seconds together; there is
-    no time left for a case that comes after them, and it is failed. `all_or_nothing`: what follows
-    the first failed case is not run.
+    """The verifier `run`. The programs of an answer have `verdict_s` seconds together, and a case
+    that is not reached in that time fails. `all_or_nothing`: cases after the first failed one are
+    not run.
 
     >>> from asyncrl.sandbox.programs.unconfined import Unconfined
     >>> line = {"language": "bash", "cases": [{"input": "1", "output": "2"}]}
@@ -75,8 +75,8 @@ class CasesVerifier:
         self._all = all_or_nothing
 
     def language(self, entry: Mapping[str, Any]) -> str:
-        """The language of a line. Raises LookupError where it is no line for this verifier, and
-        where this machine does not have the language."""
+        """The language of a line. Raises LookupError if the line is not one for this verifier, and
+        if this machine does not have the language."""
         try:
             language = msgspec.convert(entry, ProgramLine).language
         except msgspec.ValidationError as error:
@@ -86,7 +86,8 @@ class CasesVerifier:
         return language
 
     def __call__(self, answer: str, entry: Mapping[str, Any]) -> float:
-        """Raises ProgramError where a program could not be run: that is no verdict."""
+        """Judge an answer. Raises ProgramError if a program could not be run, which is not a
+        verdict."""
         line = msgspec.convert(entry, ProgramLine)
         end = time.monotonic() + self._seconds
         source = code_of(answer).encode(errors="replace")
@@ -100,8 +101,8 @@ class CasesVerifier:
         passed = 0
         for case in line.cases:
             left = min(line.seconds, end - time.monotonic())
-            given = msgspec.structs.replace(template, stdin=case.input.encode(), seconds=left)
-            if left > 0 and self._passes(program_of(line.language, source, given), case):
+            prepared = msgspec.structs.replace(template, stdin=case.input.encode(), seconds=left)
+            if left > 0 and self._passes(program_of(line.language, source, prepared), case):
                 passed += 1
             elif self._all:
                 break
@@ -113,8 +114,8 @@ class CasesVerifier:
 
 
 def code_of(answer: str) -> str:
-    """The program of an answer: its last fenced block, up to its end where it is not closed; all of
-    it where there is none.
+    """The program of an answer: its last fenced block, up to the answer's end if it is not closed;
+    the whole answer if there is none.
 
     >>> code_of("Try:\\n```python\\nprint(1)\\n```\\nor\\n```\\nprint(2)\\n```\\nDone.")
     'print(2)\\n'

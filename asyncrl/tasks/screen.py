@@ -1,9 +1,9 @@
-"""The look of an honest answer to a scorer that evaluates it. Pure.
+"""Checks that an answer looks honest, for scorers that evaluate it. Pure.
 
 Nine scorers of reasoning-gym pass the answer to `eval`, four of them to read a list and five to
-read a formula. A program passed to them awards itself. So it is looked at first: what is neither is
-judged as no answer. This is no sandbox (that is `asyncrl.sandbox`, in which they run all the same),
-but the reason why a model cannot learn to award itself.
+read a formula. A program passed to them awards itself. So each answer is checked first, and one
+that is neither counts as no answer. This is not a sandbox (that is `asyncrl.sandbox`, in which they
+still run), but the reason why a model cannot learn to award itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import pairwise
 Screen = Callable[[str], bool]
 """True for the text of an honest answer, right or wrong."""
 TEXT = 100_000
-"""Characters of the longest answer that is looked at; Python's parser is not for more."""
+"""Characters of the longest answer that is checked; Python's parser is not made for more."""
 _NAMES = """
     Abs Add Float Integer LambertW Mul Pow Rational abs acos acosh acot acsc asec asin asinh atan
     atan2 atanh cbrt ceiling cos cosh cot coth csc csch erf erfc erfi exp expint factorial floor
@@ -55,9 +55,9 @@ def is_arithmetic(text: str) -> bool:
         tokens = list(tokenize.generate_tokens(io.StringIO(text.strip()).readline))
     except (tokenize.TokenError, SyntaxError):
         return False
-    said = [token.string for token in tokens if token.string.strip()]
+    words = [token.string for token in tokens if token.string.strip()]
     return all(map(_allowed, tokens)) and all(
-        one in FUNCTIONS or one in _BEFORE for one, two in pairwise(said) if two == "("
+        word in FUNCTIONS or word in _BEFORE for word, after in pairwise(words) if after == "("
     )
 
 

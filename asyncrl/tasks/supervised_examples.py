@@ -1,4 +1,4 @@
-"""Examples of prompts and responses, for a supervised loss. Invariant: every line was parsed and
+"""Examples of prompts and responses, for a supervised loss. Invariant: every line is parsed and
 checked before the first one is learned.
 
 A line of the JSONL file is an object with `prompt` and `response`. The prompt is put into the
@@ -42,7 +42,7 @@ class ExampleIds(NamedTuple):
 
 
 def read_examples(path: Path) -> list[Example]:
-    """All lines. Raises TaskError, with file and line number where a line is at fault."""
+    """All lines. Raises TaskError, with file and line number if a line is wrong."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -50,34 +50,34 @@ def read_examples(path: Path) -> list[Example]:
             f"supervised.path is {str(path)!r}, which cannot be read ({error.strerror}); give a "
             "JSONL file of prompt and response"
         ) from error
-    found = []
+    examples = []
     for number, line in enumerate(lines, 1):
         try:
             example = msgspec.json.decode(line, type=Example)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise TaskError(
-                f"line {number} of {path} is no example: {escaped(str(error), 200)}; each is an "
-                "object with prompt and response"
+                f"line {number} of {path} is not an example: {escaped(str(error), 200)}; each is "
+                "an object with prompt and response"
             ) from error
         if not example.response:
             raise TaskError(f"line {number} of {path} has an empty response; take it out")
-        found.append(example)
-    if not found:
+        examples.append(example)
+    if not examples:
         raise TaskError(f"{path} has no lines; each is an object with prompt and response")
-    return found
+    return examples
 
 
 def tokenized(
     examples: list[Example], tokenizer: Tokenizer, task: TaskConfig, most: int
 ) -> list[ExampleIds]:
-    """The ids of each example, at most `most`. Raises TaskError where one has more, or the model
-    knows no end of a text."""
+    """The ids of each example, at most `most`. Raises TaskError if one has more, or the model
+    has no end of a text."""
     if (end := tokenizer.end_id) is None:
         raise TaskError(
             "the model's files name no eos_token, so no response could be taught to end; name it "
             "in tokenizer_config.json"
         )
-    found = []
+    tokenized_examples = []
     for number, example in enumerate(examples, 1):
         prompt = tokenizer.encode(render(task, example.prompt))
         ids = ExampleIds(prompt, [*tokenizer.ids(example.response), end])
@@ -88,5 +88,5 @@ def tokenized(
                 f"example {number} of supervised.path has {length} tokens, and "
                 f"engine.context_tokens is {most}; take it out, or raise that"
             )
-        found.append(ids)
-    return found
+        tokenized_examples.append(ids)
+    return tokenized_examples

@@ -1,4 +1,4 @@
-"""Prompts and scores that tasks have in common. It needs no extra."""
+"""Prompts and scores that tasks have in common, without any extra."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ RIGHT = 1.0
 
 
 def render(config: TaskConfig, question: str) -> str:
-    """The question in the template; bare where the model's chat template gives the form.
+    """The question in the template; bare if the model's chat template gives the form.
 
     >>> render(TaskConfig(template="Q: {question}\\nA: "), "1 + 1?")
     'Q: 1 + 1?\\nA: '

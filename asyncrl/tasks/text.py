@@ -19,11 +19,11 @@ from asyncrl.escape import escaped
 from asyncrl.tasks import TaskError
 
 _USUAL = 8
-"""Characters of a token, of texts that are tokenized without a look at their length."""
+"""Characters a token, up to which a text is tokenized without counting first."""
 _PROBE = "asyncrl1question2"
-"""A question that a chat template renders as it is."""
+"""A question that a chat template must render unchanged."""
 _PIECE = 1 << 14
-"""Characters that are tokenized at a time, where it is only about their number."""
+"""Characters that are tokenized at a time to count tokens."""
 
 
 class Tokenizer:
@@ -39,7 +39,7 @@ class Tokenizer:
     """
 
     def __init__(self, directory: str | Path, *, chat: bool = False) -> None:
-        """Raises TaskError where the directory has no `tokenizer.json`, or `chat` is asked of a
+        """Raises TaskError if the directory has no `tokenizer.json`, or `chat` is asked of a
         model without a chat template."""
         path = Path(directory) / "tokenizer.json"
         if not path.is_file():
@@ -51,7 +51,7 @@ class Tokenizer:
             self._fast: Any = Fast.from_file(str(path))
         except Exception as error:  # the library raises Exception itself
             raise TaskError(f"{path} cannot be read: {error}") from error
-        # Training scripts save theirs with the file; a prompt is whole, as transformers reads it.
+        # Training scripts save these with the file; a prompt is never cut or padded here.
         self._fast.no_truncation()
         self._fast.no_padding()
         self._chat = _chat_template(directory) if chat else None
@@ -59,12 +59,12 @@ class Tokenizer:
             self._refuse_deaf_template(directory)
         self.stop_ids: tuple[int, ...] = _stop_ids(Path(directory), self._fast)
         self.end_id = _end_id(Path(directory), self._fast)
-        """The id that ends a response: the tokenizer's own, or the first of `stop_ids`; None where
+        """The id that ends a response: the tokenizer's own, or the first of `stop_ids`; None if
         the model's files name none."""
         if self.end_id is None and self.stop_ids:
             self.end_id = self.stop_ids[0]
         self.embedded = _embedded(Path(directory))
-        """Rows of the model's embedding: every id that it can read is smaller. 0 where its files do
+        """Rows of the model's embedding: every id that it can read is smaller. 0 if its files do
         not say."""
         self.sampled = max(self.vocabulary, self.embedded)
         """Number of different ids that the model can sample: its embedding may be larger than its
@@ -85,7 +85,7 @@ class Tokenizer:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
-        """A conversation in the model's chat template, ready for the answer. Raises TaskError where
+        """A conversation in the model's chat template, ready for the answer. Raises TaskError if
         this was made without `chat`, or the template cannot render it."""
         if self._chat is None:
             raise TaskError("this model's chat template was not asked for, or it has none")
@@ -96,9 +96,7 @@ class Tokenizer:
                 tokenize=False,
                 add_generation_prompt=True,
             )
-        except (
-            Exception
-        ) as error:  # a template is code of the model's makers, and raises what it likes
+        except Exception as error:  # a template is third-party code, and may raise anything
             raise TaskError(
                 "the model's chat template cannot render this: "
                 f"{escaped(str(error).strip().partition(chr(10))[0], 300)}"
@@ -106,7 +104,7 @@ class Tokenizer:
         return str(text)
 
     def _refuse_deaf_template(self, directory: str | Path) -> None:
-        """Raise TaskError where the chat template leaves the question out, or cannot render one."""
+        """Raise TaskError if the chat template leaves the question out, or cannot render it."""
         if _PROBE not in self.render([{"role": "user", "content": _PROBE}]):
             raise TaskError(
                 f"the chat template of {directory} leaves the question out of the prompt (some "
@@ -115,8 +113,8 @@ class Tokenizer:
             )
 
     def ids(self, text: str, *, start: bool = False) -> list[int]:
-        """The ids of a piece of text, in which special tokens are known by their names; behind
-        those that the model starts a text with, where this is its `start`."""
+        """The ids of a piece of text, in which names of special tokens become these tokens. With
+        `start` the ids begin with those that the model starts a text with."""
         return list(self._fast.encode(text, add_special_tokens=start).ids)
 
     @property
@@ -130,8 +128,8 @@ class Tokenizer:
         return max(map(len, self._fast.get_vocab(with_added_tokens=True)), default=1)
 
     def ids_within(self, text: str, most: int, *, start: bool = False) -> list[int] | None:
-        """The ids of a text, as by `ids`; None where they are more than `most`. What cannot fit
-        is not tokenized, or not to its end: time and memory are those of about `most` tokens."""
+        """The ids of a text, as by `ids`; None if they are more than `most`. A text that
+        cannot fit is not tokenized to its end: time and memory are those of about `most` tokens."""
         if len(text) > most * self.longest:
             return None
         if len(text) > most * _USUAL:
@@ -139,14 +137,14 @@ class Tokenizer:
             for cuts, at in enumerate(range(0, len(text), _PIECE), 1):
                 piece = text[at : at + _PIECE]
                 tokens += len(self._fast.encode(piece, add_special_tokens=False))
-                # a cut parts one token, into at most as many as it has characters
+                # a cut splits one token, into at most as many as it has characters
                 if tokens - cuts * self.longest > most:
                     return None
         ids = self.ids(text, start=start)
         return ids if len(ids) <= most else None
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of ids; with the names of special tokens where `special`."""
+        """The text of ids; with the names of special tokens if `special`."""
         return str(self._fast.decode(list(ids), skip_special_tokens=not special))
 
 
@@ -157,7 +155,7 @@ def _chat_template(directory: str | Path) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False
         )
-    # it raises what it likes of files that it does not understand, and of code that it must not run
+    # it may raise anything for files that it cannot parse, and for code that it must not run
     except Exception as error:
         raise TaskError(
             f"the tokenizer in {directory} cannot be used with task.chat = true: "
@@ -172,25 +170,25 @@ def _chat_template(directory: str | Path) -> Any:
 
 
 def _embedded(directory: Path) -> int:
-    """Rows of the model's embedding, 0 where its configuration does not say."""
-    config = _said(directory / "config.json")
-    return config.vocab_size or (config.text_config or _Said()).vocab_size or 0
+    """Rows of the model's embedding, 0 if its configuration does not say."""
+    config = _read(directory / "config.json")
+    return config.vocab_size or (config.text_config or _ModelFile()).vocab_size or 0
 
 
 def _stop_ids(directory: Path, fast: Any) -> tuple[int, ...]:
-    """Every id one of the model's files calls its end of sequence; sorted."""
-    found: set[int] = set()
+    """All ids that the model's files call an end of sequence, sorted."""
+    stop_ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
-        ids = _said(directory / name).eos_token_id
-        found.update([ids] if isinstance(ids, int) else ids or [])
+        ids = _read(directory / name).eos_token_id
+        stop_ids.update([ids] if isinstance(ids, int) else ids or [])
     if (number := _end_id(directory, fast)) is not None:
-        found.add(number)
-    return tuple(sorted(found))
+        stop_ids.add(number)
+    return tuple(sorted(stop_ids))
 
 
 def _end_id(directory: Path, fast: Any) -> int | None:
     """The id that the tokenizer's own file calls its end of sequence."""
-    token = _said(directory / "tokenizer_config.json").eos_token
+    token = _read(directory / "tokenizer_config.json").eos_token
     text = token.content if isinstance(token, _Token) else token
     number: int | None = None if text is None else fast.token_to_id(text)
     return number
@@ -200,19 +198,19 @@ class _Token(msgspec.Struct):
     content: str
 
 
-class _Said(msgspec.Struct):
+class _ModelFile(msgspec.Struct):
     """Parts of a model's JSON files that are read; each file has some of them."""
 
     eos_token_id: int | list[int] | None = None
     eos_token: str | _Token | None = None
     vocab_size: int | None = None
-    text_config: _Said | None = None
+    text_config: _ModelFile | None = None
 
 
-def _said(path: Path) -> _Said:
+def _read(path: Path) -> _ModelFile:
     if not path.is_file():
-        return _Said()
+        return _ModelFile()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Said)
+        return msgspec.json.decode(path.read_bytes(), type=_ModelFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TaskError(f"{path} is not what a model's JSON file is: {error}") from error

@@ -8,9 +8,9 @@ mapping:
     VERIFIERS = {"half": half, "judge": judge}
 
 A line says `"verifier": "mine:half"` then. Everything else is refused, so that a downloaded file
-cannot run what it likes: another module, and whatever else lies in this one.
+cannot run other code: neither another module, nor the rest of this one.
 
-A function that executes answers, as code, says so by an attribute: `judge.executes = True`. Then
+A function that executes answers as code declares it by an attribute: `judge.executes = True`. Then
 each answer is judged in a fresh process of the sandbox `strict`.
 
 `run` executes nothing: it starts answers as programs, each in a sandbox of its own
@@ -46,17 +46,17 @@ from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.program_cases import CasesVerifier
 
 Verifier = Callable[[Answer, Mapping[str, Any]], Any]
-"""`(answer, the line as a dict) -> reward`, or a mapping of rewards by name; may raise anything,
-and take its time. The answer is a text that knows its `finish` and its length in `tokens`."""
+"""`(answer, the line as a dict) -> reward`, or a mapping of rewards by name; may raise anything
+and be slow. The answer is a text that knows its `finish` and its length in `tokens`."""
 
 
 def exact(answer: str, entry: Mapping[str, Any]) -> float:
-    """1 where the answer is the expected text, up to white space at its ends."""
+    """1 if the answer is the expected text, up to white space at its ends."""
     return float(answer.strip() == str(entry["answer"]).strip())
 
 
 def number(answer: str, entry: Mapping[str, Any]) -> float:
-    """1 where the answer is a number equal to the expected one (`1,000` = `1e3` = `1000.0`)."""
+    """1 if the answer is a number equal to the expected one (`1,000` = `1e3` = `1000.0`)."""
     value = as_number(answer)
     return float(value is not None and value == as_number(str(entry["answer"])))
 
@@ -64,12 +64,12 @@ def number(answer: str, entry: Mapping[str, Any]) -> float:
 OFFERED = "VERIFIERS"
 """The name of the mapping in a module of the user's."""
 SHOWN = 100
-"""Longest part of somebody else's names that a sentence has, in characters."""
+"""Characters of a user's names that an error quotes, at most."""
 
 VERIFIERS: Registry[Verifier] = Registry(
     "verifier",
     {"exact": exact, "number": number, "run": CasesVerifier(Bubblewrap())},
-    lambda found: "",
+    lambda verifier: "",
 )
 """Verifiers that `task.verifier` may name."""
 
@@ -84,27 +84,27 @@ def as_number(text: str) -> Decimal | None:
 
 
 def names(verifier: Verifier) -> tuple[str, ...]:
-    """Names of the rewards that a verifier declares, in their order; none where it gives one
-    number. Raises LookupError where it declares no sequence of different names."""
-    said = getattr(verifier, "rewards", None)
-    if said is None:
+    """Names of the rewards that a verifier declares, in their order; none if it gives one
+    number. Raises LookupError if it does not declare a sequence of different names."""
+    declared = getattr(verifier, "rewards", None)
+    if declared is None:
         return ()
     listed = (
-        isinstance(said, Sequence)
-        and not isinstance(said, str)
-        and all(isinstance(name, str) and name.strip() for name in said)
+        isinstance(declared, Sequence)
+        and not isinstance(declared, str)
+        and all(isinstance(name, str) and name.strip() for name in declared)
     )
-    if not listed or not said or len(set(said)) < len(said):
+    if not listed or not declared or len(set(declared)) < len(declared):
         raise LookupError(
-            f"its function has rewards = {_shown(said)}, which must be different names, as in "
+            f"its function has rewards = {_shown(declared)}, which must be different names, as in "
             "('right', 'brief')"
         )
-    return tuple(said)
+    return tuple(declared)
 
 
 def rewarded(verifier: Verifier, returned: Any) -> Any:
-    """Give the reward that a verifier returned; `Several` in their order where it declares names.
-    Raises NoReward where it returned other names, and for a reward that is no number."""
+    """Return the reward of a verifier, as `Several` in their order if it declares names.
+    Raises NoReward if it returned other names, and for a reward that is not a number."""
     expected = names(verifier)
     if not expected:
         if isinstance(returned, Mapping):
@@ -128,7 +128,7 @@ def rewarded(verifier: Verifier, returned: Any) -> Any:
 
 
 def _number(name: str, value: Any) -> float:
-    """Raises NoReward for what is no number."""
+    """Convert a reward. Raises NoReward for a value that is not a number."""
     try:
         if not isinstance(value, str | bytes):
             return float(value)
@@ -143,7 +143,7 @@ def _shown(value: object) -> str:
 
 
 class VerifierTable:
-    """Verifiers that lines may name. `default` is `task.verifier`; where it is `module:function`
+    """Verifiers that lines may name. `default` is `task.verifier`; if it is `module:function`
     that module is imported now.
 
     >>> VerifierTable("exact").find("number")("1,000", {"answer": 1e3})
@@ -162,38 +162,40 @@ function of 'os' if you trust it, as its code would be run
         """Languages of the lines that were checked whose answers are run as programs."""
         self._module = default.partition(":")[0] if ":" in default else ""
         try:
-            self._found = {default: _checked(default, self._of_settings(default))}
+            self._resolved = {default: _checked(default, self._of_settings(default))}
             self._offered = _offered(self._module) if self._module else {}
         except LookupError as error:
             raise TaskError(f"task.verifier: {error}") from error
 
     @property
     def executes(self) -> bool:
-        """True if one of those that were looked up says that it executes answers."""
-        return any(getattr(verifier, "executes", False) for verifier in self._found.values())
+        """True if one of the verifiers that were looked up executes answers."""
+        return any(getattr(verifier, "executes", False) for verifier in self._resolved.values())
 
     @property
     def several(self) -> str:
-        """The name of one of those that were looked up that gives several rewards; empty where none
+        """The name of a verifier that was looked up and gives several rewards; empty if none
         does."""
-        return next((name for name, verifier in self._found.items() if names(verifier)), "")
+        return next((name for name, verifier in self._resolved.items() if names(verifier)), "")
 
     def check(self, verifier: Verifier, line: Mapping[str, Any]) -> None:
-        """Look if a line has what its verifier reads of it. Raises LookupError."""
+        """Check that a line has what its verifier reads. Raises LookupError."""
         if isinstance(verifier, CasesVerifier):
             self.languages.add(verifier.language(line))
         elif "answer" not in line:
             raise LookupError("Object missing required field `answer`")
         elif verifier is number and as_number(str(line["answer"])) is None:
-            raise LookupError(f"its verifier is `number` and its answer {line['answer']!r} is none")
+            raise LookupError(
+                f"its verifier is `number` and its answer {line['answer']!r} is not a number"
+            )
 
     def find(self, name: str) -> Verifier:
-        """The verifier that a line may name so; that of `task.verifier` where it is empty. Raises
-        LookupError that says what is wrong with the name."""
+        """The verifier of a name in a line; an empty name is that of `task.verifier`. Raises
+        LookupError, which says what is wrong with the name."""
         name = name or self._default
-        if name not in self._found:
-            self._found[name] = _checked(name, self._of_data(name))
-        return self._found[name]
+        if name not in self._resolved:
+            self._resolved[name] = _checked(name, self._of_data(name))
+        return self._resolved[name]
 
     def _of_settings(self, name: str) -> Verifier:
         module, colon, _ = _parts(name)
@@ -224,7 +226,7 @@ function of 'os' if you trust it, as its code would be run
 
 
 def _parts(name: str) -> tuple[str, str, str]:
-    """Module, colon and function of a name; its colon is empty where it is a built-in one. Raises
+    """Module, colon and function of a name; the colon of a built-in one is empty. Raises
     LookupError."""
     module, colon, function = name.partition(":")
     if name not in VERIFIERS and not colon:
@@ -238,13 +240,13 @@ def _parts(name: str) -> tuple[str, str, str]:
             )
         )
     if colon and (not module or not function):
-        raise LookupError(f"{name!r} is no module:function: give both")
+        raise LookupError(f"{name!r} is not module:function: give both")
     return module, colon, function
 
 
 def _offered(module: str) -> Mapping[str, Verifier]:
-    """The functions that an imported module offers to lines. Raises LookupError where that is no
-    mapping."""
+    """The functions that an imported module offers to lines. Raises LookupError if they are not
+    in a mapping."""
     offered = getattr(sys.modules[module], OFFERED, {})
     if not isinstance(offered, Mapping):
         raise LookupError(
@@ -255,7 +257,7 @@ def _offered(module: str) -> Mapping[str, Verifier]:
 
 
 def _checked(name: str, verifier: Any) -> Verifier:
-    """Raises LookupError for what is no function, and for wrong names of rewards."""
+    """Check a verifier. Raises LookupError if it is not a function, or its rewards are misnamed."""
     if not callable(verifier) or isinstance(verifier, type):
         module, _, function = name.partition(":")
         raise LookupError(f"{module!r} defines no function {function!r}")
@@ -271,7 +273,7 @@ def _refuse_other_calls(verifier: Callable[..., Any]) -> None:
         raise LookupError("its function is async, and a verifier returns its reward: make it `def`")
     try:
         signature = inspect.signature(verifier)
-    except (TypeError, ValueError):  # of a built-in function, which says nothing of itself
+    except (TypeError, ValueError):  # a built-in function without a signature
         return
     try:
         signature.bind("answer", {})

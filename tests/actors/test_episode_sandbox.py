@@ -163,7 +163,9 @@ async def test_a_hostile_program_reaches_its_own_session_and_awards_nothing(
             await coordinator.reply(award, "4$")
             said, _ = await coordinator.hear()
             assert isinstance(said, Played) and (said.rollout, said.failed) == (1, "exit")
-            assert said.text.startswith("it said a reward, and a program in the sandbox gives none")
+            assert said.text.startswith(
+                "it printed a reward, and a program in the sandbox may give none"
+            )
             await coordinator.reply(victim, "4$")
             assert (await coordinator.hear())[0] == Played(0, 1, "stop")
             assert not any(isinstance(message, GiveReward) for message in coordinator.heard)

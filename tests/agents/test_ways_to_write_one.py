@@ -329,7 +329,7 @@ def test_a_program_that_fails(gateway: FakeGateway, text: str, kind: str, says: 
         ("mine_to_play:number", "is a int"),
         ("mine_to_play:one", "cannot be called with a client and an episode"),
         ("mine_to_play:Bare", "without step"),
-        ("mine_to_play:Wants", "wants arguments"),
+        ("mine_to_play:Wants", "needs arguments"),
         ("solve", "give the module:name"),
         ([], "empty command"),
         (["no-such-program"], "no such program"),

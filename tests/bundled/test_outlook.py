@@ -91,7 +91,7 @@ def test_progress_has_an_estimate_and_says_what_to_do_where_it_is_stuck() -> Non
     assert (early.done, early.of, early.seconds) == (10, STEPS, 2.0)
     assert early.left_s == pytest.approx(118.0) and early.note == "0.00 of 0.3 right"
     stuck = progress(curve(unlearnable, never, 0.2, 250), steps=STEPS, enough=ENOUGH)
-    assert "will not come to 0.3" in stuck.note and ADVICE in stuck.note
+    assert "will not reach 0.3" in stuck.note and ADVICE in stuck.note
     slow = progress(curve(learned, never, 1.0, 50), steps=STEPS, enough=ENOUGH)
     assert "takes long" in slow.note and ADVICE in slow.note
     assert all(word in ADVICE for word in ("asyncrl tasks", "model.path", "fewer digits"))

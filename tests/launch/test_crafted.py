@@ -215,7 +215,7 @@ def test_rows_that_parse_and_cannot_be_are_a_sentence_at_most(
             file.execute(f"UPDATE {table} SET data = ? WHERE data = ?", (data, was))
             came.add(refused(copy).partition("(")[0])
             file.execute(f"UPDATE {table} SET data = ? WHERE data = ?", (was, data))
-    assert any("holds what no run can have written" in said for said in came), came
+    assert any("holds events that no run writes" in said for said in came), came
     assert any("holds what is no event of this asyncrl" in said for said in came), came
 
 
@@ -267,7 +267,7 @@ def test_a_curve_that_nobody_wrote_is_no_hindrance(text: bytes, run: Path, tmp_p
 def test_a_curve_that_is_no_file_is_refused(run: Path, tmp_path: Path) -> None:
     copy = crafted(run, tmp_path)
     (copy / METRICS).mkdir()
-    assert f"{METRICS}: this is no file" in refused(copy)
+    assert f"{METRICS}: this is not a file" in refused(copy)
 
 
 # ----------------------------------------------------------------------------- other files of a run

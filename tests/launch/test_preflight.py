@@ -236,7 +236,7 @@ def test_a_port_for_agents_that_nobody_plays_is_not_looked_at() -> None:
 
 @pytest.mark.parametrize("host", ["240.0.0.1", "::1"])
 def test_an_address_of_another_machine(host: str) -> None:
-    assert f"metrics.host is '{host}', and that is no IPv4 address of this machine" in refusal(
+    assert f"metrics.host is '{host}', and that is not an IPv4 address of this machine" in refusal(
         config(f"metrics.host={host}", "metrics.port=9100")
     )
 
@@ -369,7 +369,7 @@ def test_a_resume_goes_on_with_the_data_that_it_began_with(monkeypatch: pytest.M
 def test_prompts_that_cannot_be_answered_are_counted() -> None:
     settings = [*data("a", *(["b" * 300] * 3), "c" * 300, held_out=1), "engine.context_tokens=128"]
     training, held_out = preflight.check(config(*settings), None, 2).notes
-    assert "of 4 training prompts that were looked at 3 leave no room" in training.meaning
+    assert "of 4 training prompts that were checked 3 leave no room" in training.meaning
     assert "the longest prompt has 301" in training.meaning and "dropped" in training.meaning
     assert "of 1 held-out prompts" in held_out.meaning and "count as wrong" in held_out.meaning
     said = refusal(config(*data("b" * 300, "c" * 300), "engine.context_tokens=128"))

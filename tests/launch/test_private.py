@@ -130,10 +130,10 @@ def test_a_key_behind_a_link_is_refused(tmp_path: Path) -> None:
 
 def test_a_key_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "key", 0o600)
-    with pytest.raises(ValueError, match="is no file of this user"):
+    with pytest.raises(ValueError, match="is not a file of this user"):
         read_key(tmp_path / "key")
     (tmp_path / "folder").mkdir(mode=0o700)
-    with pytest.raises(ValueError, match="is no file of this user"):
+    with pytest.raises(ValueError, match="is not a file of this user"):
         read_key(tmp_path / "folder")
 
 

@@ -66,8 +66,8 @@ def test_the_bytes_are_those_of_the_type_that_is_sent(
 @pytest.mark.parametrize(
     ("sets", "pause"),
     [
-        ([], "staged: engines decode while the weights come, and stand still for about one"),
-        (["publication.path=direct"], "direct: every engine stands still from the first byte"),
+        ([], "staged: engines decode while the weights come, and pause for about one"),
+        (["publication.path=direct"], "direct: every engine pauses from the first byte"),
         (SERVERS, "staged: a server decodes while the weights come to its machine"),
     ],
 )
@@ -84,7 +84,7 @@ def test_check_says_the_pause_of_the_models_beside_a_run(tmp_path: Path) -> None
     models.write_text(MODELS.format(swap_s=0.01234))
     assert "about one decode step; 12.3 ms in models.toml" in checked(tmp_path)
     models.write_text(MODELS.format(swap_s=-1))
-    assert "models.toml: these are no models" in checked(tmp_path)
+    assert "models.toml: these are not models" in checked(tmp_path)
 
 
 @pytest.mark.parametrize("torn", [b"", b"\xff" * 64, b'\x02\0\0\0\0\0\0\0{"'])

@@ -26,7 +26,7 @@ NOTHING_EVALUATED = {"task__eval_size": 0, "train__eval_every": 0}
 
 
 LOST = "Machine one is lost, with 2 actors"
-LEAVES = "Machine one leaves: what its 2 actors hold goes on elsewhere."
+LEAVES = "Machine one leaves: the work of its 2 actors continues elsewhere."
 
 
 def goes_on_with_another(
@@ -138,7 +138,7 @@ def test_a_token_that_is_none_is_refused_in_a_sentence(tmp_path: Path) -> None:
     token.write_text("{}")
     token.chmod(0o600)
     done = train(joins(token, "one", tmp_path / "one"))
-    assert done.returncode == 2 and "is no join token" in done.stderr
+    assert done.returncode == 2 and "is not a join token" in done.stderr
     token.chmod(0o644)
     done = train(joins(token, "one", tmp_path / "one"))
     assert done.returncode == 2 and "others may open" in done.stderr

@@ -164,7 +164,7 @@ def test_a_rank_that_stands_still_ends_the_run_and_one_rank_goes_on(
         os.kill(processes(run)["trainer-1"], signal.SIGSTOP)
         code, shown, _ = end(process)
     assert code == 1
-    assert "of rank 1, which is as long as it may" in " ".join(shown.split())
+    assert "of rank 1, which is the limit" in " ".join(shown.split())
     assert not processes(run)
 
     toml = (run / RUN_TOML).read_text().replace("ranks = 2", "ranks = 1")

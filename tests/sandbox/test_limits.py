@@ -41,7 +41,7 @@ def test_the_view_has_no_home_and_nothing_of_pythonpath(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     view = python_view({"/open/3": "/home/somebody/data"})
-    assert "/open/3" in view.places and "/home/somebody/data" not in view.places
+    assert "/open/3" in view.readable and "/home/somebody/data" not in view.readable
     assert str(tmp_path) not in view.paths and "/" not in view.paths and "/etc" not in view.paths
     assert not any(path in view.paths for path in ("/home", "/root", "/proc", "/run", "/var"))
 

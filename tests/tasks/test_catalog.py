@@ -56,7 +56,7 @@ def entry(learned: Learned | None = None, answer: str | None = "2") -> CatalogEn
 def test_the_verdict_is_what_was_measured(accuracy: float, ended: bool, said: str) -> None:
     found = Learned(accuracy=accuracy, steps=3, seconds=9.2, ended=ended)
     assert verdict(entry(found)) == said
-    assert verdict(entry(found, answer=None)).startswith("no: it knows no answers")
+    assert verdict(entry(found, answer=None)).startswith("no: it has no answers")
 
 
 def test_the_page_says_what_the_list_says() -> None:

@@ -154,7 +154,7 @@ def test_a_line_longer_than_a_block_is_read_whole(write: Write) -> None:
         ({"prompt": "x", "answer": "x", "verifier": "exakt"}, "did you mean 'exact'"),
         (
             {"prompt": "x", "answer": "ten", "verifier": "number"},
-            "its verifier is `number` and its answer 'ten' is none",
+            "its verifier is `number` and its answer 'ten' is not a number",
         ),
         (
             {"prompt": "x", "answer": "x", "verifier": "os:getcwd"},

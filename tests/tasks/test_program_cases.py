@@ -119,7 +119,7 @@ def test_a_language_without_its_tool_is_refused_by_name(
 ) -> None:
     from asyncrl.sandbox.programs import languages
 
-    monkeypatch.setattr(languages, "_found", lambda tool: None)
+    monkeypatch.setattr(languages, "_path_of", lambda tool: None)
     with pytest.raises(TaskError, match=r"line 1: .*python needs `python3`, which this machine"):
         opened({})
 

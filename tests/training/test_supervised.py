@@ -137,7 +137,7 @@ def test_a_line_becomes_its_ids_and_an_end(tmp_path: Path) -> None:
         ([{"prompt": "a", "response": "b"}, {"prompt": "a"}], "line 2 of"),
         ([{"prompt": "a", "response": ""}], "line 1 of"),
         ([{"prompt": "a", "response": "b" * 400}], "engine.context_tokens is 256"),
-        ([{"prompt": "a", "response": 3}], "is no example"),
+        ([{"prompt": "a", "response": 3}], "is not an example"),
     ],
 )
 def test_what_is_no_example_is_refused_before_anything_starts(

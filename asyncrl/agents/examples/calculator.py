@@ -34,7 +34,7 @@ TOOLS: list[ChatCompletionToolParam] = [
 
 
 async def solve(client: openai.AsyncOpenAI, episode: AgentEpisode) -> None:
-    """Answer until the model calls no tool any more."""
+    """Answer until the model calls no more tools."""
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": episode.prompt}]
     for _ in range(CALLS):
         answer = await client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
@@ -49,14 +49,14 @@ async def solve(client: openai.AsyncOpenAI, episode: AgentEpisode) -> None:
 
 
 def calculate(name: str, arguments: str) -> str:
-    """Do what the model asks for; it is told what was wrong with it.
+    """Do what the model asks for, or return a text that says what was wrong with it.
 
     >>> calculate("add", '{"a": 2, "b": 3}'), calculate("add", '{"a": "2"}')
     ('5', 'error: a and b must be integers')
     """
     try:
-        given = json.loads(arguments)
-        a, b = given["a"], given["b"]
+        operands = json.loads(arguments)
+        a, b = operands["a"], operands["b"]
         if type(a) is int and type(b) is int and max(abs(a), abs(b)) <= LARGEST:
             return str(OPERATIONS[name](a, b))
     except (ValueError, LookupError, TypeError, RecursionError):

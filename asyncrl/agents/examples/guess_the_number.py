@@ -1,7 +1,7 @@
 """Guess the number: an environment. `agent.run = "asyncrl.agents.examples.guess_the_number:Game"`.
 
 A line of the task is `{"prompt": "Guess a number from 1 to 16.", "answer": 11, "largest": 16}`. All
-rollouts of a prompt are told one number, because they are compared with each other.
+rollouts of a prompt have the same number, because they are compared with each other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from asyncrl.agents import Step
 
 LARGEST = 16
-"""The largest number, where a line says none."""
+"""The largest number of a line that has none."""
 
 
 class Game:
@@ -37,8 +37,8 @@ class Game:
 
     def step(self, reply: str) -> Step:
         self._left -= 1
-        found = re.search(r"-?\d{1,9}", reply)
-        guess = int(found[0]) if found else None
+        number = re.search(r"-?\d{1,9}", reply)
+        guess = int(number[0]) if number else None
         if guess == self._number:
             return Step("right", 1.0 - self._earned, done=True)
         before = self._high - self._low + 1

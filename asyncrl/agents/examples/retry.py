@@ -1,4 +1,4 @@
-"""Another try where the answer is wrong: `agent.run = "asyncrl.agents.examples.retry:solve"`.
+"""Another try after a wrong answer: `agent.run = "asyncrl.agents.examples.retry:solve"`.
 
 For any task whose entries have an `answer`, such as those of reasoning-gym. The task's verifier
 judges the last reply.
@@ -19,7 +19,7 @@ AGAIN = "wrong, try again"
 
 
 async def solve(client: openai.AsyncOpenAI, episode: AgentEpisode) -> None:
-    """Answer, and answer again while that is wrong."""
+    """Answer, and answer again while the answer is wrong."""
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": episode.prompt}]
     for _ in range(TRIES):
         answer = await client.chat.completions.create(model=MODEL, messages=messages)

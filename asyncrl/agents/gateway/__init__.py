@@ -4,6 +4,6 @@ run's episodes. Their calls are answered by the coordinator, over the link of an
     app.py             the routes, and who may use them
     call_routes.py     OpenAI's part of them
     gateway.py         one call, from its prompt to its end
-    played_session.py  one attempt at an episode, as the coordinator hears of it
-    known_text.py      tokens of what an attempt's model has seen and said
+    played_session.py  one attempt at an episode, and its messages to the coordinator
+    known_text.py      tokens of the texts that an attempt's model has seen or sampled
 """

@@ -1,4 +1,4 @@
-"""Answers to agents, as OpenAI's JSON. Invariant: a stream's parts, put together, are the answer
+"""Answers to agents, as OpenAI's JSON. Invariant: the parts of a stream, joined, are the answer
 that is not streamed."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from asyncrl.agents.gateway.tools import Delta, ToolCall
 
 
 class Token(msgspec.Struct, frozen=True):
-    """A token as it is reported: its text by itself, and its log-probability."""
+    """A reported token: its own text, and its log-probability."""
 
     text: str
     behaviour: float
@@ -38,7 +38,7 @@ class Envelope(ABC):
 
     @abstractmethod
     def whole(self, parts: Sequence[AnswerPart], finish: str, usage: dict[str, int]) -> bytes:
-        """The answer in one."""
+        """The whole answer."""
 
     @abstractmethod
     def part(self, read: AnswerPart) -> bytes:

@@ -1,9 +1,9 @@
-"""Requests of agents, out of JSON. Invariant: a request that is accepted is done as it says; what
-cannot be done is a 400 that names the parameter.
+"""Requests of agents, parsed from JSON. Invariant: an accepted request is done exactly as written;
+one that cannot be done is a 400 that names the parameter.
 
 Two kinds of parameters are refused on purpose: those that change the distribution that tokens are
 drawn from (`top_p`, penalties), because the recorded log-probabilities would not be those of the
-sampling; and those that ask for what an engine does not give.
+sampling; and those that ask for what engines do not offer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEUTRAL = {
     "best_of": 1,
     "parallel_tool_calls": True,
 }
-"""Values that these must have, where they are given at all."""
+"""Values that these parameters must have if they are sent."""
 IGNORED = ("seed", "temperature")
 """Parameters that are accepted and have no effect; an answer says so in the header `x-ignored`."""
 _STOPS, _STOP_CHARACTERS, _MESSAGES = 4, 256, 4096
@@ -159,12 +159,12 @@ _Request = TypeVar("_Request", ChatRequest, TextRequest)
 
 
 def parse(body: bytes, kind: type[_Request], items: int) -> _Request:
-    """The request in `body`, whose JSON has at most about so many items. Raises GatewayError
+    """The request in `body`, whose JSON has at most about `items` items. Raises GatewayError
     (400)."""
     _few(body.count(b","), items)
-    given = _decode(body, dict[str, msgspec.Raw])
+    fields = _decode(body, dict[str, msgspec.Raw])
     known = kind.__struct_fields__
-    if unknown := [name for name in given if name not in known]:
+    if unknown := [name for name in fields if name not in known]:
         raise bad(
             f"the gateway does not know {unknown[0]!r}; leave it out (it knows "
             f"{', '.join(sorted(known))})",
@@ -215,7 +215,7 @@ class TurnFailed(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FailedAttempt(msgspec.Struct, forbid_unknown_fields=True):
-    """The end of an attempt that has failed, and why, if that is said."""
+    """The end of an attempt that has failed, and why, if the agent gives a reason."""
 
     reason: str = ""
 
@@ -235,7 +235,7 @@ def turn_failed(body: bytes) -> TurnFailed:
 
 
 def given_up(body: bytes) -> FailedAttempt:
-    """The end that `body` says, which may be empty. Raises GatewayError (400)."""
+    """The failed attempt in `body`, which may be empty. Raises GatewayError (400)."""
     return _decode(body, FailedAttempt) if body else FailedAttempt()
 
 
@@ -246,13 +246,13 @@ def note(body: bytes) -> bytes:
 
 def messages(request: ChatRequest, items: int) -> list[dict[str, Any]]:
     """The messages as chat templates know them: text alone, arguments as objects of at most about
-    so many items, and nothing that is null. Raises GatewayError (400)."""
+    `items` items, and nothing that is null. Raises GatewayError (400)."""
     return [_message(at, message, items) for at, message in enumerate(request.messages)]
 
 
 def tools(request: ChatRequest) -> list[dict[str, Any]]:
-    """The tools as they were given. Raises GatewayError (400) for what is no function with a
-    name."""
+    """The tools as they were sent. Raises GatewayError (400) for a tool that is not a function with
+    a name."""
     for at, tool in enumerate(request.offered):
         function = tool.get("function")
         if (
@@ -268,12 +268,12 @@ def tools(request: ChatRequest) -> list[dict[str, Any]]:
     return request.offered
 
 
-def _message(at: int, given: msgspec.Raw, items: int) -> dict[str, Any]:
-    """Clients send back what they were sent, with every field that was null."""
+def _message(at: int, raw: msgspec.Raw, items: int) -> dict[str, Any]:
+    """Convert one message. Clients send replies back with every field that was null."""
     try:
-        fields = msgspec.json.decode(given, type=dict[str, msgspec.Raw])
-        said = {name: value for name, value in fields.items() if bytes(value) != _NULL}
-        message = msgspec.json.decode(msgspec.json.encode(said), type=_Message)
+        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        present = {name: value for name, value in fields.items() if bytes(value) != _NULL}
+        message = msgspec.json.decode(msgspec.json.encode(present), type=_Message)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise bad(f"messages[{at}]: {error}", "messages") from error
     text = (
@@ -281,12 +281,12 @@ def _message(at: int, given: msgspec.Raw, items: int) -> dict[str, Any]:
         if isinstance(message.content, str)
         else "".join(part.text for part in message.content)
     )
-    found: dict[str, Any] = {
+    plain: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": text,
     }
     if message.tool_calls:
-        found["tool_calls"] = [
+        plain["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -299,8 +299,8 @@ def _message(at: int, given: msgspec.Raw, items: int) -> dict[str, Any]:
         ]
     for name in ("tool_call_id", "name", "reasoning_content"):
         if value := getattr(message, name):
-            found[name] = value
-    return found
+            plain[name] = value
+    return plain
 
 
 def _arguments(at: int, function: _Function, items: int) -> dict[str, Any]:
@@ -309,12 +309,12 @@ def _arguments(at: int, function: _Function, items: int) -> dict[str, Any]:
         return msgspec.json.decode(function.arguments, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise bad(
-            f"messages[{at}]: the arguments of {function.name!r} are no JSON object", "messages"
+            f"messages[{at}]: the arguments of {function.name!r} are not a JSON object", "messages"
         ) from error
 
 
 def _few(commas: int, items: int) -> None:
-    """Refuse JSON that has more items than this, by its commas: as cheap as reading the bytes."""
+    """Refuse JSON with more items than this, counted by commas, which costs one pass over it."""
     if commas > items:
         raise bad(f"the request's JSON has more than {items} items", code="too_many_items")
 
@@ -326,10 +326,10 @@ def _decode(body: bytes, kind: type[_Type]) -> _Type:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        found = re.search(r"`\$\.(\w+)", str(error)) or re.search(
+        field = re.search(r"`\$\.(\w+)", str(error)) or re.search(
             r"required field `(\w+)`", str(error)
         )
-        raise bad(str(error), found[1] if found else None) from error
+        raise bad(str(error), field[1] if field else None) from error
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise GatewayError(
             400, "invalid_json", f"the body is not the JSON of a request: {error}"

@@ -8,7 +8,7 @@ Invariant: no body is read before the key is proved.
                                            the turn of an answered call, from the last one where
                                            negative; without turn, or null: of the whole
     POST   /v1/episodes                    where programs elsewhere play: the next episode, or 204
-    DELETE /v1/sessions/NAME               where they do: the attempt has failed; it may say why:
+    DELETE /v1/sessions/NAME               there too: the attempt has failed; the body may say why:
                                            {"reason": "…"}
     GET    /ready                          without a key
 
@@ -68,7 +68,7 @@ def application(gateway: Gateway, sessions: PlayedSessions, offers: Offers | Non
 
 
 class _KeyGuarded:
-    """An ASGI endpoint for who has the key of its session for `right`, or the run's."""
+    """An ASGI endpoint that requires its session's key for `right`, or the run's key."""
 
     def __init__(
         self, sessions: PlayedSessions, right: Right | Literal["run"], handler: Handler
@@ -77,10 +77,10 @@ class _KeyGuarded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not self._sessions.is_run_key(given) and (
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not self._sessions.is_run_key(key) and (
             self._right == "run"
-            or not has_right(given, self._sessions.key, session_of(request), self._right)
+            or not has_right(key, self._sessions.key, session_of(request), self._right)
         ):
             raise GatewayError(401, "invalid_api_key", _WRONG[self._right])
         await self._handler(request, send)
@@ -129,16 +129,16 @@ class _EpisodeRoutes(CallRoutes):
         session.reward(asked.reward, asked.turn)
         if self._offers is not None and asked.turn is None:
             self._offers.end(session.name, "rewarded")
-        said = {"session": session.name, "reward": asked.reward, "turn": asked.turn}
-        await whole(request, send, msgspec.json.encode(said))
+        answer = {"session": session.name, "reward": asked.reward, "turn": asked.turn}
+        await whole(request, send, msgspec.json.encode(answer))
 
     async def failed(self, request: Request, send: Send) -> None:
         self.session(request)
         asked = api_requests.turn_failed(await self.body(request))
         session = self.session(request)
         session.fail(asked.tool, asked.turn)
-        said = {"session": session.name, "tool": asked.tool, "turn": asked.turn}
-        await whole(request, send, msgspec.json.encode(said))
+        answer = {"session": session.name, "tool": asked.tool, "turn": asked.turn}
+        await whole(request, send, msgspec.json.encode(answer))
 
     async def give_up(self, request: Request, send: Send) -> None:
         self.session(request)
@@ -149,8 +149,8 @@ class _EpisodeRoutes(CallRoutes):
         await whole(request, send, msgspec.json.encode({"session": session.name}))
 
     async def episode(self, request: Request, send: Send) -> None:
-        """The next episode; 204 where there is none within `POLL_S`. A program that leaves takes
-        none."""
+        """Answer with the next episode, or 204 if there is none within `POLL_S`. A program that
+        disconnects takes none."""
         assert self._offers is not None, "there is this route with offers alone"
         await self.body(request)
         facts: bytes | None = None

@@ -1,5 +1,5 @@
-"""The record of one call, made as its tokens come. Invariant: what is recorded is what could be
-read, up to what ended it."""
+"""The record of one call, made as its tokens come. Invariant: it holds the tokens that the agent
+could read, up to the one that ended the answer."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class CallRecord:
         self.deltas: list[Delta] = []
         self.finish: Finish = "interrupted"
         self.broken = ""
-        """The fault of what the engine gave, in words."""
+        """The fault of the engine's tokens, in words."""
         self.refused = ""
-        """A sentence where no answer is given."""
+        """The reason of a refused call, a sentence."""
 
     @property
     def closed(self) -> bool:
-        """True if nothing more is to be had of this answer: a stop string is complete, or the
-        engine is not to be believed."""
+        """True if the answer is over: a stop string is complete, or the engine sent invalid
+        tokens."""
         return self._reading.stopped or bool(self.broken)
 
     @property
@@ -45,7 +45,7 @@ class CallRecord:
         return any(isinstance(delta, ToolCall) for delta in self.deltas)
 
     def take(self, piece: GeneratedPiece) -> AnswerPart:
-        """Read a piece; what comes when it is closed is left out."""
+        """Read a piece. Tokens that come after the end are left out."""
         read = AnswerPart()
         self.broken = self.broken or self._wrong(piece)
         self.refused = self.refused or piece.refused
@@ -63,7 +63,7 @@ class CallRecord:
         return read
 
     def _wrong(self, piece: GeneratedPiece) -> str:
-        """A fault of what the engine gave, in words; empty where there is none."""
+        """The fault of the engine's tokens, in words; empty if there is none."""
         if (
             len(piece.ids)
             and not 0 <= int(piece.ids.min()) <= int(piece.ids.max()) < self._vocabulary
@@ -72,5 +72,5 @@ class CallRecord:
         return (
             ""
             if np.isfinite(piece.behaviour).all()
-            else "the engine gave a log-probability that is no number"
+            else "the engine gave a log-probability that is not a number"
         )

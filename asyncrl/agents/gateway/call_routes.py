@@ -1,14 +1,14 @@
-"""OpenAI's part of the gateway, as ASGI handlers. Invariant: every answer that is not what was
-asked for is one sentence in OpenAI's form.
+"""OpenAI's part of the gateway, as ASGI handlers. Invariant: every failed request is
+answered with one sentence in OpenAI's form.
 
     POST   /sessions/NAME/v1/chat/completions   `stream` or not
     POST   /sessions/NAME/v1/completions        `stream` or not
     GET    /sessions/NAME/v1/models
-    GET    /ready                               200 where calls are answered, 503 where not
+    GET    /ready                               200 if calls are answered, else 503
 
-The session is in the base URL, so that an agent needs no change. The temperature is the run's: what
-a call says of it is ignored, and named in the header `x-ignored`, because an agent is trained at
-one and evaluated at another.
+The session is in the base URL, so that an agent needs no change. The temperature is the run's: that
+of a call is ignored, and named in the header `x-ignored`, because an agent is trained at one
+temperature and evaluated at another.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class CallRoutes:
         *,
         tools: bool,
     ) -> None:
-        """Sample, and answer in one or as a stream."""
+        """Sample, and answer at once or as a stream."""
         ignored = [name for name in api_requests.IGNORED if getattr(asked, name) is not None]
         headers = {"x-ignored": ", ".join(ignored)} if ignored else {}
         stream = _Stream(send, headers) if asked.stream else None
@@ -119,12 +119,12 @@ class CallRoutes:
             )
 
     def session(self, request: Request) -> PlayedSession:
-        """The session of a request. Raises GatewayError (404) where it is not played."""
+        """The session of a request. Raises GatewayError (404) if it is not played."""
         return self._sessions.named(session_of(request))
 
     @contextmanager
     def _called(self, request: Request) -> Iterator[PlayedSession]:
-        """The session that is called in the block. Raises GatewayError where it takes no calls."""
+        """The session that is called in the block. Raises GatewayError if it takes no calls."""
         session = self.session(request)
         if session.rewarded:
             raise GatewayError(
@@ -137,7 +137,7 @@ class CallRoutes:
             raise
 
     async def gone(self, request: Request) -> None:
-        """Return when nobody waits for the answer any more."""
+        """Return when the client has disconnected."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
@@ -152,9 +152,9 @@ class CallRoutes:
         )
 
     async def body(self, request: Request) -> bytes:
-        """The whole body. Raises GatewayError where it is too large, or too slow."""
+        """The whole body. Raises GatewayError if it is too large, or too slow."""
         settings, body = self._gateway.settings, bytearray()
-        # a length that was said, so that what is too large is not read at all
+        # by the declared length, so that a body that is too large is not read at all
         if int(request.headers.get("content-length", "0")) > settings.body_bytes:
             raise _too_large(settings.body_bytes)
         try:
@@ -173,8 +173,8 @@ class CallRoutes:
 
 
 class _Stream:
-    """Server-sent events; the response begins with the first, so that what fails before has a
-    status of its own."""
+    """Server-sent events; the response begins with the first, so that a call that fails
+    before it has a status of its own."""
 
     def __init__(self, send: Send, headers: dict[str, str]) -> None:
         self._send, self._headers = send, headers
@@ -204,7 +204,7 @@ async def whole(
 
 
 def session_of(request: Request) -> str:
-    """The session in a request's path. Raises GatewayError where it is no name."""
+    """The session in a request's path. Raises GatewayError if it is not a name."""
     name: str = request.path_params["session"]
     if not _SESSION.fullmatch(name):
         raise bad(

@@ -1,8 +1,8 @@
 """Keys of one session for one thing each, made from the run's key. Pure.
 
-Who samples for a session has its key for calls. A program that a model wrote may have that one, and
-so cannot give the session a reward: that takes the other key. Neither tells anything of the other,
-of another session's, or of the run's own.
+An agent samples with its session's key for calls. A program that a model wrote may have that key
+too, and cannot give the session a reward with it: rewards need the other key. Neither key reveals
+the other, another session's, or the run's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def capability(run_key: bytes, session: str, right: Right) -> str:
     return hmac.digest(run_key, text, "sha256").hex()
 
 
-def has_right(given: str, run_key: bytes, session: str, right: Right) -> bool:
-    """True if `given`, from a stranger, is that key; compared in constant time."""
+def has_right(key: str, run_key: bytes, session: str, right: Right) -> bool:
+    """True if `key`, which a client sent, is that key; compared in constant time."""
     expected = capability(run_key, session, right).encode()
-    return hmac.compare_digest(given.encode(errors="surrogatepass"), expected)
+    return hmac.compare_digest(key.encode(errors="surrogatepass"), expected)

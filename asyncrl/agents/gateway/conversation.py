@@ -1,4 +1,4 @@
-"""Conversations whose replies are kept as they were sampled (`agent.history = "as_sampled"`).
+"""Conversations whose replies keep their sampled tokens (`agent.history = "as_sampled"`).
 
 A template may render an earlier reply in another way than it was sampled: some drop its thoughts.
 Then the next call's context leaves inside the reply. Here it does not: the context is that of the
@@ -9,8 +9,9 @@ template makes of the messages that follow.
     template   [user]a[assistant]b[user]c[assistant]            the thought is gone
     as sampled [user]a[assistant]<think>…</think>b[user]c[assistant]
 
-Invariant: a reply is found where all messages before it, the tools and itself are those of the call
-that sampled it. White space around a reply, and the numbers of its tool calls, may differ.
+Invariant: a reply is recognized if all messages before it, the tools and the reply itself are those
+of the call that sampled it. White space around a reply, and the numbers of its tool calls, may
+differ.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ class Conversation:
         self._digests = [*self._read()]
 
     def replies(self) -> Iterator[tuple[int, bytes]]:
-        """The replies in it, the last one first: their places, and digests of all up to them."""
+        """The replies in it, the last one first: their positions, and digests of all up to them."""
         for at in reversed(range(len(self.messages))):
             if self.messages[at]["role"] == "assistant":
                 yield at, self._digests[at]
 
     def replied(self, deltas: Sequence[Delta]) -> bytes | None:
-        """The digest of the conversation with this reply at its end; None where the reply is too
-        deep to be read again."""
+        """The digest of the conversation with this reply at its end; None if the reply is nested
+        too deeply to be read again."""
         hasher = self._hasher.copy()
         try:
             reply = _reply("".join(d for d in deltas if isinstance(d, str)), _calls(deltas))
@@ -55,8 +56,8 @@ class Conversation:
         return hasher.digest()
 
     def rest(self, at: int, render: Render) -> str | None:
-        """The text that the template has behind the reply at this place; None where that cannot be
-        told. Raises what `render` raises."""
+        """The text that the template puts behind the reply at this position; None if that cannot be
+        determined. Raises what `render` raises."""
         mark = secrets.token_hex(16)
         marked = {"role": "assistant", "content": mark}
         text = render([*self.messages[:at], marked, *self.messages[at + 1 :]])
@@ -65,8 +66,8 @@ class Conversation:
     def _read(self) -> Iterator[bytes]:
         for message in self.messages:
             if message["role"] == "assistant":
-                said = [call["function"] for call in message.get("tool_calls", ())]
-                self._hasher.update(_reply(message["content"], said, _thoughts(message)))
+                calls = [call["function"] for call in message.get("tool_calls", ())]
+                self._hasher.update(_reply(message["content"], calls, _thoughts(message)))
             else:
                 self._hasher.update(msgspec.json.encode(message, order="sorted"))
             yield self._hasher.digest()
@@ -85,5 +86,5 @@ def _calls(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
 
 
 def _thoughts(message: Mapping[str, Any]) -> str:
-    found: str = message.get("reasoning_content", "")
-    return found
+    thoughts: str = message.get("reasoning_content", "")
+    return thoughts

@@ -10,8 +10,9 @@ _CHARACTERS = 1000
 
 
 class GatewayError(Exception):
-    """A request is not done. `status` is HTTP's; `code` names the kind for programs; `param` is the
-    field of the request that it is about; `retry_s` seconds from now it is worth another try."""
+    """A request was refused or failed. `status` is HTTP's; `code` names the kind for programs;
+    `param` is the field of the request that it is about; it is worth another try after `retry_s`
+    seconds."""
 
     def __init__(
         self,
@@ -22,7 +23,7 @@ class GatewayError(Exception):
         param: str | None = None,
         retry_s: int | None = None,
     ) -> None:
-        # what was sent may be quoted in it
+        # it may quote what was sent
         message = message if len(message) <= _CHARACTERS else message[:_CHARACTERS] + "…"
         super().__init__(message)
         self.status, self.code, self.message, self.param, self.retry_s = (

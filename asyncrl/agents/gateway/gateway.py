@@ -1,6 +1,6 @@
 """The gateway: one call from its prompt to its end. Invariant: a call is interrupted and then read
-to its end, never cut off, whoever ends it: the model, a stop string, its agent going away, its
-attempt or its deadline."""
+to its end, never cut off, whatever ends it: the model, a stop string, a client that
+disconnects, the end of its attempt or its deadline."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from asyncrl.tasks.text import Tokenizer
 FULL = "episode_full"
 """The code of a call that is refused because the episode is as long as it may be."""
 _GRACE_S = 60.0
-"""Seconds that an engine may take to hear of an interrupt."""
+"""Seconds that an engine may take to react to an interrupt."""
 
 
 class CallAnswer(msgspec.Struct, frozen=True):
@@ -66,16 +66,19 @@ class Gateway:
 
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """Room for one call. Raises GatewayError where there is none."""
+        """Room for one call. Raises GatewayError if there is none."""
         if not self.ready:
             raise GatewayError(
-                503, "not_ready", "the run is behind with what agents said; try again", retry_s=1
+                503,
+                "not_ready",
+                "the run is behind with its agents' messages; try again",
+                retry_s=1,
             )
         if self._calls >= self.settings.calls:
             raise GatewayError(
                 429,
                 "busy",
-                f"{self._calls} calls are running, which is as many as may; try again",
+                f"{self._calls} calls are running, which is the limit; try again",
                 retry_s=1,
             )
         self._calls += 1
@@ -96,9 +99,9 @@ class Gateway:
         write: Callable[[AnswerPart], Awaitable[None]],
         gone: Callable[[], Awaitable[None]],
     ) -> CallAnswer | None:
-        """Have one call answered; `write` gets what can be read as it comes, and `gone` returns
-        when nobody reads any more: then the call is interrupted, and None is returned. Raises
-        GatewayError where there is no answer, or not all of one."""
+        """Answer one call. `write` gets each readable part as it comes. `gone` returns when the
+        client has disconnected: then the call is interrupted, and None is returned. Raises
+        GatewayError if there is no answer, or an incomplete one."""
         tokens = self._budget(prompt.ids, budget)
         record = CallRecord(
             ReplyReader(self._tokenizer, stops, parser),
@@ -157,7 +160,7 @@ class Gateway:
         return CallAnswer(finish, len(prompt.ids), len(record.ids))
 
     def _budget(self, ids: list[int], budget: int | None) -> int:
-        """The number of tokens that may be sampled. Raises GatewayError (400) where context and
+        """The number of tokens that may be sampled. Raises GatewayError (400) if context and
         budget do not fit, or ids are not the model's."""
         settings = self.settings
         room = settings.context_tokens - len(ids)

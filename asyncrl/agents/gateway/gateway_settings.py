@@ -1,5 +1,5 @@
-"""Names and bounds of a gateway. Invariant: what one request may cost follows from what an engine
-could take of it."""
+"""Names and bounds of a gateway. Invariant: the cost of a request is bounded by the context that an
+engine has."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _ITEMS, _TOKEN_ITEMS = 4096, 2
 
 class Settings(msgspec.Struct, frozen=True):
     """`model` is the name that agents ask for; `context_tokens` and `vocabulary` are the engine's.
-    At most `calls` run at a time, each for at most `call_s` seconds. A body comes within `body_s`
-    seconds, and has its turn to be read within as many. With `as_sampled` a chat's earlier replies
+    At most `calls` run at a time, each for at most `call_s` seconds. A body arrives within `body_s`
+    seconds, and waits at most as long to be read. With `as_sampled` a chat's earlier replies
     are the tokens that were sampled, whatever its template makes of them."""
 
     model: str

@@ -31,10 +31,10 @@ class Generation(Protocol):
     def __aiter__(self) -> AsyncIterator[GeneratedPiece]: ...
 
     def interrupt(self, needed: int) -> None:
-        """Stop at the next token, because the first `needed` tokens are all that is of use; the
+        """Stop at the next token, because only the first `needed` tokens are used; the
         last piece then says `interrupted`. An answer that has ended stays as it is."""
         ...
 
     def abandon(self) -> None:
-        """Stop like that, because nobody reads it any more: its agent has left, or has died."""
+        """Stop in the same way, because the agent has left or died."""
         ...

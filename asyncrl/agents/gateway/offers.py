@@ -1,7 +1,7 @@
 """Episodes for programs elsewhere (`agent.run = "http"`): each waits here until a program takes it,
 and then for its end.
 
-Invariant: an episode is taken once, and its end is the first that is said of it.
+Invariant: an episode is taken once, and the first end that is reported counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import trio
 
 from asyncrl.agents.gateway.played_session import ended
 
-Given = Literal["rewarded", "given_up"]
+Outcome = Literal["rewarded", "given_up"]
 
 
 class Offer:
@@ -22,7 +22,7 @@ class Offer:
     def __init__(self, session: str, facts: bytes) -> None:
         self.session, self.facts, self.withdrawn = session, facts, False
         self.taken, self.over = trio.Event(), trio.Event()
-        self.given: Given | None = None
+        self.outcome: Outcome | None = None
         self.reason = ""
 
 
@@ -40,7 +40,7 @@ class Offers:
         return offer
 
     def withdraw(self, offer: Offer) -> None:
-        """Have nobody take it, or go on with it."""
+        """Withdraw an offer: no program takes it or continues it."""
         offer.withdrawn = True
         del self._offers[offer.session]
 
@@ -52,11 +52,11 @@ class Offers:
                 offer.taken.set()
                 return offer.facts
 
-    def end(self, session: str, given: Given, reason: str = "") -> None:
-        """Say how an episode ended, and why. Raises GatewayError (404) where no program has it."""
+    def end(self, session: str, outcome: Outcome, reason: str = "") -> None:
+        """Record how an episode ended, and why. Raises GatewayError (404) if no program has it."""
         offer = self._offers.get(session)
         if offer is None or not offer.taken.is_set():
             raise ended(session)
-        if offer.given is None:
-            offer.given, offer.reason = given, reason
+        if offer.outcome is None:
+            offer.outcome, offer.reason = outcome, reason
         offer.over.set()

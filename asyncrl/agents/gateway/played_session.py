@@ -1,17 +1,16 @@
 """A session that the coordinator has an agent play: one attempt at an episode, over a link.
 
-Invariant: nothing is said of an attempt that is over. Its calls are numbered from 0 in the order in
-which they are asked, and each reward is of a call that was answered, or of the whole, once.
+Invariant: no message is sent for an attempt that is over. Its calls are numbered from 0 in the
+order of asking. Each answered call has at most one reward, and so has the whole.
 
-    a call         ──▶  Ask, then Enough where the agent needs no more of its answer
+    a call         ──▶  Ask, then Enough when the agent needs no more of its answer
     its answer     ◀──  Reply, Reply, …
     a noted result ──▶  Note          a reward ──▶ GiveReward     a failed call ──▶ GiveFailure
 
 A call whose client is gone may be that of an agent that has died, and whose next attempt wants the
-whole answer. So Enough is said of it with the next thing that the agent does, or its good end.
+whole answer. So its Enough is sent with the agent's next message, or when the agent ends well.
 
-Replies that nobody has read yet wait here. Their number is bounded by the tokens of the calls that
-run.
+Unread replies wait here. Their number is bounded by the tokens of the running calls.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from asyncrl.messages import (
 )
 
 NOTES, NOTES_BYTES = 4096, 2**24
-"""Results that an episode may have noted, at most, and their bytes in all."""
+"""Largest number of noted results of an episode, and of their bytes in all."""
 
 Say = Callable[..., None]
 """Sends a message and its buffers, in order, some time later."""
@@ -78,7 +77,7 @@ class _LinkAnswer:
             self.put(_piece("interrupted"))
 
     def put(self, piece: GeneratedPiece) -> None:
-        """Add a piece; what comes after the last one is left out."""
+        """Add a piece. Pieces after the last one are left out."""
         if self._ended:
             return
         self._send.send_nowait(piece)
@@ -104,11 +103,11 @@ class PlayedSession:
         self._failed: set[int] = set()
         self._gone: list[Enough] = []
         self.known = KnownText()
-        """Text that its model has seen or said."""
+        """Text that its model has seen or sampled."""
         self.full = False
-        """True if it was refused a call, because it is as long as it may be."""
+        """True if a call was refused because the episode is as long as it may be."""
         self.over = False
-        """True if nothing more may be said of it."""
+        """True if no more messages may be sent for it."""
         self.finish: Finish = "stop"
         """The end of the answer that ended last."""
 
@@ -122,15 +121,15 @@ class PlayedSession:
         self, ids: Sequence[int], max_new_tokens: int, stops: Sequence[str]
     ) -> Iterator[Generation]:
         """Ask the model for at most `max_new_tokens` (at least 1) after `ids`. The caller
-        interrupts the answer at one of the texts `stops`. Leaving the block ends it, with what is
-        still to come lost. Raises GatewayError where the attempt is over."""
+        interrupts the answer at one of the texts `stops`. Leaving the block ends it, and its
+        remaining tokens are lost. Raises GatewayError if the attempt is over."""
         if self.over:
             raise ended(self.name)
         number, self._calls = self._calls, self._calls + 1
         ids_of = (self.play.rollout, self.play.attempt, number)
 
         def enough(needed: int) -> None:
-            self.finish = "stop"  # the agent had what it needs
+            self.finish = "stop"  # the agent has what it needs
             self._say(Enough(*ids_of, needed))
 
         def gone(tokens: int) -> None:
@@ -151,7 +150,7 @@ class PlayedSession:
         return len(self._answered)
 
     def take(self, reply: Reply, ids: bytes | memoryview, behaviour: bytes | memoryview) -> None:
-        """Give a reply to the call that waits for it. One that nobody waits for is left out."""
+        """Give a reply to its call. A reply to a call that has ended is left out."""
         if (answer := self._answers.get(reply.number)) is None:
             return
         if reply.refused:
@@ -173,8 +172,8 @@ class PlayedSession:
         return self._notes.get(name)
 
     def note(self, name: str, value: bytes) -> bytes:
-        """Note JSON under a name, for later attempts too. Returns what is noted: the first that
-        came. Raises GatewayError (422) where there is no room for it."""
+        """Note JSON under a name, for later attempts too. Returns what is noted: the first
+        value. Raises GatewayError (422) if there is no room for it."""
         if name not in self._notes:
             held = sum(map(len, self._notes.values())) + len(value)
             if len(self._notes) >= NOTES or held > NOTES_BYTES:
@@ -188,9 +187,9 @@ class PlayedSession:
         return self._notes[name]
 
     def reward(self, reward: float, turn: int | None) -> None:
-        """Give a reward: to a turn, of those that were answered, from the last one where negative;
-        or, with None, to the whole. Raises GatewayError (409 where there is one already, 422 where
-        there is no such turn)."""
+        """Give a reward to an answered turn (negative numbers count from the last one), or, with
+        None, to the whole. Raises GatewayError (409 if there is one already, 422 if there is no
+        such turn)."""
         number = None
         if turn is not None:
             number = self._turn(turn)
@@ -201,18 +200,18 @@ class PlayedSession:
         self._say(GiveReward(self.play.rollout, self.play.attempt, number, reward))
 
     def fail(self, tool: str, turn: int) -> None:
-        """A turn, counted as for a reward, was a failed call of `tool`. Raises GatewayError (409
-        where that was said already, or the whole has its reward, 422 where there is no such
-        turn)."""
+        """Report that a turn, counted as for a reward, was a failed call of `tool`. Raises
+        GatewayError (409 if that was reported already, or the whole has its reward, 422 if there is
+        no such turn)."""
         number = self._turn(turn)
         if number in self._failed or self.rewarded:
-            said = "the episode has its reward" if self.rewarded else f"turn {turn} has failed"
-            raise GatewayError(409, "failed", f"{said} already")
+            reason = "the episode has its reward" if self.rewarded else f"turn {turn} has failed"
+            raise GatewayError(409, "failed", f"{reason} already")
         self._failed.add(number)
         self._say(GiveFailure(self.play.rollout, self.play.attempt, number, tool))
 
     def _turn(self, turn: int) -> int:
-        """The number of the call of this turn. Raises GatewayError (422) where there is none."""
+        """The number of the call of this turn. Raises GatewayError (422) if there is none."""
         turns = sorted(self._answered)
         if not -len(turns) <= turn < len(turns):
             raise GatewayError(
@@ -224,13 +223,13 @@ class PlayedSession:
         return turns[turn]
 
     def end(self) -> None:
-        """The attempt is over: say nothing more, and end what is still answered."""
+        """End the attempt: send no more messages, and end the answers that are still coming."""
         self.over = True
         for answer in self._answers.values():
             answer.abandon()
 
     def played(self) -> None:
-        """The agent has ended by itself, well, or because the episode is as long as it may be."""
+        """Report that the agent ended by itself, well or because the episode is full."""
         finish: Finish = "length" if self.full else self.finish
         self._say(Played(self.play.rollout, self.play.attempt, finish))
 

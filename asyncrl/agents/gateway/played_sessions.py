@@ -1,5 +1,5 @@
-"""The sessions that agents of one actor play. Invariant: what waits to be sent to the coordinator
-is bounded: there are no new calls while much of it waits."""
+"""The sessions that agents of one actor play. Invariant: the messages that wait to be sent to the
+coordinator are bounded: no call starts while many of them wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncrl.runtime.httpd.asgi import Headers
 from asyncrl.runtime.ipc.link import Link
 
 WAITING = 1024
-"""Messages that wait to be sent, from which on there are no new calls."""
+"""Number of waiting messages from which on no call starts."""
 _BEARER = b"Bearer "
 
 
@@ -30,14 +30,14 @@ class PlayedSessions:
         self._sessions: dict[tuple[int, int], PlayedSession] = {}
         self._names: dict[str, PlayedSession] = {}
         self._known: set[bytes] = {_digest(key)}
-        self._say, self._said = trio.open_memory_channel[tuple[Message, tuple[bytes, ...]]](
+        self._queue, self._queued = trio.open_memory_channel[tuple[Message, tuple[bytes, ...]]](
             math.inf
         )
 
     @property
     def ready(self) -> bool:
-        """True if what is said reaches the coordinator in time."""
-        return self._said.statistics().current_buffer_used < WAITING
+        """True if messages reach the coordinator in time."""
+        return self._queued.statistics().current_buffer_used < WAITING
 
     def open(self, play: Play, paused: Callable[[], AbstractContextManager[None]]) -> PlayedSession:
         """Begin an attempt."""
@@ -47,13 +47,13 @@ class PlayedSessions:
         return session
 
     def close(self, session: PlayedSession) -> None:
-        """End an attempt, of which nothing more is said."""
+        """End an attempt; no more messages are sent for it."""
         session.end()
         del self._sessions[session.play.rollout, session.play.attempt], self._names[session.name]
         self._known -= self._keys(session.name)
 
     def named(self, name: str) -> PlayedSession:
-        """The session of this name. Raises GatewayError (404) where it is not played."""
+        """The session of this name. Raises GatewayError (404) if it is not played."""
         if (session := self._names.get(name)) is None:
             raise ended(name)
         return session
@@ -64,26 +64,29 @@ class PlayedSessions:
             session.take(reply, ids, behaviour)
 
     def known(self, headers: Headers) -> bool:
-        """True if a request with these headers comes from who has a key that opens something."""
-        given = next((value for name, value in headers if name == b"authorization"), b"")
-        return given.startswith(_BEARER) and _digest(given[len(_BEARER) :]) in self._known
+        """True if a request with these headers has the run's key, or one of a played session."""
+        authorization = next((value for name, value in headers if name == b"authorization"), b"")
+        return (
+            authorization.startswith(_BEARER)
+            and _digest(authorization[len(_BEARER) :]) in self._known
+        )
 
-    def is_run_key(self, given: str) -> bool:
+    def is_run_key(self, key: str) -> bool:
         """True if this is the run's own key."""
-        return hmac.compare_digest(given.encode(errors="surrogatepass"), self.key)
+        return hmac.compare_digest(key.encode(errors="surrogatepass"), self.key)
 
     def say(self, message: Message, *buffers: bytes) -> None:
         """Send a message behind all others."""
-        self._say.send_nowait((message, buffers))
+        self._queue.send_nowait((message, buffers))
 
     async def send(self, link: Link) -> None:
-        """Send what is said, until `hush`."""
-        async for message, buffers in self._said:
+        """Send the messages, until `hush`."""
+        async for message, buffers in self._queued:
             await link.send(message, *buffers)
 
     def hush(self) -> None:
-        """Say nothing more; what was said is still sent."""
-        self._say.close()
+        """Take no more messages; those that wait are still sent."""
+        self._queue.close()
 
     def _keys(self, name: str) -> set[bytes]:
         return {
@@ -93,5 +96,5 @@ class PlayedSessions:
 
 
 def _digest(key: bytes) -> bytes:
-    # what is looked up tells nothing of a key by the time that it takes
+    # so that the time of a lookup reveals nothing about a key
     return hashlib.sha256(key).digest()

@@ -1,6 +1,6 @@
-"""Requests and prompts, out of what agents send. Invariant: what costs time is done in one thread
-that does nothing else, on what is short enough, and never in that of the event loop or in those
-that an engine decodes with.
+"""Requests and prompts, parsed from what agents send. Invariant: slow work is done in one thread
+that does nothing else, on inputs of bounded size, and never in the thread of the event loop or in
+those in which an engine decodes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
 
 REST = 30
-"""For as many times as it took to find that a request cannot be done, no other is read: so that
-those who send such ones leave most of the time to the run."""
+"""After a bad request, no other is read for this many times as long as that one took, so that
+clients that send bad requests leave most of the time to the run."""
 
 _T = TypeVar("_T")
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A call's context: its ids, and the text (UTF-8) that it was made of; None where ids were
-    given, or sampled. Its conversation, where replies are kept as they were sampled."""
+    """A call's context: its ids, and the text (UTF-8) that it was made of; None if ids were
+    sent, or sampled. Its conversation, if replies keep their sampled tokens."""
 
     ids: list[int]
     text: bytes | None
@@ -58,9 +58,9 @@ class PromptReader:
 
         asked, messages = await self._in_turn(read)
 
-        def render(said: Messages) -> str:
+        def render(chat: Messages) -> str:
             try:
-                return self._tokenizer.render(said, asked.offered)
+                return self._tokenizer.render(chat, asked.offered)
             except TaskError as error:
                 raise bad(str(error), "messages") from error
 
@@ -77,8 +77,8 @@ class PromptReader:
     async def _as_sampled(
         self, known: KnownText, conversation: Conversation, render: Render
     ) -> list[int] | None:
-        """The ids of a conversation with the last reply that is known, as it was sampled; None
-        where none is known, or its template cannot be told apart."""
+        """The ids of a conversation with its last known reply as it was sampled; None if no reply
+        is known, or the template does not show where the reply ends."""
 
         def rest(at: int) -> str | None:
             try:
@@ -111,16 +111,16 @@ class PromptReader:
                 return asked, Prompt(ids, None)
 
     async def _prompt(self, known: KnownText, text: str, param: str) -> Prompt:
-        """A text as the model will see it: as far as the session has seen or said it, by the tokens
-        that it had there."""
+        """A text as the model will see it. What the session has seen or sampled of it keeps its
+        tokens."""
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
             raise bad(
-                "the text has half of a surrogate pair, which is no character", param
+                "the text has half of a surrogate pair, which is not a character", param
             ) from error
-        length, found = known.longest(data)
-        ids: list[int] = np.frombuffer(found, np.int32).tolist()
+        length, known_ids = known.longest(data)
+        ids: list[int] = np.frombuffer(known_ids, np.int32).tolist()
         start, most = param == "prompt" and not ids, self._settings.context_tokens - len(ids)
 
         def read() -> list[int]:
@@ -133,17 +133,17 @@ class PromptReader:
 
     async def _behind(self, sampled: bytes, rest: str) -> list[int]:
         """The ids of a conversation: those up to a reply (`int32`), and those of the text behind
-        it, in which the end of the reply may stand again."""
+        it, which may begin with the end of the reply."""
         ids: list[int] = np.frombuffer(sampled, np.int32).tolist()
         if ids[-1] in self._tokenizer.stop_ids:
             rest = rest.removeprefix(self._tokenizer.decode(ids[-1:], special=True))
         most = self._settings.context_tokens - len(ids)
 
         def read() -> list[int]:
-            found = self._tokenizer.ids_within(rest, most) if most >= 0 else None
-            if found is None:
+            rest_ids = self._tokenizer.ids_within(rest, most) if most >= 0 else None
+            if rest_ids is None:
                 raise self._too_long("the conversation exceeds", "messages")
-            return found
+            return rest_ids
 
         return ids + await self._in_turn(read)
 

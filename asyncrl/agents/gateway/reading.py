@@ -1,5 +1,5 @@
-"""A model's answer from ids to what an agent reads. Invariant: the parts together are the text of
-all ids up to the first stop string, and no part ends within a character."""
+"""A model's answer, from ids to the text that an agent reads. Invariant: the parts together are the
+text of all ids up to the first stop string, and no part ends within a character."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Detokenizer:
 
     def _text(self, ids: list[int]) -> str:
         """The text that `ids` add to what came before: some decoders treat the first token
-        otherwise."""
+        differently."""
         return self._tokenizer.decode([*self._before, *ids])[
             len(self._tokenizer.decode(self._before)) :
         ]
 
     def _give(self, tokens: int) -> str:
-        given, text = self._held[:tokens], self._text(self._held[:tokens])
-        self._before = given if text else [*self._before, *given][-_PATIENCE:]
+        released, text = self._held[:tokens], self._text(self._held[:tokens])
+        self._before = released if text else [*self._before, *released][-_PATIENCE:]
         self._held = self._held[tokens:]
         return text
 
@@ -56,14 +56,14 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
-        self.found = False
+        self.complete = False
 
     def push(self, text: str) -> str:
         self._held += text
-        places = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if places:
-            self.found = True
-            return self._held[: min(places)]
+        starts = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if starts:
+            self.complete = True
+            return self._held[: min(starts)]
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         start = max(0, len(self._held) - longest)
         keep = next(
@@ -78,7 +78,7 @@ class StopStrings:
         return free
 
     def end(self) -> str:
-        return "" if self.found else self._held
+        return "" if self.complete else self._held
 
 
 class ReplyReader:
@@ -94,7 +94,7 @@ class ReplyReader:
 
     @property
     def stopped(self) -> bool:
-        return self._stops.found
+        return self._stops.complete
 
     def push(self, token: int) -> list[Delta]:
         return self._parser.push(self._stops.push(self._detokenizer.push(token)))

@@ -30,10 +30,10 @@ async def serve(
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Answer agents by `app` until cancelled. Starts with the URL, without a path; port 0 is any
-    free one. `refused` is called for each connection that had to be closed, and `known` says of a
-    request's headers if its client is known; `limits` are those of the process where not given.
+    free one. `refused` is called for each connection that had to be closed. `known` tells from a
+    request's headers whether it has a valid key. The default `limits` are those of the process.
 
-    Raises ValueError for a host that is not loopback, and OSError where the port is taken.
+    Raises ValueError for a host that is not loopback, and OSError if the port is taken.
     """
     listening = _listen(host, port)
     address, bound = listening.getsockname()[:2]
@@ -57,7 +57,7 @@ def _listen(host: str, port: int) -> socket.socket:
         address = ipaddress.ip_address(host)
     except ValueError as error:
         raise ValueError(
-            f"the gateway listens on an address, and {host!r} is none; use 127.0.0.1"
+            f"the gateway listens on an IP address, and {host!r} is not one; use 127.0.0.1"
         ) from error
     if not address.is_loopback:
         raise ValueError(

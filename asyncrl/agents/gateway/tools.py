@@ -1,5 +1,5 @@
-"""Calls of tools in a model's text. Invariant: text is given out as soon as it cannot be the start
-of a call, and none is lost: what looked like a call and is none comes out as text."""
+"""Calls of tools in a model's text. Invariant: text is released as soon as it cannot be the start
+of a call, and none is lost: what looked like a call and is not one comes out as text."""
 
 from __future__ import annotations
 
@@ -52,48 +52,48 @@ class Hermes:
 
     def __init__(self) -> None:
         self._held = ""
-        self._found = False
+        self._after_call = False
 
     def push(self, text: str) -> list[Delta]:
         self._held += text
-        found: list[Delta] = []
+        deltas: list[Delta] = []
         while True:
             start = self._held.find(self.OPEN)
             if start < 0:
                 free = len(self._held) - _overlap(self._held, self.OPEN)
                 free = len(self._held[:free].rstrip())
-                return [*found, *self._text(free)]
-            found += self._text(len(self._held[:start].rstrip()))
+                return [*deltas, *self._text(free)]
+            deltas += self._text(len(self._held[:start].rstrip()))
             body = self._held.lstrip()
             end = body.find(self.CLOSE)
             if end < 0:
-                return found
+                return deltas
             call = _parse(body[len(self.OPEN) : end])
             if call is not None:
-                self._found = True
-                found.append(call)
+                self._after_call = True
+                deltas.append(call)
                 self._held = body[end + len(self.CLOSE) :]
             else:
-                found += self._text(len(self._held) - len(body) + len(self.OPEN))
+                deltas += self._text(len(self._held) - len(body) + len(self.OPEN))
 
     def end(self) -> list[Delta]:
-        if self._found and not self._held.strip():
+        if self._after_call and not self._held.strip():
             self._held = ""
         return self._text(len(self._held))
 
     def _text(self, size: int) -> list[Delta]:
-        """Give out that much of what is held; white space that follows a call is part of the
-        call."""
+        """Release `size` characters of the held text; white space that follows a call is part of
+        the call."""
         text, self._held = self._held[:size], self._held[size:]
-        if self._found:
+        if self._after_call:
             text = text.lstrip()
         if text:
-            self._found = False
+            self._after_call = False
         return [text] if text else []
 
 
 def _overlap(text: str, start: str) -> int:
-    """Number of characters at the end of `text` may be the start of `start`."""
+    """Number of characters at the end of `text` that may be the start of `start`."""
     return next(
         (
             size

@@ -1,4 +1,4 @@
-"""Placement: where each actor of a run is started, and by whom."""
+"""Placement: the machine and the process that start each actor of a run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from asyncrl.runtime.processes.supervisor import Child
 
 
 class ActorPlacement(Protocol):
-    """Starts actors as processes. What it returns is signalled, waited for, and asked for its last
-    words, wherever it runs."""
+    """Starts actors as processes. The returned child can be signalled, waited for, and asked for
+    its last words, wherever it runs."""
 
     async def ready(self, role: Role) -> None:
         """Wait until an actor of this role can be started, or waiting would not help."""

@@ -1,11 +1,11 @@
 """`asyncrl agent`: a machine's part in a run. It starts actors for the launcher as its own
-children, and tells it how they end.
+children, and reports their ends.
 
-    join → a directory with what actors need → fork server → StartActor … → the run is over
+    join → a directory with the actors' files → fork server → StartActor … → the run is over
     ↑________________________________ its link is cut ______________________|
 
 Invariant: no actor that it started outlives it, nor its link to the launcher by more than the
-seconds of silence that it bears (`machine_link.SILENCE_S`) and of a kill. Servers of actors may
+seconds of silence that it tolerates (`machine_link.SILENCE_S`) and of a kill. Servers of actors may
 wait for the next ones, and end with this machine's part, or after `supervision.keep_servers_s`.
 """
 
@@ -68,14 +68,14 @@ from asyncrl.runtime.run_dir import INITIAL, KEY, LOCK, RUN_TOML
 logger = logging.getLogger(__name__)
 
 NOTICE_S = 25.0
-"""Seconds that actors have to give back what they hold, once this machine is told to leave: fewer
-than the 30 s that Kubernetes, Slurm and the shortest notice of a spot instance leave."""
+"""Seconds in which actors must return their work, once this machine is told to leave: fewer than
+the 30 s that Kubernetes, Slurm and the shortest notice of a spot instance leave."""
 MOST_WORDS = 1000
-"""Characters of what this machine says that it lacks."""
+"""Characters of the report of what this machine lacks."""
 LEAVES = "its machine leaves"
-"""Last words of an actor that was to start on a machine that leaves."""
+"""Last words of an actor that was ordered on a machine that leaves."""
 LOST = 1
-"""Exit status where the launcher was lost, or an actor could not be started."""
+"""Exit status if the launcher was lost, or an actor could not be started."""
 
 
 def agent(
@@ -86,14 +86,13 @@ def agent(
     patience_s: float,
     role: JoinedRole = "rollout",
 ) -> int:
-    """Take part in the run of a join token until it is over. `folder` is to be this machine's
+    """Take part in the run of a join token until it is over. `folder` becomes this machine's
     directory of the run (None: one that is removed at the end), `name` the machine's (empty: its
-    host name), `cores` how many it offers (0: all that this process may use), and `role` that of
-    the actors that it can have. A link that was cut
-    is made again, also to a launcher that was killed and started again, within `patience_s`.
-    Returns the exit status: 0 if the run ended, 1 if the launcher was lost, 2 if the
-    machine is refused. Raises ConfigError for a `folder` that is not this user's, or that another
-    process has."""
+    host name), `cores` the number that it offers (0: all that this process may use), and `role`
+    that of its actors. A link that was cut is made again, also to a launcher that was killed and
+    started again, within `patience_s`. Returns the exit status: 0 if the run ended, 1 if the
+    launcher was lost, 2 if the machine is refused. Raises ConfigError for a `folder` that is not
+    this user's, or that another process uses."""
     with ExitStack() as stack:
         if folder is None:
             run = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncrl-agent-")))
@@ -114,7 +113,7 @@ def agent(
 async def _take_part(
     token: JoinToken, run: Path, name: str, cores: list[int], patience_s: float, role: JoinedRole
 ) -> int:
-    """Take part, and again where the link was cut; returns the exit status."""
+    """Take part, and again if the link was cut; returns the exit status."""
     try:
         link = await join(token, run)
     except (LinkError, ValueError) as error:
@@ -139,7 +138,7 @@ async def _take_part(
 
 
 def _own(run: Path) -> None:
-    """Make the directory, or see that it is this user's alone. Raises ConfigError."""
+    """Make the directory, or check that it is this user's alone. Raises ConfigError."""
     try:
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -160,8 +159,8 @@ def _own(run: Path) -> None:
 
 @contextmanager
 def _claimed(run: Path) -> Iterator[None]:
-    """Have the directory for this process alone, for the length of the block. Raises ConfigError
-    where another agent, or a launcher, has it."""
+    """Claim the directory for this process alone in the block. Raises ConfigError if another agent,
+    or a launcher, has it."""
     with (run / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -182,9 +181,9 @@ class _Agent:
         self._scope = trio.CancelScope()  # around its part
         self._run, self._cores, self._role = run, cores, offer.role
         self._actors: dict[Actor, Process] = {}
-        self._ended: set[tuple[Role, int]] = set()  # their servers may have had part in that
-        self._room = 0  # as many actors are to be expected; 0 until it takes part
-        self._places: Places | None = None  # once it has what they need
+        self._ended: set[tuple[Role, int]] = set()  # possibly because of their servers
+        self._room = 0  # the number of expected actors; 0 until it takes part
+        self._places: Places | None = None  # None until this machine is equipped
         self._missing = 0  # files that are still to come
         self._origins: Mapping[str, str] = {}  # of a task that is judged here
         self._leaving = False
@@ -205,7 +204,7 @@ class _Agent:
     # -------------------------------------------------------------------------------------- orders
 
     async def _follow(self, nursery: trio.Nursery) -> None:
-        """Do what the launcher says, until it says no more."""
+        """Obey the launcher until its link ends."""
         fork_server: ForkServer | None = None
         while True:
             try:
@@ -230,12 +229,14 @@ class _Agent:
                     try:
                         keep_file(self._run / INITIAL, name, buffers[0])
                     except ValueError as error:
-                        complain(escaped(f"the launcher sent what is no model's file: {error}."))
+                        complain(
+                            escaped(f"the launcher sent a file that is not a model's: {error}.")
+                        )
                         return
                     self._missing -= 1
                     if not self._missing:
                         nursery.start_soon(self._equip, fork_server)
-                case StartActor(role, index, incarnation) if self._leaving:  # it was under way
+                case StartActor(role, index, incarnation) if self._leaving:  # already sent
                     self._link.send(ActorExited(role, index, incarnation, LOST, LEAVES))
                 case StartActor() if fork_server is not None and self._places is not None:
                     actor = (message.role, message.index, message.incarnation)
@@ -252,7 +253,7 @@ class _Agent:
                     self._status = 0
                     return
                 case _:
-                    complain(f"the launcher said {type(message).__name__}, which is out of turn.")
+                    complain(f"the launcher sent {type(message).__name__} out of turn.")
                     return
 
     def _admitted(self, message: MachineAdmitted) -> None:
@@ -265,8 +266,8 @@ class _Agent:
         print(f"This machine takes part as {escaped(message.machine)}.", flush=True)
 
     async def _equip(self, fork_server: ForkServer) -> None:
-        """Say that actors can be started, when they can be forked; or what they need and this
-        machine lacks."""
+        """Report that actors can be started, once they can be forked, or what this machine lacks
+        for them."""
         try:
             config = read(self._run / RUN_TOML)
             places = await trio.to_thread.run_sync(
@@ -280,7 +281,7 @@ class _Agent:
         self._link.send(Equipped(places.count))
 
     async def _keep_fork_server(self, task_status: trio.TaskStatus[ForkServer]) -> None:
-        """Have a fork server until the end."""
+        """Keep a fork server until the end."""
         async with open_fork_server(
             PRELOADED,
             [str(self._run)],
@@ -294,7 +295,7 @@ class _Agent:
     # -------------------------------------------------------------------------------------- actors
 
     def _started(self, fork_server: ForkServer, order: StartActor, place: Place) -> Process:
-        """Start an actor in its place."""
+        """Start an actor at its place."""
         actor = (order.role, order.index, order.incarnation)
         arguments = ["--coordinator", str(tcp_address(order.coordinator))]
         arguments += ["--rank-0", str(tcp_address(order.rank_0))] if order.rank_0 else []
@@ -312,7 +313,7 @@ class _Agent:
         return process
 
     async def _until_it_ends(self, actor: Actor, process: Process, places: Places) -> None:
-        """Wait for an actor's end, and say it."""
+        """Wait for an actor's end, and report it."""
         try:
             code = await process.wait()
         finally:
@@ -327,8 +328,8 @@ class _Agent:
     # ------------------------------------------------------------------------------------ the link
 
     def _lose(self, why: str) -> None:
-        """The launcher is lost, for this reason. Its link is made again if this machine took part,
-        and is to stay."""
+        """End this machine's part: the launcher is lost, for this reason. Its link is made again if
+        this machine took part, and is not leaving."""
         complain(escaped(f"the launcher {why}; this machine's actors are ended."))
         self.cut = self._room > 0 and not self._leaving
         self._scope.cancel()
@@ -347,13 +348,13 @@ class _Agent:
                     nursery.start_soon(self._leave)
 
     async def _leave(self) -> None:
-        """Have this machine's actors give back what they hold, and end its part."""
+        """Let this machine's actors return their work, and end its part."""
         self._leaving = True
         self._link.send(MachineLeaving())
         if self._actors:
             print(
-                f"This machine leaves: its {len(self._actors)} actors give back what they hold, "
-                f"within {NOTICE_S:g} s. Once more ends them at once.",
+                f"This machine leaves: its {len(self._actors)} actors return their work, within "
+                f"{NOTICE_S:g} s. A second signal ends them at once.",
                 flush=True,
             )
         for process in self._actors.values():

@@ -1,5 +1,5 @@
-"""Placement over machines that joined: rollout actors there, and, where that is set, reward actors
-and all ranks of the trainer but the first ones; every other actor beside the launcher."""
+"""Placement over machines that joined: rollout actors there, and, if set so, reward actors and
+all ranks of the trainer but the first ones; every other actor beside the launcher."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class AgentsPlacement:
     def __init__(
         self, config: Config, local: LocalPlacement, machines: Machines, rank_0: str
     ) -> None:
-        """Ranks elsewhere find rank 0 at the address `rank_0`; empty where there are none."""
+        """Ranks elsewhere find rank 0 at the address `rank_0`; empty if there are none."""
         self._config, self._local, self._machines = config, local, machines
         self._rank_0 = rank_0
 
     async def ready(self, role: Role) -> None:
-        """Wait for what this machine needs; another one joins when it is ready."""
+        """Wait for this machine's fork server; another machine joins when it is ready."""
         if role != "rollout":
             await self._local.ready(role)
 
     def start(self, role: Role, index: int, incarnation: int, *, resume: bool) -> Child:
-        """Start one actor. One that is to be elsewhere waits for a machine where there is none."""
+        """Start one actor. One that belongs elsewhere waits until there is a machine for it."""
         if role == "rollout":
             return self._machines.start(role, index, incarnation, resume=resume)
         if role == "reward" and self._config.cluster.reward_agents:

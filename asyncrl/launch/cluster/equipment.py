@@ -1,4 +1,4 @@
-"""Equipment of a machine that joins, as actors of its role need it, and its places for them."""
+"""The equipment that actors of its role need of a machine that joins, and its places for them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def places_for(
     room: int,
     launchers: Mapping[str, str],
 ) -> Places:
-    """Places on this machine's `cores` for the `room` actors of a role that are to be expected;
-    `launchers` are the origins of the task on the launcher's machine. Raises ConfigError where this
-    machine lacks what they need."""
+    """Places on this machine's `cores` for the `room` expected actors of a role; `launchers` are
+    the origins of the task on the launcher's machine. Raises ConfigError if this machine lacks what
+    they need."""
     match role:
         case "rollout":
             engine_kind(config.engine.kind).check(config)

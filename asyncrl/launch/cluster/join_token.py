@@ -1,13 +1,13 @@
 """The join token of a run: the one file that a machine needs in order to take part.
 
 A launch makes an authority for itself, has it certify two keys, the head's and the agents', and
-forgets the authority's own key: nobody can certify a third. The token holds the agents' side, and
-a key of its own, which is proved inside TLS; who has proved it is sent the launch's. It is as
-secret as the run is: its holder may be an actor.
+forgets the authority's own key, so that a third cannot be certified. The token holds the agents'
+side, and a key of its own, which is proved inside TLS; a peer that has proved it is sent the
+launch's key. It is as secret as the run: its holder may act as an actor.
 
 The certificates are valid at any time, because nothing may depend on clocks that agree. They end
-with the run: one that ends removes its token, and what follows makes another. A launcher that was
-killed leaves it, and its successor takes it up, so that machines come back by what they have.
+with the run, which removes its token; the next run makes another. A launcher that was killed leaves
+it, and its successor takes it up, so that machines can join again with the token that they have.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
 AGENT = "asyncrl-agent"
-"""The name in the agents' certificate, which nobody dials."""
+"""The name in the agents' certificate, which no client connects to."""
 TOKEN_BYTES = 2**16
 """Room for a token; one has about 2 KB."""
 FROM = datetime.datetime(1970, 1, 2, tzinfo=datetime.UTC)
@@ -48,7 +48,7 @@ class Pem(msgspec.Struct, frozen=True):
     authority: str
 
     def write(self, run: Path) -> None:
-        """Keep them in the directory of a run, readable by its user alone."""
+        """Write them to the directory of a run, readable by its user alone."""
         folder = run / TLS
         folder.mkdir(mode=0o700, exist_ok=True)
         files = Tls.of(folder)
@@ -58,7 +58,7 @@ class Pem(msgspec.Struct, frozen=True):
 
 
 class JoinToken(msgspec.Struct, frozen=True):
-    """Address of the launcher, the key of who may join, and the agents' side of TLS."""
+    """Address of the launcher, the key that allows to join, and the agents' side of TLS."""
 
     address: str
     key: bytes
@@ -70,12 +70,12 @@ class JoinToken(msgspec.Struct, frozen=True):
         return tcp_address(self.address)
 
     def write(self, path: Path) -> None:
-        """Keep it in a file that is its user's alone."""
+        """Write it to a file that is its user's alone."""
         write_key(path, msgspec.json.encode(self))
 
     @classmethod
     def read(cls, path: Path) -> JoinToken:
-        """The token in a file. Raises ConfigError where there is none, or others may read it."""
+        """The token in a file. Raises ConfigError if there is none, or others may read it."""
         try:
             token = msgspec.json.decode(read_private(path, TOKEN_BYTES), type=cls)
             if len(token.key) != KEY_BYTES:
@@ -85,14 +85,14 @@ class JoinToken(msgspec.Struct, frozen=True):
             raise ConfigError(f"{path}: the join token cannot be read: {error.strerror}.") from None
         except (ValueError, msgspec.DecodeError) as error:
             raise ConfigError(
-                f"{path} is no join token ({error}): copy the run's join.token to this machine."
+                f"{path} is not a join token ({error}): copy the run's join.token to this machine."
             ) from None
         return token
 
 
 def left_token(run: Path, host: str, port: int) -> JoinToken | None:
     """The token that a killed launcher left in `run`, if machines can still join by it: at this
-    `host`, and at `port` or, if that is 0, where they did, which is free."""
+    `host`, and at `port` or, if that is 0, at the same port as before, which is free."""
     try:
         token = JoinToken.read(run / JOIN_TOKEN)
         mine = Tls.of(run / TLS)
@@ -110,7 +110,7 @@ def left_token(run: Path, host: str, port: int) -> JoinToken | None:
 
 def certify(host: str) -> tuple[Pem, Pem]:
     """The head's files for TLS, whose certificate names `host`, and the agents'. Raises
-    ConfigError where the package that makes certificates is missing."""
+    ConfigError if the package that makes certificates is missing."""
     try:
         from cryptography import x509
         from cryptography.x509.oid import ExtendedKeyUsageOID

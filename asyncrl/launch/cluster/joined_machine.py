@@ -1,7 +1,7 @@
-"""One machine that takes part, as the launcher knows it, and the actors that it has there.
+"""A machine that takes part, in the launcher's view, and the launcher's actors there.
 
-Invariant: an actor ends once, by what its agent says or by the loss of its machine; one that is
-lost so is, for the run, an actor that was killed.
+Invariant: an actor ends once, by its agent's report or by the loss of its machine; the run treats a
+lost actor as one that was killed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from asyncrl.runtime.ipc.errors import EndOfStream, LinkBroken, LinkError
 from asyncrl.runtime.ipc.link import Link
 
 KILL_S = 20.0
-"""Seconds that an agent has to say that an actor is dead, more than it takes itself."""
+"""Seconds that an agent has to report that an actor is dead, more than it needs itself."""
 KILLED = -9
 """The exit code of an actor whose end was not seen: as if by SIGKILL."""
 Actor = tuple[Role, int, int]
 """A start of an actor: role, index, incarnation."""
-OfItself = Equipped | Unequipped | MachineLeaving | ActorExited
+AboutMachine = Equipped | Unequipped | MachineLeaving | ActorExited
 """Messages of an agent about its machine, and about actors there."""
 
 
@@ -52,8 +52,8 @@ class RemoteActor:
         return self._ended.is_set()
 
     def end(self, code: int, words: str, *, displaced: bool = False) -> None:
-        """It has ended, with these last words, or `displaced`, with its machine; what comes after
-        its end is left out."""
+        """Record its end, with these last words, or `displaced`, with its machine. A second end is
+        ignored."""
         if not self.over:
             self._code, self._words, self.displaced = code, words, displaced
             self._ended.set()
@@ -66,7 +66,7 @@ class RemoteActor:
         if self.over:
             return
         if self.machine is None:
-            self.end(KILLED, "it waited for a machine, and was ended")
+            self.end(KILLED, "it was ended while it waited for a machine")
         else:
             self.machine.tell(KillActor(*self.actor))
 
@@ -76,7 +76,7 @@ class RemoteActor:
             await self._ended.wait()
         if not self.over and self.machine is not None:
             self.machine.give_up(f"it did not end an actor within {KILL_S:g} s")
-            self.end(KILLED, "its machine did not say that it is dead")
+            self.end(KILLED, "its machine did not report its end")
         return self._code
 
     def tail(self) -> str:
@@ -90,9 +90,10 @@ class Machine:
         self.name, self.agent, self.cores, self.role = name, join.agent, join.cores, join.role
         self.actors: dict[Actor, RemoteActor] = {}
         self.places: int | None = None
-        """Actors that it can have at a time; None: any number."""
+        """Number of actors that it can have at a time; None: any number."""
         self.leaving = False
-        """It was told to leave, and its actors end with it; or it was refused, and has none."""
+        """True if it was told to leave, and its actors end with it; or it was refused, and has
+        none."""
         self.gone = trio.Event()
         """Set when its actors have ended, and its name is free."""
         self._link = MachineLink(link, lambda why: self.give_up(f"it {why}"))
@@ -106,7 +107,7 @@ class Machine:
 
     @property
     def load(self) -> tuple[float, str]:
-        """Actors for each core, and the name: the least of all gets the next actor."""
+        """Actors for each core, and the name: the machine with the least gets the next actor."""
         return (len(self.actors) + 1) / self.cores, self.name
 
     def tell(self, message: Message, contents: bytes = b"") -> None:
@@ -114,20 +115,20 @@ class Machine:
         self._link.send(message, contents)
 
     def give_up(self, why: str) -> None:
-        """Take it for lost."""
+        """Consider it lost."""
         self._why = self._why or why
         self._scope.cancel()
 
-    async def converse(self, take: Callable[[OfItself], None]) -> str:
-        """Exchange messages until the machine is lost; returns why it is. `take` is called with
-        each message of its agent. Raises LinkError for one that no agent sends."""
+    async def converse(self, take: Callable[[AboutMachine], None]) -> str:
+        """Exchange messages until the machine is lost; returns the reason. `take` is called
+        with each message of its agent. Raises LinkError for one that no agent sends."""
         with self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._link.keep)
                 self.give_up(await self._read(take))
         return self._why
 
-    async def _read(self, take: Callable[[OfItself], None]) -> str:
+    async def _read(self, take: Callable[[AboutMachine], None]) -> str:
         while True:
             try:
                 message, _ = await self._link.receive()
@@ -137,8 +138,8 @@ class Machine:
                 return str(error)
             match message:
                 case MachineLeaving() | Unequipped() if self.leaving:
-                    raise LinkError("malformed", "an agent says once that it takes no part")
+                    raise LinkError("malformed", "an agent reports only once that it takes no part")
                 case Equipped() | Unequipped() | MachineLeaving() | ActorExited():
                     take(message)
                 case _:
-                    raise LinkError("malformed", f"an agent does not say {type(message).__name__}")
+                    raise LinkError("malformed", f"an agent does not send {type(message).__name__}")

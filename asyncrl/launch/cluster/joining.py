@@ -1,5 +1,5 @@
-"""The way of a machine to its launcher, and back to one that was cut off, or was killed and started
-again. Invariant: a machine comes back by what it joined with, and its patience has an end."""
+"""Joining of a machine to its launcher, and joining again after a cut link or a restarted launcher.
+Invariant: a machine joins again with the token that it had, and its patience has an end."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class ToldToLeave(Exception):
 
 
 async def join(token: JoinToken, run: Path) -> Link:
-    """Connect to the launcher. Raises LinkError, and ValueError for what is no address or no file
-    for TLS."""
+    """Connect to the launcher. Raises LinkError, and ValueError for an invalid address or an
+    invalid file for TLS."""
     return await connect(token.launcher, token.key, tls=Tls.of(run / TLS))
 
 
 async def join_again(token: JoinToken, run: Path, patience_s: float) -> Link:
-    """Connect to a launcher that was cut off, or to its successor. Raises LinkError where it cannot
+    """Connect to a launcher that was cut off, or to its successor. Raises LinkError if it cannot
     be reached for `patience_s`, or does not know this token, and ToldToLeave."""
     result: Link | LinkError = LinkBroken(f"it could not be reached for {patience_s:g} s")
     signalled = 0

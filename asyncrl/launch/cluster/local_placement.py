@@ -1,4 +1,5 @@
-"""Placement on this machine: each actor is a child of this process, forked where that is quick.
+"""Placement on this machine: each actor is a child of this process, forked if the fork server is
+ready.
 
 Invariant: an actor that is started here dies with this process, by the kernel's parent-death
 signal.
@@ -21,7 +22,7 @@ from asyncrl.runtime.processes.process import Process
 
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Environment of every actor. Some tasks iterate over sets of strings, and every process must see
-the same prompt at the same place; nothing is ever downloaded."""
+the same prompt at the same index; nothing is ever downloaded."""
 SMALL = ENVIRONMENT | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Environment of an actor without cores of its own."""
 PRELOADED = "asyncrl.actors.preloaded"
@@ -38,8 +39,8 @@ class LocalPlacement:
         self._fork_server, self._shares = fork_server, shares
 
     async def ready(self, role: Role) -> None:
-        """Wait for the fork server, where the actor needs what takes seconds to import. The others
-        are started meanwhile."""
+        """Wait for the fork server if the actor needs modules that import slowly. The others are
+        started meanwhile."""
         if role in ("trainer", "rollout"):
             await self._fork_server.settled()
 
@@ -53,8 +54,8 @@ class LocalPlacement:
         arguments: Sequence[str] = (),
     ) -> Process:
         """Start one actor as a process, with `arguments` besides its own. An actor without cores of
-        its own computes nothing, and runs where there is room. One that is started again in a life
-        takes over no server: that may have had part in its end."""
+        its own computes nothing, and runs on any core. One that is started again in a life takes
+        over no server, which may have caused its end."""
         if not incarnation:
             arguments = [*arguments, TAKES_OVER]
         return start_actor(
@@ -67,7 +68,7 @@ class LocalPlacement:
         )
 
     def _of_rank(self, role: Role, index: int) -> dict[str, str]:
-        """Environment of one rank of several: its GPU, where it has one."""
+        """Environment of one rank of several: its GPU, if it has one."""
         gpus = gpus_of(self._config).trainer
         if role != "trainer" or ranks_of(self._config.train) == 1 or not gpus:
             return {}
@@ -75,7 +76,7 @@ class LocalPlacement:
         return {"CUDA_VISIBLE_DEVICES": visible([gpus[index]], allowed)}
 
     def _cores_of(self, role: Role, index: int) -> tuple[int, ...] | None:
-        """The cores that an actor has of its own; None for an actor that has none."""
+        """An actor's own cores; None for an actor that has none."""
         match role:
             case "trainer":
                 return self._shares.trainers[index]

@@ -1,5 +1,5 @@
 """Either end of the link between the launcher and the agent of a machine. Invariant: sending never
-waits, and an end that has received nothing for SILENCE_S takes the other for lost."""
+waits, and an end that has received nothing for SILENCE_S considers the other lost."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from asyncrl.runtime.processes.standstill import Patience
 BEAT_S = 2.0
 """Seconds between two `Alive`."""
 SILENCE_S = 15.0
-"""Seconds of silence after which either end takes the other for lost."""
+"""Seconds of silence after which either end considers the other lost."""
 UNREAD = 4096
 """Messages that may wait for the other end to read them."""
 
 
 class MachineLink:
-    """One end. `lost` is called with the reason, each time that there is one, for which the other
-    end is taken for lost."""
+    """One end. `lost` is called with each reason for which the other end is considered lost."""
 
     def __init__(self, link: Link, lost: Callable[[str], None]) -> None:
         self._link, self._lost = link, lost
@@ -37,7 +36,7 @@ class MachineLink:
             self._lost(f"left {UNREAD} messages unread")
 
     async def receive(self) -> tuple[Message, tuple[memoryview, ...]]:
-        """The next message that says more than `Alive`. Raises as `Link.receive`."""
+        """The next message other than `Alive`. Raises as `Link.receive`."""
         while True:
             message, buffers = await self._link.receive()
             self._silence.deadline = trio.current_time() + SILENCE_S
@@ -51,14 +50,14 @@ class MachineLink:
             nursery.start_soon(self._write)
             nursery.start_soon(self._beat)
             await self._silence.over()
-            self._lost(f"said nothing for {SILENCE_S:g} s")
+            self._lost(f"sent nothing for {SILENCE_S:g} s")
 
     async def _write(self) -> None:
         async for message, contents in self._unsent:
             try:
                 await self._link.send(message, *([contents] if contents else []))
             except LinkBroken:
-                return  # whoever receives sees it, too
+                return  # the reader gets the error, too
 
     async def _beat(self) -> None:
         while True:

@@ -1,9 +1,9 @@
-"""The launcher's side of other machines: who takes part, what runs there, and what is lost with
-one.
+"""The launcher's side of other machines: the machines that take part, the actors there, and the
+loss of a machine.
 
     machine: Join → (the model is prepared) → MachineAdmitted, ModelFile … → Equipped → actors
                                                     → Unequipped (it is refused)
-             → MachineLeaving (it is given no actor more) → its actors' ends → its link's end
+             → MachineLeaving (it gets no more actors) → its actors' ends → its link's end
     actor:   waits for a machine → StartActor → … → ActorExited, or its machine is lost
 """
 
@@ -23,7 +23,7 @@ from asyncrl.config.cluster import ranks_here, reward_room_of, room_of
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.escape import escaped
 from asyncrl.launch.cluster.join_token import JoinToken, certify, left_token
-from asyncrl.launch.cluster.joined_machine import KILLED, Machine, OfItself, RemoteActor
+from asyncrl.launch.cluster.joined_machine import KILLED, AboutMachine, Machine, RemoteActor
 from asyncrl.launch.cluster.model_files import model_files
 from asyncrl.launch.cluster.versions import differing, own_versions
 from asyncrl.messages import (
@@ -54,11 +54,11 @@ from asyncrl.tasks.judge_checks import origins
 logger = logging.getLogger(__name__)
 
 JOIN_S = 10.0
-"""Seconds that who connects has to say who it is."""
+"""Seconds in which a connecting agent must send its Join."""
 GOODBYE_S = 10.0
 """Seconds that agents have to end when the run is over."""
 RAY_S = 60.0
-"""Seconds that Ray's driver has for its start, and to say why there are no machines."""
+"""Seconds that Ray's driver has for its start, and to report why there are no machines."""
 AGENTS: dict[JoinedRole, str] = {
     "rollout": "cluster.agents",
     "trainer": "cluster.trainer_agents",
@@ -88,8 +88,8 @@ class Machines:
     async def serve(
         self, *, task_status: trio.TaskStatus[TcpAddress] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Let machines join until cancelled, also those of a launcher that was killed, by the token
-        that it left. Raises OSError where the port is taken."""
+        """Let machines join until cancelled, also those of a killed launcher, by the token that it
+        left. Raises OSError if the port is taken."""
         cluster, path = self._config.cluster, self._run / JOIN_TOKEN
         left = left_token(self._run, cluster.host, cluster.port)
         if left is None:
@@ -117,7 +117,7 @@ class Machines:
             path.unlink(missing_ok=True)
 
     def prepared(self) -> None:
-        """The model is there, and machines can be sent what they need of it."""
+        """Note that the model is there, and its files can be sent to machines."""
         self._prepared.set()
 
     @property
@@ -130,10 +130,9 @@ class Machines:
         return sum(machine.role == role for machine in self._members.values())
 
     async def complete(self) -> None:
-        """Wait for as many machines of each role as are set, or, where they were there once, for
-        one of each that a run cannot do without. Raises ActorFailed where `fail` said why none can
-        come, and as bad input after `cluster.join_s`, which where Ray places them is its driver's
-        to say first."""
+        """Wait for as many machines of each role as are set, or, once they were there, for one of
+        each role that the run needs. Raises ActorFailed with the reason given to `fail`, and as bad
+        input after `cluster.join_s`; if Ray places them, its driver may report that first."""
         cluster = self._config.cluster
         with trio.move_on_after(cluster.join_s + (RAY_S if cluster.kind == "ray" else 0.0)):
             while self._missing:
@@ -148,11 +147,11 @@ class Machines:
         self._completed = True
 
     def _too_few(self, role: JoinedRole, wanted: int) -> ActorFailed:
-        """The failure of a run that fewer machines of a role joined than are `wanted`."""
+        """The failure of a run if fewer machines of a role joined than are `wanted`."""
         cluster = self._config.cluster
         if cluster.kind == "ray":
             advice = (
-                f"Ray had {RAY_S:g} s more for its start; look at what its driver says in "
+                f"Ray had {RAY_S:g} s more for its start; look at the log of its driver, "
                 f"{log_path(self._run, 'ray', 0)}."
             )
         else:
@@ -180,12 +179,12 @@ class Machines:
         return [(role, least) for role, least in wanted.items() if self.count_for(role) < least]
 
     def _refuse_too_few_places(self) -> None:
-        """Raise ActorFailed, as bad input, where the machines have GPUs for fewer rollout actors
-        than there are."""
+        """Raise ActorFailed, as bad input, if the machines have GPUs for fewer rollout actors than
+        there are."""
         wanted = self._config.rollout.actors
         members = [machine for machine in self._members.values() if machine.role == "rollout"]
-        if sum(wanted if one.places is None else one.places for one in members) < wanted:
-            each = ", ".join(f"{one.name}: {one.places}" for one in members)
+        if sum(wanted if member.places is None else member.places for member in members) < wanted:
+            each = ", ".join(f"{member.name}: {member.places}" for member in members)
             raise ActorFailed(
                 "the cluster",
                 BAD_INPUT,
@@ -194,8 +193,8 @@ class Machines:
             )
 
     def fail(self, why: ActorFailed) -> None:
-        """Say why no machine comes any more: whoever waits for one waits no longer. Those that are
-        there stay."""
+        """Note why no more machines can join, which ends all waits for one. Those that have joined
+        stay."""
         self._failed = why
         if self._completed:
             reason = escaped(last_words(why.traceback), 300).rstrip(".")
@@ -205,15 +204,15 @@ class Machines:
     def start(
         self, role: JoinedRole, index: int, incarnation: int, *, resume: bool, rank_0: str = ""
     ) -> RemoteActor:
-        """Start an actor on the machine of its role with the fewest for each core, as soon as there
-        is one. A rank of the trainer finds rank 0 at the address `rank_0`."""
+        """Start an actor on the machine of its role with the fewest actors for each core, as soon
+        as there is one. A rank of the trainer finds rank 0 at the address `rank_0`."""
         actor = RemoteActor(StartActor(role, index, incarnation, resume, "", rank_0))
         self._waiting.append(actor)
         self._assign()
         return actor
 
     async def dismiss(self) -> None:
-        """The run is over: tell agents, and wait until they have ended, at most GOODBYE_S."""
+        """End the run: tell agents, and wait until they have ended, at most GOODBYE_S."""
         self.over = True
         for machine in self._members.values():
             machine.tell(RunOver())
@@ -253,7 +252,7 @@ class Machines:
             self._leave(machine, why)
 
     async def _refuse(self, link: Link, join: Join, why: str) -> None:
-        """Say why a machine takes no part, to it and to the user."""
+        """Tell a machine and the user why it takes no part."""
         sentence = f"machine {escaped(join.machine, 60)} takes no part: {why}"
         self._note(f"{sentence}.")
         await link.send(JoinRefused(sentence))
@@ -262,13 +261,13 @@ class Machines:
 
     async def _end_earlier_link(self, agent: str) -> None:
         """End the earlier link of an agent that joins again. The agent noticed the cut first and
-        ended its actors; without this the machine is here twice, for up to SILENCE_S."""
-        for machine in [one for one in self._linked.values() if one.agent == agent]:
+        ended its actors; without this the machine would be listed twice, for up to SILENCE_S."""
+        for machine in [linked for linked in self._linked.values() if linked.agent == agent]:
             machine.give_up("its agent joined again")
             await machine.gone.wait()
 
     def _free_name(self, wished: str) -> str:
-        """A name that no other machine has."""
+        """The wished name, made unique among the machines."""
         base = name = escaped(wished, 60)
         number = 2
         while name in self._linked:
@@ -276,7 +275,7 @@ class Machines:
         return name
 
     async def _equip(self, machine: Machine) -> None:
-        """Send what actors need, once it is there."""
+        """Send settings, key and model files, once the model is there."""
         await self._prepared.wait()
         files = await trio.to_thread.run_sync(model_files, self._run / INITIAL)
         settings = await trio.Path(self._run / RUN_TOML).read_text()
@@ -289,7 +288,7 @@ class Machines:
         for name, contents in files:
             machine.tell(ModelFile(name), contents)
 
-    def _take(self, machine: Machine, message: OfItself) -> None:
+    def _take(self, machine: Machine, message: AboutMachine) -> None:
         match message:
             case Equipped(places):
                 self._enter(machine, places)
@@ -308,7 +307,7 @@ class Machines:
                     self._assign()
 
     def _enter(self, machine: Machine, places: int | None) -> None:
-        """The machine can have so many actors."""
+        """Add a machine that can have `places` actors."""
         if machine.name in self._members or self.over or machine.leaving:
             return
         machine.places = places
@@ -319,16 +318,16 @@ class Machines:
         self._changed.set()
 
     def _part(self, machine: Machine) -> None:
-        """The machine was told to leave: it gets no actor more."""
+        """Give no more actors to a machine that leaves."""
         machine.leaving = True
         if self._members.pop(machine.name, None) is not None:
             self._note(
-                f"Machine {machine.name} leaves: what its {len(machine.actors)} actors hold goes "
-                "on elsewhere."
+                f"Machine {machine.name} leaves: the work of its {len(machine.actors)} actors "
+                "continues elsewhere."
             )
 
     def _leave(self, machine: Machine, why: str) -> None:
-        """The machine is lost, or has left, and its actors with it."""
+        """Remove a machine that is lost or has left, with its actors."""
         del self._linked[machine.name]
         if self._members.pop(machine.name, None) is not None and not self.over:
             self._note(f"Machine {machine.name} is lost, with {len(machine.actors)} actors: {why}.")
@@ -341,16 +340,16 @@ class Machines:
     # ------------------------------------------------------------------------------------- actors
 
     def _assign(self) -> None:
-        """Give actors that wait to machines with a place."""
+        """Assign waiting actors to machines with a place."""
         waiting, self._waiting = self._waiting, []
         for actor in waiting:
-            places = [machine for machine in self._members.values() if machine.takes(actor)]
+            candidates = [machine for machine in self._members.values() if machine.takes(actor)]
             if actor.over:
                 continue
-            if not places:
+            if not candidates:
                 self._waiting.append(actor)
                 continue
-            machine = min(places, key=lambda machine: machine.load)
+            machine = min(candidates, key=lambda machine: machine.load)
             actor.machine, machine.actors[actor.actor] = machine, actor
             address = (self._run / COORDINATOR_ADDRESS).read_text()
             machine.tell(replace(actor.order, coordinator=address))

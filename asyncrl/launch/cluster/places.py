@@ -1,5 +1,5 @@
-"""The places of a machine that joins: cores and GPUs for each actor that it has. Nobody shares a
-GPU; cores are shared where more actors come than were expected."""
+"""The places of a machine that joins: cores and GPUs for each actor that it has. GPUs are not
+shared; cores are shared if more actors come than were expected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Place(NamedTuple):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which the actor has its GPUs alone; none where it needs none."""
+        """The variables that restrict the actor to its GPUs; none if it needs none."""
         if not self.gpus:
             return {}
         allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -29,9 +29,9 @@ class Place(NamedTuple):
 
 
 class Places:
-    """The places of one machine. Its `cores` are divided for `room` actors; each actor has `each`
-    GPUs of the machine's, the first of which are free. Raises ConfigError where those are too few
-    for the `least` actors that it has to have, which `who` needs.
+    """The places of one machine. Its `cores` are divided for `room` actors; each actor gets the
+    first free block of `each` of its `gpus` GPUs. Raises ConfigError if those are too few for
+    `least` actors; `who` names the part of the run that needs them.
 
     Example: three cores, five GPUs, two of them for each actor.
 
@@ -64,8 +64,8 @@ class Places:
         self._taken: dict[object, Place] = {}
 
     def take(self, actor: object) -> Place | None:
-        """Give an actor the cores that the fewest others have, and GPUs that nobody has; None where
-        there are too few."""
+        """Give an actor the cores that the fewest others have, and free GPUs; None if there are too
+        few."""
         held = {gpu for place in self._taken.values() for gpu in place.gpus}
         gpus: tuple[int, ...] = ()
         if self.count is not None:
@@ -79,5 +79,5 @@ class Places:
         return place
 
     def leave(self, actor: object) -> None:
-        """Take back what an actor has, which has ended."""
+        """Free the place of an actor that has ended."""
         del self._taken[actor]

@@ -26,7 +26,7 @@ from asyncrl.runtime.processes.process import become_child, environment, last_wo
 
 
 class AgentEnd(NamedTuple):
-    """The exit status of an agent, and the line that says most of why."""
+    """The exit status of an agent, and the most telling line of its output."""
 
     status: int
     words: str
@@ -34,11 +34,11 @@ class AgentEnd(NamedTuple):
 
 class RayAgent:
     """Ray's actor, one for each node that takes part. Its calls run in the main thread of its
-    process, which the child's life is tied to."""
+    process, to which the child's life is tied."""
 
     def __init__(self, token: bytes, cores: int, role: JoinedRole) -> None:
-        """Start the agent. `token` is the contents of the run's join token, and `role` that of the
-        actors that it can have."""
+        """Start the agent. `token` is the contents of the run's join token, and `role` that of its
+        actors."""
         path = Path(tempfile.mkdtemp(prefix="asyncrl-ray-"), "join.token")
         write_key(path, token)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # as long as this actor
@@ -69,11 +69,13 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("cores", type=int)
     parser.add_argument("role", choices=("rollout", "trainer", "reward"))
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        token = JoinToken.read(given.token)
-        shutil.rmtree(given.token.parent)
-        raise SystemExit(agent(token, None, given.name, given.cores, PATIENCE_S, given.role))
+        token = JoinToken.read(arguments.token)
+        shutil.rmtree(arguments.token.parent)
+        raise SystemExit(
+            agent(token, None, arguments.name, arguments.cores, PATIENCE_S, arguments.role)
+        )
     except ConfigError as error:
         complain(str(error))
         raise SystemExit(BAD_INPUT) from None

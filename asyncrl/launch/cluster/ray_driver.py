@@ -1,9 +1,9 @@
-"""The process that has Ray place a run's agents: `python -m asyncrl.launch.cluster.ray_driver RUN`.
-The launcher starts it where `cluster.kind` is ray.
+"""The process through which Ray places a run's agents: `python -m asyncrl.launch.cluster.ray_driver
+RUN`. The launcher starts it if `cluster.kind` is ray.
 
-It is the driver of a job of Ray, and the launcher imports nothing of Ray: the end of this process,
-however it comes, is the end of the job, and of what Ray has started for it. Ray places, and starts
-nothing again by itself (`max_restarts=0`): this process does, so there is one who counts.
+It is the driver of a job of Ray, and the launcher imports nothing of Ray: any end of this
+process ends the job, and all that Ray has started for it. Ray places agents and does not restart
+them (`max_restarts=0`): this process does, so that restarts are counted in one place.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 SHORT_S = 20.0
 """An agent that lives for less has not taken part."""
 SHORT_LIVES = 3
-"""After so many short lives in a row an agent is given up; one that never took part is the end."""
+"""Short lives in a row after which an agent is given up; one that never took part ends the run."""
 KNOCK_S = 10.0
 """Seconds that Ray's head has to answer."""
 LOST = 1
@@ -48,7 +48,7 @@ KEYS: dict[JoinedRole, str] = {
 
 
 def main() -> None:
-    """Keep agents until the run is over. Ends with status 2, and a sentence, where Ray cannot."""
+    """Keep agents until the run is over. Ends with status 2, and a sentence, if Ray cannot."""
     become_child()
     parser = argparse.ArgumentParser(prog="python -m asyncrl.launch.cluster.ray_driver")
     parser.add_argument("run", type=Path)
@@ -58,12 +58,12 @@ def main() -> None:
     try:
         _keep_agents(config, (run / JOIN_TOKEN).read_bytes())
     except ConfigError as error:
-        print(error, file=sys.stderr)  # the launcher says it to people
+        print(error, file=sys.stderr)  # the launcher shows it to the user
         raise SystemExit(BAD_INPUT) from None
 
 
 def _keep_agents(config: Config, token: bytes) -> None:
-    """Have an agent on a node of its own for each machine that is set, until they end with the run.
+    """Keep an agent on a node of its own for each machine that is set, until they end with the run.
     Raises ConfigError."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
@@ -80,7 +80,7 @@ def _keep_agents(config: Config, token: bytes) -> None:
         why = str(error).partition("\n")[0]
         raise ConfigError(
             f"no Ray answers at {address!r} (cluster.ray_address; {why}): start one by `ray start "
-            "--head`, or say where it is."
+            "--head`, or correct the address."
         ) from None
     here = ray.util.get_node_ip_address()
     refuse_loopback(config, ray.nodes(), here)
@@ -88,15 +88,15 @@ def _keep_agents(config: Config, token: bytes) -> None:
     group = _placed(config, parts)
 
     def started(bundle: int) -> Any:
-        """Start the agent of a bundle; what comes of it is what is returned."""
+        """Start the agent of a bundle, and return the reference to its end."""
         began[bundle] = time.monotonic()
-        place, part = Scheduling(group, placement_group_bundle_index=bundle), parts[bundle]
+        strategy, part = Scheduling(group, placement_group_bundle_index=bundle), parts[bundle]
         actor: Any = ray.remote(num_cpus=part.cores, num_gpus=part.gpus, max_restarts=0)(RayAgent)
-        placed = actor.options(scheduling_strategy=place)
+        placed = actor.options(scheduling_strategy=strategy)
         holder = holders[bundle] = placed.remote(token, part.cores, part.role)
         return holder.wait.remote()
 
-    holders: dict[int, Any] = {}  # an actor of Ray lives as long as somebody refers to it
+    holders: dict[int, Any] = {}  # an actor of Ray lives as long as there is a reference to it
     began: dict[int, float] = {}
     lives = AgentLives()
     why = ""
@@ -122,7 +122,7 @@ def _keep_agents(config: Config, token: bytes) -> None:
 
 
 class RayPart(NamedTuple):
-    """Amounts that Ray gives one agent, and the role of its actors."""
+    """Resources that Ray gives one agent, and the role of its actors."""
 
     role: JoinedRole
     cores: int
@@ -144,15 +144,15 @@ def ray_parts(config: Config) -> list[RayPart]:
 
 
 class AgentLives:
-    """The lives of each bundle's agent, and if it has another one."""
+    """Counts the lives of each bundle's agent, and decides whether there is another one."""
 
     def __init__(self) -> None:
         self._short = Counter[int]()  # lives in a row that were short
         self._took_part = set[int]()
 
     def another(self, bundle: int, status: int, seconds: float) -> bool:
-        """True if an agent that ended with `status`, which is not 0, after so many seconds is
-        started again; False if it is given up.
+        """True if an agent that ended with `status`, which is not 0, after `seconds` is started
+        again; False if it is given up.
 
         Example: one that lives for 60, 1, 2 and 3 s is started three times again, and given up.
         """
@@ -169,21 +169,21 @@ class AgentLives:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError where nobody listens at `host:port`: Ray would try for minutes."""
+    """Raise OSError if no server listens at `host:port`: Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
 
 
 def hold_gpus(count: int, here: str, within_s: float) -> Any:
-    """An actor of Ray that holds the trainer's `count` GPUs on the node `here` for as long as
-    somebody refers to it, so that no agent gets them; None where Ray has none to give there. Raises
-    ConfigError where Ray has not given them `within_s` seconds later, which a start of its process
-    takes some of, and where they are not the trainer's: the first `count` that this process may
-    use."""
+    """An actor of Ray that holds the trainer's `count` GPUs on the node `here` as long as there is
+    a reference to it, so that no agent gets them; None if Ray has no GPUs there. Raises ConfigError
+    if Ray has not given them within `within_s` seconds (the start of its process takes some of
+    these), and if they are not the first `count` that this process may use."""
     import ray
 
-    [node] = [one for one in ray.nodes() if one["Alive"] and one["NodeManagerAddress"] == here][:1]
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    [node] = [node for node in nodes if node["NodeManagerAddress"] == here][:1]
     if not count or not node["Resources"].get("GPU"):
         return None
     holder: Any = ray.remote(num_cpus=0, num_gpus=count, resources={f"node:{here}": 0.001})(
@@ -191,23 +191,23 @@ def hold_gpus(count: int, here: str, within_s: float) -> Any:
     )
     held = holder.remote()
     try:
-        given = ray.get(held.gpus.remote(), timeout=within_s)
+        names = ray.get(held.gpus.remote(), timeout=within_s)
     except ray.exceptions.GetTimeoutError:
         raise ConfigError(
             f"Ray has not given the {count} GPUs that the trainer needs on this node, {here}, "
-            f"within {within_s:g} s (cluster.join_s): lower train.ranks, or end what has them."
+            f"within {within_s:g} s (cluster.join_s): lower train.ranks, or end what uses them."
         ) from None
     mine = visible(range(count), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if ",".join(given) != mine:
+    if ",".join(names) != mine:
         raise ConfigError(
-            f"Ray gives the trainer the GPUs {','.join(given)} of this node, and it would use "
-            f"{mine}: start `asyncrl train` with CUDA_VISIBLE_DEVICES={','.join(given)}."
+            f"Ray gives the trainer the GPUs {','.join(names)} of this node, and it would use "
+            f"{mine}: start `asyncrl train` with CUDA_VISIBLE_DEVICES={','.join(names)}."
         )
     return held
 
 
 class HeldGpus:
-    """Ray's actor that has GPUs, and does nothing with them."""
+    """Ray's actor that holds GPUs, and does not use them."""
 
     def gpus(self) -> list[str]:
         """Names of its GPUs, as in CUDA_VISIBLE_DEVICES, in order."""
@@ -217,8 +217,8 @@ class HeldGpus:
 
 
 def _placed(config: Config, parts: list[RayPart]) -> Any:
-    """A placement group with a node of its own for each agent. Raises ConfigError where Ray does
-    not come to have them in time."""
+    """A placement group with a node of its own for each agent. Raises ConfigError if Ray does
+    not have them in time."""
     import ray
     from ray.util.placement_group import placement_group
 
@@ -242,12 +242,12 @@ def _placed(config: Config, parts: list[RayPart]) -> Any:
 
 
 def _amounts(nodes: list[dict[str, Any]], resource: str) -> str:
-    """Amounts of a resource of these nodes, from the least to the most."""
+    """The amounts of a resource on these nodes, from the least to the most."""
     return ", ".join(map(str, sorted(int(node["Resources"].get(resource, 0)) for node in nodes)))
 
 
 def refuse_loopback(config: Config, nodes: list[dict[str, Any]], here: str) -> None:
-    """Raise ConfigError where another machine would dial its own loopback."""
+    """Raise ConfigError if another machine would connect to its own loopback."""
     away = sorted({str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]} - {here})
     if away and TcpAddress(config.cluster.host, 0).loopback:
         raise ConfigError(

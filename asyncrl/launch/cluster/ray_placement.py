@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 async def keep_ray(run: Path, machines: Machines) -> None:
-    """Have Ray keep agents until this is cancelled, which ends them. Where it cannot, `machines`
-    hears of it."""
+    """Keep agents by Ray until this is cancelled, which ends them. A failure is passed to
+    `machines`."""
     process = spawn(
         "Ray's driver",
         [sys.executable, "-m", "asyncrl.launch.cluster.ray_driver", str(run)],
@@ -30,6 +30,6 @@ async def keep_ray(run: Path, machines: Machines) -> None:
     finally:
         with trio.CancelScope(shield=True):
             if machines.over:
-                with trio.move_on_after(GOODBYE_S):  # it ends with its agents, who tidy up
+                with trio.move_on_after(GOODBYE_S):  # it ends after its agents, which clean up
                     await process.wait()
             await process.kill_group()

@@ -1,5 +1,5 @@
-"""The versions of what the machines of a run must have alike: they exchange messages, weights and
-checksums."""
+"""The versions that the machines of a run must have in common, because they exchange messages,
+weights and checksums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 
 def own_versions() -> dict[str, str]:
-    """Versions on this machine, by name; of Python the first two numbers."""
+    """Versions on this machine, by name; for Python the first two numbers."""
     return {
         "asyncrl": version("asyncrl"),
         "torch": version("torch"),
@@ -18,12 +18,12 @@ def own_versions() -> dict[str, str]:
 
 
 def differing(theirs: Mapping[str, str], own: Mapping[str, str]) -> str:
-    """The first difference, in words; empty where there is none.
+    """The first difference, in words; empty if there is none.
 
     >>> differing({"torch": "2.12.0"}, {"torch": "2.13.0"})
     'torch 2.12.0, and the launcher torch 2.13.0'
     """
     for name, wanted in own.items():
-        if (found := theirs.get(name, "of no version")) != wanted:
-            return f"{name} {found}, and the launcher {name} {wanted}"
+        if (version := theirs.get(name, "of no version")) != wanted:
+            return f"{name} {version}, and the launcher {name} {wanted}"
     return ""

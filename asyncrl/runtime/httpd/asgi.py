@@ -16,6 +16,6 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 HttpRefusal = Literal[
     "key", "request", "malformed", "silent", "slow", "crowded", "busy", "descriptors", "failed"
 ]
-"""The reason why a connection was closed. Its client has no key; asked for what is not there; sent
-what is no request; sent none in time; did not take its answer in time; had to make room for another
-stranger; is one more than may be. Or there was no descriptor, or the application failed."""
+"""The reason why a connection was closed. Its client has no key; sent a request that failed; sent
+something that is not a request; sent nothing in time; did not read its answer in time; made room
+for another stranger; exceeded the limit. Or no descriptor was left, or the application failed."""

@@ -20,14 +20,14 @@ from asyncrl.runtime.httpd.http_limits import HttpLimits
 
 _LINGER_S, _LINGER_BYTES = 1.0, 1 << 20
 """Seconds and bytes for which a connection is read before it is closed. Without this the network
-would throw away an answer that the client has not read."""
+would discard an answer that the client has not read."""
 _BLANK = re.compile(rb"\n\r?\n")
 _SENTENCES = {
-    400: b"this is no HTTP request",
+    400: b"this is not an HTTP request",
     408: b"the head of the request was not here in time",
     431: b"the head of the request is too long",
     500: b"the server failed; its log says why",
-    503: b"as many clients are connected as may be; try again",
+    503: b"too many clients are connected; try again",
     505: b"HTTP/1.1 is spoken here",
 }
 
@@ -35,12 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 class CrowdedError(Exception):
-    """As many known clients are connected as may be."""
+    """The limit of known clients is reached."""
 
 
 class ClientConnection:
-    """A connection. `admit` says of a request's headers if its client is known; it raises
-    CrowdedError where there is no room for one more. A client that is not known has one answer."""
+    """A connection. `admit` tells from a request's headers whether its client is known; it
+    raises CrowdedError if there is no room for one more. An unknown client has one answer."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ClientConnection:
         self.refusal: HttpRefusal | None = None
 
     async def run(self) -> None:
-        """Answer until the client leaves, or has to."""
+        """Answer until the client leaves or is refused."""
         try:
             with trio.move_on_after(self._limits.head_s) as scope:
                 request = await self._request()
@@ -78,11 +78,11 @@ class ClientConnection:
             return  # the client has left
 
     async def _request(self) -> h11.Request | None:
-        """The next request's head; None where the client leaves before it."""
+        """The next request's head; None if the client leaves before it."""
         lines, last = 0, b""
         while (event := self._http.next_event()) is h11.NEED_DATA:
             data = bytes(await self._stream.receive_some(CHUNK))
-            # h11 takes a head that came in one piece however many lines it has
+            # h11 accepts a head of any number of lines if it comes in one piece
             head = _BLANK.split(last + data, 1)[0]
             lines, last = lines + head.count(b"\n") - last.count(b"\n"), data[-2:]
             if lines > self._limits.head_lines:
@@ -110,7 +110,7 @@ class ClientConnection:
         try:
             await self._app(exchange.scope, exchange.receive, exchange.send)
         except Exception:
-            # what the application does wrong for one request is no matter of the next one
+            # a fault of the application in one request does not affect the next one
             logger.exception("a request failed")
             await self._refuse("failed", 500)
             return False
@@ -120,7 +120,7 @@ class ClientConnection:
         return exchange.again
 
     async def _refuse(self, reason: HttpRefusal, status: int) -> None:
-        """Say why this connection is closed, where that can still be said."""
+        """Tell the client why this connection is closed, if that is still possible."""
         self.refusal = reason
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
@@ -139,7 +139,7 @@ class ClientConnection:
             await self._linger()
 
     async def _linger(self) -> None:
-        """Read, for a moment, what the client still sends."""
+        """Read for a moment what the client still sends."""
         with trio.move_on_after(_LINGER_S):
             await self._stream.send_eof()
             left = _LINGER_BYTES

@@ -1,5 +1,5 @@
-"""One request and its answer, between a client and an ASGI application. Invariant: who does not
-read, or sends a body in crumbs, is a client that has left."""
+"""One request and its answer, between a client and an ASGI application. Invariant: a client
+that does not read, or sends a body in tiny pieces, counts as one that has left."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CHUNK = 16 << 10
 _AHEAD = 64 << 10
 """Bytes that a client may send ahead of its answer; more are left in the network."""
 _PIECES, _PIECE_BYTES = 256, 64
-"""A body may come in so many pieces, and in more if they have so many bytes on average."""
+"""A body may come in `_PIECES` pieces, and in more if they average `_PIECE_BYTES` bytes."""
 
 
 class HttpExchange:
     """The two callables that ASGI gives an application. `keep`: another request may follow.
-    `status` is that of the answer, 0 where none began."""
+    `status` is that of the answer, 0 if none began."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class HttpExchange:
         return ended and self._keep and not self._lost
 
     async def receive(self) -> Event:
-        """The next piece of the body; after the last one, that the client has left."""
+        """The next piece of the body; after the last one, wait until the client has left."""
         await trio.lowlevel.checkpoint()
         if self._lost or self._read:
             await self._gone()
@@ -85,7 +85,7 @@ class HttpExchange:
         return {"type": "http.request", "body": body, "more_body": not self._read}
 
     async def send(self, event: Event) -> None:
-        """Send a part of the answer; nothing, where the client has left."""
+        """Send a part of the answer; nothing if the client has left."""
         if self._lost:
             return
         if event["type"] == "http.response.start":
@@ -113,7 +113,7 @@ class HttpExchange:
             self._pieces += 1
             self._bytes += len(event.data)
             if self._pieces > _PIECES and self._bytes < self._pieces * _PIECE_BYTES:
-                raise h11.RemoteProtocolError("a body in crumbs")
+                raise h11.RemoteProtocolError("a body in tiny pieces")
         assert isinstance(event, h11.Event)
         return event
 
@@ -145,7 +145,7 @@ class HttpExchange:
                         break
                     self._ahead += len(data)
                     self._http.receive_data(data)
-                else:  # whether it leaves is seen when it is written to
+                else:  # a write to it will show if it has left
                     await trio.sleep_forever()
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass

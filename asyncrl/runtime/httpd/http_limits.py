@@ -1,4 +1,4 @@
-"""Limits of a server: what a client may take of it, in connections, bytes and seconds."""
+"""Limits of a server: the connections, bytes and seconds that its clients may use."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import resource
 import msgspec
 
 _SHARE, _MOST = 4, 1024
-"""One in so many of the process's descriptors may be connections, and at most so many."""
+"""One in `_SHARE` of the process's descriptors may be a connection, and at most `_MOST`."""
 
 
 class HttpLimits(msgspec.Struct, frozen=True):
-    """`connections` of clients that are known may be open at a time, and `strangers` of others:
-    for one more of those the oldest has to go. A client has `head_s` seconds for its first
+    """At most `connections` of known clients may be open, and `strangers` of others: one more of
+    those evicts the oldest. A client has `head_s` seconds for its first
     request's head, of at most `head_bytes` and `head_lines`; a known one may be idle for `idle_s`
     between two requests. It must take each part of an answer within `write_s`."""
 

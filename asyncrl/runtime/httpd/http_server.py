@@ -1,11 +1,11 @@
-"""An HTTP/1.1 server. Invariant: whoever connects, and whatever they send, it goes on, and what
-they take of its process is bounded.
+"""An HTTP/1.1 server. Invariant: no client, whatever it sends, stops the server, and the resources
+that clients use are bounded.
 
-A client is a stranger until one of its requests is admitted (has the key). A stranger has one
-answer, and a place only until so many others want it; and each puts off the next connection, so
-that most of the process's time stays for those who are known. Nobody keeps a library's HTTP/1.1
-server for trio that does no more than this: hypercorn also speaks HTTP/2 in the clear and dies of
-what it does not understand, uvicorn is asyncio's.
+A client is a stranger until one of its requests is admitted (has the key). A stranger gets one
+answer, and is evicted when too many others connect. Each delays the next connection, so that most
+of the process's time stays for known clients. No maintained HTTP/1.1 server for trio is limited to
+this: hypercorn also speaks HTTP/2 in the clear and crashes on input that it does not understand,
+and uvicorn needs asyncio.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from asyncrl.runtime.httpd.http_limits import HttpLimits
 from asyncrl.runtime.ipc.waits import Pulse, WaitExpired, Waits
 
 STRANGER_S = 0.025
-"""Seconds by which a stranger puts off the next connection: each costs about half a millisecond of
+"""Seconds by which a stranger delays the next connection: each costs about half a millisecond of
 processor time, so that all together cost a fiftieth of a core."""
 DESCRIPTOR_S = 1.0
-"""Seconds after which it is looked again whether there is a descriptor, unless a connection of this
-server is closed before."""
+"""Seconds after which the server tries again to get a descriptor, unless one of its connections is
+closed before."""
 FLUSH_S = 0.25
 """Seconds in which answers that are complete when the server closes must be sent."""
 
@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 
 class HttpServer:
-    """A server in front of `app`. `known` says of a request's headers if its client is known.
-    `refused` is called with the reason for each connection that had to be closed. `owner` names the
-    server in `waits`."""
+    """A server in front of `app`. `known` tells from a request's headers whether its client is
+    known. `refused` is called with the reason for each connection that had to be closed. `owner`
+    names the server in `waits`."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class HttpServer:
         return len(self._strangers) + len(self._clients)
 
     async def run(self, listener: Listener, close: Callable[[], Awaitable[None]]) -> None:
-        """Answer at `listener`, which this closes, until `close` returns. What is being answered
-        then has `FLUSH_S` seconds."""
+        """Answer at `listener`, which this closes, until `close` returns. Answers in
+        progress then have `FLUSH_S` seconds."""
         async with listener, trio.open_nursery() as nursery:
             accepting = trio.CancelScope()
             nursery.start_soon(self._accept, listener, nursery, accepting)
@@ -79,7 +79,7 @@ class HttpServer:
             nursery.cancel_scope.cancel()
 
     def _finish(self) -> bool:
-        """Close who waits for nothing. True if others are still being answered."""
+        """Close idle connections. True if others are still being answered."""
         every = [*self._strangers.items(), *self._clients.items()]
         for scope, connection in every:
             if connection.waiting:
@@ -121,7 +121,7 @@ class HttpServer:
                 await connection.run()
             refusal = connection.refusal
         except Exception:
-            # a fault of this server: it costs the connection that found it, and no other
+            # a fault of this server ends the connection that met it, and no other
             logger.exception("a connection failed")
             refusal = "failed"
         finally:

@@ -1,5 +1,5 @@
-"""The two ends of a link: who connects, and who serves. Invariant: a link is handed over only when
-both ends have proved the run's key, and where it leaves this machine inside TLS.
+"""The two ends of a link: the client, and the server. Invariant: a link is handed over only when
+both ends have proved the run's key, inside TLS if it leaves this machine.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from asyncrl.runtime.ipc.tls import Credentials, Tls, TlsPipe
 
 AUTHENTICATION_S = 5.0
 UNAUTHENTICATED = 64
-"""Connections that may be proving the key at one time; for another one the oldest has to go."""
+"""Connections that may be proving the key at one time; another one evicts the oldest."""
 MAX_LINKS = 4096
 """Links that a server keeps at one time."""
 REFUSAL_S = 0.01
-"""Seconds by which a refused connection puts off the next one, so that most of a server's time
-stays for those who are in."""
+"""Seconds by which a refused connection delays the next one, so that most of a server's time stays
+for its links."""
 DESCRIPTORS_S = 0.1
-"""Seconds, as `REFUSAL_S`, where this process has no descriptor left: the connection stays in the
+"""Seconds, as `REFUSAL_S`, if this process has no descriptor left: the connection stays in the
 queue until then."""
 FIRST_S = 10.0
 """Seconds in which whoever connects says who it is."""
@@ -46,17 +46,17 @@ M = TypeVar("M", bound=Message)
 async def connect(
     address: Address, key: bytes, *, tls: Tls | None = None, max_frame: int = MAX_FRAME
 ) -> Link:
-    """A link to the server at `address`, both ends having proved `key`. Over TCP it runs inside
-    `tls`, without which only this machine can be talked to; a Unix socket needs none, and has none.
-    Raises LinkError, also where nobody listens, and ValueError where TLS is missing or its files
-    cannot be used."""
+    """Open a link to the server at `address`; both ends have proved `key`. Over TCP it runs inside
+    `tls`, without which only this machine can be reached; a Unix socket does not use it. Raises
+    LinkError, also if no server listens, and ValueError if TLS is missing or its files cannot be
+    used."""
     credentials = _credentials(address, tls, "client")
     try:
         pipe = SocketPipe(await dial(address))
     except OSError as error:
-        raise LinkError("broken", f"nobody answers at {address}: {error}") from error
+        raise LinkError("broken", f"no server answers at {address}: {error}") from error
     host = address.host if isinstance(address, TcpAddress) else None
-    # longer than the server gives it: this connection may first have to wait for its turn
+    # longer than the server's own deadline: this connection may first have to wait for its turn
     with proving(str(address), 2 * AUTHENTICATION_S):
         return await _link(
             pipe,
@@ -69,8 +69,8 @@ async def connect(
 
 
 async def reach(address: Address, key: bytes, *, tls: Tls | None = None) -> Link:
-    """As `connect`, to a server that may not be there yet: it is tried until it answers, or the
-    caller gives up. Raises LinkError where it answers and refuses."""
+    """As `connect`, to a server that may not be there yet: retries until it answers, or the caller
+    gives up. Raises LinkError if it answers and refuses."""
     pause = FIRST_PAUSE_S
     while True:
         with trio.move_on_after(TRY_S):
@@ -84,8 +84,8 @@ async def reach(address: Address, key: bytes, *, tls: Tls | None = None) -> Link
 
 
 async def first_message(link: Link, kind: type[M], within_s: float = FIRST_S) -> M:
-    """The message by which the peer of a new link says who it is. Raises LinkError where it says
-    something else, or nothing `within_s` seconds."""
+    """The message with which the peer of a new link introduces itself. Raises LinkError if it sends
+    another one, or nothing within `within_s` seconds."""
     message: Message | None = None
     with trio.move_on_after(within_s):
         message, _ = await link.receive()
@@ -113,10 +113,10 @@ async def serve(
     `started` gives the address it got. `tls` as for `connect`.
 
     The link is closed when `handler` returns. A connection that does not prove the key, or whose
-    LinkError `handler` lets through, is closed and counted: `refused` is called with the reason,
-    and the server goes on. An EndOfStream that `handler` lets through is no failure. Any other
-    exception of `handler` ends the server. Raises OSError where the address is taken, and
-    ValueError where TLS is missing or its files cannot be used.
+    `handler` raises LinkError, is closed and counted: `refused` is called with the reason, and the
+    server goes on. An EndOfStream that `handler` raises is not a failure. Any other
+    exception of `handler` ends the server. Raises OSError if the address is taken, and
+    ValueError if TLS is missing or its files cannot be used.
     """
     server = _Server(key, _credentials(address, tls, "server"), handler, refused, max_frame)
     async with listening(address) as (listener, bound):
@@ -210,7 +210,7 @@ class _Server:
 def _credentials(
     address: Address, tls: Tls | None, end: Literal["client", "server"]
 ) -> Credentials | None:
-    """The certificate that this end shows in TLS; None where the link has none. Raises
+    """The certificate that this end shows in TLS; None if the link does without. Raises
     ValueError."""
     if isinstance(address, UnixAddress) or (tls is None and address.loopback):
         return None
@@ -231,7 +231,7 @@ async def _link(
     peer: str,
     max_frame: int,
 ) -> Link:
-    """A link over `socket`, which it takes, once both ends have proved themselves; to be called
+    """A link over `socket`, which it takes over, once both ends have proved themselves; call it
     inside `proving`. `host` as for `Credentials.secure`."""
     pipe: SocketPipe | TlsPipe = socket
     channel = b""

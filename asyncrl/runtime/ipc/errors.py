@@ -16,13 +16,13 @@ Refusal = Literal[
     "descriptors",
 ]
 """The reason for which a connection was closed, as counted: no key or another run's, no certificate
-of the run's authority, no answer in time, a frame that does not get on, a frame over the limits, a
-frame that does not parse, an end inside a frame or a failing connection, too many others, no file
+of the run's authority, no answer in time, a frame that makes no progress, a frame over the limits,
+a frame that does not parse, an end inside a frame or a failing connection, too many others, no file
 descriptor left to accept with."""
 
 
 class LinkError(Exception):
-    """A link failed and is closed. Its message is a sentence; `reason` is what is counted."""
+    """A link failed and is closed. Its message is a sentence; `reason` is counted."""
 
     def __init__(self, reason: Refusal, sentence: str) -> None:
         super().__init__(sentence)

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 MAX_FRAME = 256 * 2**20
 MAX_MESSAGE = 4 * 2**20
-"""Bytes of a message without its buffers: decoded, they can take some thirty times the memory."""
+"""Bytes of a message without its buffers: decoded, they can take thirty times the memory."""
 MAX_BUFFERS = 8
 BULKY = 2**14
-"""Bytes of buffers from which they are neither joined with the head to be sent, nor read ahead
-of."""
+"""Bytes of buffers from which on they are not joined with the head to be sent, and little is read
+ahead of them."""
 
 _PREFIX = struct.Struct("<III")
 _HEADS = [struct.Struct(f"<{3 + count}I") for count in range(MAX_BUFFERS + 1)]
@@ -46,7 +46,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 class ArrivingFrame(msgspec.Struct, eq=False):
     """A frame whose message is read, and whose `body` (its buffers, with padding) is filled up to
-    `filled`. `end` is the place after what was taken of the bytes that were ahead."""
+    `filled`. `end` is the position behind the bytes that were taken of those ahead."""
 
     message: Message
     sizes: tuple[int, ...]
@@ -56,11 +56,11 @@ class ArrivingFrame(msgspec.Struct, eq=False):
 
     def buffers(self) -> tuple[memoryview, ...]:
         """The buffers, without padding: parts of `body`."""
-        found, at = [], 0
+        views, at = [], 0
         for size in self.sizes:
-            found.append(self.body[at : at + size])
+            views.append(self.body[at : at + size])
             at += _padded(size)
-        return tuple(found)
+        return tuple(views)
 
 
 def encode_frame(
@@ -106,8 +106,8 @@ def encode_frame(
 def begin_frame(
     ahead: memoryview, at: int, to: int, *, max_frame: int, peer: str
 ) -> ArrivingFrame | int:
-    """The frame that begins at `ahead[at]`, as far as the bytes up to `to` have it; where they do
-    not have all of its message, the number of bytes that must be there. Raises LinkError."""
+    """The frame that begins at `ahead[at]`, as far as the bytes up to `to` have it; if its message
+    is not complete, the number of bytes that it needs. Raises LinkError."""
     have = to - at
     if have < _PREFIX.size:
         return _PREFIX.size

@@ -2,7 +2,7 @@
 until it has proved the key.
 
 Challenge and response over fixed-length raw bytes, each side proving itself over both nonces, its
-own role (so that no answer can be sent back as one's own) and the channel (so that no answer given
+own role (so that no answer can be reflected) and the channel (so that no answer given
 inside one TLS connection fits another; empty without TLS): server → client `magic, nonce`; client →
 server `nonce, HMAC-SHA256`; server → client `HMAC-SHA256`.
 """
@@ -37,15 +37,16 @@ def new_key() -> bytes:
 
 
 def write_key(path: Path, key: bytes) -> None:
-    """Keep `key` in a new file of mode 0600, in place of any that was there."""
+    """Write `key` to a new file of mode 0600, which replaces an old one."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(key)
 
 
 def read_private(path: Path, most: int) -> bytes:
-    """At most `most` bytes of a file that is this user's alone: no link, no other's, and nothing
-    that others may open. Raises ValueError where it is not, and OSError."""
+    """Read at most `most` bytes of a file that is this user's alone: not a link, not another
+    user's, and not one that others may open. Raises ValueError if it is one of these, and
+    OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -53,14 +54,14 @@ def read_private(path: Path, most: int) -> bytes:
             raise
         raise ValueError(f"the key {path} is a symbolic link; start a new run") from None
     try:
-        # of what was opened: what has its name may be another file by now
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        # of the opened file: its name may belong to another one by now
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise ValueError(
-                f"the key {path} is no file of this user (it belongs to user {found.st_uid}); "
+                f"the key {path} is not a file of this user (it belongs to user {status.st_uid}); "
                 "start a new run"
             )
-        if (mode := stat.S_IMODE(found.st_mode)) & 0o077:
+        if (mode := stat.S_IMODE(status.st_mode)) & 0o077:
             raise ValueError(
                 f"others may open the key {path} (mode {mode:o}); make it `chmod 600`, or start "
                 "a new run"
@@ -71,7 +72,7 @@ def read_private(path: Path, most: int) -> bytes:
 
 
 def read_key(path: Path) -> bytes:
-    """The run's key in `path`. Raises ValueError as `read_private`, or where it is no key."""
+    """The run's key in `path`. Raises ValueError as `read_private`, or if it is not a key."""
     key = read_private(path, KEY_BYTES + 1)
     if len(key) != KEY_BYTES:
         raise ValueError(
@@ -82,7 +83,7 @@ def read_key(path: Path) -> bytes:
 
 
 async def prove_to_client(pipe: Pipe, key: bytes, *, peer: str, channel: bytes) -> None:
-    """The server's side, to be called inside `proving`. Raises LinkError; the caller closes the
+    """The server's side; call it inside `proving`. Raises LinkError; the caller closes the
     pipe."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     await pipe.send([_MAGIC + nonce])
@@ -96,11 +97,11 @@ async def prove_to_client(pipe: Pipe, key: bytes, *, peer: str, channel: bytes) 
 
 
 async def prove_to_server(pipe: Pipe, key: bytes, *, peer: str, channel: bytes) -> None:
-    """The client's side, to be called inside `proving`. Raises LinkError; the caller closes the
+    """The client's side; call it inside `proving`. Raises LinkError; the caller closes the
     pipe."""
     challenge = await _exactly(pipe, len(_MAGIC) + _NONCE_BYTES)
     if challenge is None or not challenge.startswith(_MAGIC):
-        raise LinkError("key", f"what listens at {peer} is no asyncrl of this version")
+        raise LinkError("key", f"the server at {peer} is not an asyncrl of this version")
     nonce, mine = challenge[len(_MAGIC) :], secrets.token_bytes(_NONCE_BYTES)
     await pipe.send([mine + _proof(key, b"client", nonce, mine, channel)])
     proof = await _exactly(pipe, _PROOF_BYTES)
@@ -112,8 +113,7 @@ async def prove_to_server(pipe: Pipe, key: bytes, *, peer: str, channel: bytes) 
 
 @contextlib.contextmanager
 def proving(peer: str, deadline_s: float) -> Iterator[None]:
-    """Around all that comes before the first frame: what fails in it, or takes longer, is a
-    LinkError."""
+    """Turn failures and timeouts of all that comes before the first frame into LinkError."""
     try:
         with trio.CancelScope(deadline=trio.current_time() + deadline_s) as scope:
             yield
@@ -122,8 +122,7 @@ def proving(peer: str, deadline_s: float) -> Iterator[None]:
     except ssl.SSLError as error:
         raise LinkError(
             "certificate",
-            f"{peer} is not to be trusted: {why(error)}; both ends need certificates of one "
-            "authority",
+            f"{peer} is not trusted: {why(error)}; both ends need certificates of one authority",
         ) from error
     except FAILURES as error:
         raise LinkError(
@@ -139,7 +138,7 @@ def _proof(key: bytes, role: bytes, servers: bytes, clients: bytes, channel: byt
 
 
 async def _exactly(pipe: Pipe, size: int) -> bytes | None:
-    """`size` bytes, and no more; None where the stream ends before."""
+    """`size` bytes, and no more; None if the stream ends before."""
     data = bytearray(size)
     filled = 0
     while filled < size:

@@ -1,6 +1,6 @@
 """Messages between processes, over a pipe. Invariant: a frame arrives whole or the link is closed.
 
-What a peer announces costs address space; memory is what it sent. The form of a frame is in
+What a peer announces costs address space only; what it sent costs memory. The form of a frame is in
 `framing`, and how two processes get a link in `endpoints`.
 """
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 FRAME_S = 30.0
-"""Seconds that a frame may keep its receiver waiting once it has begun; a large one gets a second
-more for each FRAME_RATE bytes."""
+"""Seconds that a frame may keep its receiver waiting once it has begun; a large one gets one more
+second for each FRAME_RATE bytes."""
 FRAME_RATE = 2**20
-_AHEAD = 2**16  # bytes read in one system call where frames are small
+_AHEAD = 2**16  # bytes read in one system call if frames are small
 _LITTLE_AHEAD = 2**12
 
 
@@ -41,12 +41,12 @@ class LinkStatistics(msgspec.Struct, frozen=True):
 
 
 class Link:
-    """One end of a connection; it owns `pipe`. `peer` names the other end in sentences; set it once
-    it has said who it is.
+    """One end of a connection; it owns `pipe`. `peer` names the other end in sentences; set it
+    once the peer has introduced itself.
 
     Any number of tasks may send, one receives. Each call sees a cancellation, but lets other tasks
     run only now and then (`pipes.Turns`). A receive that raised LinkError has closed the link;
-    where the connection failed under a send, what the peer had sent before can still be received.
+    if the connection failed under a send, what the peer had sent before can still be received.
     """
 
     def __init__(self, pipe: Pipe, *, peer: str, max_frame: int = MAX_FRAME) -> None:
@@ -81,7 +81,7 @@ class Link:
 
     async def aclose(self) -> None:
         """Close at once. What was sent still arrives, unless this end has not received all that the
-        peer sent it: the end that has the last word waits for the other's end of stream."""
+        peer sent it: the end that sends last waits for the other's end of stream."""
         await self._close(f"the link to {self.peer} was closed here")
         await trio.lowlevel.checkpoint()
 
@@ -100,7 +100,7 @@ class Link:
         """Send one frame: `message`, and C-contiguous arrays or bytes, which must not change before
         this returns.
 
-        Cancelled before its first byte left, nothing was sent. Cancelled after it, the link is
+        If it is cancelled before the first byte left, nothing was sent. If later, the link is
         closed: no frame follows half a frame. Raises LinkBroken, or ValueError for a frame over the
         limits.
         """
@@ -108,7 +108,7 @@ class Link:
         await self._send(parts, size, 1)
 
     async def send_many(self, messages: Iterable[Message]) -> None:
-        """Send messages without buffers, in one write; cancelled, as `send`."""
+        """Send messages without buffers, in one write; when cancelled, as `send`."""
         frames = [encode_frame(message, (), self._max_frame)[0][0] for message in messages]
         if frames:
             joined = b"".join(frames)
@@ -162,10 +162,10 @@ class Link:
         """The next frame: its message and its buffers, which are the caller's: writable bytes, each
         aligned to 8.
 
-        Cancelled, it has lost nothing: the next call goes on where it stopped. Raises EndOfStream
-        where the peer closed between two frames, LinkError for a frame that breaks the rules or
-        does not get on (FRAME_S), LinkBroken for an end inside a frame or a failing connection, and
-        `trio.BusyResourceError` where another task receives.
+        A cancelled call loses nothing: the next one goes on where it stopped. Raises EndOfStream if
+        the peer closed between two frames, LinkError for a frame that breaks the rules or makes no
+        progress (FRAME_S), LinkBroken for an end inside a frame or a failing connection, and
+        `trio.BusyResourceError` if another task receives.
         """
         if self._receiving:
             raise trio.BusyResourceError(f"another task receives on the link to {self.peer}")
@@ -189,8 +189,8 @@ class Link:
             self._receiving = False
 
     def _begin(self) -> int:
-        """Begin the frame that is ahead, as far as its buffers. Where too little of it is there,
-        return the bytes that must be."""
+        """Begin the frame that is ahead, as far as its buffers. If too little of it has arrived,
+        return the bytes that it needs."""
         frame = begin_frame(
             self._ahead, self._at, self._to, max_frame=self._max_frame, peer=self.peer
         )
@@ -202,7 +202,7 @@ class Link:
         return 0
 
     async def _fetch(self, size: int) -> None:
-        """Have at least `size` bytes ahead."""
+        """Read until at least `size` bytes are ahead."""
         while (have := self._to - self._at) < size:
             if self._at or have == len(self._ahead):
                 kept = bytes(self._ahead[self._at : self._to])
@@ -212,13 +212,13 @@ class Link:
                     self._ahead = memoryview(bytearray(fitting))
                 self._ahead[:have] = kept
                 self._at, self._to = 0, have
-            # what is read ahead of a large body is copied once more, so little is
+            # bytes of a large body that are read ahead are copied once more, so read few
             room = self._ahead[have : max(size, _LITTLE_AHEAD if self._bulky else _AHEAD)]
             self._to += await self._read(room, inside=have > 0)
 
     async def _read(self, view: memoryview, *, inside: bool) -> int:
-        """At least one byte into `view`; `inside` says whether a frame has begun. Cancelled, it has
-        read nothing."""
+        """Read at least one byte into `view`; `inside` says whether a frame has begun. A cancelled
+        call has read nothing."""
         await self._turns.take(len(view))
         try:
             count = await (self._receive_in_time(view) if inside else self._pipe.receive_into(view))
@@ -234,8 +234,8 @@ class Link:
         return count
 
     async def _receive_in_time(self, view: memoryview) -> int:
-        """Receive from the pipe, within the frame's patience. Only waiting counts: a receiver that
-        is busy itself loses no patience."""
+        """Receive from the pipe, within the frame's patience. Only waiting counts: a receiver
+        that is busy loses no patience."""
         since, count = trio.current_time(), 0
         try:
             with trio.CancelScope(deadline=since + self._patience_s) as scope:
@@ -243,7 +243,7 @@ class Link:
         finally:
             self._patience_s -= trio.current_time() - since
         if scope.cancelled_caught:
-            raise LinkError("slow", f"{self.peer} began a frame and did not get on with it")
+            raise LinkError("slow", f"{self.peer} began a frame and did not finish it in time")
         return count
 
     async def _close(self, sentence: str) -> None:
@@ -253,9 +253,11 @@ class Link:
 
 
 def memory_links() -> tuple[Link, Link]:
-    """Two ends of a link in memory, without authentication and without a limit of what is under
-    way. For tests."""
+    """Two ends of a link in memory, without authentication and without a limit of the bytes in
+    flight. For tests."""
     from trio.testing import memory_stream_pair
 
-    one, other = memory_stream_pair()
-    return Link(StreamPipe(one), peer="the right end"), Link(StreamPipe(other), peer="the left end")
+    left, right = memory_stream_pair()
+    return Link(StreamPipe(left), peer="the right end"), Link(
+        StreamPipe(right), peer="the left end"
+    )

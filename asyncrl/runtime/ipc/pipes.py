@@ -1,7 +1,7 @@
 """Bytes to and from a peer, below the frames of a link. Invariant: a pipe knows whether its last
 send stopped halfway.
 
-Sockets are driven directly: the system call first, trio only where it would block. That makes a
+Sockets are driven directly: the system call first, trio only if it would block. That makes a
 small frame cheap, and lets the kernel alone copy a large one. Any other trio stream works too, for
 tests.
 """
@@ -18,7 +18,7 @@ import trio
 
 Bytes = bytes | bytearray | memoryview
 FAILURES = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
-"""Exceptions of a pipe's methods where the connection fails, or was closed here."""
+"""Exceptions of a pipe's methods if the connection fails, or was closed here."""
 
 _MIB = 2**20
 
@@ -42,16 +42,16 @@ class Pipe(Protocol):
 
     async def receive_into(self, view: memoryview) -> int:
         """Receive at least one byte and at most as many as fit; 0 at the end of the stream.
-        Cancelled, it has received nothing."""
+        A cancelled call has received nothing."""
         ...
 
     async def aclose(self) -> None:
-        """Close at once; whoever waits in the pipe gets `trio.ClosedResourceError`."""
+        """Close at once; a task that waits in the pipe gets `trio.ClosedResourceError`."""
         ...
 
 
 class SocketPipe:
-    """A pipe over the socket of `stream`, which it takes."""
+    """A pipe over the socket of `stream`, which it takes over."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         family, kind = stream.socket.family, stream.socket.type
@@ -62,7 +62,7 @@ class SocketPipe:
 
     async def send(self, parts: Sequence[Bytes]) -> None:
         size = left = sum(map(len, parts))
-        # from here, so that an interrupt between the system call and its count is seen
+        # set here, so that it holds after an interrupt between the system call and its count
         self.torn = True
         while True:
             try:
@@ -78,7 +78,7 @@ class SocketPipe:
             await self._wait_writable()
 
     async def writable(self) -> None:
-        """Return once the socket takes bytes: at once, where it does."""
+        """Return once the socket takes bytes, at once if it does."""
         poll = select.poll()
         poll.register(self._sock, select.POLLOUT)
         if not poll.poll(0):
@@ -138,7 +138,7 @@ class StreamPipe:
 
 class Turns:
     """Lets other tasks run once every mebibyte or 64 operations, and sees a cancellation at each: a
-    schedule costs more than a small frame does."""
+    switch of tasks costs more than a small frame does."""
 
     def __init__(self) -> None:
         self._left = _MIB

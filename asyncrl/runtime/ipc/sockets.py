@@ -25,7 +25,7 @@ async def dial(address: Address) -> trio.SocketStream:
     sock = _stream_socket(socket.AF_UNIX)
     try:
         with _socket_name(address.path) as name:
-            # at once, or not at all: a Unix socket has no connection in progress
+            # at once or never: a Unix socket has no connection in progress
             sock.connect(name)
     except BaseException:
         sock.close()
@@ -36,16 +36,16 @@ async def dial(address: Address) -> trio.SocketStream:
 @contextlib.asynccontextmanager
 async def listening(address: Address) -> AsyncIterator[tuple[trio.SocketListener, Address]]:
     """A listener, and the address it got. The socket file is mode 0600, replaces the one of a
-    server that is gone, and is removed at the end. Raises OSError where the address is taken."""
+    server that is gone, and is removed at the end. Raises OSError if the address is taken."""
     if isinstance(address, TcpAddress):
-        found = await trio.socket.getaddrinfo(
+        addresses = await trio.socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        family, _, _, _, where = found[0]
+        family, _, _, _, sockaddr = addresses[0]
         with _stream_socket(family) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                sock.bind(where)
+                sock.bind(sockaddr)
             except OSError as error:
                 raise OSError(
                     error.errno,
@@ -58,7 +58,7 @@ async def listening(address: Address) -> AsyncIterator[tuple[trio.SocketListener
         with _socket_name(address.path) as name:
             _clear_stale(address.path, name)
             sock.bind(name)
-        address.path.chmod(0o600)  # nobody connects before `listen`
+        address.path.chmod(0o600)  # no client can connect before `listen`
         try:
             yield _listener(sock), address
         finally:
@@ -77,12 +77,12 @@ def _listener(sock: socket.socket) -> trio.SocketListener:
 
 
 def _clear_stale(path: Path, name: str) -> None:
-    """Remove the socket file of a server that is gone. Raises OSError where one lives, or where the
-    file is no socket."""
+    """Remove the socket file of a server that is gone. Raises OSError if one lives, or if the
+    file is not a socket."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise FileExistsError(
-                f"{path} exists and is no socket; remove it, or choose another path"
+                f"{path} exists and is not a socket; remove it, or choose another path"
             )
     except FileNotFoundError:
         return
@@ -99,7 +99,7 @@ def _clear_stale(path: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _socket_name(path: Path) -> Iterator[str]:
-    """A name of `path` that fits the 107 bytes the kernel allows: where it does not, through a
+    """A name of `path` that fits the 107 bytes the kernel allows: a longer one goes through a
     descriptor of its directory."""
     if len(os.fsencode(path)) <= 107:
         yield str(path)

@@ -2,8 +2,8 @@
 certificate of one authority.
 
 TLS 1.3 alone, each end verified against `authority` and nothing else, the server also by its name.
-The run's key is proved inside, over both certificates: who can decrypt between two machines of the
-authority cannot pass one's proof on to the other.
+The run's key is proved inside, over both certificates: a party that decrypts between two machines
+of the authority cannot pass the proof of one on to the other.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _RECORDS = 2**16  # bytes encrypted or decrypted at a time
 
 class Tls(msgspec.Struct, frozen=True):
     """PEM files of this machine: its `certificate` (with the chain to the authority, its own
-    first), the certificate's private `key`, and the certificate of the `authority` that every
-    machine of the run has its certificate from."""
+    first), the certificate's private `key`, and the certificate of the `authority` that issued
+    the certificates of all machines of the run."""
 
     certificate: Path
     key: Path
@@ -38,7 +38,7 @@ class Tls(msgspec.Struct, frozen=True):
         return cls(folder / "certificate.pem", folder / "key.pem", folder / "authority.pem")
 
     def read(self, end: Literal["client", "server"]) -> Credentials:
-        """The files, for one end of a link. Raises ValueError where one cannot be used."""
+        """The files, for one end of a link. Raises ValueError if one cannot be used."""
         context = ssl.SSLContext(
             ssl.PROTOCOL_TLS_CLIENT if end == "client" else ssl.PROTOCOL_TLS_SERVER
         )
@@ -65,7 +65,7 @@ class Tls(msgspec.Struct, frozen=True):
             context.load_verify_locations(self.authority)
         except ssl.SSLError as error:
             raise ValueError(
-                f"the TLS authority {self.authority} is no certificate in PEM: {_words(error)}"
+                f"the TLS authority {self.authority} is not a certificate in PEM: {_words(error)}"
             ) from None
         try:
             context.load_cert_chain(self.certificate, self.key, password=_refuse_password)
@@ -90,14 +90,14 @@ class Credentials(NamedTuple):
     """This end's certificate, in DER."""
 
     def secure(self, pipe: SocketPipe, host: str | None) -> TlsPipe:
-        """A pipe over `pipe`, which it takes; its handshake is still to come. `host` is the name
+        """A pipe over `pipe`, which it takes over, before its handshake. `host` is the name
         that the server's certificate must have, None at the server's end."""
         return TlsPipe(pipe, self, host)
 
 
 class TlsPipe:
-    """A pipe inside TLS. An end without TLS's own farewell is a failure: nobody between the two can
-    end a stream unseen."""
+    """A pipe inside TLS. An end without TLS's own closing alert is a failure, so that no party
+    between the two can end a stream unseen."""
 
     def __init__(self, pipe: SocketPipe, credentials: Credentials, host: str | None) -> None:
         self.torn = False
@@ -115,9 +115,8 @@ class TlsPipe:
         return self._pipe.blocked_s
 
     async def shake(self) -> bytes:
-        """The handshake, before anything else; returns what names this connection's two
-        certificates. Raises `pipes.FAILURES`, of which ssl.SSLError says that the other end is not
-        to be trusted."""
+        """Shake hands, before anything else; returns digests of this connection's two certificates.
+        Raises `pipes.FAILURES`; ssl.SSLError means that the other end is not trusted."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -132,7 +131,7 @@ class TlsPipe:
         return hashlib.sha256(first).digest() + hashlib.sha256(second).digest()
 
     async def send(self, parts: Sequence[Bytes]) -> None:
-        await self._pipe.writable()  # before anything is encrypted: what is, has to be sent
+        await self._pipe.writable()  # before anything is encrypted: encrypted data must be sent
         self.torn = True
         for part in parts:
             for at in range(0, len(part), _RECORDS):
@@ -157,7 +156,7 @@ class TlsPipe:
 
     async def aclose(self) -> None:
         if not self.torn:
-            # where it fails, what leaves is the alert that says what was wrong
+            # if it failed, the alert that says why is sent
             with contextlib.suppress(ssl.SSLError, ValueError):
                 self._tls.unwrap()
             if data := self._leaving.read():
@@ -197,6 +196,5 @@ def _first(text: str) -> str:
 
 def _refuse_password() -> str:
     raise ValueError(
-        "the key asks for a password, and nobody is there to give it: decrypt it into a file of "
-        "mode 600"
+        "the key needs a password, which cannot be entered here: decrypt it into a file of mode 600"
     )

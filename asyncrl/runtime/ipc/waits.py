@@ -1,9 +1,9 @@
 """The table of waits. Invariant: every wait has a name, an owner and a bound, and is in the table
-while it lasts. There is no other way to wait. The bound is a number of seconds (`on`), or, where no
+while it lasts. There is no other way to wait. The bound is a number of seconds (`on`), or, if no
 number is right, the event that ends the wait (`until`).
 
-One `Waits` for each process, handed to whoever waits. Time is trio's clock, so it is virtual where
-the run is.
+Each process has one `Waits`, which is passed to all code that waits. Time is trio's clock, so it is
+virtual in a simulated run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class WaitExpired(Exception):
     """A wait reached its deadline."""
 
     def __init__(self, name: str, owner: str, seconds: float) -> None:
-        super().__init__(f"{owner} waited {seconds:g} s for {name}, which is as long as it may")
+        super().__init__(f"{owner} waited {seconds:g} s for {name}, which is the limit")
         self.name, self.owner, self.seconds = name, owner, seconds
 
 
@@ -55,8 +55,8 @@ class Waits:
     @contextmanager
     def until(self, event: str, name: str, *, owner: str) -> Iterator[None]:
         """Wait for `name` inside the block, until it comes or `event` (in words) ends the block
-        from outside, by an exception or a cancellation. Whoever waits sees to it that the event
-        does so."""
+        from outside, by an exception or a cancellation. The caller makes sure that the event does
+        so."""
         if not event:
             raise ValueError(f"the wait for {name} needs an event that ends it")
         with self._listed(name, owner, event):
@@ -125,11 +125,11 @@ class PulseStatistics(msgspec.Struct, frozen=True):
 
 
 class Pulse:
-    """A sign that something changed: wakes one pump loop, without polling. Many `set`s before a
-    wait are one.
+    """A signal that something changed: wakes one pump loop, without polling. Many `set`s before a
+    wait count as one.
 
-    `set` is synchronous. `wait` takes the pulse in the step in which it returns: cancelled, it has
-    taken nothing, and the next `wait` returns at once.
+    `set` is synchronous. `wait` takes the pulse in the step in which it returns: a cancelled one
+    has taken nothing, and the next `wait` returns at once.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class Pulse:
 
     async def wait(self) -> None:
         """Return once `set` was called since the last wait returned. Raises
-        `trio.BusyResourceError` where another task waits."""
+        `trio.BusyResourceError` if another task waits."""
         if self._waiting:
             raise trio.BusyResourceError("another task waits for this pulse; give each its own")
         self._waiting = True

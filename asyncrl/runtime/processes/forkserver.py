@@ -9,13 +9,13 @@ middle process ends at once, and the launcher adopts the actor (prctl(2),
 PR_SET_CHILD_SUBREAPER). So its exit code, its end with the launcher, its session and its group are
 those of `process.py`, and the end of the fork server harms no actor that runs.
 
-The actor says its process id when it leads a session, and the launcher says "go" when the actor is
-its child. An actor that does not hear that ends: so whoever of launcher, server and middle process
-is killed, and when, an actor is the launcher's or ends. A server that is lost, does not answer, or
-cannot fork safely (it has a second thread, or a file open that it should not have) costs time
-alone: actors are then spawned.
+The actor sends its process id when it leads a session, and the launcher sends "go" when the actor
+is its child. An actor that does not receive that ends: so whichever of launcher, server and middle
+process is killed, and whenever, an actor is the launcher's or ends. A server that is lost, does not
+answer, or cannot fork safely (it has a second thread, or a file open that it should not have) costs
+time alone: actors are then spawned.
 
-One frame is one message of a SOCK_SEQPACKET socket. The server says `Ready` once, and then answers
+One frame is one message of a SOCK_SEQPACKET socket. The server sends `Ready` once, and then answers
 each `ForkRequest` with `Forked` or `Refused`.
 """
 
@@ -68,7 +68,7 @@ T = TypeVar("T", "Ready", "Forked")
 
 class ForkRequest(msgspec.Struct, frozen=True, tag=True):
     """Fork `python -m MODULE ARGUMENTS` with this environment and on these cores. The log and the
-    socket that says "go" come beside it as descriptors."""
+    socket of "go" come beside it as descriptors."""
 
     module: str
     arguments: tuple[str, ...]
@@ -95,16 +95,16 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 def begin(argv: Sequence[str]) -> socket.socket:
     """The control socket of this process, a fork server, which ends with its launcher. `argv` are
-    its arguments: the socket's descriptor, what `open_fork_server` was given, and padding."""
+    its arguments: the socket's descriptor, the arguments of `open_fork_server`, and padding."""
     become_child()
-    gc.disable()  # what is imported stays: to look for garbage in it takes an eighth of a start
+    gc.disable()  # imports stay alive: collecting them takes an eighth of a start
     set_title([sys.executable, "-m", *argv[1:-1]])
     return socket.socket(fileno=int(argv[0]))
 
 
 def serve(control: socket.socket) -> ForkRequest | None:
-    """Fork actors until the launcher is gone. It returns in each actor, with what that one is to
-    run; and in the server at its end, with None.
+    """Fork actors until the launcher is gone. It returns in each actor, with the request
+    that it must run, and in the server at its end, with None.
 
     Call it in the main thread, outside any trio run, when everything is imported.
     """
@@ -130,7 +130,7 @@ def serve(control: socket.socket) -> ForkRequest | None:
 
 
 def _fork(request: ForkRequest, known: set[int]) -> Forked | Refused | None:
-    """None in the actor; what the launcher is to hear in the server."""
+    """Fork an actor. Returns None in the actor, and in the server the answer to the launcher."""
     mine = os.environ.get(HASH_SEED)
     if (theirs := request.environment.get(HASH_SEED)) != mine:
         return Refused(f"{HASH_SEED} is {mine!r} here, and must be {theirs!r}")
@@ -152,9 +152,9 @@ def _fork(request: ForkRequest, known: set[int]) -> Forked | Refused | None:
 
 
 def _become_actor(request: ForkRequest, log: int, go: int) -> None:
-    """Make this process what `spawn` would have started, or end it if it is not wanted."""
+    """Turn this process into what `spawn` would have started, or end it if it is not wanted."""
     os.setsid()
-    with contextlib.suppress(OSError):  # who is gone says no "go" either
+    with contextlib.suppress(OSError):  # a launcher that is gone sends no "go" either
         os.write(go, _PID.pack(os.getpid()))
     if not os.read(go, 1):
         os._exit(1)
@@ -170,7 +170,7 @@ def _become_actor(request: ForkRequest, log: int, go: int) -> None:
 
 
 def _unsafe(known: set[int]) -> str:
-    """The reason why a fork of this process would not be safe, "" where it is.
+    """The reason why a fork of this process would not be safe, "" if it is.
 
     A lock that another thread holds would never be released in the child, and an open file would be
     shared with it: a driver's, a link's, a journal's.
@@ -213,7 +213,7 @@ class ForkServer:
         cores: Collection[int] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Process:
-        """Start `python -m MODULE ARGUMENTS` as `spawn` does: by a fork where the server is ready,
+        """Start `python -m MODULE ARGUMENTS` as `spawn` does: by a fork if the server is ready,
         and else by `spawn`. Call it in the main thread of a trio run. Raises OSError.
 
         It blocks for the milliseconds of a fork, at most ANSWER_S.
@@ -259,7 +259,7 @@ class ForkServer:
         return process
 
     async def _watch(self) -> None:
-        """Hear when it is ready, and when it ends."""
+        """Wait until it is ready, and until it ends."""
         with trio.move_on_after(READY_S) as deadline:
             await trio.lowlevel.wait_readable(self._control)
             try:
@@ -273,11 +273,11 @@ class ForkServer:
             self._give_up(f"was not ready within {READY_S:g} s")
         self._settled.set()
         code = await self._process.wait()
-        said = f"; its last words: {last_words(self._process.tail())}" if code > 0 else ""
-        self._give_up(f"{describe_exit(code)}{said}")
+        words = f"; its last words: {last_words(self._process.tail())}" if code > 0 else ""
+        self._give_up(f"{describe_exit(code)}{words}")
 
     def _give_up(self, why: str) -> None:
-        """Use it no more, and say so the first time."""
+        """Stop using it, and report that the first time."""
         self._usable = False
         self._settled.set()
         self._process.signal(signal.SIGKILL)
@@ -287,7 +287,7 @@ class ForkServer:
 
 
 class _ForkRefused(Exception):
-    """The server says why it does not fork."""
+    """The server refused to fork; the text says why."""
 
 
 @asynccontextmanager
@@ -300,7 +300,8 @@ async def open_fork_server(
     lost: Callable[[str], None],
 ) -> AsyncIterator[ForkServer]:
     """A fork server, `python -m MODULE`, for the length of the block; it is dead at the end of it,
-    and the actors are not. `lost` hears one sentence if it cannot be used, or no longer."""
+    and its actors live on. `lost` is called with one sentence if it cannot be used, or no
+    longer."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
@@ -325,17 +326,19 @@ async def open_fork_server(
 
 
 def _answer(text: bytes, wanted: type[T]) -> T:
-    """Return the server's answer. Raises _ForkRefused, and EOFError where it has ended."""
+    """Return the server's answer. Raises _ForkRefused, and EOFError if it has ended."""
     if not text:
         raise EOFError
     answer = msgspec.msgpack.decode(text, type=Ready | Forked | Refused)
     if not isinstance(answer, wanted):
-        raise _ForkRefused(answer.reason if isinstance(answer, Refused) else f"it said {answer}")
+        raise _ForkRefused(
+            answer.reason if isinstance(answer, Refused) else f"it answered {answer}"
+        )
     return answer
 
 
 def _pid(actor: socket.socket) -> int:
-    """The process id that a forked actor says. Raises EOFError where it ended before."""
+    """The process id that a forked actor sends. Raises EOFError if it ended before."""
     if not (text := actor.recv(_PID.size)):
         raise EOFError
     pid: int = _PID.unpack(text)[0]
@@ -343,8 +346,8 @@ def _pid(actor: socket.socket) -> int:
 
 
 def _withdraw(actor: socket.socket) -> None:
-    """Have the actor at the other end, if there is one, end; and take its exit code, if it is a
-    child of this process."""
+    """End the actor at the other end, if there is one, and reap it, if it is a child of this
+    process."""
     with contextlib.suppress(OSError, EOFError):
         actor.shutdown(socket.SHUT_WR)
         pid = _pid(actor)
@@ -358,8 +361,8 @@ def _reap(pid: int) -> int:
 
 @contextlib.contextmanager
 def _adopting() -> Iterator[None]:
-    """Have the orphans among this process's descendants become its children. Only for a fork:
-    whatever else loses its parent is none of its business."""
+    """Adopt orphans among this process's descendants in the block. Only for a fork: other
+    orphans are not its concern."""
     libc, before = ctypes.CDLL(None, use_errno=True), ctypes.c_int()
     if libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0) or libc.prctl(
         _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0

@@ -1,5 +1,5 @@
-"""The share of this machine that this process has. Invariant: it is asked in one place, so that no
-two roles count cores or memory differently or choose ports in another way."""
+"""The share of this machine that this process has. Invariant: it is measured in one place, so that
+all roles count cores and memory and choose ports in the same way."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 MEMORY, MEMORY_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_PORT = 20_000
-"""Below it are services."""
+"""Ports below it belong to services."""
 
 
 def available_cores(quota: Path = QUOTA) -> int:
-    """Cores this process may use: its affinity, cut to a container's quota where there is one. At
+    """Cores this process may use: its affinity, cut to a container's quota, if any. At
     least 1."""
     cores = len(os.sched_getaffinity(0))
     try:
@@ -29,8 +29,8 @@ def available_cores(quota: Path = QUOTA) -> int:
 
 
 def memory_bytes(memory: Path = MEMORY, limit: Path = MEMORY_LIMIT) -> int:
-    """Bytes of memory that processes here may have: the machine's, or a container's limit where
-    that is less; 0 where nobody says."""
+    """Bytes of memory that processes here may have: the machine's, or a container's limit if
+    that is less; 0 if neither is known."""
     try:
         text = memory.read_text()
         total = 1024 * int(text.partition("MemTotal:")[2].split()[0])
@@ -55,9 +55,9 @@ def gpus_here() -> int:
 
 
 def free_port(host: str = "127.0.0.1", ephemeral: Path = EPHEMERAL) -> int:
-    """A TCP port of this host that nobody has, for a process that listens on it later. It is none
-    of those that the system gives to connections, one of which could have it by then; where all
-    are, it is any."""
+    """A free TCP port of this host, for a process that listens on it later. It is outside of the
+    range that the system gives to connections, one of which could have it by then; if that range
+    is everything, it is any port."""
     first = int(ephemeral.read_text().split()[0])
     for port in random.SystemRandom().sample(
         range(LOWEST_PORT, max(first, LOWEST_PORT)), k=min(64, max(0, first - LOWEST_PORT))

@@ -1,5 +1,5 @@
 """Child processes that cannot outlive the run. Invariant: a child's session ends with the child,
-and the child with its parent, unless it says first that it does not (`outlive_parent`).
+and the child with its parent, unless it first calls `outlive_parent`.
 
 The parent-death signal belongs to the *thread* that forked: it fires when that thread ends, not
 only when its process does. trio starts processes in a worker thread, which ends when it is idle; so
@@ -52,11 +52,11 @@ _CHAINED = (
 
 
 def become_child(ended: signal.Signals = signal.SIGKILL) -> None:
-    """Die with the parent, or hear of its end by the signal `ended`. The first thing the main of a
-    process started by `spawn` does.
+    """Die with the parent, or get the signal `ended` at its end. The main of a process started by
+    `spawn` calls this first.
 
-    Raises RuntimeError in a process that `spawn` did not start, and ends this process where the
-    parent has gone already.
+    Raises RuntimeError in a process that `spawn` did not start, and ends this process if the
+    parent is gone already.
     """
     parent = os.environ.pop(_PARENT, None)
     if parent is None:
@@ -73,8 +73,8 @@ def become_child(ended: signal.Signals = signal.SIGKILL) -> None:
 
 
 def outlive_parent() -> None:
-    """Live on when the parent ends. The first thing the main of a process started by `spawn` does
-    that has another who ends it."""
+    """Live on when the parent ends. The main of a process started by `spawn` calls this first if
+    something else ends it."""
     os.environ.pop(_PARENT, None)
     faulthandler.enable()
 
@@ -114,7 +114,7 @@ def spawn(
 
 
 def require_main_thread(name: str) -> None:
-    """Raises RuntimeError in another thread: its end would be the end of the child `name`."""
+    """Raise RuntimeError in another thread: its end would be the end of the child `name`."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
             f"{name} must be started from the main thread: its life is tied to the thread that "
@@ -125,7 +125,7 @@ def require_main_thread(name: str) -> None:
 def environment(
     cores: Collection[int] | None = None, more: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The environment of a child that `become_child` makes one: this process's, as many threads as
+    """The environment of a child that calls `become_child`: this process's, as many threads as
     there are `cores`, and `more`; `isolated`."""
     threads = {} if cores is None else threads_of(len(cores))
     inherited = {**isolated(os.environ), "PYTHONUNBUFFERED": "1", _PARENT: str(os.getpid())}
@@ -133,8 +133,8 @@ def environment(
 
 
 def isolated(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment, in which Python imports nothing from the current directory, unless
-    PYTHONPATH names it; an empty part of that, which Python would take for it, does not.
+    """The environment, changed so that Python imports nothing from the current directory, unless
+    PYTHONPATH names it; empty parts, which Python takes for it, are removed.
 
     >>> isolated({"PYTHONPATH": ":/mine"})
     {'PYTHONPATH': '/mine', 'PYTHONSAFEPATH': '1'}
@@ -170,13 +170,13 @@ class Process:
     """It runs on the machine of its parent, and ends by itself."""
 
     async def wait(self) -> int:
-        """The child's exit code (-9 where SIGKILL ended it), once nothing of its session is left:
+        """The child's exit code (-9 if SIGKILL ended it), once nothing of its session is left:
         what the child left behind is killed."""
         async with self._ending:
             if self._code is None:
                 await trio.lowlevel.wait_readable(self._pidfd)
-                # Until it is reaped, a dead leader keeps its number, and so its group's, from being
-                # given to anybody else.
+                # Until it is reaped, a dead leader keeps its id, and so its group's, from being
+                # reused.
                 await self._empty_session()
                 self._code = self._reap()
                 os.close(self._pidfd)
@@ -184,7 +184,7 @@ class Process:
         return self._code
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the child alone; nothing where it has ended."""
+        """Send a signal to the child alone; does nothing if it has ended."""
         if self._code is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
@@ -199,8 +199,9 @@ class Process:
 
     async def kill_group(self) -> int:
         """Kill the child and its session, and return its exit code once they are gone. A
-        cancellation waits for that. All of them have the signal before the first is waited for; if
-        one is still there after KILL_S (it may hang in a driver), this says so and returns -9."""
+        cancellation waits for that. All of them get the signal before the first is waited for; if
+        one is still there after KILL_S (it may hang in a driver), this is reported, and -9
+        returned."""
         if self._code is None:
             _kill(self.pid)
             self.signal(signal.SIGKILL)  # a child just forked may not lead its group yet
@@ -224,7 +225,7 @@ class Process:
         """Kill what is left of the session of a dead leader, in whatever group it is, and wait
         until it is gone."""
         while True:
-            # The leader's group at once, so that none of it can fork a way out before the look.
+            # The leader's group at once, so that none of it can escape by a fork before the scan.
             _kill(self.pid)
             if not (killed := self._kill_session()):
                 return
@@ -242,7 +243,7 @@ class Process:
                 continue
             with contextlib.suppress(ProcessLookupError):
                 pidfd = os.pidfd_open(pid)
-                if _session(pid) != self.pid:  # the number was given to a stranger meanwhile
+                if _session(pid) != self.pid:  # the id was reused meanwhile
                     os.close(pidfd)
                     continue
                 killed.append(pidfd)
@@ -261,7 +262,7 @@ def _kill(group: int) -> None:
 
 
 def _reap_group(group: int) -> None:
-    """Take the exit codes of those dead of a group that this process has adopted (`forkserver`)."""
+    """Reap the dead of a group that this process has adopted (`forkserver`)."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass
@@ -310,8 +311,8 @@ def last_traceback(text: str) -> str:
 
 
 def last_words(text: str) -> str:
-    """The line of `text` that says most: the last that is an exception, in a group of them too, or
-    else the last with a word in it."""
+    """The most telling line of `text`: the last that is an exception, also in a group, or else the
+    last that is not empty."""
     lines = [line.strip(" |+-") for line in text.splitlines()]
-    said = [line for line in lines if _EXCEPTION.match(line)] or [line for line in lines if line]
-    return said[-1] if said else "it said nothing"
+    telling = [line for line in lines if _EXCEPTION.match(line)] or [line for line in lines if line]
+    return telling[-1] if telling else "it printed nothing"

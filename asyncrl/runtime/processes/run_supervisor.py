@@ -1,8 +1,7 @@
-"""Supervision of a run: its actors are started, started again, ended, and its coordinator is
-listened to.
+"""Supervision of a run: starts, restarts and ends its actors, and listens to its coordinator.
 
     coordinator → once it is ready: trainer × ranks, rollout × N, reward × M, agents × K → the
-    coordinator says how the run ended → everything is cancelled, which kills every actor
+    coordinator reports how the run ended → everything is cancelled, which kills every actor
 
 `asyncrl.launch.launcher` brings processes, `asyncrl.simulation.world` brings tasks in virtual time;
 both are supervised by this code. Invariant: when `RunSupervisor.run` returns, every actor that it
@@ -38,25 +37,25 @@ from asyncrl.runtime.processes.standstill import Patience
 from asyncrl.runtime.processes.supervisor import ActorFailed, Child, RestartBudget, supervise
 
 START_S = 300.0
-"""Seconds that the coordinator has, at least, to open the task and, where it resumes, to read the
+"""Seconds that the coordinator has, at least, to open the task and, when it resumes, to read the
 checkpoint and the journal; `supervision.start_s` may give it more."""
 LAST_WORDS_S = 3.0
 """Seconds that the coordinator has, after draining, to write its summary when another actor has
 failed."""
 CAUSE_S = 5.0
-"""Seconds in which the actor whose failure a coordinator has seen by its link is seen to end: a
-process that has loaded torch takes some to go on a busy machine. They are fewer than those that the
+"""Seconds to wait for the end of an actor whose broken link the coordinator has reported: a process
+that has loaded torch takes some to exit on a busy machine. They are fewer than the seconds that the
 coordinator waits for the launcher to hang up (`GOODBYE_S`)."""
 MESSAGES = 64
-"""Messages to the coordinator that may wait for it to read them."""
+"""Messages that may wait for the coordinator to read them."""
 
 
 class RunActors(Protocol):
-    """The actors of a run, as whatever they are started: processes, or tasks in virtual time."""
+    """The actors of a run, started as processes, or as tasks in virtual time."""
 
     async def open(self, nursery: trio.Nursery) -> None:
-        """Prepare what actors need, and have whoever connects served by
-        `RunSupervisor.converse`. `nursery` ends with the run. Raises ActorFailed."""
+        """Prepare what actors need, and serve each connection by `RunSupervisor.converse`.
+        `nursery` ends with the run. Raises ActorFailed."""
         ...
 
     async def ready(self, role: Role) -> None:
@@ -69,10 +68,10 @@ class RunActors(Protocol):
 
 
 class RunObserver(Protocol):
-    """Hears what the supervision sees, in order to show it or to check it."""
+    """Gets the events of the supervision, in order to show or check them."""
 
     def on_status(self, update: StatusUpdate) -> None:
-        """The coordinator says how the run stands."""
+        """The coordinator reported the status of the run."""
         ...
 
     def on_replace(self, message: Replace) -> None:
@@ -87,7 +86,7 @@ class RunObserver(Protocol):
 class SupervisedEnd(msgspec.Struct, frozen=True):
     """End of a supervised run.
 
-    `finished` is the coordinator's own word, None where it said none. `failure` is the first
+    `finished` is the coordinator's own message, None if it sent none. `failure` is the first
     failure that ended the run. `unrestarted` are the ends of the failed actors that were not
     started again, in order, but for those that the run could go on without. With neither `finished`
     nor `failure`, the run was ended from outside.
@@ -105,8 +104,8 @@ class RunSupervisor:
     (`supervision.restarts` in `supervision.restart_window_s`), unless the run drains. The run goes
     on without a rollout actor whose budget is spent, as long as another one is left. A trainer or
     coordinator that fails ends this life of the run (`healing` begins another), and so does any
-    other actor whose budget is spent. Deadlines are put off by the seconds in which this process
-    did not run.
+    other actor whose budget is spent. Standstills of this process extend
+    deadlines.
     """
 
     def __init__(
@@ -116,8 +115,8 @@ class RunSupervisor:
         observer: RunObserver,
         healed: Sequence[Exited] = (),
     ) -> None:
-        """`healed` are those whose loss ended the lives before, of which the coordinator is
-        told."""
+        """`healed` are the actors whose loss ended earlier lives; the coordinator is told of
+        them."""
         self._config = config
         self._actors = actors
         self._observer = observer
@@ -128,11 +127,11 @@ class RunSupervisor:
         self._to_coordinator, self._messages = trio.open_memory_channel[Message](MESSAGES)
         self._connected = trio.Event()
         self._over = trio.Event()
-        self._draining = False  # an actor that ends now is not missed
+        self._draining = False  # an actor that ends now is not replaced
         self._interrupted = False
         self._finished: RunFinished | None = None
         self._unrestarted: list[Exited] = []
-        self._missed = trio.Event()  # something stands in `_unrestarted`
+        self._missed = trio.Event()  # `_unrestarted` is not empty
         self._removed: set[str] = set()  # rollout actors that the run goes on without
         for lost in healed:
             self.tell(lost)
@@ -179,7 +178,7 @@ class RunSupervisor:
 
     def tell(self, message: Message) -> None:
         """Queue a message to the coordinator. A full queue drops it: a coordinator that reads so
-        little is about to be found silent."""
+        little will soon count as silent."""
         with contextlib.suppress(trio.WouldBlock):
             self._to_coordinator.send_nowait(message)
 
@@ -216,7 +215,7 @@ class RunSupervisor:
         budget = None  # the trainer's failure, and the coordinator's, ends this life of the run
         if role in ("rollout", "reward", "agents"):
             budget = RestartBudget(limits.restarts, limits.restart_window_s)
-        # A coordinator that ends is missed while the run drains, too.
+        # The end of a coordinator counts while the run drains, too.
         needed = (lambda: True) if role == "coordinator" else (lambda: not self._draining)
         await self._actors.ready(role)
         try:
@@ -233,7 +232,7 @@ class RunSupervisor:
 
     def _end_ranks(self) -> None:
         """Kill every rank of a trainer that has lost one: without it they would wait in a
-        collective, and across a network that was cut nobody hears that the other is gone."""
+        collective, and across a cut network no rank notices that another is gone."""
         for name, (_, child) in self._children.items():
             if name.startswith("trainer-"):
                 child.kill()
@@ -249,13 +248,13 @@ class RunSupervisor:
     # -------------------------------------------------------------------------------- coordinator
 
     async def _watch_coordinator(self) -> None:
-        """Raise ActorFailed when the coordinator has said nothing by `supervision.start_s`, or
-        nothing more for `supervision.stall_s`: a process that does not run cannot say so by its own
+        """Raise ActorFailed when the coordinator has sent nothing by `supervision.start_s`, or
+        nothing more for `supervision.stall_s`: a process that hangs cannot report that by its own
         watchdog."""
         await self._silence.over()
         stall_s = self._config.supervision.stall_s
         silence = (
-            f"nothing for {stall_s:g} s (supervision.stall_s); its process stands still"
+            f"nothing for {stall_s:g} s (supervision.stall_s); its process hangs"
             if self.connected
             else f"nothing within {self._start_s:g} s of its start (supervision.start_s)"
         )
@@ -266,30 +265,30 @@ class RunSupervisor:
         return max(START_S, self._config.supervision.start_s)
 
     async def _end_with_its_grace(self) -> None:
-        """End the run when it should have drained."""
+        """End the run when its time to drain is over."""
         await self._grace.over()
         self.cancel()
 
-    def _heard(self) -> None:
+    def _renew_patience(self) -> None:
         self._silence.deadline = trio.current_time() + self._config.supervision.stall_s
 
     async def converse(self, link: Link) -> None:
         """Serve the coordinator's link, which the coordinator opens when it is ready for actors.
 
-        Raises LinkError where somebody else connects, or the coordinator a second time, and for a
-        message that is none of a coordinator's.
+        Raises LinkError if another peer connects, or the coordinator a second time, and for a
+        message that a coordinator does not send.
         """
         hello = await first_message(link, Hello)
         if hello.role != "coordinator" or self.connected:
             raise LinkError("malformed", "only the coordinator talks to the launcher, and once")
         self._connected.set()
-        self._heard()
+        self._renew_patience()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write, link)
             async for message, _ in link:
                 match message:
                     case StatusUpdate():
-                        self._heard()
+                        self._renew_patience()
                         self._observer.on_status(message)
                     case Replace():
                         self._replace(message)
@@ -312,7 +311,7 @@ class RunSupervisor:
 
     def _replace(self, message: Replace) -> None:
         """Kill an actor, whose supervision then starts another. An actor that has ended by itself
-        meanwhile is left: its place is taken already."""
+        meanwhile is left: its successor has started already."""
         self._observer.on_replace(message)
         incarnation, child = self._children[f"{message.role}-{message.index}"]
         if incarnation == message.incarnation:

@@ -1,10 +1,11 @@
 """Standstill of a process: it did not run, because it was stopped, its machine was paused, or a
 write to a terminal did not return.
 
-A task that is to wake at a known moment sees it by how late it wakes. One rule holds for every
+A task that should wake at a known moment sees it by how late it wakes. One rule holds for every
 deadline that a process keeps for others: time of a standstill does not count, and no deadline is
-judged before what came meanwhile could be read. So nobody is blamed for time in which nobody could
-be heard. Moments and deadlines are therefore read from a `RunClock`, which stops in a standstill.
+judged before what came meanwhile could be read. So no peer is blamed for time in which its messages
+could not be read. Moments and deadlines are therefore read from a `RunClock`, which stops in a
+standstill.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _BRIEF_S = 0.01
 
 
 def stood_s(due: float, now: float) -> float:
-    """Seconds for which this process stood still, if it was to wake at `due` and woke at `now`.
+    """Seconds for which this process did not run, if it should wake at `due` and woke at `now`.
 
     Example: 0.0 at 0.9 s after `due`, and 100.0 at 100 s after it.
     """

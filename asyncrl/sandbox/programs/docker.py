@@ -27,7 +27,7 @@ from asyncrl.sandbox.programs.unconfined import write_files
 from asyncrl.sandbox.zygote import NOBODY
 
 FILES = "/program"
-"""The place of a program's files in the container, from which they are copied to WORK."""
+"""The directory of a program's files in the container, from which they are copied to WORK."""
 KILL_S = 30.0
 """Seconds that `docker kill` may take."""
 TRIAL_S = 120.0
@@ -36,8 +36,8 @@ _COPY = f'cp -R {FILES}/. . && exec "$@"'
 
 
 def arguments(program: Program, image: str, name: str, files: str) -> list[str]:
-    """The arguments of `docker` that run a program in a container of this name; its files are in
-    the folder `files`."""
+    """The arguments of `docker` that run a program in a container `name`; its files are in the
+    folder `files`."""
     limits = program.limits
     words = ["run", "--rm", "--interactive", "--name", name, "--hostname", "program"]
     words += ["--network", "none", "--read-only", "--cap-drop", "ALL", "--pull", "never"]
@@ -73,7 +73,9 @@ class Container:
     @contextmanager
     def start(self, program: Program) -> Iterator[Started]:
         if program.paths:
-            raise ProgramError("a container shows a program its image alone, and no path of here")
+            raise ProgramError(
+                "a container shows a program only its image, and no paths of this machine"
+            )
         name = f"asyncrl-{secrets.token_hex(8)}"
         with tempfile.TemporaryDirectory() as folder:
             Path(folder).chmod(0o755)
@@ -93,7 +95,7 @@ class Container:
 
 
 class _Contained:
-    """A container. Its client is no more than its pipes: to kill that would leave it running."""
+    """A container. Its client only has its pipes: killing the client would leave it running."""
 
     def __init__(self, process: subprocess.Popen[bytes], client: str, name: str) -> None:
         self.process = process
@@ -110,7 +112,7 @@ class _Contained:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise ProgramError(f"the container {self._name} may run still: {error}") from error
+            raise ProgramError(f"the container {self._name} may still run: {error}") from error
         finally:
             self.process.kill()
 

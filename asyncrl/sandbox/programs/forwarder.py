@@ -1,10 +1,10 @@
-"""Runs a program beside a forwarder, in the sandbox: what it sends to a port of loopback goes to a
-Unix socket. So a program that speaks TCP reaches the gateway, and nothing else.
+"""Runs a program beside a forwarder, in the sandbox: data sent to a port of loopback goes to a Unix
+socket. So a program that speaks TCP reaches the gateway, and nothing else.
 
     python -I forwarder.py PORT SOCKET COMMAND …
 
-It is a file of the program's and imports nothing of asyncrl's. It ends with the command, and by its
-exit code.
+It is one of the program's files and imports nothing of asyncrl. It ends with the command, and with
+its exit code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PIECE = 2**16
 
 
 async def main(port: int, socket: str, command: list[str]) -> int:
-    """Returns the command's exit code, 128 + the signal's number where one ended it."""
+    """Return the command's exit code, or 128 + the number of the signal that ended it."""
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(OSError):
@@ -28,7 +28,7 @@ async def main(port: int, socket: str, command: list[str]) -> int:
     server = await asyncio.start_server(forward, "127.0.0.1", port)
     process = await asyncio.create_subprocess_exec(*command)
     code = await process.wait()
-    server.close()  # and is not waited for: what the command left behind may be connected
+    server.close()  # without waiting: what the command left behind may be connected
     return code if code >= 0 else 128 - code
 
 

@@ -27,8 +27,8 @@ class Language(msgspec.Struct, frozen=True, kw_only=True):
     """A language.
 
     `tools`: commands that it needs. `file`: the name of the source in WORK. `build`: the command
-    that makes BUILT of it there; empty where it is run as it is. `run`: the command of the program.
-    `paths`: what must be in view besides, as patterns. `proc`: it needs `/proc`. `build_bytes` of
+    that makes BUILT of it there; empty if it is run as it is. `run`: the command of the program.
+    `paths`: patterns of further paths that it must see. `proc`: it needs `/proc`. `build_bytes` of
     WORK are what building takes. `hello`: a program that prints `hello`.
     """
 
@@ -71,7 +71,7 @@ LANGUAGES = {
         build=("env", f"GOCACHE={WORK}/cache", "go", "build", "-o", BUILT, "main.go"),
         run=(f"./{BUILT}",),
         proc=True,
-        build_bytes=2**29,  # of its library too, each time
+        build_bytes=2**29,  # it builds its library too, each time
         hello='package main\nimport "fmt"\nfunc main() { fmt.Println("hello") }',
     ),
     "java": Language(
@@ -107,15 +107,15 @@ LANGUAGES = {
 
 
 def program_of(name: str, source: bytes, template: Program) -> Program:
-    """The program of a source text, with input and bounds of `template`. Where the language is
-    built, `source` is what `build_of` came to."""
+    """The program of a source text, with input and bounds of `template`. If the language is
+    built, `source` is the output of `build_of`."""
     language = LANGUAGES[name]
     file = BUILT if language.build else language.file
     return with_tools(language, language.run, {file: source}, template)
 
 
 def build_of(name: str, source: bytes, template: Program) -> Program | None:
-    """The program that builds a source text, and says what it built as its output; None where the
+    """The program that builds a source text, and whose output is the built program; None if the
     language is run as it is."""
     language = LANGUAGES[name]
     if not language.build:
@@ -128,16 +128,16 @@ def build_of(name: str, source: bytes, template: Program) -> Program | None:
 
 
 def no_tool(name: str) -> str:
-    """Says what keeps this machine from a language, by its name and its tools; "" if nothing
-    does."""
+    """The reason for which this machine cannot run a language (its name, or a missing tool); "" if
+    there is none."""
     if name not in LANGUAGES:
         return f"no language is called {name!r}; there are {', '.join(LANGUAGES)}"
-    missing = [tool for tool in LANGUAGES[name].tools if _found(tool) is None]
+    missing = [tool for tool in LANGUAGES[name].tools if _path_of(tool) is None]
     return f"{name} needs `{missing[0]}`, which this machine does not have" if missing else ""
 
 
 def trial(name: str, sandbox: Sandbox) -> str:
-    """Run a program of the language. Says what is wrong with it; "" if nothing is."""
+    """Run a program of the language. Returns what is wrong with it; "" if nothing is."""
     if problem := no_tool(name):
         return problem
     try:
@@ -146,12 +146,14 @@ def trial(name: str, sandbox: Sandbox) -> str:
         return f"{name} cannot be run: {error}"
     if ran.well and ran.stdout == b"hello\n":
         return ""
-    said = ran.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    return f"a program of {name} that prints hello does not ({said or f'it ended with {ran.code}'})"
+    problem = ran.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    return (
+        f"a program of {name} that prints hello does not ({problem or f'it ended with {ran.code}'})"
+    )
 
 
 def _hello(name: str, sandbox: Sandbox) -> Ran:
-    """Build and run the language's program; where it cannot be built, that is what it came to."""
+    """Build and run the language's program; the result of a failed build is returned as it is."""
     template = Program(argv=(), seconds=60.0)
     source = LANGUAGES[name].hello.encode()
     building = build_of(name, source, template)
@@ -168,9 +170,9 @@ def with_tools(
 ) -> Program:
     """The program with this command, with these files beside its own, and with what the language
     needs in view."""
-    folders = {str(Path(found).parent) for tool in language.tools if (found := _found(tool))}
+    folders = {str(Path(path).parent) for tool in language.tools if (path := _path_of(tool))}
     outside = [path for path in sorted(folders) if not path.startswith(_SYSTEM)]
-    paths = [one for pattern in language.paths for one in sorted(glob(pattern))]  # noqa: PTH207
+    paths = [path for pattern in language.paths for path in sorted(glob(pattern))]  # noqa: PTH207
     paths += [str(Path(folder).parent) for folder in outside]
     environment = {"PATH": os.pathsep.join([*outside, PATH])} if outside else {}
     return msgspec.structs.replace(
@@ -184,7 +186,7 @@ def with_tools(
 
 
 @cache
-def _found(tool: str) -> str | None:
+def _path_of(tool: str) -> str | None:
     """The path of a command: the system's, or else that of this process, without links."""
-    found = shutil.which(tool, path=PATH) or shutil.which(tool)
-    return found and (found if found.startswith(_SYSTEM) else str(Path(found).resolve()))
+    path = shutil.which(tool, path=PATH) or shutil.which(tool)
+    return path and (path if path.startswith(_SYSTEM) else str(Path(path).resolve()))

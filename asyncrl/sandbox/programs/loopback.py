@@ -1,4 +1,4 @@
-"""A program that speaks TCP and is to reach the gateway: it is begun by a forwarder, inside."""
+"""A program that reaches the gateway by TCP: a forwarder starts it inside the sandbox."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _NAME = ".forwarder.py"
 
 
 def by_loopback(program: Program, port: int) -> Program:
-    """The program, to which the gateway's socket is this port of 127.0.0.1. It takes a Python, two
-    processes and some 0.1 s more."""
+    """The program, which reaches the gateway's socket at this port of 127.0.0.1. It needs a Python,
+    two processes and about 0.1 s more."""
     command = ("python3", "-I", _NAME, str(port), GATEWAY, *program.argv)
     files = {_NAME: Path(forwarder.__file__).read_bytes()}
     return with_tools(LANGUAGES["python"], command, files, program)

@@ -1,4 +1,4 @@
-"""A program that somebody else wrote, and what it came to. Pure.
+"""A foreign program, and its result. Pure.
 
 Inside, a program is in WORK: its files are there, and it may write there and nowhere else.
 """
@@ -15,7 +15,7 @@ from asyncrl.sandbox.limits import Limits
 WORK = "/tmp"
 """The directory that a program is in."""
 GATEWAY = "/gateway.sock"
-"""The place of the gateway's socket, where a program has one."""
+"""The path of the gateway's socket, if a program has one."""
 PATH = "/usr/local/bin:/usr/bin:/bin"
 _ULIMITS = {
     resource.RLIMIT_AS: ("v", 1024),
@@ -62,9 +62,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a program, and its output.
 
-    `code`: its exit code, 128 + the signal's number where one ended it; `timed_out`: it had not
-    ended after its seconds, and was killed; `truncated`: it said more than it may, of which this is
-    the beginning, and was killed.
+    `code`: its exit code, 128 + the signal's number if one ended it; `timed_out`: it had not
+    ended after its seconds, and was killed; `truncated`: its output was too long, of which this
+    is the beginning, and it was killed.
     """
 
     stdout: bytes
@@ -93,7 +93,7 @@ def limited(
 
     It is a shell's, since limits must be set by the program's own user, inside of its own user
     namespace, which counts its `processes`; there it prints a line first, and reads one. `most` is
-    what this process itself may have of a kind.
+    this process's own limit of each kind.
 
     >>> import subprocess
     >>> limits = Limits(open_files=99)
@@ -108,7 +108,7 @@ def limited(
         if kind in values
     ]
     if processes:
-        # whoever starts it has died where nothing comes, and would end it no more
+        # if no line comes, its starter has died, and would not end it
         lines.insert(0, f"echo; read -r begin || exit {NO_LIMITS}")
         # the letter is u in one shell and p in another
         count = values[resource.RLIMIT_NPROC]
@@ -121,6 +121,6 @@ def limited(
 
 
 def hard_limits() -> dict[int, int]:
-    """The most that this process may have of each kind, where there is a most."""
-    found = {kind: resource.getrlimit(kind)[1] for kind in (*_ULIMITS, resource.RLIMIT_NPROC)}
-    return {kind: value for kind, value in found.items() if value != resource.RLIM_INFINITY}
+    """The hard limit of this process of each kind, if there is one."""
+    limits = {kind: resource.getrlimit(kind)[1] for kind in (*_ULIMITS, resource.RLIMIT_NPROC)}
+    return {kind: value for kind, value in limits.items() if value != resource.RLIM_INFINITY}

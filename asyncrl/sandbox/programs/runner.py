@@ -32,13 +32,13 @@ class Started(Protocol):
     def process(self) -> subprocess.Popen[bytes]: ...
 
     def kill(self) -> None:
-        """Kill the program and all that it started, whatever has ended of that. `process`, which
-        was not reaped yet, ends by it."""
+        """Kill the program and all that it started, also if parts of it have ended. `process`,
+        which was not reaped yet, ends by it."""
         ...
 
     def refusal(self, stderr: bytes) -> str:
-        """The reason for which the program never began, asked once `process` has ended; "" where it
-        did begin. `stderr` is what was said on standard error."""
+        """The reason for which the program never began, asked once `process` has ended; "" if it
+        did begin. `stderr` is its standard error."""
         ...
 
 
@@ -46,17 +46,17 @@ class Sandbox(Protocol):
     """A kind of sandbox, in which programs are run."""
 
     def missing(self) -> str:
-        """Try one, and say in a sentence what keeps this machine from it; "" if nothing does."""
+        """Try one, and return a sentence that says why this machine has none; "" if it has."""
         ...
 
     def start(self, program: Program) -> AbstractContextManager[Started]:
-        """Start a program. What was made for it is gone after the block, in which it is ended.
-        Raises ProgramError."""
+        """Start a program. It must be ended in the block, after which all that was made for it is
+        gone. Raises ProgramError."""
         ...
 
 
 class Stop:
-    """A word by which a program that is run in another thread is ended. It is closed by `with`."""
+    """A signal that ends a program which runs in another thread. `with` closes it."""
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0)
@@ -71,7 +71,7 @@ class Stop:
         return self._descriptor
 
     def set(self) -> None:
-        """Say it. The program is killed, and `run` returns soon."""
+        """Send the signal. The program is killed, and `run` returns soon."""
         os.eventfd_write(self._descriptor, 1)
 
 
@@ -82,32 +82,32 @@ def run(program: Program, sandbox: Sandbox, stop: Stop | None = None) -> Ran:
         raise ProgramError(wrong)
     began = time.monotonic()
     with sandbox.start(program) as started, end_of(started.process.pid) as ended:
-        heard = _Heard(started.process, program)
+        streams = _Streams(started.process, program)
         try:
-            timed_out = heard.until(ended, began + program.seconds, stop)
+            timed_out = streams.until(ended, began + program.seconds, stop)
         finally:
             _end(started, ended)
-        reason = started.refusal(bytes(heard.stderr))
-        if reason and not heard.stopped:  # at its deadline too: it was the machine that was slow
+        reason = started.refusal(bytes(streams.stderr))
+        if reason and not streams.stopped:  # also at its deadline: then the machine was slow
             raise ProgramError(reason)
         code = started.process.returncode
         return Ran(
-            stdout=bytes(heard.stdout),
-            stderr=bytes(heard.stderr),
+            stdout=bytes(streams.stdout),
+            stderr=bytes(streams.stderr),
             code=code if code >= 0 else 128 - code,
             timed_out=timed_out,
-            truncated=heard.truncated,
+            truncated=streams.truncated,
             seconds=time.monotonic() - began,
         )
 
 
 def elsewhere() -> str:
-    """Says that this machine runs no programs; "" where it does."""
+    """The reason for which this machine runs no programs; "" if it does."""
     return "" if sys.platform == "linux" else "programs are run on Linux alone"
 
 
-class _Heard:
-    """The words of a program, heard while it is given its input."""
+class _Streams:
+    """Input and output of a program: the output is read while the input is written."""
 
     def __init__(self, process: subprocess.Popen[bytes], program: Program) -> None:
         assert process.stdin and process.stdout and process.stderr
@@ -120,7 +120,7 @@ class _Heard:
         self.truncated = self.stopped = False
 
     def until(self, ended: int, deadline: float, stop: Stop | None) -> bool:
-        """Give and hear until it `ended`, or is to be ended. Returns True at the deadline."""
+        """Write and read until it `ended`, or must be ended. Returns True at the deadline."""
         with selectors.DefaultSelector() as waiting:
             for stream in (self._stdin, *self._into):
                 os.set_blocking(stream.fileno(), False)
@@ -138,21 +138,21 @@ class _Heard:
                     return False
                 if ended in there:
                     for stream in self._into:
-                        while self._hear(stream):
+                        while self._read(stream):
                             pass
                     return False
                 if time.monotonic() >= deadline:
                     return True
-                if self._stdin in there and self._give():
+                if self._stdin in there and self._write():
                     waiting.unregister(self._stdin)
                     self._stdin.close()
                 for stream in self._into:
-                    if stream in there and self._hear(stream) is None:
+                    if stream in there and self._read(stream) is None:
                         waiting.unregister(stream)
             return False
 
-    def _give(self) -> bool:
-        """Give a piece of the input; True if that was all, or nobody reads it."""
+    def _write(self) -> bool:
+        """Write a piece of the input; True if that was all, or the program reads no more."""
         try:
             if self._left:
                 self._left = self._left[os.write(self._stdin.fileno(), self._left[:_PIECE]) :]
@@ -162,29 +162,29 @@ class _Heard:
             return True
         return not self._left
 
-    def _hear(self, stream: IO[bytes]) -> int | None:
-        """Hear a piece, and return its size, 0 where there is none now and where enough was heard;
+    def _read(self, stream: IO[bytes]) -> int | None:
+        """Read a piece, and return its size: 0 if there is none now, and if the bound is reached;
         None at the end."""
-        said = self._into[stream]
+        output = self._into[stream]
         try:
-            piece = os.read(stream.fileno(), min(_PIECE, self._most + 1 - len(said)))
+            piece = os.read(stream.fileno(), min(_PIECE, self._most + 1 - len(output)))
         except BlockingIOError:
             return 0
-        said += piece
-        if len(said) > self._most:
-            del said[self._most :]
+        output += piece
+        if len(output) > self._most:
+            del output[self._most :]
             self.truncated = True
             return 0
         return len(piece) or None
 
 
 def _end(started: Started, ended: int) -> None:
-    """End a program, and reap it. Raises ProgramError where it does not end."""
+    """End a program, and reap it. Raises ProgramError if it does not end."""
     process = started.process
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
             stream.close()
-    started.kill()  # also where it ended: what it started may live
+    started.kill()  # also if it has ended: what it started may live
     if not readable(ended, END_S):
         raise ProgramError(f"a program was killed, and is there still after {END_S:g} s")
     process.wait()
@@ -201,7 +201,7 @@ def end_of(pid: int) -> Iterator[int]:
 
 
 def readable(descriptor: int, seconds: float) -> bool:
-    """Wait for so long until there is something to read, or the end of it."""
+    """Wait at most this long until there is something to read, or the end."""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
     return bool(waiting.poll(1000 * seconds))

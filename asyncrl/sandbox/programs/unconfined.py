@@ -1,7 +1,6 @@
-"""The sandbox `none`, which is none: a program is a process of this user in a directory of its own.
-It can be killed with its process group, has an environment of its own, and limits but that of
-processes. It is kept from nothing: it reads what this user reads, and what leaves its group lives
-on."""
+"""The sandbox `none`, which confines nothing: a program is a process of this user in a directory of
+its own. It can be killed with its process group, has an environment of its own, and limits but that
+of processes. It may read what this user may read, and a process that leaves its group lives on."""
 
 from __future__ import annotations
 

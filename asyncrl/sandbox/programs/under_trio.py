@@ -1,4 +1,4 @@
-"""Programs that are run for code of trio, in a thread of their own."""
+"""Running of programs for code of trio, in a thread of their own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from asyncrl.sandbox.programs.runner import Sandbox, Stop, run
 
 
 async def run_in_trio(program: Program, sandbox: Sandbox) -> Ran:
-    """Run a program. As many run at a time as trio has threads. Cancelled, it kills the program,
-    waits until that is gone, and is cancelled then. Raises ProgramError."""
+    """Run a program. As many run at a time as trio has threads. When cancelled, it kills the
+    program and waits for its end first. Raises ProgramError."""
     with Stop() as stop:
 
         async def stopped() -> None:

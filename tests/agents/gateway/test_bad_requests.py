@@ -147,7 +147,7 @@ DEEP = b"[" * 200_000 + b"]" * 200_000
                 ]
             },
             "messages",
-            "no JSON",
+            "not a JSON",
         ),
         ({"model": None}, "model", "Expected"),
     ],
@@ -261,7 +261,10 @@ def test_deep_json_is_a_sentence() -> None:
 
 async def test_a_template_that_refuses_is_a_sentence(tmp_path: Path, virtual: MockClock) -> None:
     write_chat(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('system last') }}")
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% if messages[0].content == 'hi' %}{{ raise_exception('system last') }}{% endif %}"
+        "{{ messages[0].content }}"
+    )
     engine = scripted(Says(say("x")))
     async with opened(engine, Tokenizer(tmp_path, chat=True)) as (coordinator, client):
         await engine.load(0, None)

@@ -71,7 +71,7 @@ def test_a_text_is_cut_before_the_first_stop(
     one, found = StopStrings(stops), ""
     for character in text:
         found += one.push(character)
-        if one.found:
+        if one.complete:
             break
     assert not any(stop in found for stop in stops)
     found += one.end()
@@ -79,7 +79,7 @@ def test_a_text_is_cut_before_the_first_stop(
         (end for end in range(len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)),
         None,
     )
-    assert one.found == (first is not None)
+    assert one.complete == (first is not None)
     whole = (
         text
         if first is None

@@ -66,7 +66,7 @@ async def test_an_end_that_is_silent_is_lost(autojump_clock: trio.testing.MockCl
         await trio.sleep(SILENCE_S - 0.5)
         assert not reasons
         await trio.sleep(1.5)
-        assert reasons == [f"said nothing for {SILENCE_S:g} s"]
+        assert reasons == [f"sent nothing for {SILENCE_S:g} s"]
 
 
 async def test_an_end_that_reads_nothing_is_lost() -> None:

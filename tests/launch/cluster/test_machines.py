@@ -321,7 +321,9 @@ async def test_a_machine_that_leaves_gets_no_actor_and_its_actors_are_displaced(
         assert isinstance(await said(one), m.StartActor)
         await one.send(m.MachineLeaving())
         await head.until(0)
-        assert head.notes[-1] == ("Machine one leaves: what its 1 actors hold goes on elsewhere.")
+        assert head.notes[-1] == (
+            "Machine one leaves: the work of its 1 actors continues elsewhere."
+        )
         later = head.machines.start("rollout", 1, 0, resume=False)
         async with head.agent("two") as two:
             assert (await said(two)) == m.StartActor("rollout", 1, 0, False, ADDRESS)
@@ -501,7 +503,7 @@ async def test_a_machine_that_says_nothing_is_lost_with_its_actors(
         with trio.fail_after(PATIENCE_S):
             assert [await actor.wait() for actor in actors] == [KILLED, KILLED]
         await head.until(0)
-    assert "Machine one is lost, with 2 actors: it said nothing for 0.3 s." in head.notes
+    assert "Machine one is lost, with 2 actors: it sent nothing for 0.3 s." in head.notes
 
 
 async def test_a_connection_that_does_not_say_who_it_is_is_closed(

@@ -245,4 +245,4 @@ def test_last_words_are_an_exception_where_there_is_one() -> None:
     )
     assert last_words(group) == "ValueError: no memory is left"
     assert last_words("Traceback (most recent call last):\nzlib.Error: x\n") == "zlib.Error: x"
-    assert last_words("one\n two \n\n") == "two" and last_words(" \n") == "it said nothing"
+    assert last_words("one\n two \n\n") == "two" and last_words(" \n") == "it printed nothing"

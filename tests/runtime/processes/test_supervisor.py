@@ -104,7 +104,7 @@ async def test_a_spent_budget_is_the_childs_own_traceback(autojump_clock):
     )
     with pytest.raises(
         ActorFailed,
-        match="rollout-0 ended with exit code 1 after 2 restarts; the last it said:\nTraceback",
+        match="rollout-0 ended with exit code 1 after 2 restarts; its last output:\nTraceback",
     ) as caught:
         await supervise("rollout-0", log.start, budget=RestartBudget(2, 300), on_exit=log.on_exit)
     assert "KeyError: 'why'" in str(caught.value)

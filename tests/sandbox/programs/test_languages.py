@@ -129,7 +129,7 @@ def test_a_container_that_cannot_be_had_is_said(client: Path, tmp_path: Path) ->
     assert Container("x", str(refusing)).missing() == (
         "docker did not run the program: docker: no daemon."
     )
-    with pytest.raises(ProgramError, match="its image alone"):
+    with pytest.raises(ProgramError, match="only its image"):
         run(Program(argv=("a",), paths=("/opt",)), Container("image", str(client)))
 
 
