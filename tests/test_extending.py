@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -145,10 +146,12 @@ def test_a_check_passes_and_imports_no_torch(folder: Path) -> None:
         (folder / f"{section.name}.toml").write_text(section.toml)
     files = [f"{section.name}.toml" for section in own]
     code = (
-        f"import sys; sys.path[:0] = {[str(ROOT), str(folder)]}; from asyncrl.cli import main; "
+        "import sys; from asyncrl.cli import main; "
         f"print([main(['check', file]) for file in {files}], 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"{[0] * len(files)} False", done.stdout + done.stderr
 

@@ -130,7 +130,7 @@ def _of_verifiers(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]
         if not config.model.path:
             bundled_model.write_tokenizer(Path(folder), bundled_model.task_frame(task))
         try:
-            trio.run(look, config.model.path or folder, strict_exception_groups=False)
+            trio.run(look, config.model.path or folder)
         except WorkersLost as error:
             raise ConfigError(f"the verifier cannot be started: {escaped(str(error))}.") from None
     return notes
