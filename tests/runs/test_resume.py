@@ -345,7 +345,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_is_used(
     assert done.returncode == 0, done.stdout + done.stderr
     log = (run / "logs" / "coordinator-0.log").read_text()
     assert (
-        f"step-{killed.saving - EVERY:06d} is damaged: model.safetensors is not what was "
+        f"step-{killed.saving - EVERY:06d} is damaged: model.safetensors differs from what was "
         "written; it is put aside" in log
     )
     assert summary.read(run / SUMMARY).steps == STEPS
