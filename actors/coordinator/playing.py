@@ -288,7 +288,7 @@ class Playing:
         if earlier and not attempt.diverged:
             attempt.diverged = True
             self.diverged += 1
-        after, given = episode.place(context)
+        after, given = episode.locate(context)
         call = self._store.experience.next_rollout
         self._store.record(
             Called(
