@@ -40,8 +40,8 @@ class TaskConfig(Section, frozen=True):
         Literal["auto", "exact", "score"],
         Meta(
             description=(
-                "what is trained: exact, 1 for a right answer and 0 for any other; score, what the "
-                "verifier gives; auto, exact where the data set gives partial credit for junk"
+                "reward for training: exact, 1 for a right answer and 0 for any other; score, the "
+                "verifier's; auto, exact where the data set gives partial credit for junk"
             )
         ),
     ] = "auto"
@@ -49,8 +49,8 @@ class TaskConfig(Section, frozen=True):
         Literal["auto", "strict", "process"],
         Meta(
             description=(
-                "of what judges answers: strict, nothing but the answer in reach; process, it "
-                "can be killed; auto, strict where this machine has it"
+                "for verifiers: strict, they reach nothing but the answer; process, they can be "
+                "killed; auto, strict where this machine supports it"
             )
         ),
     ] = "auto"
@@ -69,8 +69,8 @@ class TaskConfig(Section, frozen=True):
         Named("curriculum", ("in_order", "unsolved", "difficulty")),
         Meta(
             description=(
-                "which prompt comes next: each in turn, none that all rollouts solved "
-                "lately, or the half solved"
+                "choice of the next prompt: each in turn, without those that all rollouts solved "
+                "lately, or half-solved ones first"
             )
         ),
     ] = "in_order"
@@ -89,8 +89,8 @@ class TaskConfig(Section, frozen=True):
         dict[str, Any],
         Meta(
             description=(
-                "several tasks: under the label of each a table of settings that are not "
-                "[task]'s (docs/evaluation.md)"
+                "several tasks: for each label a table of settings that override [task]'s "
+                "(docs/evaluation.md)"
             )
         ),
     ] = {}
@@ -98,8 +98,8 @@ class TaskConfig(Section, frozen=True):
         dict[str, Any],
         Meta(
             description=(
-                "several tasks: by label each one's share of the prompts, or a list with one for "
-                "each stage; a task without is evaluated alone"
+                "several tasks: by label the share of the prompts, or a list with one for each "
+                "stage; a task without a weight is only evaluated"
             )
         ),
     ] = {}
