@@ -45,7 +45,7 @@ def main() -> None:
     from asyncrl.actors.actor_context import ActorContext
     from asyncrl.actors.roles import ROLES
 
-    place = ActorContext(
+    context = ActorContext(
         args.role,
         args.index,
         args.incarnation,
@@ -58,7 +58,7 @@ def main() -> None:
         args.rank_0,
         args.takes_over,
     )
-    trio.run(ROLES[args.role], place, strict_exception_groups=True)
+    trio.run(ROLES[args.role], context, strict_exception_groups=True)
 
 
 if __name__ == "__main__":

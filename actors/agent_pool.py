@@ -53,7 +53,7 @@ class AgentClock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stand still in the block, in which the agent waits for the model."""
+        """Stop the clock in the block, in which the agent waits for the model."""
         self._calls += 1
         self._settle()
         try:
@@ -107,21 +107,21 @@ class AgentPool:
         async with stream:
             with theirs:
                 worker = await self._forks.start(theirs)
-            heard = bytearray()
+            output = bytearray()
             try:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_hear, stream, heard)
+                    nursery.start_soon(_hear, stream, output)
                     end = await self._end(worker, facts, clock)
                     nursery.cancel_scope.cancel()
             finally:
                 await self._forks.bury(worker)
             with trio.move_on_after(ENDING_S):  # what it said last, until all that spoke is gone
-                await _hear(stream, heard)
-        output = escaped_lines(heard.decode(errors="replace"))
-        if isinstance(end, AgentFailed) and end.kind == "crashed" and output.strip():
-            last = output.strip().rpartition("\n")[2]
+                await _hear(stream, output)
+        text = escaped_lines(output.decode(errors="replace"))
+        if isinstance(end, AgentFailed) and end.kind == "crashed" and text.strip():
+            last = text.strip().rpartition("\n")[2]
             end = failed("crashed", f"{end.text}; the last that it said: {last}")
-        return AgentAttempt(end, clock.spent_s, output)
+        return AgentAttempt(end, clock.spent_s, text)
 
     async def _end(self, worker: ForkedWorker, facts: EpisodeFacts, clock: AgentClock) -> AgentEnd:
         end: AgentEnd = failed("timeout", f"the agent had the ball for {clock.limit_s:g} s")
@@ -157,12 +157,12 @@ async def open_agent_pool(
         yield AgentPool(forks, waits, most_s=most_s)
 
 
-async def _hear(stream: trio.SocketStream, heard: bytearray) -> None:
+async def _hear(stream: trio.SocketStream, output: bytearray) -> None:
     """Read output to its end, and keep the last of it."""
     try:
         while piece := await stream.receive_some(OUTPUT_BYTES):
-            heard += piece
-            del heard[:-OUTPUT_BYTES]
+            output += piece
+            del output[:-OUTPUT_BYTES]
     except trio.BrokenResourceError:  # it was killed with unread bytes
         pass
 

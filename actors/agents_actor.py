@@ -92,13 +92,13 @@ class EpisodePlayer:
 
     def stop(self, message: StopPlaying) -> None:
         """End an attempt, if it is played."""
-        if (found := self._playing.get((message.rollout, message.attempt))) is not None:
-            _end(*found)
+        if (playing := self._playing.get((message.rollout, message.attempt))) is not None:
+            _end(*playing)
 
     def stop_all(self) -> None:
         """End every attempt."""
-        for found in self._playing.values():
-            _end(*found)
+        for playing in self._playing.values():
+            _end(*playing)
 
     async def _facts(self, session: PlayedSession, socket: str) -> EpisodeFacts:
         play, key = session.play, self._sessions.key
@@ -134,8 +134,8 @@ class EpisodePlayer:
             self._sessions.say(Played(play.rollout, play.attempt, "", kind, end.text))
             return
         if end.reward is not None:
-            given = end.reward if isinstance(end.reward, float) else math.fsum(end.reward.values())
-            session.reward(given, None)
+            reward = end.reward if isinstance(end.reward, float) else math.fsum(end.reward.values())
+            session.reward(reward, None)
         self._reporter.count("episodes")
         session.played()
 

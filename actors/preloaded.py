@@ -99,8 +99,8 @@ def model_class(path: str) -> object:
     if not path:
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(bundled_model.model_config())]
     with contextlib.suppress(Exception):  # transformers raises what it likes
-        found = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        return MODEL_FOR_CAUSAL_LM_MAPPING[type(found)]
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return None
 
 

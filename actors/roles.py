@@ -209,10 +209,10 @@ async def _kept(run: Coordinator, path: Path) -> AsyncIterator[None]:
         _keep(path, run.status())
 
 
-def _keep(path: Path, found: run_status.RunStatus) -> None:
+def _keep(path: Path, status: run_status.RunStatus) -> None:
     """Write it down. A run goes on without it where the disk has no room."""
     try:
-        run_status.write(found, path)
+        run_status.write(status, path)
     except OSError as error:
         logger.warning("how the run stands is not written down: %s", error)
 

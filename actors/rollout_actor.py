@@ -47,10 +47,10 @@ def requests(message: Leases, ids: memoryview) -> list[Request]:
     """The engine's requests for a frame of leases. `ids` is int32: for each lease its prompt, and
     then the response tokens that there are."""
     tokens = np.frombuffer(ids, np.int32)
-    found, at = [], 0
+    built, at = [], 0
     for lease in message.leases:
         end = at + lease.prompt_tokens + lease.prefix_tokens
-        found.append(
+        built.append(
             Request(
                 rollout=lease.rollout,
                 attempt=lease.attempt,
@@ -63,7 +63,7 @@ def requests(message: Leases, ids: memoryview) -> list[Request]:
             )
         )
         at = end
-    return found
+    return built
 
 
 async def rollout_actor(

@@ -175,9 +175,8 @@ class GroupReceiver:
         weights: DirectWeights,
         deadline_s: float,
     ) -> list[int]:
-        """Receive one publication into an engine's own weights, which stands still; the checksums
-        of what stands there afterwards, one a bucket. Errors as of `receive`; the weights are of no
-        version then."""
+        """Receive one publication into the own weights of a paused engine. Returns the checksums of
+        the weights afterwards, one a bucket. Errors as in `receive`; the weights are torn then."""
         rendezvous = Rendezvous(epoch, rank, world, store)
         return await self._groups.run(
             rendezvous,

@@ -58,10 +58,12 @@ class Delta(NamedTuple):
         if before is not bucket:
             copy_bytes(bucket, before)
         places, units = np.split(_units(self.body), 2)
-        at = np.repeat(np.arange(len(counts)) * BLOCK, counts) + places
-        if len(at) and at.max() >= len(target):
-            raise DeltaMismatch(f"a delta has place {at.max()} in a bucket of {len(target)} units")
-        target[at] = units
+        positions = np.repeat(np.arange(len(counts)) * BLOCK, counts) + places
+        if len(positions) and positions.max() >= len(target):
+            raise DeltaMismatch(
+                f"a delta has place {positions.max()} in a bucket of {len(target)} units"
+            )
+        target[positions] = units
 
 
 def delta(before: Tensor, now: Tensor) -> Delta:

@@ -125,7 +125,9 @@ class Publication:
                 f"version {version} cannot be published: epoch {membership.epoch} has no engine"
             )
         if average and not pin:
-            raise ValueError(f"the average of version {version} would be sent, and nobody keeps it")
+            raise ValueError(
+                f"the average of version {version} would be sent, but no engine keeps it"
+            )
         if average and direct:
             raise ValueError(f"the average of version {version} has no place in engines' weights")
         self.number = number
@@ -147,7 +149,7 @@ class Publication:
         # the live that owe a Prepared; in COMMIT, a Committed
         self._owing = dict.fromkeys(membership.members)
         self._early: dict[int, Prepared] = {}  # what came before the trainer's answer
-        # of a direct one, that have not joined, or do not stand still
+        # of a direct one: members that have not joined, or are not paused
         self._trainer_joined = not direct
         self._behind = dict.fromkeys(membership.members)
         self._sending = False  # from here on members' weights may be written
@@ -217,7 +219,7 @@ class Publication:
         return [ToMember(m, Quiesce(self.number)) for m in self._live]
 
     def quiesced(self, member: int, message: Quiesced, now: float) -> list[Action]:
-        """A member's engine stands still."""
+        """Note that a member's engine is paused."""
         if message.publication != self.number or self.phase is not PublicationPhase.QUIESCE:
             return []
         self._behind.pop(member, None)
@@ -286,7 +288,7 @@ class Publication:
         return self._go_on(now)
 
     def lost(self, member: int, reason: str, now: float) -> list[Action]:
-        """A member's process ended, or its link broke, or somebody else fenced it."""
+        """Note that a member's process ended, its link broke, or the coordinator fenced it."""
         if member not in self._live or self.finished or not self._began:
             return []
         if self.phase in (*_UNSENT, PublicationPhase.TRANSFER):

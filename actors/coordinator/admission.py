@@ -99,9 +99,9 @@ class Admission:
         if split == "train":
             size = self._sizing.size(experience.history, prompt_index)
         # The key of its draws is not the group's number, because that counts evaluations too. A
-        # restarted group has a negative place, so it never shares the draws of another.
-        place = experience.prompts[split] if restarts is None else -1 - restarts
-        key = self._max_size * place if split == "train" else place
+        # restarted group has a negative position, so it never shares the draws of another.
+        position = experience.prompts[split] if restarts is None else -1 - restarts
+        key = self._max_size * position if split == "train" else position
         if samples:
             key = SAMPLED + samples * prompt_index
         self._store.record(

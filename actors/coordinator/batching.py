@@ -80,9 +80,9 @@ class Batching:
         return self._policy.may_start(self._store.experience)
 
     def missing(self, steps: int) -> int:
-        """Number of groups that so many steps, the open one among them, still need beside those
-        there are, if all pass the filter. Where tokens close a step nobody knows: then it is as
-        many as may be live."""
+        """Number of groups that this many steps, including the open one, still need beside the
+        existing ones, if all pass the filter. Where tokens close a step this is unknown: then it is
+        the limit of live groups."""
         if self._config.train.step_tokens and steps:
             return self._policy.max_live
         units = steps * self._units.per_step - self.units - self._units.untaken

@@ -38,7 +38,7 @@ class Checkpointing:
 
     def unsaved(self, version: int) -> str:
         """The reason why the checkpoint of `version` was not written. Empty if it was written, or
-        if nobody has tried."""
+        was not attempted."""
         failed, why = self._unwritten
         return why if version == failed else ""
 

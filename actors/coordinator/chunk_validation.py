@@ -1,6 +1,7 @@
 """Finds chunks that no engine of this run can have sampled.
 
-Invariant: the tokens of a chunk with a defect are nobody's: none of them is kept or counted.
+Invariant: the tokens of a chunk with a defect belong to no rollout: none of them is kept or
+counted.
 
 A frame is looked at as a whole, and chunk by chunk only if something in it is wrong. The rollout of
 a bad chunk is buried under the defect's name with all its tokens, because its engine may have lost
@@ -83,18 +84,18 @@ def defects(
     ):
         return {}
     known = tokens < vocabulary
-    found: dict[int, Defect] = {}
+    bad: dict[int, Defect] = {}
     at = 0
-    for place, head in enumerate(heads):
+    for number, head in enumerate(heads):
         end = at + head.count
         if not known[at:end].all():
-            found[place] = "vocabulary"
+            bad[number] = "vocabulary"
         elif not finite[at:end].all():
-            found[place] = "nan"
+            bad[number] = "nan"
         elif head.count and head.version > newest:
-            found[place] = "future_version"
+            bad[number] = "future_version"
         at = end
-    return found
+    return bad
 
 
 def refusal(head: ChunkHead, call: Call) -> Defect:
@@ -109,23 +110,23 @@ def refusal(head: ChunkHead, call: Call) -> Defect:
 class Suspects:
     """The engines that have sent bad chunks."""
 
-    def __init__(self, heard: Callable[[Defect], None]) -> None:
-        """`heard(defect)` hears of each bad chunk."""
-        self._heard = heard
+    def __init__(self, report: Callable[[Defect], None]) -> None:
+        """`report(defect)` is called for each bad chunk."""
+        self._report = report
         self.seen: dict[str, Counter[Defect]] = {}
 
-    def add(self, sender: str, found: Sequence[Defect], *, engine: bool) -> None:
+    def add(self, sender: str, defects: Sequence[Defect], *, engine: bool) -> None:
         """The actor `sender`, which has an `engine` or has none, has sent bad chunks. Raises
         ImpossibleEvent if these make `SUSPECT` of them, and LinkError if there is no engine to be
         suspected."""
-        for defect in found:
-            self._heard(defect)
+        for defect in defects:
+            self._report(defect)
         if not engine:
             raise LinkError(
-                "malformed", f"{sender} has no engine, and sent bad chunks: {', '.join(found)}"
+                "malformed", f"{sender} has no engine, and sent bad chunks: {', '.join(defects)}"
             )
         seen = self.seen.setdefault(sender, Counter())
-        seen.update(found)
+        seen.update(defects)
         if seen.total() >= SUSPECT:
             kinds = ", ".join(f"{count} {defect}" for defect, count in seen.most_common())
             raise ImpossibleEvent(f"{seen.total()} bad chunks ({kinds})")

@@ -127,7 +127,7 @@ def _actor(parts: Components, name: str, now: float, taken: int) -> ActorStatus:
         here=True,
         incarnation=peer.incarnation,
         pid=peer.pid,
-        seconds=now - peer.heard,
+        seconds=now - peer.heard_at,
         idle={
             cause: min(1.0, seconds / report.seconds)
             for cause, seconds in report.idle.items()

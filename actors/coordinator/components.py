@@ -44,9 +44,9 @@ from asyncrl.runtime.processes.standstill import RunClock
 
 @dataclass(eq=False)
 class Components:
-    """One part for each subject. `playing` has no episode where nobody plays. `stepping` is None
-    until the trainer is ready, `outcome` until the run is over. All deadlines are on `clock`.
-    `journal_status()` says how the journal stands; `stalled(run_status)` hears how the run stands
+    """One part for each subject. `playing` has no episode without agents. `stepping` is None until
+    the trainer is ready, `outcome` until the run is over. All deadlines are on `clock`.
+    `journal_status()` returns the journal's status; `stalled(run_status)` gets the run's status
     when the watchdog ends it."""
 
     config: Config

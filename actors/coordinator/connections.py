@@ -129,7 +129,7 @@ class Connections:
         if (previous := roster.add(peer)) is not None:
             self._take_back(previous)
             previous.scope.cancel()
-        peer.heard = self._parts.clock.now()
+        peer.heard_at = self._parts.clock.now()
         logger.info("%s is here (process %d, start %d)", peer.name, peer.pid, peer.incarnation)
         if lifecycle.ending and peer.role in ACTORS:
             peer.send(Drain())
@@ -140,7 +140,7 @@ class Connections:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(peer.write)
                     async for message, buffers in peer.link:
-                        peer.heard = self._parts.clock.now()
+                        peer.heard_at = self._parts.clock.now()
                         self._accept(peer, message, buffers)
                         if not isinstance(message, Report):  # a report makes nothing due
                             self._parts.changes.set()

@@ -96,7 +96,7 @@ class Eligibility:
         return False
 
     def drop_unjudged(self) -> None:
-        """Drop complete groups of which no member has a verdict: all were given up."""
+        """Drop complete groups of which no member has a verdict: all were buried."""
         for group in self._store.experience.ready():
             if not any(member.status is RolloutStatus.JUDGED for member in group.members):
                 self._remove(Dropped(group.id, "k_min"), [], filtered=True)

@@ -160,7 +160,7 @@ class EnginePool:
             self._enter(engine)
 
     def tear(self, name: str) -> None:
-        """The named engine stands still, with weights of no version."""
+        """Mark the named engine as paused, with torn weights."""
         if (engine := self._engines.get(name)) is not None:
             self._leave(engine)
             self._count(engine, -1)

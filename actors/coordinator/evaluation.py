@@ -1,5 +1,5 @@
 """Measures held-out accuracy, beside training: of a greedy answer to each prompt, and of sampled
-ones where they are asked for.
+ones if set.
 
 Invariant: every answer of one evaluation was sampled under one version, or is counted as mixed.
 
@@ -101,8 +101,8 @@ class Evaluation:
         return self._asked - self._open, self._asked
 
     def due(self, version: int, last: bool) -> bool:
-        """True if `version` is to be evaluated now: it is the first one, an `every`-th one, or the
-        `last` one, or it replaces one that was given up."""
+        """True if `version` must be evaluated now: it is the first one, an `every`-th one, or the
+        `last` one, or it replaces one that was dropped."""
         if self._first is None:
             self._first = version
         if self.running is not None or version in self.accuracy or not self._plan.prompts:

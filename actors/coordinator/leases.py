@@ -115,13 +115,13 @@ class LeaseTable:
     def over(self, now: float) -> list[int]:
         """The rollouts whose leases have run out by `now`, the earliest deadline first. Each is
         named once."""
-        found = []
+        over = []
         while self._order and self._order[0][0] <= now:
             _, rollout, attempt = heapq.heappop(self._order)
             held = self._held.get(rollout)
             if held is not None and held.attempt == attempt:
-                found.append(rollout)
-        return found
+                over.append(rollout)
+        return over
 
     def oldest(self, count: int) -> list[tuple[int, ActiveLease]]:
         """At most `count` rollouts and their leases, the oldest lease first."""

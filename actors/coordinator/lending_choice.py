@@ -41,7 +41,8 @@ class Loan(NamedTuple):
 
 
 class LendingChoice:
-    """The choice of one run, which begins with lending: nobody knows before what a loan costs.
+    """The choice of one run, which begins with lending, because the cost of a loan is unknown
+    before.
 
     >>> choice = LendingChoice(share=1.0)
     >>> for _ in range(RECENT):

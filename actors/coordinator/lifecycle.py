@@ -109,8 +109,8 @@ class Lifecycle:
             self._enter(Phase.READY, now)
 
     def begin_without(self, now: float) -> tuple[str, ...]:
-        """Begin without those that are missing, whom nobody waits for any more. Returns their
-        names. One that comes later is given work like any other."""
+        """Begin without missing actors, and stop waiting for them. Returns their names. One that
+        connects later gets work like any other."""
         missing = self.missing
         for name in missing:
             self.came(name, now)

@@ -1,7 +1,7 @@
-"""Decides under which version a rollout is sampled, and which versions engines keep.
+"""Decides the version under which a rollout is sampled, and the versions that engines keep.
 
 Invariant: an engine keeps a version as long as an evaluation or an unfinished rollout needs it, and
-is told to forget it soon after.
+drops it soon after.
 
     finish_on = mixed   a training rollout goes on under whatever version is current
     finish_on = own     a training rollout ends under the version that it began with: its lease

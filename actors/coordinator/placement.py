@@ -57,11 +57,11 @@ class Placement:
         rollouts that have one attempt left, an engine gets one at a time. So a rollout that crashes
         every engine takes none of these with it: whichever fails beside it has failed less often.
         """
-        given: dict[EngineHandle, list[tuple[Call, int | None]]] = {}
+        assigned: dict[EngineHandle, list[tuple[Call, int | None]]] = {}
         for call, pinned, engine in self._placed(split, version):
             self._engines.hold(engine, call.id, split)
-            given.setdefault(engine, []).append((call, pinned))
-        for engine, calls in given.items():
+            assigned.setdefault(engine, []).append((call, pinned))
+        for engine, calls in assigned.items():
             self._hand_over(engine, calls, split)
         live = self._store.experience.calls
         if len(self._last) > 2 * len(live):

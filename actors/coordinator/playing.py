@@ -88,7 +88,7 @@ class _Attempt:
     diverged: bool = False
 
     def answering(self, number: int, call: int) -> None:
-        """Its call `number` is this one, which is to be answered from the first token on."""
+        """Set its call `number`, which must be answered from the first token on."""
         self.calls[number], self.sent[number] = call, 0
 
 
@@ -149,7 +149,7 @@ class Playing:
         episode = _episode_of(rollout)
         for number, sent in list(attempt.sent.items()):
             if (over := -_left(rollout)) < 0:
-                return  # there is more to sample where a call was given up, with its tokens
+                return  # there is more to sample where a call was dropped with its tokens
             call = self._call(attempt, number)
             self._take_back(call)
             tokens = max(call.tokens - over, episode.needed(call), sent)
@@ -329,9 +329,9 @@ class Playing:
             self._store.record(Noted(attempt.rollout, attempt.attempt, message.name, message.value))
 
     def on_reward(self, sender: Peer, message: GiveReward) -> None:
-        """The agent gives a reward. Raises LinkError for one that no gateway passes on: not
-        finite, given before, or of a call that was not made. One of a call that was refused or
-        given up counts for nothing."""
+        """Record a reward from the agent. Raises LinkError for one that no gateway sends: not
+        finite, a duplicate, or of a call that was not made. One of a call that was refused or
+        dropped is ignored."""
         if (attempt := self._of(sender, message)) is None:
             return
         episode = _episode_of(self._store.experience.rollouts[attempt.rollout])
@@ -339,7 +339,7 @@ class Playing:
         if message.number is not None and 0 <= message.number < len(attempt.calls):
             call = attempt.calls[message.number]
             if call not in episode.used:
-                return  # it was refused or given up: its agent has not heard that it is no turn
+                return  # it was refused or dropped: its agent does not know yet that it is no turn
         of_no_call = message.number is not None and call is None
         if of_no_call or call in episode.rewards or not math.isfinite(message.reward):
             raise LinkError(
@@ -350,9 +350,9 @@ class Playing:
         self._store.record(Rewarded(attempt.rollout, attempt.attempt, call, message.reward))
 
     def on_failure(self, sender: Peer, message: GiveFailure) -> None:
-        """A call of the agent was a failed call of a tool. Raises LinkError for one that no gateway
-        passes on: of no call, said before, or without a name. One of a call that was refused or
-        given up counts for nothing."""
+        """Record a failed call of a tool. Raises LinkError for one that no gateway sends: of no
+        call, a duplicate, or without a name. One of a call that was refused or dropped is
+        ignored."""
         if (attempt := self._of(sender, message)) is None:
             return
         episode = _episode_of(self._store.experience.rollouts[attempt.rollout])
@@ -425,7 +425,7 @@ class Playing:
         rollout = self._store.experience.rollouts[attempt.rollout]
         if failed and _episode_of(rollout).failures + 1 >= self._limits.attempts:
             logger.warning(
-                "rollout %d is given up after %d attempts of its agent; the last one ended by %s",
+                "rollout %d is dropped after %d attempts of its agent; the last one ended by %s",
                 rollout.id,
                 self._limits.attempts,
                 reason,

@@ -71,9 +71,9 @@ class PromptSource:
         """Return the training prompt to admit; None when the epochs are over (0 epochs: never)."""
         return self._curriculum.next(history, live)
 
-    def train_item(self, place: int) -> int | None:
+    def train_item(self, position: int) -> int | None:
         """Return the prompt at a place in the stream; None when the epochs are over."""
-        return None if self._stream.over(place) else self._stream.prompt_index(place)
+        return None if self._stream.over(position) else self._stream.prompt_index(position)
 
     def evaluation_items(self) -> range:
         return range(self._source.size("evaluation"))

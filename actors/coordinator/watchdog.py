@@ -39,7 +39,7 @@ second, so it hangs, or its link is dead."""
 async def tick(parts: Components, replace: Replace) -> None:
     """Look every second until cancelled."""
     clock, woke = parts.clock, trio.current_time()
-    excused = clock.now()  # when somebody last had time of their own, which is no silence of theirs
+    excused = clock.now()  # when an actor last had time of its own, which does not count as silence
     stuck = unread = False
     while True:
         # a journal without room for events: the actors that bring them are not read
@@ -70,7 +70,7 @@ def _end_what_is_late(parts: Components, now: float, replace: Replace) -> None:
     if (name := parts.scoring.overdue(now)) is not None:
         replace(name, "it owes a verdict for too long")
     for peer in parts.roster.of("agents"):
-        if now - peer.heard > SILENT_S and parts.playing.held(peer.name):
+        if now - peer.heard_at > SILENT_S and parts.playing.held(peer.name):
             replace(peer.name, f"it has episodes, and said nothing for {SILENT_S:g} s")
 
 
@@ -99,7 +99,7 @@ def _last_activity(parts: Components) -> float:
     if (stepping := parts.stepping) is not None:
         report = stepping.trainer.report
         at_work = report.busy is not None or report.saving_s is not None
-        last = max(last, stepping.last_activity, stepping.trainer.heard if at_work else 0.0)
+        last = max(last, stepping.last_activity, stepping.trainer.heard_at if at_work else 0.0)
     return last + parts.scoring.patience_s if parts.scoring.pending else last
 
 
@@ -129,9 +129,9 @@ def _overdue(parts: Components, late: OverduePhase) -> str:
 
 
 def _stall(parts: Components, what: str, *, heals: Healable | None = None) -> None:
-    found = msgspec.structs.replace(collect_status(parts), reason=what)
-    parts.stalled(found)
-    cause = diagnose(found).rstrip(".")
+    status = msgspec.structs.replace(collect_status(parts), reason=what)
+    parts.stalled(status)
+    cause = diagnose(status).rstrip(".")
     parts.end(False, f"{what}: {cause[0].lower()}{cause[1:]}", heals=heals)
 
 

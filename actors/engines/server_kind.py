@@ -166,10 +166,10 @@ class ServerKind(EngineKind):
 
     @classmethod
     def client(
-        cls, config: Config, at: ServerAddress | ServerProcess
+        cls, config: Config, address: ServerAddress | ServerProcess
     ) -> AbstractAsyncContextManager[Any]:
         """A client of one server."""
-        return cls.program().open(at, config.publication.deadline_s)
+        return cls.program().open(address, config.publication.deadline_s)
 
 
 @asynccontextmanager
@@ -193,12 +193,12 @@ def _architecture(config: Config) -> str:
     if not config.model.path:
         return BUNDLED
     try:
-        found = json.loads((Path(config.model.path) / "config.json").read_bytes())["architectures"][
-            0
-        ]
+        architecture = json.loads((Path(config.model.path) / "config.json").read_bytes())[
+            "architectures"
+        ][0]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         raise ConfigError(
             f"model.path is {config.model.path!r}, and config.json in it does not say its "
             "architecture."
         ) from None
-    return str(found)
+    return str(architecture)

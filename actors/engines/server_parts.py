@@ -1,4 +1,4 @@
-"""Parts of a rollout actor's side of servers, whoever wrote them."""
+"""A rollout actor's parts for servers of any kind."""
 
 from __future__ import annotations
 

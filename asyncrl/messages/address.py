@@ -25,8 +25,8 @@ class TcpAddress(msgspec.Struct, frozen=True):
 
     @property
     def loopback(self) -> bool:
-        """True if it can only be reached from this machine. Another name than `localhost` is not
-        asked for: who answers may lie."""
+        """True if it can only be reached from this machine. Names other than `localhost` are not
+        resolved, because a resolver may lie."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:

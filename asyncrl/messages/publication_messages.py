@@ -18,9 +18,9 @@ class Publish(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Coordinator to rollout actor: receive `version` into a staging place, while decoding goes
-    on, and with `average` its average after it. With `direct` join the others and say so; stand
-    still when `Quiesce` comes, and receive into the engine's own weights."""
+    """Coordinator to rollout actor: receive `version` into staging, while decoding continues, and
+    with `average` its average after it. With `direct` join the others and confirm; pause when
+    `Quiesce` comes, and receive into the engine's own weights."""
 
     publication: int
     version: int
@@ -40,27 +40,27 @@ class Joined(Message, frozen=True):
 
 
 class Quiesce(Message, frozen=True):
-    """Coordinator to rollout actor: decode no more, from the next token on; your engine's weights
-    are about to be written."""
+    """Coordinator to rollout actor: pause decoding at the next token boundary; the engine's weights
+    will be written."""
 
     publication: int
 
 
 class Quiesced(Message, frozen=True):
-    """Rollout actor to coordinator: its engine stands still."""
+    """Rollout actor to coordinator: its engine is paused."""
 
     publication: int
 
 
 class Transfer(Message, frozen=True):
-    """Coordinator to trainer: every engine stands still; send."""
+    """Coordinator to trainer: every engine is paused; send."""
 
     publication: int
 
 
 class Resend(Message, frozen=True):
     """Coordinator to rollout actor or trainer: this sending is over, and the weights will be sent
-    again. What was written is of no version: the engine stands still until they have come."""
+    again. The written weights are torn: the engine stays paused until they have come."""
 
     publication: int
 
@@ -99,13 +99,13 @@ class Commit(Message, frozen=True):
 
 
 class Abort(Message, frozen=True):
-    """Coordinator to rollout actor or trainer: forget what is staged; the old version stays."""
+    """Coordinator to rollout actor or trainer: drop the staged weights; the old version stays."""
 
     publication: int
 
 
 class Committed(Message, frozen=True):
-    """Rollout actor to coordinator: it decodes with `version`; decoding stood still for
+    """Rollout actor to coordinator: it decodes with `version`; decoding was paused for
     `pause_seconds`."""
 
     publication: int
