@@ -24,7 +24,7 @@ class Changes:
         self._pulse = Pulse()
 
     def set(self) -> None:
-        """Something happened. Never waits."""
+        """Note that something happened. Never waits."""
         self._pulse.set()
 
     async def next(self, name: str) -> None:

@@ -5,7 +5,7 @@ counted.
 
 A frame is looked at as a whole, and chunk by chunk only if something in it is wrong. The rollout of
 a bad chunk is buried under the defect's name with all its tokens, because its engine may have lost
-more than it says. The good chunks of the same frame stand.
+more tokens. The good chunks of the same frame are kept.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from asyncrl.messages import ChunkHead
 from asyncrl.runtime.ipc.errors import LinkError
 
 SUSPECT = 3
-"""Bad chunks that cost an engine its place. One may be a flipped bit, and costs a rollout. An
-engine that sends three is broken, and its other tokens are not to be believed. A frame whose arrays
-do not fit counts once, because it is unknown which of its chunks is bad."""
+"""Bad chunks after which an engine is replaced. One may be a flipped bit, and costs a rollout. An
+engine that sends three is broken, and its other tokens are not trustworthy. A frame whose arrays do
+not fit counts once, because it is unknown which of its chunks is bad."""
 
 Defect = Literal[
     "unequal",
@@ -62,9 +62,9 @@ def defects(
     vocabulary: int,
     newest: int | None,
 ) -> dict[int, Defect]:
-    """The defects of a frame whose arrays fit, by the chunk's place in `heads`, as far as they show
-    without the rollouts. `newest` is the newest version that may have sampled anything; None if
-    none may.
+    """The defects of a frame whose arrays fit, by the chunk's index in `heads`, as far as they are
+    visible without the rollouts. `newest` is the newest version that may have sampled tokens; None
+    if none may.
 
     Example: heads with the counts 2 and 1, the ids 5, 6 and 700, and a vocabulary of 100 give
     {1: "vocabulary"}.
@@ -99,7 +99,7 @@ def defects(
 
 
 def refusal(head: ChunkHead, call: Call) -> Defect:
-    """The defect for which a chunk cannot follow its call, which is leased for this attempt."""
+    """The defect by which a chunk cannot follow its call, which is leased for this attempt."""
     if head.version < 0:
         return "negative_version"
     if head.start != call.tokens:
@@ -116,14 +116,13 @@ class Suspects:
         self.seen: dict[str, Counter[Defect]] = {}
 
     def add(self, sender: str, defects: Sequence[Defect], *, engine: bool) -> None:
-        """The actor `sender`, which has an `engine` or has none, has sent bad chunks. Raises
-        ImpossibleEvent if these make `SUSPECT` of them, and LinkError if there is no engine to be
-        suspected."""
+        """Count bad chunks of the actor `sender`, which has an `engine` or not. Raises
+        ImpossibleEvent if there are `SUSPECT` of them, and LinkError without an engine."""
         for defect in defects:
             self._report(defect)
         if not engine:
             raise LinkError(
-                "malformed", f"{sender} has no engine, and sent bad chunks: {', '.join(defects)}"
+                "malformed", f"{sender} has no engine, but sent bad chunks: {', '.join(defects)}"
             )
         seen = self.seen.setdefault(sender, Counter())
         seen.update(defects)
@@ -132,5 +131,5 @@ class Suspects:
             raise ImpossibleEvent(f"{seen.total()} bad chunks ({kinds})")
 
     def forget(self, sender: str) -> None:
-        """This engine is gone: its successor begins without a past."""
+        """Forget an engine that is gone: its successor starts clean."""
         self.seen.pop(sender, None)

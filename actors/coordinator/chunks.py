@@ -115,7 +115,7 @@ class ChunkIntake:
         return True
 
     def _finish(self, call: Call, head: ChunkHead, queued: Collection[int]) -> None:
-        """The engine has ended a call: it is complete, or was interrupted."""
+        """Handle the end of a call: it is complete, or was interrupted."""
         if head.finish == "interrupted":
             self._reclaiming.interrupted(call, queued)
             return
@@ -124,7 +124,7 @@ class ChunkIntake:
         self._store.record(completed(call, head.finish))
 
     def _bury(self, sender: str, head: ChunkHead, defect: Defect) -> None:
-        """Bury the call of a bad chunk, if it is with the sender, who is told to stop it."""
+        """Bury the call of a bad chunk, if it is with the sender, which is told to stop it."""
         call = self._store.experience.calls.get(head.rollout)
         if call is not None and _is_with(call, sender, head):
             logger.warning(

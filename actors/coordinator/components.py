@@ -1,7 +1,7 @@
 """The parts of a coordinator, and nothing that acts on them.
 
 The loop, the links, the status, the watchdog and the shutdown depend on `Components`, and none of
-them on another. A part that wants something of the loop returns a decision (`decisions.py`).
+them on another. A part that needs an action of the loop returns a decision (`decisions.py`).
 """
 
 from __future__ import annotations

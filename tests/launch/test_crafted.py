@@ -163,7 +163,7 @@ def test_any_value_in_any_column_is_a_sentence_at_most(
         ("UPDATE snapshots SET part = 'one'", "a part of a snapshot is missing"),
         ("UPDATE snapshots SET data = NULL", "its data is not bytes"),
         ("UPDATE header SET format = 'x'", "has format 'x'"),
-        ("DELETE FROM header", "no journal of asyncrl"),
+        ("DELETE FROM header", "not a journal of asyncrl"),
     ],
 )
 def test_columns_that_nobody_wrote(
