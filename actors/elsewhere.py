@@ -1,5 +1,5 @@
-"""Programs elsewhere as an agents actor's players (`agent.run = "http"`): an episode is offered,
-taken by a program, and ends with its reward, with giving up, or with its clock."""
+"""Programs elsewhere as players of an agents actor (`agent.run = "http"`): an episode is offered,
+taken by a program, and ends with its reward, with a refusal, or with its clock."""
 
 from __future__ import annotations
 

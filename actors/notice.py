@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import trio
 
 GONE = 128 + signal.SIGTERM
-"""Exit status of an actor that ended because it was told to."""
+"""Exit status of an actor that was told to end."""
 
 
 @asynccontextmanager

@@ -46,12 +46,12 @@ class Reporter:
         self._saving_since: float | None = None
 
     def busy_with(self, command: Command | None) -> None:
-        """Work on `command` begins now; None: it is done."""
+        """Note the start of work on `command`; None: it is done."""
         self._command, self._command_since = command, self._clock.now()
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """A checkpoint is written as long as the block lasts."""
+        """Note that a checkpoint is written during the block."""
         self._saving_since = self._clock.now()
         try:
             yield

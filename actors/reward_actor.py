@@ -12,8 +12,8 @@ reward of zero, with one of these reasons:
     unnamed rewards: …, other rewards: …    not the rewards that the verifier has named before
 
 Each answer has a worker process of its own while it is judged, so no other answer is touched. Where
-its task executes answers, that worker has judged no other one before, and judges none after. What a
-worker says is somebody else's: it is one frame, of one answer, in the form that verdicts have.
+its task executes answers, that worker has judged no other one before, and judges none after. A
+worker's message is untrusted: it must be one frame, of one answer, in the form of a verdict.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ async def reward_actor(
     a time, and a verifier has `deadline_s` seconds.
 
     Answers that are open when the drain's ENDING_S are over are not judged here. Their rollouts are
-    sealed in the journal, so a resumed run asks for their verdicts again.
+    sealed in the journal, so a resumed run requests their verdicts again.
     """
     places = trio.Semaphore(concurrency)
 
@@ -197,8 +197,8 @@ async def reward_actor(
 
 
 async def _ask(stream: trio.SocketStream, answer: VerifyRequest) -> TimedVerdict | None:
-    """A worker's reply; None if the worker died, or if the verifier in it, which is a user's code,
-    or the answer, has sent something else."""
+    """A worker's reply; None if the worker died, or if the user's code in it, or the answer, sent
+    something else."""
     began = trio.current_time()
     try:
         await stream.send_all(frame(answer))

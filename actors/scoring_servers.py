@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from asyncrl.tasks.text import Tokenizer
 
 AT_A_TIME = 16
-"""Sequences that a server is given at a time."""
+"""Sequences that a server gets at a time."""
 AGAIN_S = 1.0
-"""Seconds after which a server that failed is asked again."""
+"""Seconds after which a call to a failed server is retried."""
 
 IDS, PIECE = 512, 32
 """About so many ids of a vocabulary are compared, so many at a time."""

@@ -54,7 +54,7 @@ def parse_address(text: str) -> Address:
 
 def tcp_address(text: str) -> TcpAddress:
     """The address of a port, written as `tcp:host:port`. Raises ValueError."""
-    found = parse_address(text)
-    if not isinstance(found, TcpAddress):
+    address = parse_address(text)
+    if not isinstance(address, TcpAddress):
         raise ValueError(f"{text!r} is no address of a machine: write tcp:host:port")
-    return found
+    return address

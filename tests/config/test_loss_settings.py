@@ -190,7 +190,7 @@ def test_any_list_is_read_as_it_was_written(
         assert read(path) == config
     except ConfigError as error:
         assert (
-            "weigh by the ratio" in str(error)
+            "weight by the ratio" in str(error)
             and sum(entry.weighs_by_ratio for entry in entries) > 1
         )
 
