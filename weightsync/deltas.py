@@ -37,7 +37,7 @@ WHOLE = -1
 
 
 class DeltaMismatch(ValueError):
-    """A delta is not one of the bucket that it was to be applied to."""
+    """Raised for a delta that does not fit its bucket."""
 
 
 class Delta(NamedTuple):
