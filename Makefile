@@ -9,9 +9,9 @@ READY := .venv/.ready
 EXTRAS := .venv/.extras
 CHECKS := .venv/.checks
 
-# One file of tests a process at a time (tests/conftest.py), and one process more than there are
+# One file of tests a process at a time (tests/conftest.py), and two processes more than there are
 # cores, at most eight: those that start real runs and servers wait half of their time.
-WORKERS := $(shell n=$$(($$(nproc) + 1)); echo $$((n < 8 ? n : 8)))
+WORKERS := $(shell n=$$(($$(nproc) + 2)); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/pytest -n $(WORKERS)
 
 # The locked wheels and nothing else: each by its hash, none built, no dependency that is not listed.

@@ -15,11 +15,11 @@ from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.published import engine_dtype
 from asyncrl.messages import Hello, Role
 from asyncrl.messages.address import TcpAddress, UnixAddress
-from asyncrl.runtime.ipc.endpoints import connect
+from asyncrl.runtime.ipc.endpoints import connect, reach
 from asyncrl.runtime.ipc.keys import read_key
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.tls import Tls
-from asyncrl.runtime.run_dir import COORDINATOR, INITIAL, KEY, TLS
+from asyncrl.runtime.run_dir import COORDINATOR, INITIAL, KEY, RANKS, TLS
 
 if TYPE_CHECKING:
     import torch
@@ -83,6 +83,11 @@ class ActorContext:
         return model
 
     @property
+    def key(self) -> bytes:
+        """The run's key, which both ends of a link prove."""
+        return read_key(self.run / KEY)
+
+    @property
     def tls(self) -> Tls | None:
         """Files for links to other machines; None without such links."""
         return Tls.of(self.run / TLS) if joined(self.config) else None
@@ -90,7 +95,14 @@ class ActorContext:
     async def link(self) -> Link:
         """A link to the coordinator, which has identified this actor."""
         address = self.head or UnixAddress(self.run / COORDINATOR)
-        link = await connect(address, read_key(self.run / KEY), tls=self.tls)
+        return await self._introduced(await connect(address, self.key, tls=self.tls))
+
+    async def link_to_rank_0(self) -> Link:
+        """A link to rank 0 of the trainer as soon as it listens; it knows who is at this end."""
+        address = self.rank_0 or UnixAddress(self.run / RANKS)
+        return await self._introduced(await reach(address, self.key, tls=self.tls))
+
+    async def _introduced(self, link: Link) -> Link:
         await link.send(self.hello)
         return link
 

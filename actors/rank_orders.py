@@ -2,54 +2,39 @@
 orders in the same order, one at a time.
 
 A pass of a model that is sharded is a collective of all ranks, and two collectives in different
-orders deadlock. So rank 0 alone hears from the coordinator. It gives each
-command that computes to the others, does its own part, and goes on when all have obeyed: it waits
-for each of them under its name, and no longer than `patience_s`. A rank that dies or stands still
-ends the trainer, by its name.
+orders deadlock. So rank 0 alone has a link to the coordinator. It gives each command that computes
+to the others, does its own part, and goes on when all have answered: it waits for each of them
+under its name, and no longer than `patience_s`. A rank that dies, or does not answer in time, ends
+the trainer, by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TypeVar
 
 import trio
 
+from asyncrl.actors.actor_context import ActorContext
 from asyncrl.actors.errors import RankLost
-from asyncrl.messages import (
-    CloseStep,
-    Drain,
-    Gather,
-    Hello,
-    Meet,
-    Message,
-    MicroBatch,
-    Obeyed,
-    Save,
-)
-from asyncrl.messages.address import Address
-from asyncrl.runtime.ipc.endpoints import connect, serve
-from asyncrl.runtime.ipc.errors import EndOfStream, LinkError, Refusal
+from asyncrl.actors.trainer_actor import COMPUTED
+from asyncrl.messages import Drain, Gather, Hello, Meet, Message, Obeyed
+from asyncrl.messages.address import Address, UnixAddress
+from asyncrl.runtime.ipc.endpoints import first_message, serve
+from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
 from asyncrl.runtime.ipc.link import Link
-from asyncrl.runtime.ipc.tls import Tls
 from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.runtime.run_dir import RANKS
 
 T = TypeVar("T")
 Carried = Callable[[Message, Sequence[memoryview]], None]
 """One rank's part of an order, computed in a thread."""
 CAUSE_S = 5.0
 """Seconds in which a rank that was lost is seen to be, where a collective says that one was."""
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 1.0
-"""Seconds between two attempts to reach rank 0, which are doubled from one to the next."""
-NAMES: dict[type[Message], str] = {
-    MicroBatch: "micro-batch",
-    CloseStep: "optimizer step",
-    Gather: "weights",
-    Save: "checkpoint",
-    Drain: "end",
-}
+NAMES: dict[type[Message], str] = {**COMPUTED, Gather: "weights", Drain: "end"}
 """Words for what each order is about."""
 
 
@@ -59,30 +44,30 @@ class RankOrders:
     def __init__(self, links: Sequence[Link], waits: Waits, patience_s: float) -> None:
         self._links, self._waits, self._patience_s = links, waits, patience_s
         self._turn = trio.Lock()
-        self._given = 0
+        self._numbers = itertools.count()
 
     async def give(self, order: Message, buffers: Sequence[memoryview], own: Callable[[], T]) -> T:
         """Have all ranks carry out an order, this one by `own`, in a thread; returns what that
-        does. Raises RankLost, and WaitExpired where a rank does not obey in time."""
+        does. Raises RankLost, and WaitExpired where a rank does not answer in time."""
         if not self._links:
             return await trio.to_thread.run_sync(own)
         async with self._turn:
             # cancelled in the middle, the ranks would be at different orders
             with trio.CancelScope(shield=True):
-                return await self._given_to_all(order, buffers, own)
+                return await self._give_all(order, buffers, own)
         raise AssertionError("a shield is never cancelled")
 
     async def end(self) -> None:
         """Have the other ranks end."""
         await self.give(Drain(), (), lambda: None)
 
-    async def _given_to_all(
+    async def _give_all(
         self, order: Message, buffers: Sequence[memoryview], own: Callable[[], T]
     ) -> T:
-        number, self._given = self._given, self._given + 1
+        answer = Obeyed(next(self._numbers))
         async with trio.open_nursery() as nursery:
             for rank, link in enumerate(self._links, start=1):
-                nursery.start_soon(self._obeyed, rank, link, number, order, buffers)
+                nursery.start_soon(self._give, rank, link, order, buffers, answer)
             try:
                 # a thread that waits for a lost rank ends with its process
                 return await trio.to_thread.run_sync(own, abandon_on_cancel=True)
@@ -92,120 +77,94 @@ class RankOrders:
                 raise
         raise AssertionError("a nursery lets through what ends it")
 
-    async def _obeyed(
-        self,
-        rank: int,
-        link: Link,
-        number: int,
-        order: Message,
-        buffers: Sequence[memoryview],
+    async def _give(
+        self, rank: int, link: Link, order: Message, buffers: Sequence[memoryview], answer: Obeyed
     ) -> None:
-        what = f"{NAMES[type(order)]} of rank {rank}"
-        with self._waits.on(what, owner="trainer", deadline_s=self._patience_s):
-            try:
-                await link.send(order, *buffers)
-                said, _ = await link.receive()
-            except (LinkError, EndOfStream) as error:
-                raise RankLost(rank, NAMES[type(order)]) from error
-        if said != Obeyed(number):
-            raise LinkError("malformed", f"rank {rank} answered order {number} with {said!r}")
+        """Have another rank carry out an order, of which this is the answer."""
+        name = NAMES[type(order)]
+        with (
+            self._waits.on(f"{name} of rank {rank}", owner="trainer", deadline_s=self._patience_s),
+            _loss_named(rank, name),
+        ):
+            await link.send(order, *buffers)
+            received, _ = await link.receive()
+        if received != answer:
+            raise LinkError("malformed", f"rank {rank} answered {received!r} in place of {answer}")
 
 
 @asynccontextmanager
-async def open_orders(
-    addresses: Sequence[Address],
-    key: bytes,
-    meet: Meet,
-    waits: Waits,
-    *,
-    tls: Tls | None = None,
-    start_s: float,
-    patience_s: float,
-) -> AsyncIterator[RankOrders]:
-    """Rank 0's side of a trainer of several ranks: the others come to any of these addresses, and
-    are told where all of them `meet`. `tls` is for those of other machines. Raises LinkError and
+async def open_orders(context: ActorContext, meet: Meet, waits: Waits) -> AsyncIterator[RankOrders]:
+    """Rank 0's side of a trainer of several ranks: the others come to its socket, or from other
+    machines to its port, and each is sent where all of them `meet`. Raises LinkError and
     WaitExpired, and OSError where an address is taken."""
-    size = meet.size
-    links = dict[int, Link]()
+    key, limits = context.key, context.config.supervision
+    addresses: list[Address] = [UnixAddress(context.run / RANKS)]
+    if context.rank_0 is not None:
+        addresses.append(context.rank_0)
+    links, awaited = dict[int, Link](), set(range(1, meet.size))
     complete, over = trio.Event(), trio.Event()
 
     async def keep(link: Link) -> None:
-        hello, _ = await link.receive()
-        wanted = set(range(1, size)) - set(links)
-        if not isinstance(hello, Hello) or hello.role != "trainer" or hello.index not in wanted:
-            raise LinkError("malformed", "only the other ranks talk to rank 0, each once")
+        hello = await first_message(link, Hello)
+        if hello.role != "trainer" or hello.index not in awaited:
+            raise LinkError("malformed", "only the other ranks connect to rank 0, each once")
+        awaited.remove(hello.index)
         link.peer = f"rank {hello.index}"
-        links[hello.index] = link
         await link.send(meet)
-        if len(links) == size - 1:
+        links[hello.index] = link
+        if len(links) == meet.size - 1:
             complete.set()
         await over.wait()
 
     async with trio.open_nursery() as nursery:
         for address in addresses:
-            await nursery.start(partial(serve, address, key, keep, refused=_refused, tls=tls))
-        with waits.on("the other ranks", owner="trainer", deadline_s=start_s):
+            # who is refused is none of the ranks, each of which is waited for
+            await nursery.start(
+                partial(serve, address, key, keep, refused=lambda _: None, tls=context.tls)
+            )
+        with waits.on("the other ranks", owner="trainer", deadline_s=limits.start_s):
             await complete.wait()
-        yield RankOrders([links[rank] for rank in range(1, size)], waits, patience_s)
+        yield RankOrders([links[rank] for rank in sorted(links)], waits, limits.stall_s)
         over.set()
         nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
-async def open_rank(
-    address: Address,
-    key: bytes,
-    hello: Hello,
-    waits: Waits,
-    *,
-    tls: Tls | None = None,
-    start_s: float,
-) -> AsyncIterator[tuple[Link, Meet]]:
+async def open_rank(context: ActorContext, waits: Waits) -> AsyncIterator[tuple[Link, Meet]]:
     """Another rank's link to rank 0, which may not listen yet, and where all ranks meet. Raises
-    LinkError, and WaitExpired where rank 0 is not there within `start_s`."""
-    with waits.on("rank 0", owner=f"rank {hello.index}", deadline_s=start_s):
-        link = await _reached(address, key, tls)
+    LinkError and RankLost, and WaitExpired where rank 0 is not there within `start_s`."""
+    owner, start_s = f"rank {context.index}", context.config.supervision.start_s
+    with waits.on("rank 0", owner=owner, deadline_s=start_s):
+        link = await context.link_to_rank_0()
     async with link:
-        await link.send(hello)
-        with waits.on("meeting", owner=f"rank {hello.index}", deadline_s=start_s):
-            try:
-                meet, _ = await link.receive()
-            except (LinkError, EndOfStream) as error:
-                raise RankLost(0, "meeting") from error
+        with waits.on("meeting", owner=owner, deadline_s=start_s), _loss_named(0, "meeting"):
+            meet, _ = await link.receive()
         if not isinstance(meet, Meet):
-            raise LinkError("malformed", "rank 0 says first where all ranks meet")
+            raise LinkError("malformed", "rank 0 sends first where all ranks meet")
         yield link, meet
 
 
-async def _reached(address: Address, key: bytes, tls: Tls | None) -> Link:
-    """The link to rank 0, as soon as there can be one. Raises LinkError where it is refused."""
-    pause = FIRST_PAUSE_S
-    while True:
-        try:
-            return await connect(address, key, tls=tls)
-        except LinkError as error:
-            if error.reason not in ("broken", "silent"):
-                raise
-        await trio.sleep(pause)
-        pause = min(2 * pause, LAST_PAUSE_S)
-
-
-async def obey(link: Link, hello: Hello, carry_out: Carried, waits: Waits) -> None:
-    """Another rank's life: carry out rank 0's orders until it says that this is the end. Raises
+async def obey(link: Link, rank: int, carry_out: Carried, waits: Waits) -> None:
+    """Another rank's life: carry out rank 0's orders until one says that this is the end. Raises
     RankLost where rank 0 ends before."""
-    order: Message | None = None
-    given = 0
-    while not isinstance(order, Drain):
-        with waits.until("the link to rank 0 ends", "order", owner=f"rank {hello.index}"):
-            try:
-                order, buffers = await link.receive()
-            except (LinkError, EndOfStream) as error:
-                raise RankLost(0, "order") from error
-        if not isinstance(order, Drain):
+    for number in itertools.count():
+        with (
+            waits.until("the link to rank 0 ends", "order", owner=f"rank {rank}"),
+            _loss_named(0, "order"),
+        ):
+            order, buffers = await link.receive()
+        ends = isinstance(order, Drain)
+        if not ends:
             await trio.to_thread.run_sync(carry_out, order, buffers)
-        await link.send(Obeyed(given))
-        given += 1
+        await link.send(Obeyed(number))
+        if ends:
+            return
 
 
-def _refused(reason: Refusal) -> None:
-    """Nothing: whoever has not the run's key was closed, and the ranks are waited for by name."""
+@contextmanager
+def _loss_named(rank: int, at: str) -> Iterator[None]:
+    """Name the rank at the other end of a link, and what it was at, where the link ends."""
+    try:
+        yield
+    except (LinkError, EndOfStream) as error:
+        raise RankLost(rank, at) from error

@@ -25,6 +25,7 @@ from asyncrl.config.cluster import joined
 from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.mix import named
 from asyncrl.explain import run_status
+from asyncrl.files import write_whole
 from asyncrl.messages import Hello
 from asyncrl.messages.address import TcpAddress, UnixAddress
 from asyncrl.runtime.ipc.endpoints import connect, serve
@@ -172,7 +173,7 @@ async def _serve_machines(
         bound = await nursery.start(
             partial(serve, where, key, run.attend, refused=metrics.refused, tls=tls)
         )
-        await trio.Path(context.run / COORDINATOR_ADDRESS).write_text(str(bound))
+        write_whole(context.run / COORDINATOR_ADDRESS, str(bound), forced=False)
         task_status.started()
 
 

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 from transformers import PreTrainedModel
 
 from asyncrl.actors.actor_context import ActorContext, refused_as_input
@@ -25,13 +26,12 @@ from asyncrl.actors.rank_parts import CarriedOrder, RankedLearner
 from asyncrl.actors.reporting import Reporter
 from asyncrl.actors.scoring_servers import ScoringServers
 from asyncrl.actors.trainer_actor import trainer_actor
+from asyncrl.config.derived import steps
 from asyncrl.config.engines import capabilities
 from asyncrl.config.ranks import ranks_of
 from asyncrl.messages import Meet
-from asyncrl.messages.address import Address, UnixAddress
-from asyncrl.runtime.ipc.keys import read_key
 from asyncrl.runtime.ipc.waits import Waits
-from asyncrl.runtime.run_dir import KEY, RANK_STORE, RANKS, WEIGHT_STORE
+from asyncrl.runtime.run_dir import RANK_STORE, WEIGHT_STORE
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.adapters import add_adapters, published
 from asyncrl.training.checkpoint_index import latest
@@ -80,20 +80,9 @@ async def trainer_process(context: ActorContext) -> None:
         await _lead(context, learner, plan, RankOrders((), waits, 0.0), waits)
         return
     host = LOOPBACK if context.rank_0 is None else config.publication.host
-    addresses: list[Address] = [UnixAddress(context.run / RANKS)]
-    if context.rank_0 is not None:
-        addresses.append(context.rank_0)
     with _ending_at_once(), served_store(host, context.run / RANK_STORE) as store:
         meet = Meet(store, size)
-        async with open_orders(
-            addresses,
-            read_key(context.run / KEY),
-            meet,
-            waits,
-            tls=context.tls,
-            start_s=config.supervision.start_s,
-            patience_s=config.supervision.stall_s,
-        ) as orders:
+        async with open_orders(context, meet, waits) as orders:
             with _rank(context, model, meet) as rank:
                 learner = _learner(context, model, rank, checkpoint)
                 await _lead(context, learner, plan, orders, waits)
@@ -102,24 +91,16 @@ async def trainer_process(context: ActorContext) -> None:
 
 async def _follow(context: ActorContext, waits: Waits) -> None:
     """Another rank's life, here or on another machine."""
-    given = _spread(context)
-    checkpoint = latest(context.run) if context.resume and not given else None
+    spread = _spread(context)
+    checkpoint = latest(context.run) if context.resume and not spread else None
     with refused_as_input():
         model = _model(context, checkpoint)
-        if not given:
+        if not spread:
             _try(model, context)
-    address = context.rank_0 or UnixAddress(context.run / RANKS)
-    async with open_rank(
-        address,
-        read_key(context.run / KEY),
-        context.hello,
-        waits,
-        tls=context.tls,
-        start_s=context.config.supervision.start_s,
-    ) as (link, meet):
+    async with open_rank(context, waits) as (link, meet):
         with _rank(context, model, meet) as rank:
             learner = _learner(context, model, rank, checkpoint)
-            await obey(link, context.hello, CarriedOrder(learner, context), waits)
+            await obey(link, context.index, CarriedOrder(learner, context), waits)
 
 
 def _spread(context: ActorContext) -> bool:
@@ -217,7 +198,7 @@ def _learner(
     with refused_as_input():
         learner = Learner(
             model,
-            config.train,
+            replace(config.train, steps=steps(config)),  # the schedule ends where the data does
             config.staleness,
             config.rollout.temperature,
             budget=config.rollout.max_new_tokens,

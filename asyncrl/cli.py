@@ -121,10 +121,13 @@ def _calibrate(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from asyncrl.launch.model_directories import check_architecture
     from asyncrl.library.train import checked
 
-    console = Console()
-    checked(_loaded(args, None), None, console, _models(args, None))
+    console, config = Console(), _loaded(args, None)
+    checked(config, None, console, _models(args, None))
+    if config.model.path:
+        check_architecture(Path(config.model.path))
     console.print("This configuration can run.")
     return 0
 
@@ -149,10 +152,10 @@ def _settings(args: argparse.Namespace) -> int:
 
 
 def _fetch(args: argparse.Namespace) -> int:
-    from asyncrl.config.derived import size
     from asyncrl.escape import escaped
     from asyncrl.launch.private import private_files
     from asyncrl.launch.stored_copy import fetch
+    from asyncrl.words import size
 
     def say(name: str, count: int) -> None:
         print(f"{escaped(name)}, {size(count)}", flush=True)
@@ -180,9 +183,10 @@ def _why(args: argparse.Namespace) -> int:
     import time
 
     from asyncrl.escape import escaped
+    from asyncrl.explain.run_files import RunFiles
     from asyncrl.explain.why import why
 
-    for sentence in why(args.run, time.time()):
+    for sentence in why(RunFiles(args.run), time.time()):
         print(escaped(sentence))
     return 0
 
@@ -206,10 +210,13 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _rollouts(args: argparse.Namespace) -> int:
     from asyncrl.escape import escaped, escaped_json
+    from asyncrl.explain.run_files import RunFiles
     from asyncrl.explain.views.record_files import write_records
     from asyncrl.explain.views.rollout_records import Wanted, records, shown
     from asyncrl.runtime.output import Output, complain
+    from asyncrl.words import count
 
+    files = RunFiles(args.run)
     wanted = Wanted(
         split=args.split,
         prompt=args.prompt,
@@ -218,11 +225,11 @@ def _rollouts(args: argparse.Namespace) -> int:
         last=args.last,
     )
     if args.output is not None:
-        count = write_records(args.run, wanted, args.output, complain)
-        print(f"{count:,} rollouts are written to {escaped(str(args.output))}.")
+        written = write_records(files, wanted, args.output, complain)
+        print(f"{count(written)} rollouts are written to {escaped(str(args.output))}.")
         return 0
     output = Output(sys.stdout)  # its reader may leave before the end
-    for record in records(args.run, wanted, complain):
+    for record in records(files, wanted, complain):
         print(escaped_json(record) if args.json else shown(record), file=output)
     output.flush()
     return 0

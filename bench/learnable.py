@@ -34,6 +34,8 @@ LOOKED_AT = 64
 """Prompts that lengths are measured on."""
 QUESTION = 1500
 """Characters of an example's question that are kept."""
+SHOWN, SHOWN_OF_LONG = 44, 28
+"""Characters of a question in the table of the page, and of one that is long for the defaults."""
 MARK = "| task | an example | bundled model |\n|---|---|---|\n"
 
 
@@ -89,11 +91,14 @@ def write(entries: dict[str, CatalogEntry]) -> None:
     ordered = [entries[name] for name in sorted(entries)]
     lines = b",\n".join(msgspec.json.encode(entry) for entry in ordered)
     CATALOG.write_bytes(b"[\n" + lines + b"\n]\n")
-    rows = [
-        f"| `{entry.name}` | {cell(example(entry))} | {verdict(entry)} |\n" for entry in ordered
-    ]
     head, mark, _ = PAGE.read_text().partition(MARK)
-    PAGE.write_text(head + mark + "".join(rows))
+    PAGE.write_text(head + mark + "".join(map(row, ordered)))
+
+
+def row(entry: CatalogEntry) -> str:
+    """A task in the table of the page."""
+    shown = SHOWN if fits(entry) else SHOWN_OF_LONG
+    return f"| `{entry.name}` | {cell(example(entry, shown))} | {verdict(entry)} |\n"
 
 
 def cell(text: str) -> str:

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path, PurePath
 from typing import Any
+from zlib import crc32
 
 import pytest
 from green import ROOT, Green
@@ -30,6 +31,8 @@ REAL = {
 }
 """The units of folders whose tests start whole runs and real servers, and share what these are
 started from."""
+HALVES = {"runs"}
+"""Units of so many seconds that two workers have half of the files each."""
 
 
 class ByFile(LoadScopeScheduling):
@@ -40,8 +43,9 @@ class ByFile(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        path = PurePath(nodeid.partition("::")[0])
-        return REAL.get(path.parent.name, str(path))
+        file = nodeid.partition("::")[0]
+        unit = REAL.get(PurePath(file).parent.name, file)
+        return f"{unit}-{crc32(file.encode()) % 2}" if unit in HALVES else unit
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

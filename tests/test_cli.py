@@ -146,6 +146,12 @@ def test_check_shows_what_follows_and_starts_nothing(
     assert launched == [] and list(here.iterdir()) == []
 
 
+def test_the_package_is_the_command() -> None:
+    command = [sys.executable, "-m", "asyncrl", "settings", "nothing"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 2 and ran.stderr.startswith("asyncrl: ")
+
+
 def test_help_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in (["--help"], ["train", "--help"]):
         with pytest.raises(SystemExit) as ended:

@@ -22,7 +22,7 @@ from asyncrl.config import Config
 from asyncrl.config.derived import Row
 from asyncrl.escape import CUT, escaped, escaped_lines
 from asyncrl.explain import run_status, summary
-from asyncrl.explain.display import Display, show_derived, show_summary
+from asyncrl.explain.display import Display, show_rows, show_summary
 from asyncrl.journal import SqliteHistory
 from asyncrl.launch.launcher import _Launch
 from asyncrl.messages import StatusUpdate
@@ -136,7 +136,7 @@ def test_the_display(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         display.note(HOSTILE)
         display.update(UPDATE)
     show_summary(HOSTILE_SUMMARY, Path(HOSTILE), console)
-    show_derived([Row("mine", HOSTILE, HOSTILE)], console)
+    show_rows([Row("mine", HOSTILE, HOSTILE)], console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     for ours in ("\x1b[1m", "\x1b[2m", "\x1b[0m", "\x1b[3m"):

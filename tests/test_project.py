@@ -203,7 +203,7 @@ def test_the_pages_link_to_what_is_there() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_a_folder_of_real_runs_or_servers_goes_to_one_worker_and_other_files_anywhere(
+def test_real_runs_and_servers_go_to_workers_of_their_own_and_other_files_anywhere(
     pytestconfig: pytest.Config,
 ) -> None:
     settings = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py"))
@@ -213,8 +213,8 @@ def test_a_folder_of_real_runs_or_servers_goes_to_one_worker_and_other_files_any
 
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     real = [file for file in files if file.parent.name in settings.REAL]
-    assert (
-        {unit(file) for file in real} == {"runs", "pages", "servers"} == {*settings.REAL.values()}
-    )
+    halves = {name for name in settings.HALVES for name in (f"{name}-0", f"{name}-1")}
+    assert {unit(file) for file in real} == {"pages", "servers"} | halves
+    assert {*settings.REAL.values()} == {"pages", "servers"} | settings.HALVES
     others = [unit(file) for file in files if file not in real]
     assert len(set(others)) == len(others) > 50

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import trio
 
 from asyncrl.actors.coordinator.event_store import EventStore
@@ -36,8 +37,10 @@ class Admission:
         self._max_size = rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
         self._sizing = SIZINGS[rollout.sizing](rollout.group_size, self._max_size)
         self._no_prompt_left = False  # when one was searched last
-        self.too_long = 0
-        """Training prompts that did not fit the context, since the last that did."""
+        self.unfit = 0
+        """Training prompts in a row that cannot be answered."""
+        self.misfit = ""
+        """The name under which the last of them was dropped."""
         self.first_admission = math.inf
         """Seconds on trio's clock at which admission began; infinite before."""
 
@@ -85,8 +88,8 @@ class Admission:
         cursor: int = 0,
         samples: int = 0,
     ) -> bool:
-        """Admit one group. Returns False, and drops the group under the name `prompt_too_long`, if
-        its prompt leaves no room for an answer.
+        """Admit one group. Returns False, and drops the group by name (`_misfit`), if its prompt
+        cannot be answered.
 
         `version` pins the weights, `restarts` is the stale group whose prompt restarts, and
         `cursor` is the position from which the next training prompt is searched. A held-out prompt
@@ -121,9 +124,26 @@ class Admission:
                 played=bool(self._config.agent.run),
             )
         )
-        fits = len(prompt) // 4 + rollout.max_new_tokens <= self._config.engine.context_tokens
+        misfit = self._misfit(prompt)
         if split == "train":
-            self.too_long = 0 if fits else self.too_long + 1
-        if not fits:
-            self._store.record(Dropped(group, "prompt_too_long"))
-        return fits
+            self.unfit = self.unfit + 1 if misfit else 0
+            self.misfit = misfit
+        if misfit:
+            self._store.record(Dropped(group, misfit))
+        return not misfit
+
+    def _misfit(self, prompt: bytes) -> str:
+        """The name of what keeps a prompt (`int32` ids) from being answered; empty where nothing
+        does.
+
+        prompt_empty          it has no token
+        prompt_too_long       with `rollout.max_new_tokens` it exceeds `engine.context_tokens`
+        prompt_unknown_token  the model's embedding has no row for one of its ids
+        """
+        ids = np.frombuffer(prompt, np.int32)
+        if not len(ids):
+            return "prompt_empty"
+        if len(ids) + self._config.rollout.max_new_tokens > self._config.engine.context_tokens:
+            return "prompt_too_long"
+        rows = self._prompts.embedded
+        return "prompt_unknown_token" if rows and int(ids.max()) >= rows else ""

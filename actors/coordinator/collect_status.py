@@ -23,7 +23,6 @@ from asyncrl.explain.run_status import NAMED, ActorStatus, AwaitedRollout, Group
 from asyncrl.explain.summary import RolloutTotals, TokenTotals
 from asyncrl.messages import Report, Role, StatusUpdate
 
-NAN = float("nan")
 RESPONSES = ("exact", "truncated", "response_tokens", "entropy")
 """Figures of the last step's responses that are shown under their own names."""
 
@@ -127,7 +126,7 @@ def _actor(parts: Components, name: str, now: float, taken: int) -> ActorStatus:
         here=True,
         incarnation=peer.incarnation,
         pid=peer.pid,
-        seconds=now - peer.heard_at,
+        seconds=now - peer.last_message,
         idle={
             cause: min(1.0, seconds / report.seconds)
             for cause, seconds in report.idle.items()
@@ -162,22 +161,22 @@ def collect_update(parts: Components) -> StatusUpdate:
         phase=phase,
         step=stepping.version if stepping else 0,
         steps=parts.config.train.steps,
-        reward=metrics.get("reward", NAN),
-        accuracy=curve.accuracy.get(accuracy_version, NAN),
+        reward=metrics.get("reward"),
+        accuracy=curve.accuracy.get(accuracy_version),
         accuracy_version=accuracy_version,
         accuracy_weights=curve.evaluated_weights,
         evaluated=curve.figures.get(accuracy_version, {}),
         generated_per_s=generated_per_s,
         trained_per_s=trained_per_s,
-        lag_mean=mean_lag(lags) or 0.0,
+        lag_mean=mean_lag(lags),
         lag_max=max(lags, default=0),
         queue_items=experience.queue_items,
         queue_bytes=experience.queue_bytes,
-        idle_trainer=statistics.idle("trainer") or 0.0,
-        idle_rollout=statistics.idle("rollout") or 0.0,
-        pause_seconds=max(pauses[-1].values(), default=0.0) if pauses else 0.0,
+        idle_trainer=statistics.idle("trainer"),
+        idle_rollout=statistics.idle("rollout"),
+        pause_seconds=max(pauses[-1].values(), default=None) if pauses else None,
         note=note,
-        **{name: metrics.get(name, NAN) for name in RESPONSES},
+        **{name: metrics.get(name) for name in RESPONSES},
         progress=parts.underway.shown,
     )
 

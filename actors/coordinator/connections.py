@@ -48,12 +48,10 @@ from asyncrl.messages import (
     TrainerReady,
     Transferred,
 )
+from asyncrl.runtime.ipc.endpoints import first_message
 from asyncrl.runtime.ipc.errors import LinkError
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.processes.supervisor import describe_exit
-
-HELLO_S = 10.0
-"""Seconds within which a peer must identify itself."""
 
 ACTORS: tuple[Role, ...] = ("rollout", "reward", "agents", "trainer")
 
@@ -108,16 +106,7 @@ class Connections:
     async def attend(self, link: Link) -> None:
         """Serve one connection until it ends. Raises LinkError, which ends this connection, if its
         peer misbehaves."""
-        hello: Message | None = None
-        with trio.move_on_after(HELLO_S):
-            hello, _ = await link.receive()
-        if hello is None:
-            raise LinkError("silent", f"a peer did not say who it is within {HELLO_S:g} s")
-        if not isinstance(hello, Hello):
-            raise LinkError(
-                "malformed", f"a peer began with {type(hello).__name__} instead of Hello"
-            )
-        peer = Peer(hello, link)
+        peer = Peer(await first_message(link, Hello), link)
         if peer.name not in self._parts.lifecycle.expected:
             raise LinkError("malformed", f"{peer.name} is none of this run's actors")
         await self.converse(peer)
@@ -128,7 +117,7 @@ class Connections:
         if (previous := roster.add(peer)) is not None:
             self._take_back(previous)
             previous.scope.cancel()
-        peer.heard_at = self._parts.clock.now()
+        peer.last_message = self._parts.clock.now()
         logger.info("%s is here (process %d, start %d)", peer.name, peer.pid, peer.incarnation)
         if lifecycle.ending and peer.role in ACTORS:
             peer.send(Drain())
@@ -139,7 +128,7 @@ class Connections:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(peer.write)
                     async for message, buffers in peer.link:
-                        peer.heard_at = self._parts.clock.now()
+                        peer.last_message = self._parts.clock.now()
                         self._accept(peer, message, buffers)
                         if not isinstance(message, Report):  # a report makes nothing due
                             self._parts.changes.set()

@@ -54,13 +54,22 @@ def _nothing_to_learn(parts: Components, stepping: Stepping) -> str:
         recent, to_go = parts.store.experience.history.recent, config.train.credit == "to_go"
         if poor := below_floor(recent, config.rollout.accept_floor, patience, to_go=to_go):
             return f"{poor}{complaint()}: {EASIER}"
-    if parts.admission.too_long >= patience:
-        return (
-            f"the last {parts.admission.too_long} prompts left no room for an answer of "
-            "rollout.max_new_tokens in "
-            f"engine.context_tokens = {config.engine.context_tokens}: enlarge it"
-        )
+    if parts.admission.unfit >= patience:
+        return f"the last {parts.admission.unfit} prompts {_unfit(parts)}"
     return ""
+
+
+def _unfit(parts: Components) -> str:
+    """Words for prompts that cannot be answered, and what to do."""
+    if parts.admission.misfit == "prompt_too_long":
+        return (
+            "left no room for an answer of rollout.max_new_tokens in engine.context_tokens = "
+            f"{parts.config.engine.context_tokens}: enlarge it"
+        )
+    return (
+        f"could not be answered ({parts.admission.misfit}): look at task.template and at the "
+        "model's tokenizer"
+    )
 
 
 def _complete(parts: Components, stepping: Stepping) -> bool:

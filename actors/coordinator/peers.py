@@ -37,10 +37,10 @@ class Peer:
         self.incarnation = hello.incarnation
         self.link = link
         self.report = Report(0.0, {}, {}, [])
-        self.heard_at = 0.0  # seconds on the run's clock of its last message
+        self.last_message = 0.0  # seconds on the run's clock when it came
         self.scope = trio.CancelScope()  # around its connection
         self.freed: Callable[[], None] = lambda: None
-        self._more_waits = False  # a sender found no room for more
+        self._more_waits = False  # there was no room for more
         self._outbox, self._frames = trio.open_memory_channel[Frame](OUTBOX)
 
     def send(self, message: Message, *buffers: object) -> None:

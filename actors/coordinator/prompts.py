@@ -32,6 +32,11 @@ class Encoder(Protocol):
         """Number of different ids that the model can sample."""
         ...
 
+    @property
+    def embedded(self) -> int:
+        """Rows of the model's embedding, 0 where that is not known."""
+        ...
+
     def encode(self, text: str) -> list[int]: ...
 
 
@@ -66,6 +71,11 @@ class PromptSource:
     def vocabulary(self) -> int:
         """Number of ids that can be sampled: every sampled id is smaller."""
         return self._encoder.sampled
+
+    @property
+    def embedded(self) -> int:
+        """Number of ids that the model can read: each of them is smaller. 0: not known."""
+        return self._encoder.embedded
 
     def next(self, history: History, live: Container[int]) -> NextPrompt | None:
         """Return the training prompt to admit; None when the epochs are over (0 epochs: never)."""

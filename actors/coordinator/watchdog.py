@@ -70,7 +70,7 @@ def _end_what_is_late(parts: Components, now: float, replace: Replace) -> None:
     if (name := parts.scoring.overdue(now)) is not None:
         replace(name, "it owes a verdict for too long")
     for peer in parts.roster.of("agents"):
-        if now - peer.heard_at > SILENT_S and parts.playing.held(peer.name):
+        if now - peer.last_message > SILENT_S and parts.playing.held(peer.name):
             replace(peer.name, f"it has episodes, and said nothing for {SILENT_S:g} s")
 
 
@@ -99,7 +99,7 @@ def _last_activity(parts: Components) -> float:
     if (stepping := parts.stepping) is not None:
         report = stepping.trainer.report
         at_work = report.busy is not None or report.saving_s is not None
-        last = max(last, stepping.last_activity, stepping.trainer.heard_at if at_work else 0.0)
+        last = max(last, stepping.last_activity, stepping.trainer.last_message if at_work else 0.0)
     return last + parts.scoring.patience_s if parts.scoring.pending else last
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from asyncrl.config.engines import Capabilities
 from asyncrl.engines.protocol import Engine
 from asyncrl.engines.spec import EngineContext, EngineKind
+from asyncrl.files import read_regular, write_whole
 from asyncrl.runtime.run_dir import PACKED
 
 logger = logging.getLogger(__name__)
@@ -55,16 +55,14 @@ class Embedded(EngineKind):
 def _packed_from(run: Path) -> int | None:
     """The number of rows that an engine of this run measured, None where none has yet."""
     try:
-        return int((run / PACKED).read_text())
+        return int(read_regular(run / PACKED, 32))
     except (FileNotFoundError, ValueError):
         return None
 
 
 def _remember(run: Path, packed_from: int) -> None:
     """Store an engine's measurement atomically; on a full disk the next engine measures again."""
-    partial = run / f"{PACKED}.{os.getpid()}"
     try:
-        partial.write_text(f"{packed_from}\n")
-        partial.replace(run / PACKED)
+        write_whole(run / PACKED, f"{packed_from}\n", forced=False)
     except OSError as error:
         logger.warning("this engine's measurement is not stored: %s", error)

@@ -22,8 +22,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -56,6 +57,19 @@ def environment_of(facts: EpisodeFacts) -> dict[str, str]:
     }
 
 
+def past_proxies(environment: Mapping[str, str], url: str) -> dict[str, str]:
+    """The variables by which a client reaches the gateway at `url` itself, and not by the proxy
+    that the environment names for other addresses.
+
+    >>> past_proxies({"no_proxy": "intranet"}, "http://127.0.0.1:80/v1")["NO_PROXY"]
+    'intranet,localhost,127.0.0.1,::1'
+    """
+    before = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    hosts = [host for part in before.split(",") if (host := part.strip())]
+    hosts += ["localhost", "127.0.0.1", "::1", urlsplit(url).hostname or ""]
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(filter(None, dict.fromkeys(hosts))))
+
+
 async def run_program(argv: Sequence[str], facts: EpisodeFacts) -> Any:
     """Run a program to its end, and return the reward that it said; None where it said none. Raises
     ProgramFailed, and OSError where it cannot be started."""
@@ -66,6 +80,7 @@ async def run_program(argv: Sequence[str], facts: EpisodeFacts) -> Any:
         stderr=asyncio.subprocess.PIPE,
         env={
             **os.environ,
+            **past_proxies(os.environ, facts.base_url),
             **environment_of(facts),
             "ASYNCRL_REWARD_KEY": facts.reward_key,
         },

@@ -27,6 +27,7 @@ from asyncrl.config.other_policies import policy_rows
 from asyncrl.config.ranks import ranks_of
 from asyncrl.config.schema import Config, TaskConfig
 from asyncrl.staleness.admission import AdmissionPolicy
+from asyncrl.words import size
 
 EVENT_BYTES = 40
 """Approximate bytes of an event in the journal beside its tokens."""
@@ -419,11 +420,3 @@ def _journal(config: Config) -> str:
         f"compacted at each checkpoint: {journal_steps(config):,} steps and the live rollouts"
         + beside
     )
-
-
-def size(count: float) -> str:
-    """Bytes, in a readable unit."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    unit = min(3, math.floor(math.log2(count) / 10))
-    return f"{count / 1024**unit:,.1f} {('B', 'KiB', 'MiB', 'GiB')[unit]}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
 
 from asyncrl.escape import escaped
 
@@ -25,6 +28,15 @@ class ConfigError(Exception):
 
     def __init__(self, text: str) -> None:
         super().__init__(escaped(text))
+
+
+@contextmanager
+def usable(path: Path, used: Literal["read", "written"]) -> Iterator[None]:
+    """Raise ConfigError where a system does not let a file be read, or written, in the block."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be {used} ({error.strerror}).") from None
 
 
 class ContradictionError(ConfigError):

@@ -7,7 +7,6 @@ belong to the named data set: a source that names another task drops the params 
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,6 +28,7 @@ from asyncrl.config.setting import (
     quoted,
     shortened,
 )
+from asyncrl.files import open_regular, write_whole
 from asyncrl.staleness.corrections import Correction
 
 PREFIX = "ASYNCRL_"
@@ -70,14 +70,9 @@ def read(path: Path) -> Config:
 
 
 def write(config: Config, path: Path) -> None:
-    """Write every setting to a run.toml, each with its meaning as a comment. The file appears whole
-    or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(render(config))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    """Write every setting to a run.toml, each with its meaning as a comment. The file appears
+    whole or not at all."""
+    write_whole(path, render(config))
 
 
 def render(config: Config, keys: Collection[str] = FIELDS) -> str:
@@ -124,7 +119,7 @@ def settings_in(path: Path) -> list[Setting]:
     """The settings in a run.toml, unchecked, without an import of any module that one names. Raises
     ConfigError where it cannot be read, or is not TOML."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             tree = tomllib.load(file)
     except OSError as error:
         raise ConfigError(

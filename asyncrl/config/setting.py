@@ -4,10 +4,12 @@ comments in run.toml agree with the schema, whether the value comes from a file 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -35,6 +37,13 @@ class Tier(Enum):
     """The tier of a setting without a mark."""
 
 
+class Mark(Enum):
+    """Mark of a setting: how its text is read."""
+
+    PATH = "path"
+    """It names a file or a directory: `~` at its start is the user's home."""
+
+
 class Field(msgspec.Struct, frozen=True):
     """One setting: `key` is `section.name` (a section may lie in another: `engine.sglang`), `kind`
     its Python type (or the Literal), `allowed` its allowed values in words, `named` the mark of a
@@ -47,6 +56,7 @@ class Field(msgspec.Struct, frozen=True):
     allowed: str
     named: Named | None = None
     tier: Tier = Tier.ADVANCED
+    is_path: bool = False
 
     @property
     def section(self) -> str:
@@ -134,7 +144,8 @@ def field_of(section: str, name: str, hint: Any) -> Field:
         tier = next((mark for mark in rest if isinstance(mark, Tier)), tier)
     description = next((meta.description for meta in metas if meta.description), "")
     allowed = _allowed(kind, metas, named)
-    return Field(f"{section}.{name}", hint, kind, description, allowed, named, tier)
+    is_path = get_origin(hint) is Annotated and Mark.PATH in get_args(hint)
+    return Field(f"{section}.{name}", hint, kind, description, allowed, named, tier, is_path)
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -159,6 +170,8 @@ def checked(field: Field, value: Any, source: str) -> Any:
         return _listed(field, value, source)
     if field.listed and isinstance(value, str):
         value = [word for part in value.split(",") if (word := part.strip())]
+    if field.is_path:
+        value = _from_home(value)
     if field.is_table:
         problem = _unplain(value) if isinstance(value, dict) else "is not a table"
     elif (
@@ -188,6 +201,15 @@ def checked(field: Field, value: Any, source: str) -> Any:
         hint = f"; {value} is called {now} now" if now else ""
         hint = hint or f"; the nearest is {nearest(value, field.choices)}"
     raise ConfigError(f"{source}: {field.key} {problem}, and must be {field.allowed}{hint}.")
+
+
+def _from_home(value: Any) -> Any:
+    """A path, or a list of them, with the user's home in place of `~`: run.toml and `--set` have no
+    shell that does it."""
+    if isinstance(value, str) and value.startswith("~"):
+        with contextlib.suppress(RuntimeError):  # no such user, or no home
+            return str(Path(value).expanduser())
+    return [_from_home(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _listed(field: Field, value: Any, source: str) -> tuple[Any, ...]:

@@ -114,16 +114,15 @@ class Group(msgspec.Struct):
         cls, event: Admitted, ordinal: int, prior: tuple[float, float], admitted_version: int
     ) -> Self:
         """The admitted group, with all rollouts waiting. Raises ImpossibleEvent for one without
-        rollouts, prompt or budget, or with a negative `prompt_index`."""
+        rollouts or budget, or with a negative `prompt_index`."""
         if event.size < 1 or event.max_new_tokens < 1 or event.prompt_index < 0:
             raise ImpossibleEvent(
                 f"group {event.group} needs a rollout, a token to sample and a prompt: "
                 f"{event.size=} {event.max_new_tokens=} {event.prompt_index=}"
             )
-        if not event.prompt or len(event.prompt) & 3:
+        if len(event.prompt) & 3:
             raise ImpossibleEvent(
-                f"group {event.group} has a prompt of {len(event.prompt)} bytes, which is not a "
-                "positive number of int32"
+                f"group {event.group} has a prompt of {len(event.prompt)} bytes, which are no int32"
             )
         members = tuple(
             Rollout(

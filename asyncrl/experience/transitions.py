@@ -73,6 +73,8 @@ def _leased(state: ExperienceState, event: e.Leased) -> None:
         )
     if not event.holder:
         raise ImpossibleEvent(f"rollout {call.id} was leased without a holder")
+    if not state.groups[call.group].prompt:
+        raise ImpossibleEvent(f"rollout {call.id} was leased, but its prompt has no token")
     state.work_index.move(state.groups[call.group], call, RolloutStatus.LEASED)
     call.attempt, call.holder = event.attempt, event.holder
 

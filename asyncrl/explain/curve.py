@@ -11,7 +11,6 @@ not exist is None, and null in the file.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -19,7 +18,8 @@ import msgspec
 
 from asyncrl.explain.conditions.answers import rewards_to_keep
 from asyncrl.explain.evaluation_figures import EvaluatedWeights, Figures
-from asyncrl.explain.summary import decoded
+from asyncrl.explain.json_files import decoded
+from asyncrl.files import open_regular, whole_file
 
 LINE_BYTES = 2**20
 """Bytes of a line, at most; a longer one is none of ours."""
@@ -124,7 +124,7 @@ def kept(lines: Iterable[bytes], version: int, published: int) -> Iterator[bytes
 
 def read(path: Path) -> Iterator[Point]:
     """The points of a file, also of one that is being written. Raises OSError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for line in _lines(file.readline):
             if (point := point_of(line)) is not None:
                 yield point
@@ -137,16 +137,12 @@ def _lines(readline: Callable[[int], bytes]) -> Iterator[bytes]:
 def trim(path: Path, version: int, published: int) -> None:
     """Leave in the file what `kept` does, whole or not at all. Nothing where there is no file.
     Raises OSError."""
-    partial = path.with_name(f"{path.name}.partial")
     try:
-        old = path.open("rb")
+        old = open_regular(path)
     except FileNotFoundError:
         return
-    with old, partial.open("wb") as new:
+    with old, whole_file(path) as new:
         new.writelines(kept(_lines(old.readline), version, published))
-        new.flush()
-        os.fsync(new.fileno())
-    partial.replace(path)
 
 
 class Curve:

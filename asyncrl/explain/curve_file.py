@@ -28,7 +28,7 @@ class CurveFile:
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(path, flags, 0o600)
         self._bytes = os.fstat(self._descriptor).st_size  # of whole lines
         self._unwritten: deque[bytes] = deque()

@@ -1,19 +1,23 @@
 """Reader of a curve that grows: each time it gives the points that were added since the last one.
 
-A resumed run replaces the file (`curve.trim`): then the reader begins again.
+A resumed run replaces the file (`curve.trim`): where the last line that was read is cut, the reader
+begins again. The number of a file tells no two files apart: a system gives it again.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
+from asyncrl.config.errors import usable
 from asyncrl.explain.curve import LINE_BYTES, Point, point_of
+from asyncrl.files import open_regular
 
 
 class CurveReader:
-    """Reads the curve at `path`, which may not be there yet.
+    """Reads the curve at `path`, which may not be there yet. Its methods raise ConfigError.
 
     >>> import tempfile
     >>> from asyncrl.explain.curve import EvaluationPoint, line_of
@@ -31,36 +35,41 @@ class CurveReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: tuple[int, int] | None = None  # the device and number of what was read
         self._at = 0  # bytes that were read
+        self._last: bytes | None = None  # the last line that was read; None: no file was seen
 
     def replaced(self) -> bool:
-        """True if the file is another one than was read last, also the first time that it is
-        there: `added` begins with its first point. Raises OSError."""
-        try:
-            found = self._path.stat()
-        except FileNotFoundError:
-            return False
-        same = (found.st_dev, found.st_ino) == self._file and found.st_size >= self._at
-        if not same:
-            self._file, self._at = (found.st_dev, found.st_ino), 0
-        return not same
+        """True if what was read last is not there any more, also the first time that there is a
+        file: `added` begins with its first point."""
+        with (
+            usable(self._path, "read"),
+            suppress(FileNotFoundError),
+            open_regular(self._path) as file,
+        ):
+            if not self._stands(file):
+                self._at, self._last = 0, b""
+                return True
+        return False
 
     def added(self) -> Iterator[Point]:
         """The points behind those that were given, but for a line that is being written; none of
-        a file that was not asked of (`replaced`), or is gone. Raises OSError."""
-        try:
-            file = self._path.open("rb")
-        except FileNotFoundError:
-            return
-        with file:
-            found = os.fstat(file.fileno())
-            if (found.st_dev, found.st_ino) != self._file:
+        a file that was not asked of (`replaced`), or is gone."""
+        with (
+            usable(self._path, "read"),
+            suppress(FileNotFoundError),
+            open_regular(self._path) as file,
+        ):
+            if not self._stands(file):
                 return
-            file.seek(self._at)
             while line := file.readline(LINE_BYTES):
                 if not line.endswith(b"\n") and len(line) < LINE_BYTES:
                     return
-                self._at += len(line)
+                self._at, self._last = self._at + len(line), line
                 if (point := point_of(line)) is not None:
                     yield point
+
+    def _stands(self, file: BinaryIO) -> bool:
+        """True if the file has the last line where it was read; then the next one follows."""
+        last = self._last or b""
+        file.seek(self._at - len(last))
+        return self._last is not None and file.read(len(last)) == last

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from asyncrl.config.derived import size
 from asyncrl.explain.conditions.condition import RunFacts
 from asyncrl.explain.conditions.sides import IDLE
 from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.run_status import ActorStatus, RunStatus
-from asyncrl.messages import Busy, Role
+from asyncrl.messages import Busy, Role, Wait
+from asyncrl.words import count, duration, size
 
 SILENT_S = 5.0
 """Seconds after which a silent actor hangs, is stopped, or gets no core. An actor reports every
@@ -24,6 +24,7 @@ LONG_S = 5.0
 """Seconds after which a publication is worth a sentence."""
 NAMES = 4
 """Most names in one sentence."""
+COORDINATOR = "coordinator"
 
 
 def diagnose(status: RunStatus) -> str:
@@ -103,31 +104,8 @@ def _broken(status: RunStatus) -> Iterator[str]:
 
 def _trainer_waits(status: RunStatus) -> Iterator[str]:
     """Explanations of an idle trainer: it waits for experience, which is somewhere."""
-    leased, sealed, groups = (
-        status.rollouts.get("leased", 0),
-        status.rollouts.get("sealed", 0),
-        status.groups,
-    )
-    for role, does in (
-        ("rollout", "generates"),
-        ("reward", "judges"),
-        ("agents", "plays"),
-    ):
-        absent = [
-            actor
-            for actor in status.actors
-            if actor.role == role and not actor.here and not actor.removed
-        ]
-        present = [actor for actor in status.actors if actor.role == role and actor.here]
-        if absent and (not present or len(absent) >= len(present)):
-            yield (
-                "The trainer waits for experience, and "
-                f"{'nobody' if not present else f'only {_names(present)}'} {does}: "
-                f"{_names(absent)} "
-                f"{'is' if len(absent) == 1 else 'are'} gone, for "
-                f"{duration(max(a.seconds for a in absent))}, and started again "
-                f"({status.restarts.get(role, 0)} restarts so far)."
-            )
+    leased, sealed = status.rollouts.get("leased", 0), status.rollouts.get("sealed", 0)
+    yield from _actors_gone(status)
     yield from _found(status, "filtered_in_a_row")
     if sealed > leased:
         judges = [actor for actor in status.actors if actor.role == "reward" and actor.here]
@@ -135,15 +113,14 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
             f"The trainer waits for verdicts: verifiers are the slow side. {sealed} answers "
             f"wait, {sum(a.holds for a in judges)} of them "
             f"with {_names(judges) or 'nobody'}, and {leased} responses are still being "
-            "generated; the last verdict came "
-            f"{duration(status.verdict_s)} ago."
+            f"generated; the last verdict came {duration(status.verdict_s)} ago."
         )
     if _awaits_weights(status):
         yield (
             "The trainer waits for experience, and engines wait for weights: version "
             f"{status.committed} is what they were given last."
         )
-    if status.evaluating is not None and not groups.live:
+    if status.evaluating is not None and not status.groups.live:
         yield (
             f"The trainer has nothing to do, and waits until version {status.evaluating} is "
             f"evaluated: {leased + sealed} answers to come."
@@ -151,37 +128,52 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
     if _with_agents(status):
         yield f"The trainer waits for experience, and agents are the slow side: {_episodes(status)}"
     if leased:
-        mute = [
-            a
-            for a in status.actors
-            if a.role == "rollout"
-            and a.here
-            and a.holds
-            and (a.streamed_s or status.seconds) > SILENT_S
-        ]
-        if mute:
-            longest = max(actor.streamed_s or status.seconds for actor in mute)
-            yield (
-                f"The trainer waits for experience, and {_names(mute)} {_has(mute)} streamed "
-                f"nothing for {duration(longest)}, with "
-                f"{sum(actor.holds for actor in mute)} rollouts held: "
-                f"{_awaited(status, {actor.name for actor in mute})}."
-            )
+        yield from _mute(status)
         yield from _both_idle(status)
         yield (
             f"The trainer waits for experience: generation is the slow side. {leased} rollouts "
             "are with engines, which sample "
-            f"{status.generated_per_s:,.0f} tokens/s; the oldest is {_awaited(status)}."
+            f"{count(status.generated_per_s)} tokens/s; the oldest is {_awaited(status)}."
+        )
+
+
+def _actors_gone(status: RunStatus) -> Iterator[str]:
+    """Explanations by roles of which as many actors are gone as are there."""
+    for role, does in (("rollout", "generates"), ("reward", "judges"), ("agents", "plays")):
+        every = [actor for actor in status.actors if actor.role == role]
+        absent = [actor for actor in every if not actor.here and not actor.removed]
+        present = [actor for actor in every if actor.here]
+        if absent and len(absent) >= len(present):
+            yield (
+                "The trainer waits for experience, and "
+                f"{f'only {_names(present)}' if present else 'nobody'} {does}: {_names(absent)} "
+                f"{'is' if len(absent) == 1 else 'are'} gone, for "
+                f"{duration(max(actor.seconds for actor in absent))}, and started again "
+                f"({status.restarts.get(role, 0)} restarts so far)."
+            )
+
+
+def _mute(status: RunStatus) -> Iterator[str]:
+    """An explanation by rollout actors that hold rollouts, and stream nothing."""
+    silent = {
+        actor.name: actor.streamed_s or status.seconds
+        for actor in status.actors
+        if actor.role == "rollout" and actor.here and actor.holds
+    }
+    mute = [a for a in status.actors if silent.get(a.name, 0.0) > SILENT_S]
+    if mute:
+        yield (
+            f"The trainer waits for experience, and {_names(mute)} {_has(mute)} streamed "
+            f"nothing for {duration(max(silent[actor.name] for actor in mute))}, with "
+            f"{sum(actor.holds for actor in mute)} rollouts held: "
+            f"{_awaited(status, {actor.name for actor in mute})}."
         )
 
 
 def _engines_wait(status: RunStatus) -> Iterator[str]:
     """Explanations of idle engines: they wait for weights, or for admission."""
-    sealed, taken, groups = (
-        status.rollouts.get("sealed", 0),
-        status.rollouts.get("taken", 0),
-        status.groups,
-    )
+    sealed, taken = status.rollouts.get("sealed", 0), status.rollouts.get("taken", 0)
+    groups = status.groups
     if _awaits_weights(status):
         yield (
             "Rollout actors wait for weights, and the next publication has not begun: the "
@@ -307,13 +299,18 @@ def _awaited(status: RunStatus, holders: Iterable[str] | None = None) -> str:
 
 def _waits(status: RunStatus) -> str:
     """Name the waits, the oldest first, at most `NAMES`."""
-    found = [(wait, wait.owner) for wait in status.waits] + [
-        (wait, actor.name) for actor in status.actors for wait in actor.waits
-    ]
-    found.sort(key=lambda item: -item[0].seconds)
     return "; ".join(
-        f"{owner} for {wait.name} ({duration(wait.seconds)})" for wait, owner in found[:NAMES]
+        f"{wait.owner if process == COORDINATOR else process} for {wait.name} "
+        f"({duration(wait.seconds)})"
+        for process, wait in longest_waits(status)[:NAMES]
     )
+
+
+def longest_waits(status: RunStatus) -> list[tuple[str, Wait]]:
+    """Every wait with the process that it is in, the longest first."""
+    found = [(COORDINATOR, wait) for wait in status.waits]
+    found += [(actor.name, wait) for actor in status.actors for wait in actor.waits]
+    return sorted(found, key=lambda item: -item[1].seconds)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -331,12 +328,3 @@ def _names(actors: Iterable[ActorStatus]) -> str:
 
 def _has(actors: list[ActorStatus]) -> str:
     return "has" if len(actors) == 1 else "have"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words: `less than 1 s`, `90 s`, `5 min`, `2.5 h`."""
-    if seconds < 1:
-        return "less than 1 s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -2,16 +2,15 @@
 as plain lines.
 
 It has no thread: it draws when it is told something, and never waits for its reader. While a
-terminal is stopped, or a pipe is full, what is news then is left out, and notes are kept. A number
-that does not exist yet is shown as `–`.
+terminal is stopped, or a pipe is full, what is news then is left out, and notes are kept.
 """
 
 from __future__ import annotations
 
-import math
 import select
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 
@@ -21,12 +20,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.config.derived import Row, size
 from asyncrl.escape import escaped
-from asyncrl.explain.evaluation_figures import said
+from asyncrl.explain.rows import summary_rows, update_rows
 from asyncrl.explain.summary import Summary
 from asyncrl.messages import Progress, StatusUpdate
-from asyncrl.runtime.progress import amount, clock, progress_line
+from asyncrl.runtime.progress import amount, progress_line
+from asyncrl.words import clock
 
 STEP_LINE_S = 2.0
 """Least seconds between two plain lines while steps are taken."""
@@ -36,9 +35,6 @@ FIRST_LINE_S = 2.0
 """Seconds after which something takes long enough for a line."""
 NOTES = 100
 """Notes that are kept for a reader who takes nothing; the oldest go first."""
-NONE = "–"
-OF_AVERAGE = {"current": "", "ema": ", of the average of weights"}
-"""Words behind an accuracy, by the weights that it is of."""
 
 
 class Display:
@@ -137,18 +133,11 @@ def _is_news(status: StatusUpdate, printed: StatusUpdate | None) -> bool:
 
 def line(status: StatusUpdate) -> str:
     """One line of text."""
-    s = status
+    figures = "  ".join(f"{name} {value}" for name, value in update_rows(status))
+    notes = [status.note, *map(progress_line, status.progress)]
     return (
-        f"{clock(s.seconds)}  {s.phase}  step {s.step}/{s.steps}  reward {_number(s.reward)}  "
-        f"{_responses(s)}  accuracy {_accuracy(s)}  "
-        + (f"{said(s.evaluated)}  " if s.evaluated else "")
-        + f"tokens/s {_count(s.generated_per_s)} generated, {_count(s.trained_per_s)} trained  "
-        f"lag {_number(s.lag_mean, 1)} mean, {s.lag_max} max  queue {s.queue_items} "
-        f"({size(s.queue_bytes)})  "
-        f"idle {_share(s.idle_trainer)} trainer, {_share(s.idle_rollout)} rollout  pause "
-        f"{_duration(s.pause_seconds)}"
-        + (f"  | {s.note}" if s.note else "")
-        + "".join(f"  | {progress_line(progress)}" for progress in s.progress)
+        f"{clock(status.seconds)}  {status.phase}  step {status.step}/{status.steps}  {figures}"
+        + "".join(f"  | {note}" for note in notes if note)
     )
 
 
@@ -163,31 +152,11 @@ def panel(status: StatusUpdate) -> RenderableType:
         f"{clock(s.seconds)} elapsed",
         f"{clock(s.seconds * (s.steps - s.step) / s.step)} left" if s.step else "",
     )
-    body = Table.grid(padding=(0, 3))
-    rows = (
-        (("reward", _number(s.reward)), ("held-out accuracy", _accuracy(s))),
-        *([(("", ""), ("evaluated", said(s.evaluated)))] if s.evaluated else []),
-        (
-            ("responses", f"{_share(s.exact)} exact, {_share(s.truncated)} cut"),
-            ("length", f"{_number(s.response_tokens, 1)} tokens, {_number(s.entropy)} nats each"),
-        ),
-        (
-            ("generated", f"{_count(s.generated_per_s)} tokens/s"),
-            ("trained", f"{_count(s.trained_per_s)} tokens/s"),
-        ),
-        (
-            ("lag", f"{_number(s.lag_mean, 1)} mean, {s.lag_max} max"),
-            ("queue", f"{s.queue_items} rollouts, {size(s.queue_bytes)}"),
-        ),
-        (
-            ("idle", f"{_share(s.idle_trainer)} trainer, {_share(s.idle_rollout)} rollout"),
-            ("pause", f"{_duration(s.pause_seconds)} a publication"),
-        ),
-    )
-    for cells in rows:
-        body.add_row(
-            *(part for name, value in cells for part in (Text(name, style="dim"), Text(value)))
-        )
+    body = Table.grid(padding=(0, 2))
+    rows = update_rows(status)
+    for pair in (rows[at : at + 2] for at in range(0, len(rows), 2)):
+        cells = ((Text(name, style="dim"), Text(escaped(said))) for name, said in pair)
+        body.add_row(*chain.from_iterable(cells))
     notes = [Text(escaped(s.note), style="italic")] if s.note else []
     return Group(head, body, *_bars(s.progress), *notes)
 
@@ -217,77 +186,9 @@ def _bars(items: Sequence[Progress]) -> list[RenderableType]:
     return [table, *notes]
 
 
-def show_derived(rows: Sequence[Row], console: Console) -> None:
-    """Show what follows from the configuration, as a table."""
-    show_rows(rows, console)
-
-
 def show_summary(summary: Summary, run: Path, console: Console) -> None:
     """Show the summary of a run, as a table."""
     show_rows([*summary_rows(summary), ("kept in", str(run))], console)
-
-
-def summary_rows(summary: Summary) -> list[tuple[str, str]]:
-    """The summary of a run as pairs of name and value; what others wrote is in them as it is."""
-    s, publication = summary, summary.publication
-    pause = publication.pause_seconds / publication.count if publication.count else None
-    rows = [
-        ("result", s.reason),
-        ("steps", f"{s.steps} in {clock(s.seconds)}"),
-        (
-            "held-out accuracy",
-            f"{_number(s.accuracy.start, 3)} → {_number(s.accuracy.end, 3)}"
-            + OF_AVERAGE[s.accuracy.weights],
-        ),
-        *([("evaluated", said(s.evaluated))] if s.evaluated else []),
-        (
-            "last responses",
-            f"reward {_number(s.responses.reward)}; {_share(s.responses.exact)} exact, "
-            f"{_share(s.responses.truncated)} cut; {_number(s.responses.tokens, 1)} tokens; "
-            f"entropy {_number(s.responses.entropy)}",
-        ),
-        (
-            "tokens",
-            f"{s.tokens.generated:,} generated = "
-            f"{_balance(s.tokens.trained, s.tokens.discarded, s.tokens.live)}",
-        ),
-        (
-            "rollouts",
-            f"{s.rollouts.admitted:,} admitted = "
-            f"{_balance(s.rollouts.trained, s.rollouts.discarded, s.rollouts.live)}",
-        ),
-        ("lag", f"{_number(s.lag.mean)} mean, {s.lag.max} max"),
-        ("idle", f"{_share(s.idle.trainer)} trainer, {_share(s.idle.rollout)} rollout"),
-        (
-            "publications",
-            f"{publication.count} in {publication.seconds:.1f} s, "
-            f"{publication.sent_bytes / 1e6:,.1f} MB to each engine; decoding stood still "
-            f"{_duration(pause)} for each",
-        ),
-    ]
-    if not s.balances():
-        rows.append(
-            (
-                "ledger",
-                "DOES NOT BALANCE: this is a bug of asyncrl; please report it with the run's "
-                "journal",
-            )
-        )
-    if s.restarts:
-        rows.append(
-            ("restarts", ", ".join(f"{role} {count}" for role, count in sorted(s.restarts.items())))
-        )
-    if s.removed:
-        rows.append(("removed", ", ".join(f"{name} {why}" for name, why in s.removed.items())))
-    if slowest := s.slowest_verifier:
-        rows.append(
-            (
-                "slowest verdict",
-                f"{_duration(slowest.seconds)}, prompt "
-                f"{slowest.prompt_index}{slowest.reason and f': {slowest.reason}'}",
-            )
-        )
-    return rows
 
 
 def show_rows(rows: Sequence[tuple[str, ...]], console: Console) -> None:
@@ -306,52 +207,3 @@ def show_rows(rows: Sequence[tuple[str, ...]], console: Console) -> None:
             cell.ljust(width) for cell, width in zip(row, widths, strict=True)
         ).rstrip()
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _balance(trained: int, discarded: Mapping[str, int], live: int) -> str:
-    parts = [
-        f"{trained:,} trained",
-        *(f"{count:,} {reason}" for reason, count in sorted(discarded.items())),
-        f"{live:,} live",
-    ]
-    return " + ".join(parts)
-
-
-def _absent(value: float | None) -> bool:
-    return value is None or not math.isfinite(value)
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return NONE if value is None or _absent(value) else f"{value:.{digits}f}"
-
-
-def _count(value: float) -> str:
-    return NONE if _absent(value) else f"{value:,.0f}"
-
-
-def _share(value: float | None) -> str:
-    return NONE if value is None or _absent(value) else f"{value:.0%}"
-
-
-def _responses(status: StatusUpdate) -> str:
-    """Shares, length and entropy of the last step's responses, in a line."""
-    s = status
-    return (
-        f"responses {_share(s.exact)} exact, {_share(s.truncated)} cut, "
-        f"{_number(s.response_tokens, 1)} tokens, entropy {_number(s.entropy)}"
-    )
-
-
-def _accuracy(status: StatusUpdate) -> str:
-    return (
-        NONE
-        if _absent(status.accuracy)
-        else f"{status.accuracy:.3f} (version {status.accuracy_version})"
-        + OF_AVERAGE[status.accuracy_weights]
-    )
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None or _absent(seconds):
-        return NONE
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"

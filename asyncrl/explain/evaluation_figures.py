@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Literal
 
+from asyncrl.words import number
+
 EvaluatedWeights = Literal["current", "ema"]
 """The weights of a version that an evaluation is of: its own, or the average at that version."""
 
@@ -72,4 +74,4 @@ def evaluation_figures(
 
 def said(figures: Mapping[str, float]) -> str:
     """The figures in a line: `avg@4 0.625, pass@2 0.750`."""
-    return ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
+    return ", ".join(f"{name} {number(value, 3)}" for name, value in figures.items())

@@ -106,178 +106,138 @@ class Metrics:
         self._measured, self._actors = _Names(MEASURED), _Names(ACTORS)
         self._last_step = clock()
         self._clock = clock
-        Gauge(
-            "asyncrl_since_last_step_seconds",
-            "Time since the last step, or since the start.",
-            registry=self.registry,
+        self._gauge(
+            "asyncrl_since_last_step_seconds", "Time since the last step, or since the start."
         ).set_function(lambda: self._clock() - self._last_step)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(name, text, labels, buckets=SECONDS, registry=self.registry)
 
     def _of_steps(self) -> None:
         """Steps and evaluations."""
-        registry = self.registry
-        self._step = Histogram(
-            "asyncrl_step_seconds",
-            "Duration of optimizer steps.",
-            buckets=SECONDS,
-            registry=registry,
+        self._step = self._histogram("asyncrl_step_seconds", "Duration of optimizer steps.")
+        self._training = self._gauge(
+            "asyncrl_training", "What the last step's trainer and responses say, by name.", "name"
         )
-        self._training = Gauge(
-            "asyncrl_training",
-            "What the last step's trainer and responses say, by name.",
-            ["name"],
-            registry=registry,
+        self._alarms = self._gauge(
+            "asyncrl_alarm", "1 where the last step raised it, by cause.", "cause"
         )
-        self._alarms = Gauge(
-            "asyncrl_alarm",
-            "1 where the last step raised it, by cause.",
-            ["cause"],
-            registry=registry,
-        )
-        self._accuracy = Gauge(
+        self._accuracy = self._gauge(
             "asyncrl_accuracy_ratio",
             "Share of held-out prompts answered right, greedily, by the version's weights, or by "
             "their average where the label `evaluated` of asyncrl_run_info is ema.",
-            registry=registry,
         )
-        self._accuracy_version = Gauge(
-            "asyncrl_accuracy_version", "The version that the accuracy is of.", registry=registry
+        self._accuracy_version = self._gauge(
+            "asyncrl_accuracy_version", "The version that the accuracy is of."
         )
-        self._evaluated = Gauge(
+        self._evaluated = self._gauge(
             "asyncrl_evaluation_ratio",
             "Figures of held-out prompts, by name (avg@n, pass@k, accuracy) and task.",
-            ["name", "task"],
-            registry=registry,
+            "name",
+            "task",
         )
 
     def _of_publications(self) -> None:
         """Publications."""
-        registry = self.registry
-        self._publication = Histogram(
-            "asyncrl_publication_seconds",
-            "Publications, from preparation to commit.",
-            buckets=SECONDS,
-            registry=registry,
+        self._publication = self._histogram(
+            "asyncrl_publication_seconds", "Publications, from preparation to commit."
         )
-        self._pause = Histogram(
-            "asyncrl_pause_seconds",
-            "How long decoding stood still for a publication.",
-            ["actor"],
-            buckets=SECONDS,
-            registry=registry,
+        self._pause = self._histogram(
+            "asyncrl_pause_seconds", "How long decoding stood still for a publication.", "actor"
         )
 
     def _of_actors(self) -> None:
         """Verdicts, idle time, work and faults of actors."""
-        registry = self.registry
-        self._verdict = Histogram(
-            "asyncrl_verdict_seconds",
-            "What verifiers took.",
-            ["outcome"],
-            buckets=SECONDS,
-            registry=registry,
+        self._verdict = self._histogram(
+            "asyncrl_verdict_seconds", "What verifiers took.", "outcome"
         )
         self._no_verdict = _Reasons(
-            Counter(
-                "asyncrl_no_verdicts_total",
-                "Answers without a verdict.",
-                ["reason"],
-                registry=registry,
-            )
+            self._counter("asyncrl_no_verdicts_total", "Answers without a verdict.", "reason")
         )
-        self._idle = Counter(
+        self._idle = self._counter(
             "asyncrl_idle_seconds_total",
             "Time an actor spent waiting, by cause.",
-            ["role", "actor", "cause"],
-            registry=registry,
+            "role",
+            "actor",
+            "cause",
         )
-        self._work = Counter(
+        self._work = self._counter(
             "asyncrl_work_total",
             "What an actor did, each kind in its own unit.",
-            ["role", "actor", "kind"],
-            registry=registry,
+            "role",
+            "actor",
+            "kind",
         )
-        self._waits = Gauge(
-            "asyncrl_waits", "Waits open at the last report.", ["role", "actor"], registry=registry
+        self._waits = self._gauge(
+            "asyncrl_waits", "Waits open at the last report.", "role", "actor"
         )
         self._refused = _Reasons(
-            Counter(
+            self._counter(
                 "asyncrl_refused_connections_total",
                 "Connections refused or closed for what they sent.",
-                ["reason"],
-                registry=registry,
+                "reason",
             )
         )
         self._garbage = _Reasons(
-            Counter(
+            self._counter(
                 "asyncrl_bad_chunks_total",
                 "Chunks that no engine of the run can have sampled, by defect.",
-                ["reason"],
-                registry=registry,
+                "reason",
             )
         )
-        self._restarts = Counter(
-            "asyncrl_restarts_total", "Actors started again.", ["role"], registry=registry
-        )
-        self._removed = Counter(
+        self._restarts = self._counter("asyncrl_restarts_total", "Actors started again.", "role")
+        self._removed = self._counter(
             "asyncrl_removed_total",
             "Actors whose restarts are spent, and without which the run goes on.",
-            ["role"],
-            registry=registry,
+            "role",
         )
 
     def _of_lending(self) -> None:
         """Loans of the trainer's devices."""
-        registry = self.registry
-        self._lent = Counter(
+        self._lent = self._counter(
             "asyncrl_lent_seconds_total",
             "Time for which the trainer's devices were lent, of loans that are over "
             "(rollout.lending = switch).",
-            registry=registry,
         )
-        self._loans = Counter(
-            "asyncrl_loans_total",
-            "Loans of the trainer's devices that are over.",
-            registry=registry,
+        self._loans = self._counter(
+            "asyncrl_loans_total", "Loans of the trainer's devices that are over."
         )
-        self._loan = Gauge(
+        self._loan = self._gauge(
             "asyncrl_loan_seconds",
             "Of the last loans in their mean: used, and cost by their switch.",
-            ["part"],
-            registry=registry,
+            "part",
         )
-        self._lending = Gauge(
-            "asyncrl_lending", "1 while loans are worth their switch.", registry=registry
-        )
+        self._lending = self._gauge("asyncrl_lending", "1 while loans are worth their switch.")
 
     def _of_the_coordinator(self) -> None:
         """Leases, episodes, the journal and the coordinator's loop."""
-        registry = self.registry
-        self._lease_p95 = Gauge(
-            "asyncrl_lease_tail_seconds",
-            "95th percentile of recent leases, from lease to seal.",
-            registry=registry,
+        self._lease_p95 = self._gauge(
+            "asyncrl_lease_tail_seconds", "95th percentile of recent leases, from lease to seal."
         )
         self._lease_p95.set(math.nan)
-        self._lease_deadline = Gauge(
-            "asyncrl_lease_deadline_seconds", "What the next lease is given.", registry=registry
+        self._lease_deadline = self._gauge(
+            "asyncrl_lease_deadline_seconds", "What the next lease is given."
         )
-        self._episodes = Gauge(
+        self._episodes = self._gauge(
             "asyncrl_episodes",
             "Episodes that agents play: live, of these with their agents (thinking), and the most "
             "that engines can use (most).",
-            ["state"],
-            registry=registry,
+            "state",
         )
-        self._journal_bytes = Gauge(
-            "asyncrl_journal_bytes", "What the journal takes on disk.", registry=registry
+        self._journal_bytes = self._gauge(
+            "asyncrl_journal_bytes", "What the journal takes on disk."
         )
-        self._journal_pending = Gauge(
-            "asyncrl_journal_pending_bytes", "Events that wait for the disk.", registry=registry
+        self._journal_pending = self._gauge(
+            "asyncrl_journal_pending_bytes", "Events that wait for the disk."
         )
-        self._pump = Gauge(
-            "asyncrl_pump_seconds",
-            "Longest pass of the coordinator's loop in the last second.",
-            registry=registry,
+        self._pump = self._gauge(
+            "asyncrl_pump_seconds", "Longest pass of the coordinator's loop in the last second."
         )
 
     def describe(self, **what: str) -> None:

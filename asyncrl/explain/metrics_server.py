@@ -16,7 +16,8 @@ from functools import partial
 import msgspec
 import trio
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import exposition as prometheus
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from asyncrl.runtime.httpd.asgi import HttpRefusal, Receive, Scope, Send
 from asyncrl.runtime.httpd.http_limits import HttpLimits
@@ -42,8 +43,9 @@ class _Page(msgspec.Struct, frozen=True):
 
 
 class _Pages:
-    """An ASGI application with one page, in the formats of Prometheus. Who comes before a page is
-    begun is given that page: so it is never older than the question, however many ask."""
+    """An ASGI application with one page, in one version of each of Prometheus' two formats. Who
+    comes before a page is begun is given that page: so it is never older than the question, however
+    many ask."""
 
     def __init__(self, registry: CollectorRegistry, waits: Waits) -> None:
         self._registry, self._waits = registry, waits
@@ -67,7 +69,7 @@ class _Pages:
 
     async def _page(self, accepted: str) -> tuple[str, bytes]:
         asked = trio.current_time()
-        encode, kind = choose_encoder(accepted)
+        encode, kind = _format(accepted)
         async with self._turn:
             page = self._pages.get(kind)
             if page is None or page.begun < asked:
@@ -77,6 +79,14 @@ class _Pages:
                 now = trio.current_time()
                 self._due = now + REST * (now - begun)
         return kind, page.body
+
+
+def _format(accepted: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """The encoder for an Accept header, and its content type. What the client says of versions and
+    escaping is not echoed: a page is kept for each type."""
+    if "application/openmetrics-text" in accepted:
+        return openmetrics.generate_latest, openmetrics.CONTENT_TYPE_LATEST
+    return prometheus.generate_latest, prometheus.CONTENT_TYPE_PLAIN_0_0_4
 
 
 @contextmanager

@@ -12,12 +12,17 @@ from pathlib import Path
 from asyncrl.config import Config
 from asyncrl.config.mix import named
 from asyncrl.escape import escaped
-from asyncrl.explain.display import OF_AVERAGE, summary_rows
-from asyncrl.explain.evaluation_figures import said
+from asyncrl.explain.rows import FigureRow, summary_rows
 from asyncrl.explain.summary import Summary
+from asyncrl.files import write_whole
 from asyncrl.runtime.run_dir import MODEL, MODEL_EMA
+from asyncrl.words import number
 
 CARD = "README.md"
+RESULTS = frozenset(
+    {"result", "held-out accuracy", "evaluated", "reward", "responses", "length", "tokens"}
+)
+"""The rows of the summary that a card has."""
 
 
 def write_cards(run: Path, config: Config, summary: Summary, version: str) -> list[Path]:
@@ -27,7 +32,7 @@ def write_cards(run: Path, config: Config, summary: Summary, version: str) -> li
     for name in (MODEL, MODEL_EMA):
         if (run / name / "config.json").is_file():
             path = run / name / CARD
-            path.write_text(card(config, summary, version), encoding="utf-8")
+            write_whole(path, card(config, summary, version))
             written.append(path)
     return written
 
@@ -62,20 +67,13 @@ def card(config: Config, summary: Summary, version: str) -> str:
         ("advantage, objective", f"{train.advantage}, {train.objective}"),
         ("groups a step, rollouts a group", f"{train.batch_groups}, {config.rollout.group_size}"),
         ("learning rate", f"{train.lr:g}"),
-        ("lag", f"at most {staleness.max_lag} versions; {summary.lag.mean or 0:.2f} in the mean"),
+        ("lag", f"at most {staleness.max_lag} versions; {number(summary.lag.mean)} in the mean"),
         ("corrections", ", ".join(each.kind for each in staleness.correction) or "none"),
         ("seed", str(config.run.seed)),
         ("steps", f"{summary.steps} of {train.steps}"),
         ("asyncrl", version),
     ]
-    results = [
-        (name, text)
-        for name, text in summary_rows(summary)
-        if name in ("result", "held-out accuracy", "last responses", "tokens")
-    ]
-    if summary.evaluated:
-        figures = said(summary.evaluated) + OF_AVERAGE[summary.accuracy.weights]
-        results.append(("sampled answers", figures))
+    results = [row for row in summary_rows(summary) if row[0] in RESULTS]
     return "\n".join(
         [
             "---",
@@ -97,7 +95,7 @@ def card(config: Config, summary: Summary, version: str) -> str:
     )
 
 
-def _table(rows: list[tuple[str, str]]) -> list[str]:
+def _table(rows: list[FigureRow]) -> list[str]:
     """A table of two columns. Each character that markdown or HTML could take for its own is
     written as a reference."""
     return ["| | |", "|---|---|", *(f"| {name} | {_plain(text)} |" for name, text in rows)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import add
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -55,16 +56,7 @@ class ResponseSums(NamedTuple):
 
     def merge(self, other: ResponseSums) -> Self:
         """The sums of both."""
-        return type(self)(
-            self.responses + other.responses,
-            self.reward + other.reward,
-            self.exact + other.exact,
-            self.truncated + other.truncated,
-            self.tokens + other.tokens,
-            self.surprise + other.surprise,
-            self.later + other.later,
-            self.rewritten + other.rewritten,
-        )
+        return type(self)(*map(add, self, other))
 
     def metrics(self) -> dict[str, float]:
         """The number of `responses`, and means by name: `reward`, `exact` and `truncated` (shares),

@@ -11,7 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from asyncrl.explain.summary import RolloutTotals, TokenTotals, decoded
+from asyncrl.explain.json_files import read_json, write_json
+from asyncrl.explain.summary import RolloutTotals, TokenTotals
 from asyncrl.messages import Busy, Role, Wait
 
 NAMED = 5
@@ -179,14 +180,11 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write(run_status: RunStatus, path: Path) -> None:
-    """Write a run status whole or not at all. It is not forced to the disk: the file outlives every
-    process, but not a loss of power. Raises OSError."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(run_status), indent=2) + b"\n")
-    partial.replace(path)
+    """Write a run status, for every process to read. Raises OSError."""
+    write_json(run_status, path, forced=False)
 
 
 def read(path: Path) -> RunStatus:
     """Read what `write` wrote. Raises OSError, msgspec.DecodeError (no JSON) or
     msgspec.ValidationError (no run status)."""
-    return decoded(path.read_bytes(), RunStatus)
+    return read_json(path, RunStatus)

@@ -7,17 +7,14 @@ trained) is None here and null in the file; NaN becomes null, too.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from asyncrl.experience.ledger import Account, Ledger
 from asyncrl.explain.evaluation_figures import EvaluatedWeights
-
-T = TypeVar("T")
+from asyncrl.explain.json_files import read_json, write_json
 
 
 class Accuracy(msgspec.Struct, frozen=True):
@@ -177,41 +174,11 @@ def of_ledger(
 
 
 def write(summary: Summary, path: Path) -> None:
-    """Write a summary whole or not at all, as JSON; NaN is written as null. Raises OSError."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    """Write a summary, on the disk. Raises OSError."""
+    write_json(summary, path, forced=True)
 
 
 def read(path: Path) -> Summary:
     """Read the summary that `write` wrote. Raises OSError, msgspec.DecodeError (no JSON) or
     msgspec.ValidationError (no summary)."""
-    return decoded(path.read_bytes(), Summary)
-
-
-def decoded(data: bytes, kind: type[T]) -> T:
-    """The `kind` in `data`, JSON of numbers that can be reckoned with: finite, and none over 64
-    bits. Raises msgspec.DecodeError (no JSON) or msgspec.ValidationError (no `kind`)."""
-    try:
-        found = msgspec.json.decode(data, type=kind)
-        reckonable = _reckonable(msgspec.json.decode(data))
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise msgspec.DecodeError(str(error)) from error
-    if not reckonable:
-        raise msgspec.ValidationError("a number is out of all bounds")
-    return found
-
-
-def _reckonable(value: object) -> bool:
-    match value:
-        case dict():
-            return all(map(_reckonable, value.values()))
-        case list():
-            return all(map(_reckonable, value))
-        case int() | float():
-            return -(2**63) < value < 2**63
-        case _:
-            return True
+    return read_json(path, Summary)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import difflib
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from asyncrl.config.errors import ConfigError
 from asyncrl.escape import escaped
+from asyncrl.explain.display import show_rows
 from asyncrl.tasks.catalog import CatalogEntry, catalog, verdict
 
 SHOWN = 60
@@ -51,25 +50,17 @@ def page(entry: CatalogEntry) -> list[str]:
     ]
 
 
-def example(entry: CatalogEntry) -> str:
-    """One line: the end of the question, where the data are, and the answer."""
+def example(entry: CatalogEntry, shown: int = SHOWN) -> str:
+    """One line: the end of the question, where the data are, in so many characters, and the
+    answer, in half as many."""
     question = " ".join(entry.question.split())
-    if len(question) > SHOWN:
-        question = f"… {question[2 - SHOWN :]}"
+    if len(question) > shown:
+        question = f"… {question[2 - shown :]}"
     answer = " ".join((entry.answer or "?").split())
-    return f"{question} → {answer if len(answer) <= SHOWN // 2 else answer[: SHOWN // 2] + ' …'}"
+    return f"{question} → {answer if len(answer) <= shown // 2 else answer[: shown // 2] + ' …'}"
 
 
 def _show_list(entries: list[CatalogEntry], console: Console) -> None:
-    rows = [(entry.name, escaped(example(entry)), verdict(entry)) for entry in entries]
-    if console.is_terminal:
-        table = Table("task", "an example", "bundled model", box=None, padding=(0, 2, 0, 0))
-        for row in rows:
-            table.add_row(*(Text(cell, overflow="fold") for cell in row))
-        console.print(table)
-    else:
-        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-        for name, shown, said in rows:
-            line = f"{name.ljust(widths[0])}  {shown.ljust(widths[1])}  {said}"
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    heads = [("task", "an example", "bundled model")] if console.is_terminal else []
+    show_rows(heads + [(each.name, example(each), verdict(each)) for each in entries], console)
     console.print(JSONL, markup=False, highlight=False, soft_wrap=True)

@@ -6,46 +6,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
-from asyncrl.config import ConfigError
-from asyncrl.explain import run_status
-from asyncrl.explain.diagnosis import diagnose, duration, idle
+from asyncrl.explain.diagnosis import diagnose, idle
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_status import LendingStatus, RunStatus
-from asyncrl.runtime.run_dir import STALL, STATUS, lives, refuse_no_run
+from asyncrl.words import count, duration, share
 
 OLD_S = 10.0
 """Seconds after which a run status is old; a live run renews it every second."""
 
 
-def why(run: Path, now: float) -> list[str]:
-    """Answer for a run's directory, at `now` (seconds since 1970). Raises ConfigError if there is
-    no run status to read."""
-    found, stalled = read_status(run)
-    return answer(found, lives=lives(run), age_s=max(0.0, now - found.at), stalled=stalled, run=run)
-
-
-def read_status(run: Path) -> tuple[RunStatus, bool]:
-    """The run status that a run left last, and True if it stalled then. Raises ConfigError if there
-    is none to read."""
-    refuse_no_run(run)
-    stalled = (run / STALL).is_file()
-    path = run / (STALL if stalled else STATUS)
-    try:
-        return run_status.read(path), stalled
-    except FileNotFoundError:
-        what = (
-            "it is starting, or prepares its model: ask again in a while"
-            if lives(run)
-            else "it ended before it had begun: see its logs"
-        )
-        raise ConfigError(f"{run}: this run has not said how it stands; {what}.") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
-    except msgspec.DecodeError:
-        raise ConfigError(
-            f"{path}: this is damaged, or of another asyncrl, so that it says nothing of the run."
-        ) from None
+def why(files: RunFiles, now: float) -> list[str]:
+    """Answer for a run, at `now` (seconds since 1970). Raises ConfigError if there is no run status
+    to read."""
+    found = files.status
+    return answer(
+        found,
+        lives=files.lives,
+        age_s=max(0.0, now - found.at),
+        stalled=files.stalled,
+        run=files.path,
+    )
 
 
 def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: Path) -> list[str]:
@@ -104,19 +84,20 @@ def _shares(status: RunStatus) -> str:
     if trainer is None or rollout is None:
         return ""
     return (
-        f"Over the last {duration(status.window_s)} the trainer was idle for {trainer:.0%} of its "
-        f"time, and rollout actors for {rollout:.0%}."
+        f"Over the last {duration(status.window_s)} the trainer was idle for {share(trainer)} of "
+        f"its time, and rollout actors for {share(rollout)}."
     )
 
 
 def _lending(lending: LendingStatus, seconds: float) -> str:
     """Say what was lent, and if that is worth it."""
-    loans = "1 loan" if lending.loans == 1 else f"{lending.loans:,} loans"
-    said = (
-        f"The trainer's devices were lent for {lending.seconds / max(seconds, 1e-9):.0%} of the "
-        f"run, in {loans}"
+    loans = "1 loan" if lending.loans == 1 else f"{count(lending.loans)} loans"
+    lent = share(lending.seconds / max(seconds, 1e-9))
+    said = f"The trainer's devices were lent for {lent} of the run, in {loans}"
+    last = (
+        f"of the last ones {duration(lending.used_s)} were used, for {duration(lending.cost_s)} "
+        "lost"
     )
-    last = f"of the last ones {lending.used_s:.1f} s were used, for {lending.cost_s:.1f} s lost"
     if not lending.worth:
         return f"{said}, and are not at present: {last} by the switch."
     return f"{said}; {last} by the switch." if lending.used_s else f"{said}."

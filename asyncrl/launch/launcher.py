@@ -39,6 +39,7 @@ from asyncrl.explain import summary
 from asyncrl.explain.curve import Curve, read
 from asyncrl.explain.display import Display, show_summary
 from asyncrl.explain.model_card import write_cards
+from asyncrl.files import forget_partial
 from asyncrl.journal import JournalError, fold
 from asyncrl.launch.cluster.actor_placement import ActorPlacement
 from asyncrl.launch.cluster.agents_placement import AgentsPlacement
@@ -188,6 +189,7 @@ class _Launch:
         """Remove what a life leaves of itself; the next one makes its own."""
         for old in (SUMMARY, STATUS, STALL, WEIGHT_STORE, RANK_STORE):
             (self._run / old).unlink(missing_ok=True)
+        forget_partial(self._run)
 
     # ----------------------------------------------------------------------------------- RunActors
 

@@ -7,23 +7,36 @@ No torch here: tokenizers and configurations are read, weights are not.
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 from safetensors import SafetensorError, safe_open
 
 from asyncrl.bundled import bundled_model
 from asyncrl.config import Config, ConfigError
-from asyncrl.config.errors import installs
+from asyncrl.config.errors import BAD_INPUT, installs
 from asyncrl.config.lora import is_of
 from asyncrl.config.schema.model_section import ALL_LINEAR
 from asyncrl.config.setting import nearest
 from asyncrl.escape import escaped
+from asyncrl.launch.prompt_checks import own_tokenizer
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.supervised_examples import read_examples, tokenized
 from asyncrl.tasks.text import Tokenizer
+
+TRIAL_S = 120.0
+"""Seconds in which a process must have made a model on no device."""
+INDEX = "model.safetensors.index.json"
+"""The file that says which weights are in which file of a divided model."""
+
+
+class _StoredIndex(msgspec.Struct):
+    weight_map: dict[str, str]
 
 
 def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
@@ -50,6 +63,99 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
             raise wrong(f"there is no {name} in it") from None
         except (ValueError, RecursionError):
             raise wrong(f"{name} in it is not JSON") from None
+    if weights:
+        if missing := _missing_shards(path):
+            raise wrong(f"{missing} is not in it, which {INDEX} names")
+        if _tied_apart(path):
+            raise wrong(
+                "config.json ties the output layer to the embedding, and the file has another "
+                "lm_head.weight: set tie_word_embeddings to false there, or drop that weight"
+            )
+
+
+def check_architecture(path: Path) -> None:
+    """Have a process make the model that config.json describes, without weights; it imports torch,
+    which takes seconds. Raises ConfigError where that fails."""
+    command = [sys.executable, "-m", "asyncrl.training.architecture_trial", str(path)]
+    try:
+        ran = subprocess.run(command, capture_output=True, timeout=TRIAL_S)
+    except subprocess.TimeoutExpired:
+        return  # it may be as large as that
+    if ran.returncode == BAD_INPUT:
+        raise ConfigError(f"{escaped(ran.stdout.decode(errors='replace').strip(), 400)}.")
+
+
+def _missing_shards(path: Path) -> str:
+    """The first file that the index of a divided model names and that is not there; empty where
+    all are. Raises ConfigError."""
+    if not (path / INDEX).is_file():
+        return ""
+    try:
+        index = msgspec.json.decode((path / INDEX).read_bytes(), type=_StoredIndex)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path / INDEX} cannot be read: {escaped(str(error), 200)}.") from None
+    named = sorted({*index.weight_map.values()})
+    return next(
+        (escaped(name, 100) for name in named if not (path / Path(name).name).is_file()), ""
+    )
+
+
+def _tied_apart(path: Path) -> bool:
+    """True if config.json ties the output layer to the embedding, and the files have two. Some rows
+    of both are compared."""
+    if json.loads((path / "config.json").read_bytes()).get("tie_word_embeddings") is not True:
+        return False
+    layers = dict[str, _Stored]()
+    for file in sorted(path.glob("*.safetensors")):
+        for stored in _stored(path, file):
+            for layer in ("lm_head.weight", "embed_tokens.weight"):
+                if f".{stored.name}".endswith(f".{layer}"):
+                    layers[layer] = stored
+    if len(layers) < 2:
+        return False
+    head, rows = layers.values()
+    if head.form != rows.form:
+        return True
+    step = max(1, head.size // 64)
+    return any(head.bytes_at(at) != rows.bytes_at(at) for at in range(0, head.size, step))
+
+
+class _Stored(NamedTuple):
+    """A weight in a file: its type and shape (`form`), and its bytes from `start` on."""
+
+    file: Path
+    name: str
+    form: tuple[str, tuple[int, ...]]
+    start: int
+    size: int
+
+    def bytes_at(self, at: int) -> bytes:
+        """A few bytes of it."""
+        with self.file.open("rb") as file:
+            file.seek(self.start + at)
+            return file.read(min(4096, self.size - at))
+
+
+def _stored(directory: Path, path: Path) -> Iterator[_Stored]:
+    """The weights of a file, as its header has them. Raises ConfigError."""
+    try:
+        with safe_open(path, framework="numpy"), path.open("rb") as file:  # the first checks it
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(directory, path, error) from None
+    for name, one in header.items():
+        if name != "__metadata__":
+            start, end = one["data_offsets"]
+            form = one["dtype"], tuple(one["shape"])
+            yield _Stored(path, name, form, 8 + length + start, end - start)
+
+
+def _unreadable(directory: Path, file: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"model.path is {str(directory)!r}, and {file.name} in it cannot be read "
+        f"({escaped(str(error), 100)}); give a local Hugging Face model directory."
+    )
 
 
 def check_adapters(config: Config) -> None:
@@ -77,17 +183,7 @@ def check_adapters(config: Config) -> None:
 
 def _weights(path: Path) -> set[str]:
     """The names of the weights of a model directory. Raises ConfigError."""
-    found = set[str]()
-    for file in path.glob("*.safetensors"):
-        try:
-            with safe_open(file, framework="numpy") as stored:
-                found.update(stored.keys())
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(
-                f"model.path is {str(path)!r}, and {file.name} in it cannot be read "
-                f"({escaped(str(error), 100)}); give a local Hugging Face model directory."
-            ) from None
-    return found
+    return {stored.name for file in path.glob("*.safetensors") for stored in _stored(path, file)}
 
 
 def check_policies(config: Config, task: Task) -> None:
@@ -115,13 +211,8 @@ def check_examples(config: Config, task: Task) -> None:
         return
     try:
         examples, most = read_examples(Path(config.supervised.path)), config.engine.context_tokens
-        if config.model.path:
-            tokenizer = Tokenizer(config.model.path, chat=config.task.chat)
+        with own_tokenizer(config, task) as tokenizer:
             tokenized(examples, tokenizer, config.task, most)
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                bundled_model.write_tokenizer(Path(folder), bundled_model.task_frame(task))
-                tokenized(examples, Tokenizer(folder), config.task, most)
     except TaskError as error:
         raise ConfigError(f"{error}.") from None
 

@@ -10,10 +10,10 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,8 @@ from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.cluster import joined
 from asyncrl.config.curricula import CURRICULA
-from asyncrl.config.errors import installs
+from asyncrl.config.derived import Row
+from asyncrl.config.errors import installs, usable
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.mix import each, members, named
@@ -37,7 +38,9 @@ from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
 from asyncrl.explain import curve
 from asyncrl.explain.sinks.sink import refuse_unfit_sinks
+from asyncrl.files import open_growing
 from asyncrl.journal import JournalError, SqliteHistory
+from asyncrl.launch.data_origins import check_origins, note_origins
 from asyncrl.launch.machine_checks import check_certificates, check_cores, check_gpus, check_ports
 from asyncrl.launch.model_directories import (
     check_adapters,
@@ -46,12 +49,15 @@ from asyncrl.launch.model_directories import (
     check_policies,
 )
 from asyncrl.launch.private import private_files, refuse_foreign
+from asyncrl.launch.prompt_checks import check_prompts
 from asyncrl.launch.run_copy import refuse_unfit
 from asyncrl.launch.stored_copy import is_stored
 from asyncrl.runtime.processes.machine import gpus_here
 from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
 from asyncrl.sandbox.support import support
-from asyncrl.tasks.judging import check_judging, opened
+from asyncrl.tasks import Task
+from asyncrl.tasks.judge_checks import check_judging, opened
+from asyncrl.tasks.mixed import size_of
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.training.checkpoint_index import complete
 
@@ -144,14 +150,23 @@ def _fresh(task: str, now: datetime) -> Path:
     return path
 
 
-def check(config: Config, resume: Path | None, available: int) -> None:
-    """Check all that can be checked without starting or writing anything. `available` is the number
-    of cores. Raises ConfigError."""
+class Checked(NamedTuple):
+    """A configuration that can run, with the sizes that its data has; and notes for the user."""
+
+    config: Config
+    notes: list[Row]
+
+
+def check(config: Config, resume: Path | None, available: int) -> Checked:
+    """Check all that can be checked without starting a run or writing anything. `available` is the
+    number of cores. Raises ConfigError."""
     check_cores(config, available)
     _directory(config, resume)
     refuse_unfit(config, resume)
+    notes = list[Row]()
     if resume:
         refuse_unreadable(Path(config.run.dir))
+        notes += check_origins(config, Path(config.run.dir))
     check_ports(config)
     check_certificates(config)
     refuse_unfit_sinks(config.run.sinks)
@@ -171,6 +186,42 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     check_examples(config, task)
     if config.agent.run and config.agent.run != PLAYED_ELSEWHERE:
         _agent(config.agent)
+    return Checked(_counted(config, task), [*notes, *check_prompts(config, task)])
+
+
+def _counted(config: Config, task: Task) -> Config:
+    """The configuration with the true number of training prompts of each file. Steps, epochs and
+    the schedule of the learning rate follow from it."""
+    if not config.task.mix:
+        if config.task.name != "jsonl":
+            return config
+        counted = msgspec.structs.replace(config.task, train_size=task.size("train"))
+        return msgspec.structs.replace(config, task=counted)
+    count = size_of(task)
+    mix = {
+        label: {**config.task.mix[label], "train_size": count(label, "train")}
+        if member.name == "jsonl"
+        else config.task.mix[label]
+        for label, member in members(config.task).items()
+    }
+    return msgspec.structs.replace(config, task=msgspec.structs.replace(config.task, mix=mix))
+
+
+def _uncounted(config: Config) -> Config:
+    """The configuration without the sizes that `_counted` gave it."""
+    task = config.task
+    mix = {
+        label: {
+            name: value
+            for name, value in task.mix[label].items()
+            if name != "train_size" or member.name != "jsonl"
+        }
+        for label, member in members(task).items()
+    }
+    size = TaskConfig().train_size if task.name == "jsonl" else task.train_size
+    return msgspec.structs.replace(
+        config, task=msgspec.structs.replace(task, mix=mix, train_size=size)
+    )
 
 
 def _agent(agent: AgentConfig) -> None:
@@ -208,17 +259,18 @@ def claimed(config: Config) -> Iterator[Path]:
             ) from None
         try:
             configuration.write(config, run / RUN_TOML)
+            note_origins(config, run)
         except OSError as error:
             raise ConfigError(_unwritable(run, error)) from None
         yield run
 
 
-def _lock(run: Path) -> TextIO:
+def _lock(run: Path) -> BinaryIO:
     """The file whose lock is the claim."""
     try:
         run.mkdir(parents=True, exist_ok=True)
         refuse_foreign(run)
-        return (run / LOCK).open("a")
+        return open_growing(run / LOCK)
     except OSError as error:
         raise ConfigError(_unwritable(run, error)) from None
 
@@ -235,7 +287,7 @@ def _directory(config: Config, resume: Path | None) -> None:
             "directory of a run."
         )
     if toml.exists():
-        old = configuration.read(toml)
+        old, config = _uncounted(configuration.read(toml)), _uncounted(config)
         ignored = RESUMABLE if resume else {"run.dir"}
         for key in FIELDS:
             was, now = lookup(old, key), lookup(config, key)
@@ -300,13 +352,9 @@ def _curve(run: Path) -> None:
     path = run / METRICS
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path}: this is no file; remove it to go on without the run's curve.")
-    try:
+    with usable(path, "read"), suppress(FileNotFoundError):
         for _ in curve.read(path):
             pass
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
 
 
 def _unwritable(run: Path, error: OSError) -> str:

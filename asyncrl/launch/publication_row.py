@@ -9,8 +9,9 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from asyncrl.config import Config
-from asyncrl.config.derived import Row, size
+from asyncrl.config.derived import Row
 from asyncrl.config.engines import capabilities
+from asyncrl.words import size
 
 
 def publication_row(config: Config, measured: str = "") -> Row:

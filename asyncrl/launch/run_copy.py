@@ -31,7 +31,7 @@ from asyncrl.launch.stored_copy import (
     is_stored,
     refuse_unfit_store,
 )
-from asyncrl.runtime.run_dir import JOURNAL, METRICS, PACKED, RUN_TOML
+from asyncrl.runtime.run_dir import JOURNAL, METRICS, ORIGINS, PACKED, RUN_TOML
 from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, checkpoint_path, complete
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def copy_run(run: Path, copy: Path) -> None:
     there = {checkpoint.version for checkpoint in complete(copy)}
     if history.forgotten and not known & there:
         raise CheckpointError("its checkpoints were replaced faster than they can be copied")
-    for name in (RUN_TOML, PACKED, METRICS):
+    for name in (RUN_TOML, ORIGINS, PACKED, METRICS):
         if (run / name).is_file():
             _copy_file(run / name, copy / name)
     _synced(journal)

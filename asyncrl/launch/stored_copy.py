@@ -24,9 +24,10 @@ import msgspec
 
 from asyncrl.config.errors import ConfigError, installs
 from asyncrl.escape import escaped
+from asyncrl.files import write_whole
 from asyncrl.journal import SqliteHistory
 from asyncrl.journal.sqlite import copy as copy_journal
-from asyncrl.runtime.run_dir import COPY_ID, JOURNAL, METRICS, PACKED, RUN_TOML
+from asyncrl.runtime.run_dir import COPY_ID, JOURNAL, METRICS, ORIGINS, PACKED, RUN_TOML
 from asyncrl.training.checkpoint_index import (
     SCALARS,
     Checkpoint,
@@ -44,7 +45,7 @@ SCHEMES = ("s3", "gs", "az", "file")
 MANIFEST = "manifest.json"
 MANIFEST_BYTES = 16 << 20
 """Size of a manifest, at most."""
-PLAIN = frozenset({RUN_TOML, PACKED, METRICS, COPY_ID, JOURNAL})
+PLAIN = frozenset({RUN_TOML, ORIGINS, PACKED, METRICS, COPY_ID, JOURNAL})
 """Files of a run that are copied, besides its checkpoints."""
 _OF_CHECKPOINT = re.compile(r"checkpoints/step-\d{6,}/[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _HASH = re.compile(r"[0-9a-f]{32}")
@@ -280,7 +281,7 @@ def _id(run: Path) -> str:
 
 def _new_id(run: Path) -> str:
     made = secrets.token_hex(16)
-    (run / COPY_ID).write_text(f"{made}\n")
+    write_whole(run / COPY_ID, f"{made}\n")
     return made
 
 

@@ -16,12 +16,13 @@ import msgspec
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.cluster import ranks_here
-from asyncrl.config.derived import Row, size
+from asyncrl.config.derived import Row
 from asyncrl.config.ranks import ranks_of
 from asyncrl.escape import escaped
 from asyncrl.launch.model_bound import model_bound
 from asyncrl.runtime.processes.machine import memory_bytes
 from asyncrl.training.memory_parts import MemoryParts, PredictedMemory
+from asyncrl.words import size
 
 DEADLINE_S = 180.0
 """Longest time of a prediction: several times what models of some billions of parameters take."""

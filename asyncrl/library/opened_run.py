@@ -6,17 +6,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import msgspec
-
-from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
-from asyncrl.explain import curve, summary, why
 from asyncrl.explain.curve import Point
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.summary import Summary
 from asyncrl.explain.views.rollout_records import RolloutRecord, Wanted, records
+from asyncrl.explain.why import why
 from asyncrl.messages import Finish, Split
-from asyncrl.runtime import run_dir
 from asyncrl.runtime.output import complain
+from asyncrl.runtime.run_dir import SUMMARY
 
 
 class Run:
@@ -33,7 +31,7 @@ a run.
         """Open a run. Raises ConfigError for a directory that is none of a run."""
         self.path = Path(path).absolute()
         self.status = status
-        run_dir.refuse_no_run(self.path)
+        _ = self._files
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -43,55 +41,40 @@ a run.
         """True if the run has ended, and ended well."""
         if self.status is not None:
             return self.status == 0
-        return not run_dir.lives(self.path) and self._has_summary and self.summary.ok
+        files = self._files
+        return not files.lives and files.summary is not None and files.summary.ok
 
     @property
     def lives(self) -> bool:
         """True if a process works on the run."""
-        return run_dir.lives(self.path)
+        return self._files.lives
 
     @property
     def config(self) -> Config:
         """The run's settings, all of them. Raises ConfigError."""
-        return configuration.read(self.path / run_dir.RUN_TOML)
+        return self._files.config
 
     @property
     def curve(self) -> list[Point]:
         """Points of the curve so far: a `StepPoint` for each step, an `EvaluationPoint` for each
         evaluation. Raises ConfigError where they cannot be read."""
-        path = self.path / run_dir.METRICS
-        try:
-            return list(curve.read(path))
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
+        return list(self._files.points())
 
     @property
     def summary(self) -> Summary:
         """The totals of a run that has ended. Raises ConfigError where there are none."""
-        path = self.path / run_dir.SUMMARY
-        try:
-            return summary.read(path)
-        except FileNotFoundError:
+        if (found := self._files.summary) is None:
             raise ConfigError(
-                f"{self.path}: there is no {run_dir.SUMMARY}, so the run has not ended; "
-                "`why` says how it stands."
-            ) from None
-        except (OSError, msgspec.DecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read ({error}).") from None
+                f"{self.path}: there is no {SUMMARY}, so the run has not ended; `why` says how it "
+                "stands."
+            )
+        return found
 
     @property
     def model(self) -> Path:
         """The directory of the model after the last step, in Hugging Face's form. Raises
         ConfigError where the run has not made it."""
-        path = self.path / run_dir.MODEL
-        if not path.is_dir():
-            raise ConfigError(
-                f"{self.path}: there is no {run_dir.MODEL} in it: the run writes it after its last "
-                "step."
-            )
-        return path
+        return self._files.model
 
     def rollouts(
         self,
@@ -107,13 +90,14 @@ a run.
         wanted = Wanted(
             split=split, prompt=prompt, reward_below=reward_below, finish=finish, last=last
         )
-        return records(self.path, wanted, complain)
+        return records(self._files, wanted, complain)
 
     def why(self) -> list[str]:
         """A few sentences about how the run stands, as `asyncrl why` says them. Raises
         ConfigError."""
-        return why.why(self.path, time.time())
+        return why(self._files, time.time())
 
     @property
-    def _has_summary(self) -> bool:
-        return (self.path / run_dir.SUMMARY).is_file()
+    def _files(self) -> RunFiles:
+        """The files as they are now."""
+        return RunFiles(self.path)

@@ -9,7 +9,7 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.messages import Split
 from asyncrl.tasks import Task
 from asyncrl.tasks.answer import Answer
-from asyncrl.tasks.judging import opened
+from asyncrl.tasks.judge_checks import opened
 from asyncrl.tasks.verifiers import Verifier, rewarded
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import derived
-from asyncrl.explain.display import show_derived
+from asyncrl.explain.display import show_rows
 from asyncrl.launch import preflight
 from asyncrl.launch.private import refuse_foreign
 from asyncrl.launch.publication_row import publication_row
@@ -23,6 +23,7 @@ from asyncrl.runtime.output import Output
 from asyncrl.runtime.processes.machine import available_cores
 from asyncrl.runtime.run_dir import CLUSTER_MODELS
 from asyncrl.sandbox.support import support
+from asyncrl.words import duration
 
 
 def train(
@@ -54,9 +55,9 @@ def checked(config: Config, resume: Path | None, console: Console, models: Path 
     ConfigError."""
     cores = available_cores()
     config = preflight.resolved(config, resume, datetime.now())
-    preflight.check(config, resume, cores)
+    config, notes = preflight.check(config, resume, cores)
     publication = publication_row(config, _measured_pause(models))
-    show_derived([*derived(config, cores), publication, *memory_rows(config)], console)
+    show_rows([*derived(config, cores), publication, *memory_rows(config), *notes], console)
     if config.task.sandbox == "process" and (missing := support().missing):
         console.print(
             f"This machine does not have the sandbox strict ({missing}): what judges answers can "
@@ -75,4 +76,4 @@ def _measured_pause(models: Path | None) -> str:
         swap_s = read_models(models).network.swap_s
     except ConfigError as error:  # a forecast needs the file, and a run does not
         return str(error)
-    return f"{swap_s:.3g} s in {CLUSTER_MODELS}" if swap_s else ""
+    return f"{duration(swap_s)} in {CLUSTER_MODELS}" if swap_s else ""

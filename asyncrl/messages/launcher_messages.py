@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from asyncrl.messages.parts import Message, Part, Role
@@ -55,31 +54,31 @@ class StatusUpdate(Message, frozen=True):
     seconds; shares are 0 to 1. `evaluated` are figures of sampled answers, by name;
     `accuracy_weights` says which weights of `accuracy_version` these and the accuracy are of. Of
     the last step's responses there are the mean `reward`, the shares that are `exact` and
-    `truncated`, their mean length and their entropy (nats a token); NaN before there are any."""
+    `truncated`, their mean length and their entropy (nats a token); None before there are any."""
 
     seconds: float
     phase: str
     step: int
     steps: int
-    reward: float
-    accuracy: float
+    reward: float | None
+    accuracy: float | None
     accuracy_version: int
     generated_per_s: float
     trained_per_s: float
-    lag_mean: float
+    lag_mean: float | None
     lag_max: int
     queue_items: int
     queue_bytes: int
-    idle_trainer: float
-    idle_rollout: float
-    pause_seconds: float
+    idle_trainer: float | None
+    idle_rollout: float | None
+    pause_seconds: float | None
     note: str
     evaluated: dict[str, float] = {}
     accuracy_weights: Literal["current", "ema"] = "current"
-    exact: float = math.nan
-    truncated: float = math.nan
-    response_tokens: float = math.nan
-    entropy: float = math.nan
+    exact: float | None = None
+    truncated: float | None = None
+    response_tokens: float | None = None
+    entropy: float | None = None
     progress: list[Progress] = []
 
 

@@ -7,17 +7,19 @@ it dies is there too.
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 from asyncrl.config.schema.run_section import SinkName
 from asyncrl.escape import escaped_lines
+from asyncrl.files import open_growing
 from asyncrl.messages import Role
 
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s {actor} %(name)s: %(message)s"
@@ -68,11 +70,27 @@ def kept(run: Path, role: Role, index: int) -> Iterator[None]:
 def _handler(run: Path, role: LogOwner, index: int) -> logging.Handler:
     target = path(run, role, index)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(target, encoding="utf-8")
+    handler = _LogFile(target)
     handler.setFormatter(
         _Format(FORMAT.format(actor=f"{role}-{index}"), datefmt="%Y-%m-%dT%H:%M:%S")
     )
     return handler
+
+
+class _LogFile(logging.FileHandler):
+    """A log, which is no link. A disk without room for it is no fault of who writes to it: what
+    does not fit is lost, and nothing is printed in its place."""
+
+    def _open(self) -> io.TextIOWrapper:
+        return io.TextIOWrapper(open_growing(Path(self.baseFilename)), encoding="utf-8")
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 class _Format(logging.Formatter):

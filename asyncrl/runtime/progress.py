@@ -18,6 +18,7 @@ import msgspec
 import trio
 
 from asyncrl.messages import Progress
+from asyncrl.words import clock
 
 EVERY_S = 0.5
 """Least seconds between two that are sent."""
@@ -35,18 +36,6 @@ def left_s(first: float, done: float, of: float, seconds: float) -> float | None
     if done <= first or of <= 0:
         return None
     return seconds * max(0.0, of - done) / (done - first)
-
-
-def clock(seconds: float) -> str:
-    """Minutes and seconds, hours where there are any.
-
-    >>> clock(75), clock(3675)
-    ('1:15', '1:01:15')
-    """
-    minutes, rest = divmod(int(seconds), 60)
-    return (
-        f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
-    )
 
 
 def amount(progress: Progress) -> str:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-from pathlib import Path
-
-from asyncrl.config.errors import ConfigError
-
 RUN_TOML = "run.toml"
 """The resolved settings of the run."""
+ORIGINS = "origins.json"
+"""Digests of the task's files, verifier and package, as the run began with them."""
 LOCK = "lock"
 """Held by the launcher as long as it lives."""
 
@@ -64,25 +61,3 @@ STATUS = "status.json"
 """The run status, written about once a second."""
 STALL = "stall.json"
 """The run status at the moment when the watchdog ended the run."""
-
-
-def refuse_no_run(run: Path) -> None:
-    """Raise ConfigError where `run` is not the directory of a run."""
-    if not run.is_dir():
-        raise ConfigError(f"{run}: there is no such directory; give the directory of a run.")
-    if not (run / RUN_TOML).is_file():
-        raise ConfigError(
-            f"{run}: there is no {RUN_TOML} in it, so it is not the directory of a run."
-        )
-
-
-def lives(run: Path) -> bool:
-    """True if a process has claimed this run directory, and has not ended."""
-    try:
-        with (run / LOCK).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # there is no lock to have
-        return False
-    return False

@@ -24,5 +24,4 @@ run.py          one seed; `asyncrl simulate`
 command.py      many seeds, counted
 checker/        the invariants, recounted after every event from events and from what engine and
                 learner did
-episodes/       agents and the parts that play them in a world of their own
 """

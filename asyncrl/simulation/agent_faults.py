@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+
+import trio
 
 from asyncrl.simulation.fake_player import AgentFailing
 from asyncrl.simulation.fault_kinds import (
@@ -146,3 +149,55 @@ AGENT_KINDS |= {
     "kill_coordinator_amid": partial(_amid, "kill_coordinator_amid", "coordinator-0"),
     "kill_everything_amid": partial(_amid, "kill_everything_amid", "everything"),
 }
+
+
+# None of AGENT_KINDS: of those each seed's faults are drawn, and one more would change all of them.
+async def coordinator_starved(injector: Injector, draw: random.Random) -> None:
+    """A coordinator that has a core for moments only: it finds much that it was told meanwhile
+    before its loop turns again."""
+    strike = None
+    for _ in range(draw.choice((30, 300, 1000))):
+        if (process := await injector.one(draw, ["coordinator"])) is None:
+            return
+        strike = strike or injector.happened("coordinator_starved", process)
+        process.freeze(True)
+        await trio.sleep(draw.choice((0.05, 0.3, 1.0)) * draw.uniform(0.5, 1.5))
+        process.freeze(False)
+        strike.until = trio.current_time()
+        await trio.sleep(draw.choice((0.001, 0.02, 0.1)))
+
+
+async def agents_repeat(injector: Injector, draw: random.Random) -> None:
+    """An agents actor says once more how attempts ended, among what it says of others."""
+    times = draw.choice((5, 20))
+    while times and (process := await _agents(injector, draw)) is not None:
+        times = await _repeated(times, process, injector, draw)
+
+
+async def _repeated(
+    times: int, process: SimProcess, injector: Injector, draw: random.Random
+) -> int:
+    """Have this actor repeat itself so often. Returns how often it has not, if it ended before."""
+    wire, ends, said = process.pipes[0].out, deque[bytes](maxlen=4), 0
+    every = draw.choice((2, 5))
+
+    def edit(frame: bytes) -> Iterable[bytes]:
+        nonlocal said, times
+        said += 1
+        yield frame
+        if b"Played" in frame[:64]:
+            ends.append(frame)
+        elif ends and not said % every:
+            injector.happened("agents_repeat", process)
+            times -= 1
+            yield draw.choice(ends)
+        if not times:
+            wire.edit = None
+
+    await _outlast(lambda: wire.edit is None, injector, process)  # of another fault
+    wire.edit = edit
+    await _outlast(lambda: wire.edit is None, injector, process)
+    return times
+
+
+OF_CROWDED = {"coordinator_starved": coordinator_starved, "agents_repeat": agents_repeat}

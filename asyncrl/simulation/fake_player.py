@@ -52,7 +52,8 @@ class FakePlayer:
     `think_s(seed)` draws the seconds between two acts of an agent, `slowness` times as many. The
     next `failures` agents that act fail as `fails` says; `faulted` hears of each. `ended` hears of
     each end: the attempt, the reason why it has to be played again, empty if not, and the calls
-    whose whole answers its agent did not want."""
+    whose whole answers its agent did not want. With `clients`, calls that an agent abandons stay
+    open there, until they are answered or the attempt is over; without, they are closed at once."""
 
     def __init__(
         self,
@@ -61,9 +62,10 @@ class FakePlayer:
         ended: Callable[[Play, str, Collection[int]], None],
         *,
         steady: bool,
+        clients: trio.Nursery | None = None,
     ) -> None:
         self._sessions, self._think_s, self._steady = sessions, think_s, steady
-        self._ended = ended
+        self._ended, self._clients = ended, clients
         self.slowness = 1.0
         self.fails: AgentFailing = "raised"
         self.failures = 0
@@ -73,7 +75,7 @@ class FakePlayer:
         """Play to the end, or to that of the clock."""
         session = self._sessions.named(facts.session)
         whims = None if self._steady else facts.seed + facts.attempt
-        acting = _Acting(session, whims)
+        acting = _Acting(session, whims, self._clients)
         end: AgentEnd = failed("timeout", f"the agent had the ball for {clock.limit_s:g} s")
         with clock.running():
             end = await self._act(acting, facts)
@@ -128,8 +130,10 @@ class _Acting:
     answers it had enough or that it left, and `unread` those whose answers it reads. `refused`: a
     call had no answer."""
 
-    def __init__(self, session: PlayedSession, whims: int | None) -> None:
-        self._session = session
+    def __init__(
+        self, session: PlayedSession, whims: int | None, clients: trio.Nursery | None
+    ) -> None:
+        self._session, self._clients = session, clients
         self._whims = None if whims is None else random.Random(f"retries/{whims}")
         self._asked = 0
         self.numbers: list[int] = []
@@ -174,13 +178,20 @@ class _Acting:
                             await trio.lowlevel.checkpoint()
                     self.numbers.append(self._asked)
                     if ask.abandoned:
-                        self.left.add(self._asked)
-                        with self._open(ask):
-                            continue
+                        self._abandon(ask)
+                        continue
                     answer = opened.enter_context(self._open(ask))
                     self.unread.add(self.numbers[-1])
                     nursery.start_soon(self._read, answer, ask, place, found, self.numbers[-1])
         return found
+
+    def _abandon(self, ask: ScriptedAsk) -> None:
+        """Make a call, and do not wait for its answer."""
+        self.left.add(self._asked)
+        with ExitStack() as opened:
+            answer = opened.enter_context(self._open(ask))
+            if self._clients is not None:
+                self._clients.start_soon(_cling, opened.pop_all(), answer)
 
     def _open(self, ask: ScriptedAsk) -> AbstractContextManager[Generation]:
         self._asked += 1
@@ -211,3 +222,10 @@ class _Acting:
                 answer.interrupt(ask.needs)
         self.unread.remove(number)
         found[place] = tuple(ids[: ask.needs])
+
+
+async def _cling(opened: ExitStack, answer: Generation) -> None:
+    """Be a client that its agent has forgotten."""
+    with opened:
+        async for _ in answer:
+            pass

@@ -90,11 +90,13 @@ class FakeWorld(World):
         rewards: policy.Rewards = ALL_REWARDS,
         *,
         steady: bool = True,
+        cling: bool = False,
     ) -> None:
-        """`steady` agents, where there are any, do the same in each attempt."""
+        """`steady` agents, where there are any, do the same in each attempt, and those that `cling`
+        leave calls open at their end."""
         super().__init__(config, observer)
         self.seed, self.speeds, self.rewards = seed, speeds or Speeds(), rewards
-        self.steady = steady
+        self.steady, self.cling = steady, cling
         self.sim_disk = SimDisk()
         self.checkpoints: list[SimCheckpoint] = []
         self.engine: Callable[[SimProcess], Engine] = self._fake_engine
@@ -220,7 +222,11 @@ class FakeWorld(World):
             return
         sessions, reporter = PlayedSessions(b"the run's key"), Reporter(process.waits)
         process.player = FakePlayer(
-            sessions, self.speeds.think_s, self.observer.on_agent_end, steady=self.steady
+            sessions,
+            self.speeds.think_s,
+            self.observer.on_agent_end,
+            steady=self.steady,
+            clients=self._nursery if self.cling else None,
         )
         episodes = EpisodePlayer(
             process.player,

@@ -37,7 +37,7 @@ Garbage = Literal[
 class FakeTask:
     """A task whose prompts are their own number, in digits."""
 
-    sampled = policy.VOCABULARY
+    sampled = embedded = policy.VOCABULARY
 
     def __init__(self, config: Config) -> None:
         self._sizes: dict[Split, int] = {

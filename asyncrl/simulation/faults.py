@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import trio
 
-from asyncrl.simulation.agent_faults import AGENT_KINDS
+from asyncrl.simulation.agent_faults import AGENT_KINDS, OF_CROWDED
 from asyncrl.simulation.fault_kinds import KINDS, told_to_end
 from asyncrl.simulation.injector import Injector
 
 FROM_S, UNTIL_S = 0.05, 4.0
 """Range of the times at which faults begin, in virtual seconds of a run."""
-ALL_KINDS = KINDS | AGENT_KINDS | {"told_to_end": told_to_end}
+ALL_KINDS = KINDS | AGENT_KINDS | OF_CROWDED | {"told_to_end": told_to_end}
 LIE_IN_WAIT = {
     "agent_crashes",
     "kill_agents_amid",
@@ -50,10 +50,23 @@ def plan(seed: int, more: Sequence[str] = ()) -> list[Fault]:
 
 
 def agents_plan(seed: int, more: Sequence[str] = ()) -> list[Fault]:
-    """The faults of a seed's run whose rollouts are episodes: of the kinds that agents meet, and of
-    those that every run does."""
+    """The faults of a seed's run whose rollouts are episodes: of the kinds that agents meet, of
+    those that every run does, and of those that a crowded one has besides, by draws of its own."""
     of_agents = _drawn(seed, f"agents' plan/{seed}", sorted(AGENT_KINDS), ())
-    return sorted(of_agents + plan(seed, more)[::2], key=lambda fault: fault.kind)
+    return sorted(of_agents + plan(seed, more)[::2], key=lambda fault: fault.kind) + _crowding(seed)
+
+
+def crowded(seed: int) -> bool:
+    """True if much happens between two turns of the coordinator's loop in the agents' run of a
+    seed."""
+    return seed % 11 == 9
+
+
+def _crowding(seed: int) -> list[Fault]:
+    draw = random.Random(f"crowded/{seed}")
+    return [
+        Fault(draw.uniform(FROM_S, UNTIL_S / 4), kind, draw.getrandbits(32)) for kind in OF_CROWDED
+    ] * crowded(seed)
 
 
 def _drawn(seed: int, source: str, names: list[str], more: Sequence[str]) -> list[Fault]:

@@ -139,7 +139,15 @@ async def _cancel_after(seconds: Callable[[], float], scope: trio.CancelScope) -
 
 async def _run(seed: int, shape: Shape, faults: Sequence[Fault], clock: MockClock) -> SeedReport:
     checker = Checker(seed, shape.config, shape.rewards, steady=shape.steady)
-    world = FakeWorld(seed, shape.config, checker, shape.speeds, shape.rewards, steady=shape.steady)
+    world = FakeWorld(
+        seed,
+        shape.config,
+        checker,
+        shape.speeds,
+        shape.rewards,
+        steady=shape.steady,
+        cling=shape.cling,
+    )
     checker.prompts = world.prompts()
     checker.clock = trio.current_time
     injector = Injector(world, clock)

@@ -16,6 +16,7 @@ import msgspec
 
 from asyncrl.config import Config
 from asyncrl.simulation.fake_world import Speeds
+from asyncrl.simulation.faults import crowded
 from asyncrl.simulation.policy import Rewards
 
 AHEAD = ((0, 0), (0, 0), (1, 0), (1, 1), (2, 1), (4, 2))
@@ -146,13 +147,15 @@ def _settings(seed: int) -> Settings:
 
 class Shape(NamedTuple):
     """One run: its settings, how long things take, its rewards, and the kinds of fault that it has
-    beside those of its plan. `steady` agents, where there are any, do the same in each attempt."""
+    beside those of its plan. `steady` agents, where there are any, do the same in each attempt, and
+    those that `cling` leave calls open at their end."""
 
     config: Config
     speeds: Speeds
     rewards: Rewards
     kinds: Sequence[str] = ()
     steady: bool = True
+    cling: bool = False
 
 
 @dataclass
@@ -442,8 +445,9 @@ def drawn_agents(seed: int) -> Shape:
     _lend(settings, seed)
     config = msgspec.convert(settings, Config)
     steady, errors = draw.random() < 0.6, draw.random() < 0.25
-    rewards = draft.rewards._replace(errors=errors)
-    return Shape(config, draft.speeds, rewards, draft.kinds, steady=steady)
+    rewards, cling = draft.rewards._replace(errors=errors), crowded(seed)
+    steady &= not cling
+    return Shape(config, draft.speeds, rewards, draft.kinds, steady=steady, cling=cling)
 
 
 def speeds(seed: int) -> Speeds:

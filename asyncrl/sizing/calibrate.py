@@ -22,18 +22,14 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl import journal
 from asyncrl.config import Config, ConfigError
-from asyncrl.config import read as read_config
 from asyncrl.config.flow import admission_policy
 from asyncrl.experience import events as e
 from asyncrl.experience.events import AnyEvent
 from asyncrl.explain.curve import StepPoint
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.summary import Summary
-from asyncrl.explain.views.run_figures import read_points, read_summary
-from asyncrl.journal import JournalError
 from asyncrl.messages import Scored
-from asyncrl.runtime.run_dir import JOURNAL, RUN_TOML, refuse_no_run
 from asyncrl.sizing.cluster_models import (
     ClusterModel,
     EngineModel,
@@ -142,37 +138,33 @@ def calibrate(runs: Sequence[Path]) -> Calibration:
 
 def _read(run: Path) -> tuple[Config, RunPace, WorkSeen, Summary | None]:
     """The settings of a run, its pace, its work, and its summary if it has one."""
-    refuse_no_run(run)
-    config = read_config(run / RUN_TOML)
-    summary = read_summary(run)
-    found = pace(run)
-    try:
-        seen = work_seen(journal.read(run / JOURNAL), found.begin, found.end)
-    except JournalError as error:
-        raise ConfigError(f"{run / JOURNAL}: {error}.") from None
+    files = RunFiles(run)
+    config, found = files.config, pace(files)
+    with files.journal() as history:
+        seen = work_seen(history.events(history.forgotten), found.begin, found.end)
     if len(seen.lengths) < 2:
         raise ConfigError(
-            f"{run / JOURNAL}: it holds no two complete responses; let the run make more steps."
+            f"{run}: its journal holds no two complete responses; let the run make more steps."
         )
-    return config, found, seen, summary
+    return config, found, seen, files.summary
 
 
-def pace(run: Path) -> RunPace:
+def pace(files: RunFiles) -> RunPace:
     """The pace of a run without its beginning. Raises ConfigError where it has too few steps."""
-    steps = [point for point in read_points(run) if isinstance(point, StepPoint)]
+    steps = [point for point in files.points() if isinstance(point, StepPoint)]
     if len(steps) < LEAST_STEPS:
         raise ConfigError(
-            f"{run}: it has {len(steps)} steps, and {LEAST_STEPS} are needed to fit anything; let "
-            "it make more."
+            f"{files.path}: it has {len(steps)} steps, and {LEAST_STEPS} are needed to fit "
+            "anything; let it make more."
         )
     first, last = steps[int(BEGINNING * len(steps))], steps[-1]
     between = [point for point in steps if first.version < point.version <= last.version]
     seconds = last.seconds - first.seconds
     if seconds <= 0:
-        raise ConfigError(f"{run}: its steps have no time between them.")
+        raise ConfigError(f"{files.path}: its steps have no time between them.")
     trained = sum(point.trained for point in between)
     lag = sum((point.lag_mean or 0.0) * point.trained for point in between)
-    summary = read_summary(run)
+    summary = files.summary
     began = (
         summary.seconds - summary.training_seconds
         if summary is not None and summary.training_seconds is not None

@@ -13,7 +13,6 @@ All of it is a TOML file (`read_models`, `write_models`; docs/sizing.md).
 from __future__ import annotations
 
 import math
-import os
 import tomllib
 from bisect import bisect_left
 from collections.abc import Callable
@@ -25,7 +24,9 @@ import msgspec
 import tomli_w
 
 from asyncrl.config import ConfigError
+from asyncrl.config.errors import usable
 from asyncrl.engines.draws import stream
+from asyncrl.files import open_regular, write_whole
 
 _NORMAL = NormalDist()
 
@@ -204,7 +205,7 @@ class ClusterModel(ModelStruct, frozen=True):
 def read_models(path: Path) -> ClusterModel:
     """The models in a TOML file. Raises ConfigError."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             tree = tomllib.load(file)
     except OSError as error:
         raise ConfigError(
@@ -257,12 +258,5 @@ def render_models(models: ClusterModel, notes: list[str] | None = None) -> str:
 
 def write_models(models: ClusterModel, path: Path, notes: list[str]) -> None:
     """Write a file of models, whole or not at all. Raises ConfigError."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(render_models(models, notes))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}).") from None
+    with usable(path, "written"):
+        write_whole(path, render_models(models, notes))

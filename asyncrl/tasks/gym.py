@@ -215,11 +215,7 @@ def _nearest(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return (
-        f"; it has {', '.join(known)}"
-        if len(known) < 30
-        else "; `python -m reasoning_gym` or its documentation lists them"
-    )
+    return f"; it has {', '.join(known)}" if len(known) < 30 else "; `asyncrl tasks` lists them"
 
 
 def _said(error: Exception) -> str:

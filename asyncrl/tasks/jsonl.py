@@ -90,11 +90,12 @@ class JsonlTask:
         lines = train.lines
         train.forget()
         held_out.forget()
+        last = 0 if config.eval_path and config.eval_size else lines - first
+        self._shared = lines - last - self.size("train")
         if not self.size("train"):
             raise TaskError(
-                f"{config.path} leaves no prompt to train on: of its {lines} lines all are held "
-                "out; set task.eval_size lower, "
-                f"or give other prompts in task.eval_path"
+                f"{config.path} leaves no prompt to train on: {_left(lines, last, self._shared)}; "
+                "set task.eval_size lower, or give other prompts in task.eval_path"
             )
 
     @property
@@ -108,6 +109,17 @@ class JsonlTask:
     @property
     def writes(self) -> bool:
         return True  # its verifiers are the user's
+
+    @property
+    def note(self) -> str:
+        """Words for lines that do not train because a held-out line has the same prompt; empty
+        where there are none."""
+        if not self._shared:
+            return ""
+        return (
+            f"{self._shared:,} lines have the prompt of a held-out one and do not train: "
+            f"{self.size('train'):,} are left"
+        )
 
     def warm(self) -> str:
         return self.prompt("train", 0)
@@ -138,6 +150,17 @@ class JsonlTask:
             )
         file, starts = self._lines[split]
         return file.read(starts[prompt_index])
+
+
+def _left(lines: int, last: int, shared: int) -> str:
+    """Words for a file of which no line trains.
+
+    >>> _left(12, 4, 8)
+    'of its 12 lines 4 are held out, and 8 have the prompt of a held-out one'
+    """
+    counts = [f"{last} are held out"] * bool(last)
+    counts += [f"{shared} have the prompt of a held-out one"] * bool(shared)
+    return f"of its {lines} lines {', and '.join(counts)}"
 
 
 def _exactly(reward: Any) -> Any:
@@ -204,6 +227,8 @@ class _File:
                 try:
                     entry = decoder.decode(text)
                     line = msgspec.convert(entry, Line)
+                    if not line.prompt.strip():
+                        raise LookupError("its prompt is empty")
                     verifiers.check(verifiers.find(line.verifier), entry)
                 except (
                     msgspec.DecodeError,

@@ -94,10 +94,15 @@ def parts_of(task: TaskConfig, size: Callable[[str, Split], int]) -> list[TaskPa
     ]
 
 
+def tasks_of(task: Task) -> list[Task]:
+    """The tasks of a mix in their order, or the one task."""
+    return list(task.tasks.values()) if isinstance(task, MixedTask) else [task]
+
+
 def executed_prompts(task: Task) -> list[tuple[Split, int, int]]:
     """Prompts whose answers are executed: a split, and its prompts from one index up to another."""
     splits: tuple[Split, Split] = ("train", "evaluation")
-    parts = task.tasks.values() if isinstance(task, MixedTask) else [task]
+    parts = tasks_of(task)
     found = list[tuple[Split, int, int]]()
     for split in splits:
         start = 0
@@ -125,7 +130,7 @@ def in_turn(task: Task) -> Iterator[int]:
     >>> list(islice(in_turn(open_task(TaskConfig(mix=mix), seed=0)), 6))
     [0, 2, 1, 3, 0, 4]
     """
-    parts = list(task.tasks.values()) if isinstance(task, MixedTask) else [task]
+    parts = tasks_of(task)
     sizes = [part.size("train") for part in parts]
     offsets = [0, *accumulate(sizes)]
     for number in count():

@@ -20,6 +20,8 @@ from asyncrl.tasks import TaskError
 
 _USUAL = 8
 """Characters of a token, of texts that are tokenized without a look at their length."""
+_PROBE = "asyncrl1question2"
+"""A question that a chat template renders as it is."""
 _PIECE = 1 << 14
 """Characters that are tokenized at a time, where it is only about their number."""
 
@@ -49,14 +51,22 @@ class Tokenizer:
             self._fast: Any = Fast.from_file(str(path))
         except Exception as error:  # the library raises Exception itself
             raise TaskError(f"{path} cannot be read: {error}") from error
+        # Training scripts save theirs with the file; a prompt is whole, as transformers reads it.
+        self._fast.no_truncation()
+        self._fast.no_padding()
         self._chat = _chat_template(directory) if chat else None
+        if chat:
+            self._refuse_deaf_template(directory)
         self.stop_ids: tuple[int, ...] = _stop_ids(Path(directory), self._fast)
         self.end_id = _end_id(Path(directory), self._fast)
         """The id that ends a response: the tokenizer's own, or the first of `stop_ids`; None where
         the model's files name none."""
         if self.end_id is None and self.stop_ids:
             self.end_id = self.stop_ids[0]
-        self.sampled = max(self.vocabulary, _embedded(Path(directory)))
+        self.embedded = _embedded(Path(directory))
+        """Rows of the model's embedding: every id that it can read is smaller. 0 where its files do
+        not say."""
+        self.sampled = max(self.vocabulary, self.embedded)
         """Number of different ids that the model can sample: its embedding may be larger than its
         vocabulary."""
 
@@ -94,6 +104,15 @@ class Tokenizer:
                 f"{escaped(str(error).strip().partition(chr(10))[0], 300)}"
             ) from error
         return str(text)
+
+    def _refuse_deaf_template(self, directory: str | Path) -> None:
+        """Raise TaskError where the chat template leaves the question out, or cannot render one."""
+        if _PROBE not in self.render([{"role": "user", "content": _PROBE}]):
+            raise TaskError(
+                f"the chat template of {directory} leaves the question out of the prompt (some "
+                "expect a list of parts as content): correct it, or set task.chat = false and "
+                "task.template"
+            )
 
     def ids(self, text: str, *, start: bool = False) -> list[int]:
         """The ids of a piece of text, in which special tokens are known by their names; behind

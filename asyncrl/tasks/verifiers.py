@@ -32,6 +32,7 @@ may have other names.
 from __future__ import annotations
 
 import difflib
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
@@ -259,5 +260,23 @@ def _checked(name: str, verifier: Any) -> Verifier:
         module, _, function = name.partition(":")
         raise LookupError(f"{module!r} defines no function {function!r}")
     names(verifier)
+    _refuse_other_calls(verifier)
     right: Verifier = verifier
     return right
+
+
+def _refuse_other_calls(verifier: Callable[..., Any]) -> None:
+    """Raise LookupError for a function that cannot be called as a verifier is, or is `async`."""
+    if inspect.iscoroutinefunction(verifier):
+        raise LookupError("its function is async, and a verifier returns its reward: make it `def`")
+    try:
+        signature = inspect.signature(verifier)
+    except (TypeError, ValueError):  # of a built-in function, which says nothing of itself
+        return
+    try:
+        signature.bind("answer", {})
+    except TypeError as error:
+        raise LookupError(
+            f"its function takes {signature}, and a verifier is called with two arguments, the "
+            f"answer and its line ({error}): wrap it in one that does"
+        ) from None

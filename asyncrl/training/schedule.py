@@ -10,7 +10,7 @@ from asyncrl.config.schema import TrainConfig
 def learning_rate(train: TrainConfig, step: int) -> float:
     """Learning rate of the step that makes version `step + 1` (`step` >= 0): linear warm-up that
     reaches `lr` after `lr_warmup_steps` steps, then `lr_schedule`, where linear and cosine would
-    reach 0 at step `train.steps`."""
+    reach 0 at step `train.steps`, the last one that the run can make."""
     if step < train.lr_warmup_steps:
         return train.lr * (step + 1) / (train.lr_warmup_steps + 1)
     if train.lr_schedule == "constant":

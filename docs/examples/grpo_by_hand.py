@@ -32,7 +32,7 @@ def train(steps: int) -> list[float]:
         engine=rl.EngineConfig(context_tokens=64, slots=PROMPTS * GROUP),
         # The advantage of dr_grpo: a response's reward less the mean of its group.
         train=rl.TrainConfig(advantage="dr_grpo", objective="clip", lr=2e-3, lr_warmup_steps=0),
-        # No token that more than one step came after enters the loss.
+        # A token may be one version old when it is trained, and no older.
         staleness=rl.StalenessConfig(max_lag=1),
     )
     # 2. Where prompts come from. rl.open_task(config) opens a data set of reasoning-gym or a JSONL
@@ -46,23 +46,25 @@ def train(steps: int) -> list[float]:
     rewards = []
     for step in range(steps):
         began = time.monotonic()
-        # 4. Sample a group of responses to each prompt. Each sequence has its ids, the exact
-        #    log-probability of each token, and the version that sampled it.
+        # 4. Sample GROUP responses to each prompt; those to one prompt come one after another. Each
+        #    has its ids, the exact log-probability of each token, and the version that sampled it.
         chosen = [(step * PROMPTS + place) % task.size("train") for place in range(PROMPTS)]
         sampled = sampler.generate([task.prompt("train", index) for index in chosen], GROUP)
 
-        # 5. Judge them.
+        # 5. Judge them: each sequence again, with the reward that the verifier gives its answer.
         judged = [
             sequence.rewarded(task.verify("train", chosen[place // GROUP], sequence.answer))
             for place, sequence in enumerate(sampled)
         ]
-        # 6. Add their gradient: the advantages of each group, then the clipped loss of each token.
+        # 6. Add their gradient: `add` computes the advantages of each group, and with them the
+        #    clipped loss of each token.
         learner.add(judged)
 
         # 7. One optimizer step, which makes the next version.
         figures = learner.step()
 
-        # 8. Sample from it.
+        # 8. The sampler takes its weights. k3, printed below, estimates the KL divergence between
+        #    the policy that sampled and the one that learned.
         sampler.load(learner)
 
         rewards.append(fmean(sequence.reward or 0.0 for sequence in judged))

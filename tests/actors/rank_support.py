@@ -16,8 +16,8 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 def only(error: BaseException, kind: type[E], but: tuple[type[BaseException], ...] = ()) -> E:
     """The one error of this kind; all others are of the kinds `but`."""
-    found = [leaf for leaf in leaves(error) if isinstance(leaf, kind)]
+    errors = [leaf for leaf in leaves(error) if isinstance(leaf, kind)]
     others = [leaf for leaf in leaves(error) if not isinstance(leaf, (kind, *but))]
-    assert len(found) == 1, leaves(error)
+    assert len(errors) == 1, leaves(error)
     assert not others, others
-    return found[0]
+    return errors[0]

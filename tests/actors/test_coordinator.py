@@ -410,6 +410,22 @@ async def test_prompts_that_leave_no_room_for_an_answer_are_dropped_by_name(
     assert outcome.ok and world.store.experience.ledger.rollouts.discarded["prompt_too_long"]
 
 
+async def test_prompts_that_no_model_can_read_are_dropped_by_name(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """An empty prompt ended the coordinator, and each resume; an id without a row in the embedding
+    killed a rollout actor until its restarts were spent."""
+    world = ScriptedWorld(configured(task={"eval_size": 3}))
+    world.source.prompts = lambda split, prompt_index: ("", "x", "z")[prompt_index % 3]
+    world.source.embedded = max(world.source.encode("x")) + 1
+    assert max(world.source.encode("z")) >= world.source.embedded
+    outcome = await world.run()
+    world.check()
+    discarded = world.store.experience.ledger.rollouts.discarded
+    assert outcome.ok and world.learner.version == 4
+    assert discarded["prompt_empty"] > 1 and discarded["prompt_unknown_token"] > 1
+
+
 async def test_the_summary_says_what_the_events_say(autojump_clock: trio.testing.MockClock) -> None:
     world = ScriptedWorld(configured())
     summary = world.coordinator_summary(await world.run())

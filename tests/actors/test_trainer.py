@@ -1,5 +1,5 @@
-"""The trainer actor does what it is told, one after the other, in the order it came; a checkpoint
-is copied in its turn, and written beside what follows."""
+"""The trainer actor carries out its commands one after the other, in the order in which they came;
+a checkpoint is copied in its turn, and written beside what follows."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ async def test_texts_are_scored_before_the_step_that_follows_them(
             )
             await here.send(CloseStep(step))
         await here.send(Drain())
-        said = []
-        while not said or not isinstance(said[-1], Drained):
-            said.append((await here.receive())[0])
+        answers = []
+        while not answers or not isinstance(answers[-1], Drained):
+            answers.append((await here.receive())[0])
     assert [message.step for message in learner.to_score] == [0, 1]
-    assert [type(message) for message in said] == [
+    assert [type(message) for message in answers] == [
         TrainerReady,
         *(ScoredProximal, Stepped) * 2,
         Drained,
@@ -74,14 +74,14 @@ async def test_a_publication_that_waits_for_a_step_is_aborted_at_once(
         await trio.sleep(1.0)
         await here.send(Publish(1, 0, 2))
         await here.send(Abort(1))
-        said: dict[type[Message], float] = {}
-        while Stepped not in said:
+        answers: dict[type[Message], float] = {}
+        while Stepped not in answers:
             message, _ = await here.receive()
-            said.setdefault(type(message), trio.current_time())
+            answers.setdefault(type(message), trio.current_time())
             if isinstance(message, Transferred):
                 assert (message.publication, message.error) == (1, "aborted")
         nursery.cancel_scope.cancel()
-    assert said[Transferred] < said[Stepped] - 90.0
+    assert answers[Transferred] < answers[Stepped] - 90.0
 
 
 WRITE_S = 20.0
@@ -110,9 +110,9 @@ class SavingLearner(ScriptedLearner):
         return Path(f"/checkpoints/{version}")
 
 
-async def told(learner: SavingLearner, *messages: Message) -> list[tuple[float, Message]]:
+async def answers_to(learner: SavingLearner, *messages: Message) -> list[tuple[float, Message]]:
     """The actor's answers but reports, each with its time, until it is drained, or fails."""
-    waits, said = Waits(), list[tuple[float, Message]]()
+    waits, answers = Waits(), list[tuple[float, Message]]()
     here, there = memory_links()
     start = trio.current_time()
     learner.log.clear()
@@ -120,14 +120,14 @@ async def told(learner: SavingLearner, *messages: Message) -> list[tuple[float, 
         nursery.start_soon(trainer_actor, there, learner, learner, waits, Reporter(waits))
         for message in (*messages, Drain()):
             await here.send(message)
-        while not said or not isinstance(said[-1][1], Drained):
+        while not answers or not isinstance(answers[-1][1], Drained):
             try:
                 message, _ = await here.receive()
             except EndOfStream:
                 break
             if not isinstance(message, Report):
-                said.append((trio.current_time() - start, message))
-    return said
+                answers.append((trio.current_time() - start, message))
+    return answers
 
 
 async def test_steps_are_made_while_a_checkpoint_is_written_and_the_end_waits_for_it(
@@ -135,8 +135,8 @@ async def test_steps_are_made_while_a_checkpoint_is_written_and_the_end_waits_fo
 ) -> None:
     """The trainer stands for the copy alone, and the answer names what was copied."""
     learner = SavingLearner()
-    said = await told(learner, CloseStep(0), Save(7), CloseStep(1), CloseStep(2))
-    assert [(round(at, 1), type(message)) for at, message in said] == [
+    answers = await answers_to(learner, CloseStep(0), Save(7), CloseStep(1), CloseStep(2))
+    assert [(round(at, 1), type(message)) for at, message in answers] == [
         (0.0, TrainerReady),
         (0.5, Stepped),
         (2.0, Stepped),
@@ -144,7 +144,7 @@ async def test_steps_are_made_while_a_checkpoint_is_written_and_the_end_waits_fo
         (1.5 + WRITE_S, Saved),
         (1.5 + WRITE_S, Drained),
     ]
-    assert said[4][1] == Saved(1, "/checkpoints/1") and learner.saved == [(1, 7)]
+    assert answers[4][1] == Saved(1, "/checkpoints/1") and learner.saved == [(1, 7)]
     assert learner.version == 3
 
 
@@ -153,14 +153,14 @@ async def test_a_second_checkpoint_is_copied_when_the_first_is_written(
 ) -> None:
     """Its copy would be made over the one that is being written."""
     learner = SavingLearner()
-    said = await told(learner, Save(7), CloseStep(0), Save(8))
+    answers = await answers_to(learner, Save(7), CloseStep(0), Save(8))
     assert [(what, version) for _, what, version in learner.log] == [
         ("copy", 0),
         ("written", 0),
         ("copy", 1),
         ("written", 1),
     ]
-    assert [message for _, message in said if isinstance(message, Saved)] == [
+    assert [message for _, message in answers if isinstance(message, Saved)] == [
         Saved(0, "/checkpoints/0"),
         Saved(1, "/checkpoints/1"),
     ]
@@ -170,8 +170,8 @@ async def test_a_checkpoint_that_cannot_be_written_is_said_and_the_next_one_is(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     learner = SavingLearner(CheckpointError("there is no room"))
-    said = await told(learner, Save(7), CloseStep(0), Save(8))
-    assert [message for _, message in said if isinstance(message, Saved)] == [
+    answers = await answers_to(learner, Save(7), CloseStep(0), Save(8))
+    assert [message for _, message in answers if isinstance(message, Saved)] == [
         Saved(0, "", "there is no room"),
         Saved(1, "/checkpoints/1"),
     ]
@@ -181,4 +181,4 @@ async def test_a_writer_that_fails_otherwise_ends_the_trainer(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     with pytest.RaisesGroup(MemoryError, flatten_subgroups=True):
-        await told(SavingLearner(MemoryError()), Save(7), *(CloseStep(n) for n in range(3)))
+        await answers_to(SavingLearner(MemoryError()), Save(7), *(CloseStep(n) for n in range(3)))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from asyncrl.algorithms.advantages import (
     BUILT_IN,
     LARGEST,
+    GroupAdvantage,
     Lengths,
     MemberAdvantage,
     Parts,
@@ -108,6 +109,11 @@ def reference(kind: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
 def close(got: NDArray[np.float64], expected: NDArray[np.float64], scale: float) -> bool:
     """`scale`: of what was subtracted; no float has more digits than that leaves."""
     return bool(np.allclose(got, expected, rtol=1e-5, atol=1e-6 + 1e-10 * scale))
+
+
+def test_each_advantage_of_a_group_has_a_reference() -> None:
+    of_group = {kind for kind, each in BUILT_IN.items() if issubclass(each, GroupAdvantage)}
+    assert of_group - {"none"} == set(IN_GROUP)
 
 
 @pytest.mark.parametrize("kind", IN_GROUP)

@@ -15,10 +15,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from asyncrl import config as configuration
-from asyncrl.config.derived import size
 from asyncrl.training.memory import predict
 from asyncrl.training.models import empty_model
 from asyncrl.training.ranks import rank_group
+from asyncrl.words import size
 
 PAGE = (Path(__file__).parents[2] / "docs" / "memory.md").read_text().partition("## What to write")
 ROWS = re.findall(r"^\| (\d+) \| Qwen3-(\S+) \| (.*) \| (.*) \|$", PAGE[2], re.MULTILINE)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from asyncrl.config import VARIABLES, Config, ConfigError, load, read, render, write
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
 from asyncrl.config.pages import pages
+from asyncrl.config.schema import TaskConfig
 from asyncrl.config.schema.section import EVERY
 
 KEYS = sorted(FIELDS)
@@ -49,6 +50,18 @@ def toml(tmp_path: Path) -> Any:
 
 
 # ----------------------------------------------------------------------------------------- sources
+
+
+def test_a_path_may_start_at_home(toml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell expands `--set task.path=~/x`, nor run.toml."""
+    monkeypatch.setenv("HOME", "/home/ann")
+    task = "name = 'jsonl'\npath = '~/data.jsonl'\ntemplate = '~/{question}'\n"
+    path = toml(f"[task]\n{task}[agent]\npaths = ['~', 'x']\n")
+    config = load(path, ["model.path=~/m", "run.copy=s3://bucket//run"], {})
+    assert (config.task.path, config.task.template) == ("/home/ann/data.jsonl", "~/{question}")
+    assert (config.model.path, config.agent.paths) == ("/home/ann/m", ("/home/ann", "x"))
+    assert config.run.copy == "s3://bucket//run"
+    assert TaskConfig(eval_path="~/held").eval_path == "/home/ann/held"
 
 
 def test_nothing_said_is_the_defaults() -> None:

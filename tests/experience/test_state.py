@@ -360,6 +360,17 @@ def middle_of_everything() -> Story:
 ONE = (ints(1), floats(-1))
 
 
+def test_a_prompt_without_a_token_may_be_dropped_and_not_leased() -> None:
+    """It is data's, and data may be anything."""
+    experience = Experience()
+    experience.apply(e.Published(0))
+    experience.apply(e.Admitted(0, 0, 2, "train", 0, b"", 4))
+    with pytest.raises(ImpossibleEvent, match="its prompt has no token"):
+        experience.apply(e.Leased(0, "rollout-0", 1))
+    experience.apply(e.Dropped(0, "prompt_empty"))
+    assert experience.ledger.rollouts.discarded == {"prompt_empty": 2} and not experience.groups
+
+
 @pytest.mark.parametrize(
     ("event", "says"),
     [
@@ -368,7 +379,6 @@ ONE = (ints(1), floats(-1))
         (e.Admitted(3, 10, 0, "train", 0, PROMPT, 4), "needs a rollout"),
         (e.Admitted(3, 10, 1, "train", 0, PROMPT, 0), "needs a rollout"),
         (e.Admitted(3, 10, 1, "train", -1, PROMPT, 4), "needs a rollout"),
-        (e.Admitted(3, 10, 1, "train", 0, b"", 4), "prompt of 0 bytes"),
         (e.Admitted(3, 10, 1, "train", 0, b"\0" * 6, 4), "prompt of 6 bytes"),
         (e.Leased(1, "rollout-0", 2), "is leased, not waiting"),
         (e.Leased(0, "rollout-0", 2), "leased 0 times"),

@@ -24,10 +24,10 @@ from asyncrl.explain.conditions.sides import IDLE, slow_side
 from asyncrl.explain.conditions.table import CONDITIONS, findings
 from asyncrl.explain.curve import Curve
 from asyncrl.explain.diagnosis import diagnose, facts_of
+from asyncrl.explain.run_figures import CurveSums, RunFigures, counted
 from asyncrl.explain.run_status import GroupCounts, RunStatus
 from asyncrl.explain.summary import TokenTotals
 from asyncrl.explain.views.flow_part import flow
-from asyncrl.explain.views.run_figures import CurveSums, RunFigures, counted
 from asyncrl.explain.why import answer
 from asyncrl.staleness.bins import at_lag
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from asyncrl.config import load
 from asyncrl.config.derived import derived
-from asyncrl.explain.display import Display, line, show_derived, show_summary
+from asyncrl.explain.display import Display, line, show_rows, show_summary
 from asyncrl.explain.summary import (
     Accuracy,
     Publications,
@@ -80,7 +80,7 @@ FACTS = [
     "0.625 (version 4)",
     "12,346",
     "6,789",
-    "0.8 mean",
+    "0.75 mean",
     "2 max",
     "3.0 KiB",
     "25% trainer",
@@ -192,8 +192,8 @@ def test_the_summary_shows_where_everything_went() -> None:
         "1:01:40",
         "0.400 → –",
         "1,100 generated = 1,000 trained + 20 evaluation + 70 filtered + 10 live",
-        "5.0 ms for each",
-        "rollout 2",
+        "pause              5 ms",
+        "2: rollout 2",
         "rollout-1 was killed by SIGKILL",
         "prompt 3: deadline [x]",
         "long" * 30,
@@ -208,7 +208,7 @@ def test_the_summary_shows_where_everything_went() -> None:
 @pytest.mark.parametrize("console", [plain(), terminal()])
 def test_the_derived_table_shows_every_row(console: Console) -> None:
     rows = derived(load(None, ["task.params.a='[b]'"], {}), 2)
-    show_derived(rows, console)
+    show_rows(rows, console)
     for row in rows:
         assert row.name in output(console) and (row.value in output(console))
     assert "a=[b]" in output(console)

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from trio.testing import MockClock
 
 from asyncrl.explain.metrics import ACTORS, CAUSES, MEASURED, Metrics
-from asyncrl.explain.metrics_server import LIMITS, REST, _Pages
+from asyncrl.explain.metrics_server import LIMITS, REST, _format, _Pages
 from asyncrl.messages import Report
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.processes.machine import free_port
@@ -92,6 +92,21 @@ def test_whatever_is_asked_it_goes_on(sent: bytes, status: bytes) -> None:
     with metrics.serve(port):
         assert ask(port, sent).split()[1] == status
         assert scrape(port).startswith(b"HTTP/1.1 200")
+
+
+def test_a_page_is_kept_for_two_formats_whatever_is_asked() -> None:
+    """A cache by the client's own words grew without bound, and some were a traceback each."""
+    registry = Metrics().registry
+    kinds = {
+        _format(f"application/openmetrics-text; version={version}; escaping={escaping}")[1]
+        for version in ("x", "1.0.0", "1.0.7", "9" * 500, "", "0.0.1")
+        for escaping in ("allow-utf-8", "y")
+    }
+    assert (
+        len(kinds) == 1 and len({_format(a)[1] for a in ("", "*/*", "text/plain;version=2")}) == 1
+    )
+    for accepted, end in (("application/openmetrics-text", b"# EOF\n"), ("", b"\n")):
+        assert _format(accepted)[0](registry).endswith(end)
 
 
 def test_nothing_is_told_that_is_not_for_everybody() -> None:

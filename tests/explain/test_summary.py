@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from asyncrl.experience.ledger import Ledger
+from asyncrl.explain.json_files import decoded
 from asyncrl.explain.summary import (
     Accuracy,
     Alarmed,
@@ -21,7 +22,6 @@ from asyncrl.explain.summary import (
     SlowestVerifier,
     Summary,
     TokenTotals,
-    decoded,
     read,
     write,
 )

@@ -12,6 +12,7 @@ import pytest
 from asyncrl.cli import main
 from asyncrl.explain import run_status
 from asyncrl.explain.diagnosis import diagnose
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_status import (
     ActorStatus,
     AwaitedRollout,
@@ -358,7 +359,7 @@ def test_no_two_situations_are_explained_alike() -> None:
 
 def test_a_live_run_says_which_side_is_idle() -> None:
     sentences = answer(standing(idle=STARVED), lives=True, age_s=0.5, stalled=False, run=RUN)
-    assert sentences[0] == "The run trains: 12 of 100 steps in 8 min, as of less than 1 s ago."
+    assert sentences[0] == "The run trains: 12 of 100 steps in 8 min, as of 500 ms ago."
     assert (
         sentences[1]
         == "Over the last 10 s the trainer was idle for 80% of its time, and rollout actors for 5%."
@@ -462,17 +463,17 @@ def test_a_situation_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_the_lock_tells_a_live_run_from_a_killed_one(tmp_path: Path) -> None:
     run = run_at(tmp_path / "run", S)
-    assert "was killed" in why(run, 1001.0)[0]
+    assert "was killed" in why(RunFiles(run), 1001.0)[0]
     with (run / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert why(run, 1001.0)[0].startswith("The run trains")
-    assert "was killed" in why(run, 1001.0)[0]
+        assert why(RunFiles(run), 1001.0)[0].startswith("The run trains")
+    assert "was killed" in why(RunFiles(run), 1001.0)[0]
 
 
 def test_a_stall_dump_is_what_counts(tmp_path: Path) -> None:
     run = run_at(tmp_path / "run", standing(at=1010.0, ok=False, reason="it stalled"))
     run_status.write(standing(**STILL), run / "stall.json")
-    assert "stalled" in why(run, 1020.0)[0]
+    assert "stalled" in why(RunFiles(run), 1020.0)[0]
 
 
 def bad(tmp_path: Path) -> dict[str, tuple[Path, str]]:

@@ -51,6 +51,7 @@ from asyncrl.experience.events import (
 from asyncrl.experience.experience import fold
 from asyncrl.explain import summary
 from asyncrl.explain.display import show_summary
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_status import (
     ActorStatus,
     AwaitedRollout,
@@ -320,7 +321,7 @@ def status_json(data: bytes) -> None:
     path = written("status.json", data)
     (path.parent / "run.toml").touch()
     try:
-        said = why(path.parent, 1e9)
+        said = why(RunFiles(path.parent), 1e9)
     except ConfigError as error:
         sentence(error)
     else:

@@ -3,6 +3,9 @@ by saying why. Nothing else happens."""
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 import trio
 import trio.testing
@@ -13,7 +16,7 @@ from scripted_world import ScriptedWorld, configured
 from some_values import some
 
 from asyncrl import messages
-from asyncrl.actors.coordinator.connections import ACCEPTED
+from asyncrl.actors.coordinator.connections import ACCEPTED, Connections
 from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
 from asyncrl.runtime.ipc.link import memory_links
@@ -136,3 +139,13 @@ def test_a_peer_that_says_what_it_likes_harms_itself(
     for event in world.log.events:
         if event.__class__.__name__ == "Judged" and isinstance(event.verdict, messages.Scored):
             assert event.verdict.reward - event.verdict.reward == 0, "a reward that is not finite"
+
+
+def test_each_message_that_a_role_may_send_has_a_case() -> None:
+    """One without would be refused as malformed, and cost its sender the link."""
+    source = inspect.getsource(Connections._dispatch)
+    cases = {
+        name for line in re.findall(r"case (.*):", source) for name in re.findall(r"\w+", line)
+    }
+    accepted = {kind.__name__ for kinds in ACCEPTED.values() for kind in kinds}
+    assert accepted and not accepted - cases

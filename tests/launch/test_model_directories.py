@@ -27,7 +27,7 @@ def config(*sets: str) -> Config:
 def directory(path: Path, frame: list[str], rows: int = bundled_model.VOCABULARY) -> Path:
     """A model directory as far as it is read before a run."""
     bundled_model.write_tokenizer(path, frame)
-    (path / "config.json").write_text(json.dumps({"vocab_size": rows}))
+    (path / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": rows}))
     (path / "model.safetensors").write_bytes(b"")
     return path
 

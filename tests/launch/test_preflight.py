@@ -12,12 +12,20 @@ import sys
 from collections import namedtuple
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
+from some_values import some
 
+from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.config import Config, ConfigError, load, read, write
-from asyncrl.config.derived import PROGRAMS, derived
+from asyncrl.config.derived import PROGRAMS, derived, steps
+from asyncrl.config.schema import TaskConfig
 from asyncrl.launch import preflight
+from asyncrl.launch.model_directories import check_architecture
 from asyncrl.runtime.processes.machine import EPHEMERAL, LOWEST_PORT, available_cores, free_port
 from asyncrl.sandbox.support import Support
 from asyncrl.tasks import judging
@@ -171,8 +179,7 @@ with preflight.claimed(read(Path("c.toml"))):
 
 
 def test_a_directory_that_fails_while_claimed_is_one_sentence(here: Path) -> None:
-    Path("r").mkdir()
-    Path("r/run.toml.partial").mkdir()
+    Path("r/run.toml").mkdir(parents=True)
     with (
         pytest.raises(ConfigError, match="cannot be written"),
         preflight.claimed(config("run.dir=r")),
@@ -283,8 +290,18 @@ def model(*names: str) -> Path:
     directory = Path("model")
     directory.mkdir()
     for name in names:
-        (directory / name).write_text(json.dumps({}))
+        (directory / name).write_text(json.dumps({"model_type": "qwen3"}))
+    if "tokenizer.json" in names:
+        write_tokenizer(directory)
     return directory
+
+
+def data(*prompts: str, held_out: int = 0, verifier: str = "exact") -> list[str]:
+    """A file of prompts, as settings; its answers are 12."""
+    text = "".join(json.dumps({"prompt": prompt, "answer": 12}) + "\n" for prompt in prompts)
+    Path("data.jsonl").write_text(text)
+    of_task = {"name": "jsonl", "path": "data.jsonl", "eval_size": held_out, "verifier": verifier}
+    return [f"task.{name}={value}" for name, value in of_task.items()]
 
 
 ALL = ("config.json", "tokenizer.json", "model-00001-of-00002.safetensors")
@@ -306,6 +323,151 @@ def test_a_whole_model_passes() -> None:
 def test_a_model_with_something_missing(missing: str, named: str) -> None:
     model(*(name for name in ALL if name != missing))
     assert named in refusal(config("model.path=model"))
+
+
+def test_steps_follow_from_the_lines_that_there_are() -> None:
+    settings = [*data(*"abcdefghijkl"), "task.epochs=1", "train.batch_groups=2"]
+    checked, notes = preflight.check(config(*settings), None, 2)
+    assert checked.task.train_size == 12 and steps(checked) == 6 and not notes
+    of_file = {"name": "jsonl", "path": "data.jsonl", "eval_size": 2}
+    mix = {"x": of_file, "y": of_file | {"eval_size": 5}, "z": {"train_size": 7, "eval_size": 2}}
+    task = TaskConfig(mix=mix, weights={"x": 0.5, "y": 0.25, "z": 0.25})
+    checked, _ = preflight.check(msgspec.structs.replace(config(), task=task), None, 2)
+    assert [table["train_size"] for table in checked.task.mix.values()] == [10, 7, 7]
+
+
+def test_a_run_goes_on_whoever_counted_its_lines() -> None:
+    """A run.toml of an earlier version has the default in the place of the number."""
+    before = config(*data(*"abcdef"), "run.dir=r")
+    for known in (before, preflight.check(before, None, 2).config):
+        with preflight.claimed(known):
+            pass
+        preflight.check(config(*data(*"abcdef"), resume=Path("r")), Path("r"), 2)
+        preflight.check(known, Path("r"), 2)
+
+
+def test_a_resume_goes_on_with_the_data_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("judge_of_resume.py").write_text("def f(answer, line): return 1.0\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    settings = data(*"abcdef", held_out=2, verifier="judge_of_resume:f")
+    run = Path("r")
+    with preflight.claimed(preflight.check(config(*settings, "run.dir=r"), None, 2).config):
+        pass
+    resumed = config(*settings, resume=run)
+    assert preflight.check(resumed, run, 2).notes == []
+    Path("judge_of_resume.py").write_text("def f(answer, line): return 0.5\n")
+    (note,) = preflight.check(resumed, run, 2).notes
+    assert note.value == "the module judge_of_resume" and "rewards may differ" in note.meaning
+    data(*"abcxef")
+    said = refusal(resumed, run)
+    assert "data.jsonl is not the file that this run began with" in said
+    (run / "origins.json").unlink()  # as an earlier version leaves it
+    assert preflight.check(resumed, run, 2).notes == []
+
+
+def test_prompts_that_cannot_be_answered_are_counted() -> None:
+    settings = [*data("a", *(["b" * 300] * 3), "c" * 300, held_out=1), "engine.context_tokens=128"]
+    training, held_out = preflight.check(config(*settings), None, 2).notes
+    assert "of 4 training prompts that were looked at 3 leave no room" in training.meaning
+    assert "the longest prompt has 301" in training.meaning and "dropped" in training.meaning
+    assert "of 1 held-out prompts" in held_out.meaning and "count as wrong" in held_out.meaning
+    said = refusal(config(*data("b" * 300, "c" * 300), "engine.context_tokens=128"))
+    assert "2 leave no room for an answer" in said and "raise engine.context_tokens" in said
+
+
+def test_a_token_without_a_row_of_the_embedding_is_seen() -> None:
+    directory = model(*ALL)
+    (directory / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 100}')
+    settings = ["model.path=model", *data("abc", "xyz")]
+    (note,) = preflight.check(config(*settings), None, 2).notes
+    assert "1 have a token that the model's embedding has no row for" in note.meaning
+
+
+def test_a_model_whose_responses_cannot_end_is_refused() -> None:
+    directory = model(*ALL)
+    (directory / "tokenizer_config.json").write_text("{}")
+    assert "none of its files names an end" in refusal(config("model.path=model", *data("a")))
+
+
+def test_the_chat_template_is_tried() -> None:
+    directory = model(*ALL)
+    (directory / "chat_template.jinja").write_text("{{")
+    settings = ["model.path=model", "task.chat=true", *data("a")]
+    assert "cannot render this" in refusal(config(*settings))
+    (directory / "chat_template.jinja").unlink()
+    assert "no chat template" in refusal(config(*settings))
+
+
+@pytest.mark.processes
+def test_a_verifier_judges_an_answer_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the sandbox and the process in which a reward actor has it judge."""
+    lines = ["def listed(a, line): return [float(a == str(line['answer']))]"]
+    lines += ["def lost(a, line): return float(a == open('/etc/nowhere').read())"]
+    lines += ["def right(a, line): return float(a == str(line['answer']))"]
+    Path("tried_by_check.py").write_text("\n".join(lines) + "\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    said = refusal(config(*data("a", verifier="tried_by_check:listed")))
+    assert "gives no reward" in said and "not a number: list" in said
+    (note,) = preflight.check(config(*data("a", verifier="tried_by_check:lost")), None, 2).notes
+    assert "no verdict on the data's own answer to prompt 0 ('12')" in note.meaning
+    assert "FileNotFoundError" in note.meaning
+    assert not preflight.check(config(*data("a", verifier="tried_by_check:right")), None, 2).notes
+
+
+def test_a_shard_that_is_missing_is_named() -> None:
+    directory = model(*ALL)
+    shards = {"a.weight": ALL[2], "b.weight": "model-00002-of-00002.safetensors"}
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+    said = refusal(config("model.path=model"))
+    assert "model-00002-of-00002.safetensors is not in it, which model.safetensors.index" in said
+    index.write_text("[]")
+    assert "index.json cannot be read" in refusal(config("model.path=model"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    some(
+        [
+            {"model_type": "qwen3", "num_hidden_layers": 2, "layer_types": ["x"]},
+            {},
+            {"model_type": "gpt9"},
+            {"model_type": "qwen3", "hidden_size": "large"},
+        ]
+    ),
+)
+def test_a_configuration_of_which_no_model_can_be_made(settings: dict[str, Any]) -> None:
+    directory = model(*ALL)
+    (directory / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        check_architecture(directory)
+
+
+def test_a_configuration_of_which_a_model_can_be_made() -> None:
+    check_architecture(model(*ALL))
+
+
+@pytest.mark.parametrize("type_", [np.float32, np.float16])
+def test_a_tied_model_with_another_output_layer_is_refused(type_: type) -> None:
+    """Two readers took one layer each; it was five restarts and a traceback."""
+    directory = model(*ALL[:2])
+    shape = {"hidden_size": 8, "vocab_size": 300, "tie_word_embeddings": True}
+    (directory / "config.json").write_text(json.dumps({"model_type": "qwen3", **shape}))
+    rows = np.arange(2400, dtype=type_).reshape(300, 8)
+    other = rows.copy()
+    other[:150] += 1
+    weights = {"model.embed_tokens.weight": rows, "lm_head.weight": rows.copy()}
+    save_file(weights, directory / "model.safetensors")
+    settings = ["model.path=model", *data("a")]
+    preflight.check(config(*settings), None, 2)
+    save_file(weights | {"lm_head.weight": other}, directory / "model.safetensors")
+    assert "set tie_word_embeddings to false there" in refusal(config(*settings))
+    (directory / "config.json").write_text(
+        json.dumps({"model_type": "qwen3", **shape, "tie_word_embeddings": False})
+    )
+    preflight.check(config(*settings), None, 2)
 
 
 def test_other_bad_models() -> None:

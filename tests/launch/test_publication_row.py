@@ -82,7 +82,7 @@ def test_check_says_the_pause_of_the_models_beside_a_run(tmp_path: Path) -> None
     (tmp_path / "run.toml").write_text("[train]\nsteps = 2\n")
     models = tmp_path / CLUSTER_MODELS
     models.write_text(MODELS.format(swap_s=0.01234))
-    assert "about one decode step; 0.0123 s in models.toml" in checked(tmp_path)
+    assert "about one decode step; 12.3 ms in models.toml" in checked(tmp_path)
     models.write_text(MODELS.format(swap_s=-1))
     assert "models.toml: these are no models" in checked(tmp_path)
 

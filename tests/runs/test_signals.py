@@ -14,6 +14,7 @@ import warm_process
 from train_support import DEADLINE_S, command, end, processes, started, steps_done, wait_for
 
 from asyncrl.explain import summary
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.why import why
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -24,15 +25,15 @@ def test_sigterm_drains_and_ends_with_0(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with started(command(model, run, train__steps=100_000, supervision__grace_s=60.0)) as process:
         wait_for("status", lambda: (run / "status.json").exists())
-        starting = why(run, time.time())[0]
-        wait_for("training", lambda: "The run trains" in why(run, time.time())[0])
+        starting = why(RunFiles(run), time.time())[0]
+        wait_for("training", lambda: "The run trains" in why(RunFiles(run), time.time())[0])
         process.send_signal(signal.SIGTERM)
         code, out, err = end(process)
     assert "The run starts" in starting
     assert code == 0, out + err
     found = summary.read(run / "summary.json")
     assert found.ok and found.balances() and "--resume" in found.reason
-    assert why(run, time.time())[0].endswith(
+    assert why(RunFiles(run), time.time())[0].endswith(
         "ago: stopped early, as asked; continue with --resume."
     )
     assert processes(run) == {}
@@ -46,13 +47,13 @@ def test_a_second_signal_ends_it_at_once(model: Path, tmp_path: Path) -> None:
         wait_for("step", lambda: steps_done(run) >= 1)
         os.kill(processes(run)["trainer-0"], signal.SIGSTOP)
         process.send_signal(signal.SIGTERM)
-        wait_for("drain", lambda: "The run drains" in why(run, time.time())[0])
+        wait_for("drain", lambda: "The run drains" in why(RunFiles(run), time.time())[0])
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         code, out, err = end(process)
         assert time.monotonic() - began < 30
     assert code == 1, out + err
-    sentences = why(run, time.time())
+    sentences = why(RunFiles(run), time.time())
     assert "was killed" in sentences[0] and "It drains, and waits for" in sentences[1]
     assert processes(run) == {}
 

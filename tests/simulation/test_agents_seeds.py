@@ -11,10 +11,10 @@ import pytest
 from asyncrl.config.rules import contradictions
 from asyncrl.experience import events as e
 from asyncrl.simulation import run
-from asyncrl.simulation.agent_faults import AGENT_KINDS
+from asyncrl.simulation.agent_faults import AGENT_KINDS, OF_CROWDED
 from asyncrl.simulation.checker.event_checks import CHECKS
 from asyncrl.simulation.command import Tally, tally
-from asyncrl.simulation.faults import agents_plan
+from asyncrl.simulation.faults import agents_plan, crowded
 from asyncrl.simulation.run import simulate_agents
 from asyncrl.simulation.shapes import OF_AGENTS, drawn, drawn_agents
 
@@ -98,6 +98,13 @@ def test_an_agents_run_is_the_seeds_alone_and_leaves_its_other_run_as_it_is() ->
         assert drawn(seed).config == before
         assert agents_plan(seed) == agents_plan(seed)
     assert agents_plan(25) == []
+
+
+def test_a_crowded_run_has_faults_of_its_own() -> None:
+    ones = [seed for seed in range(100) if crowded(seed)]
+    assert len(ones) == 9 and all(drawn_agents(seed).cling == crowded(seed) for seed in range(20))
+    report = simulate_agents(ones[0])
+    assert report.ok and report.faults.keys() >= OF_CROWDED.keys()
 
 
 def test_agents_have_settings_that_do_not_contradict_each_other() -> None:

@@ -4,8 +4,7 @@ the first 200 seeds has to show it.
 A patch opens with what it breaks, and with the seed that showed it when the patch was made. That
 seed is tried first, which makes finding all of them a matter of a minute; where it shows nothing
 any more, all the others are tried. The product as it is holds the same 200 seeds (`test_seeds.py`).
-A bug of episodes is shown by one of the first 200 seeds of their own world (`test_episodes.py`), or
-by an agents' run of a seed (`test_agents_seeds.py`).
+A bug of episodes is shown by an agents' run of a seed (`test_agents_seeds.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +60,6 @@ for line in sys.stdin:
 RUNS = {
     "": ("asyncrl.simulation.run", "simulate"),
     "agents' ": ("asyncrl.simulation.run", "simulate_agents"),
-    "episodes' ": ("asyncrl.simulation.episodes.episode_world", "play"),
 }
 """Modules and functions that run a seed, by what a patch says before the word."""
 
@@ -83,9 +81,7 @@ def libraries() -> Iterator[subprocess.Popen[str]]:
 
 def told(patch: Path) -> tuple[str, int]:
     """The world whose seed a patch names, and the seed."""
-    found = re.search(
-        r"^Found by (episodes' |agents' )?seed (\d+)\.$", patch.read_text(), re.MULTILINE
-    )
+    found = re.search(r"^Found by (agents' )?seed (\d+)\.$", patch.read_text(), re.MULTILINE)
     assert found is not None and int(found[2]) in SEEDS, (
         f"{patch.name} does not say 'Found by seed N.', N being one of the first 200"
     )

@@ -99,6 +99,10 @@ def tied(world: World) -> bool:
     return len(set(drift)) < len(drift)
 
 
+def test_each_built_in_correction_has_a_case() -> None:
+    assert CASES.keys() == BUILT_IN.keys()
+
+
 @every
 class TestEvery:
     @given(worlds(), st.data())

@@ -67,7 +67,7 @@ class MemoryLog:
 class ScriptedTask:
     """Prompts that are their own number."""
 
-    sampled = VOCABULARY
+    sampled = embedded = VOCABULARY
 
     def __init__(self, config: Config) -> None:
         self._sizes: dict[Split, int] = {

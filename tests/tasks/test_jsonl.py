@@ -16,6 +16,7 @@ from asyncrl.config import ConfigError
 from asyncrl.config.schema import TaskConfig
 from asyncrl.tasks import NoReward, Several, TaskError, open_task
 from asyncrl.tasks.answer import Answer
+from asyncrl.tasks.jsonl import JsonlTask
 
 Write = Callable[..., Path]
 
@@ -88,9 +89,48 @@ def test_a_held_out_prompt_is_not_trained(write: Write) -> None:
     assert task.size("evaluation") == 2
     assert {task.prompt("train", i) for i in range(task.size("train"))} == {"0", "1", "2"}
     with pytest.raises(
-        TaskError, match="leaves no prompt to train on: of its 20 lines all are held out"
+        TaskError, match="of its 20 lines 5 are held out, and 15 have the prompt of a held-out one"
     ):
         open_task(config(train, eval_size=5), 0)
+
+
+def test_lines_with_a_held_out_prompt_are_counted(write: Write) -> None:
+    path = write(*({"prompt": str(i % 8), "answer": "a"} for i in range(20)))
+    task = JsonlTask(config(path, eval_size=2))
+    assert task.size("train") == 14
+    assert (
+        task.note.startswith("4 lines have the prompt of a held-out one") and "14 are" in task.note
+    )
+    path = write(*({"prompt": str(i), "answer": "a"} for i in range(4)), name="other.jsonl")
+    assert JsonlTask(config(path)).note == ""
+
+
+@pytest.mark.parametrize("prompt", ["", " \n"])
+def test_an_empty_prompt_is_refused_by_its_line(write: Write, prompt: str) -> None:
+    path = write({"prompt": "a", "answer": 1}, {"prompt": prompt, "answer": 2})
+    with pytest.raises(TaskError, match="line 2: its prompt is empty"):
+        open_task(config(path, eval_size=0), 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("def f(data_source, solution_str, ground_truth): return 1.0", "with two arguments"),
+        ("def f(completions, **rest): return [1.0]", "with two arguments"),
+        ("async def f(answer, line): return 1.0", "is async"),
+        ("def f(answer): return 1.0", "wrap it in one that does"),
+    ],
+)
+def test_a_function_that_is_called_otherwise_is_no_verifier(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, says: str
+) -> None:
+    """As those of verl and TRL are: half a thousand groups had no verdict each."""
+    name = f"called_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(function + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = write({"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2})
+    with pytest.raises(TaskError, match=says):
+        open_task(config(path, verifier=f"{name}:f", eval_size=0), 0)
 
 
 def test_a_line_longer_than_a_block_is_read_whole(write: Write) -> None:
@@ -202,7 +242,7 @@ def test_a_line_may_name_what_the_module_offers_and_what_run_toml_names(
 ) -> None:
     line = {"prompt": "a", "answer": "b", "worth": 1}
     names = (f"{judging}:quarter", f"{judging}:half", "exact", "")
-    path = write(*(line | {"prompt": name, "verifier": name} for name in names))
+    path = write(*(line | {"prompt": f"{name}?", "verifier": name} for name in names))
     task = open_task(config(path, verifier=f"{judging}:half", eval_size=0), 0)
     assert [task.verify("train", n, "b") for n in range(4)] == [0.25, 1.0, 1.0, 1.0]
 

@@ -50,6 +50,29 @@ def test_ids_are_those_of_transformers(directory: Path, tokenizer: Tokenizer) ->
         assert reference.decode(tokenizer.encode(text)) == text
 
 
+def test_a_saved_truncation_or_padding_changes_no_prompt(directory: Path, tmp_path: Path) -> None:
+    """Scripts for supervised training save theirs with the tokenizer."""
+    file = json.loads((directory / "tokenizer.json").read_text())
+    file["truncation"] = {
+        "max_length": 8,
+        "stride": 0,
+        "direction": "Right",
+        "strategy": "LongestFirst",
+    }
+    file["padding"] = {
+        "strategy": {"Fixed": 32},
+        "direction": "Left",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "a",
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    text = "Ann has twelve apples"
+    saved = Tokenizer(tmp_path)
+    assert saved.encode(text) == saved.ids_within(text, 99) == list(text.encode())
+
+
 @pytest.mark.parametrize(
     ("files", "stops"),
     [
@@ -98,11 +121,30 @@ def test_a_piece_of_text_and_a_conversation(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="was not asked for"):
         plain.render([{"role": "user", "content": "hi"}])
     (tmp_path / "chat_template.jinja").write_text(
-        "{{ tools[0].name if tools else '-' }}{{ messages[0].content.no.such.thing }}"
+        "{{ messages[0].content }}{{ messages[0].content.no.thing if tools }}"
     )
     chat = Tokenizer(tmp_path, chat=True)
     with pytest.raises(TaskError, match="cannot render this"):
-        chat.render([{"role": "user", "content": "hi"}])
+        chat.render([{"role": "user", "content": "hi"}], [{"name": "tool"}])
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{% for part in messages[0].content %}{{ part.text }}{% endfor %}", "leaves the question"),
+        ("<user>", "leaves the question"),
+        ("{{ messages[0].content.no.such.thing }}", "cannot render this"),
+        ("{{", "cannot render this"),
+        ("{{ raise_exception('no') }}", "cannot render this: no"),
+    ],
+)
+def test_a_chat_template_that_cannot_ask_is_refused_at_once(
+    tmp_path: Path, template: str, says: str
+) -> None:
+    write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(TaskError, match=says):
+        Tokenizer(tmp_path, chat=True)
 
 
 def test_a_directory_without_a_tokenizer_is_said(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import Contradictions, Section
+from asyncrl.config.schema.section import PATH, Contradictions, Section
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -85,6 +85,7 @@ class AgentConfig(Section, frozen=True):
     ] = "none"
     paths: Annotated[
         tuple[str, ...],
+        PATH,
         Meta(
             description=(
                 "files and folders that a program of `run` sees in the sandbox, besides the system "

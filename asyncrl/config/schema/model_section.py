@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import BASIC, Contradictions, Section
+from asyncrl.config.schema.section import BASIC, PATH, Contradictions, Section
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -79,6 +79,7 @@ class ModelConfig(Section, frozen=True):
 
     path: Annotated[
         str,
+        PATH,
         BASIC,
         Meta(description="a local Hugging Face model directory; empty: the bundled small model"),
     ] = ""

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import Contradictions, Section, table_of
+from asyncrl.config.schema.section import PATH, Contradictions, Section, table_of
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -18,7 +18,7 @@ class PolicyConfig(Section, frozen=True):
 
     coefficient: float = 0.0
     """Each section describes its own weight."""
-    path: Annotated[str, Meta(description="its model directory")] = ""
+    path: Annotated[str, PATH, Meta(description="its model directory")] = ""
     server: Annotated[
         str,
         Meta(description="http://host:port of an SGLang that scores with it, instead; empty: none"),

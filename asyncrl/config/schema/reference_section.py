@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from asyncrl.config.schema.policy_section import PolicyConfig
-from asyncrl.config.schema.section import Contradictions
+from asyncrl.config.schema.section import PATH, Contradictions
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -21,6 +21,7 @@ class ReferenceConfig(PolicyConfig, frozen=True):
     ] = 0.0
     path: Annotated[
         str,
+        PATH,
         Meta(description="its model directory; empty: the model that the run starts from"),
     ] = ""
     kl_in: Annotated[

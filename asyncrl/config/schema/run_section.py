@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import BASIC, Section
+from asyncrl.config.schema.section import BASIC, PATH, Section
 
 SinkName = Literal["tensorboard", "wandb", "mlflow"]
 """An experiment tracker."""
@@ -18,10 +18,11 @@ class RunConfig(Section, frozen=True):
     resumable = ("dir", "copy", "copy_s", "log", "sinks", "page_port", "page_host")
 
     dir: Annotated[
-        str, BASIC, Meta(description="the run's own directory; empty: runs/<task>-<time>")
+        str, BASIC, PATH, Meta(description="the run's own directory; empty: runs/<task>-<time>")
     ] = ""
     copy: Annotated[
         str,
+        PATH,
         Meta(
             description=(
                 "target of a copy of the run: a directory on another disk, or s3://, gs:// or "

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncrl.config.errors import ConfigError
-from asyncrl.config.setting import Field, Tier, checked, field_of, nearest, quoted
+from asyncrl.config.setting import Field, Mark, Tier, checked, field_of, nearest, quoted
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -26,6 +26,9 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 BASIC = Tier.BASIC
 """Mark of a basic setting, in its type."""
+
+PATH = Mark.PATH
+"""Mark of a setting that names a file or a directory, in its type."""
 
 EVERY = ("*",)
 """All settings of a section, as its `resumable`."""

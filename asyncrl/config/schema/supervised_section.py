@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import Contradictions, Section
+from asyncrl.config.schema.section import PATH, Contradictions, Section
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -18,7 +18,9 @@ class SupervisedConfig(Section, frozen=True):
     coefficient: Annotated[
         float, Meta(ge=0, description="weight of the loss of the examples; 0: none")
     ] = 0.0
-    path: Annotated[str, Meta(description="JSONL file; each line has a prompt and a response")] = ""
+    path: Annotated[
+        str, PATH, Meta(description="JSONL file; each line has a prompt and a response")
+    ] = ""
     batch: Annotated[int, Meta(ge=1, description="examples drawn for each update")] = 16
 
     def contradictions(self, whole: Config) -> Contradictions:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from asyncrl.config.plugins import Named
-from asyncrl.config.schema.section import BASIC, Count, Section
+from asyncrl.config.schema.section import BASIC, PATH, Count, Section
 
 
 class TaskConfig(Section, frozen=True):
@@ -21,9 +21,10 @@ class TaskConfig(Section, frozen=True):
     params: Annotated[
         dict[str, Any], Meta(description="the reasoning-gym data set's own parameters")
     ] = {}
-    path: Annotated[str, BASIC, Meta(description="`jsonl`: the file of prompts")] = ""
+    path: Annotated[str, BASIC, PATH, Meta(description="`jsonl`: the file of prompts")] = ""
     eval_path: Annotated[
         str,
+        PATH,
         Meta(
             description=(
                 "`jsonl`: the file of held-out prompts; empty: the last eval_size lines of path"
@@ -60,7 +61,9 @@ class TaskConfig(Section, frozen=True):
     chat: Annotated[
         bool, Meta(description="render prompts with the model's chat template instead")
     ] = False
-    train_size: Annotated[int, Meta(ge=1, description="different training prompts")] = 20_000
+    train_size: Annotated[
+        int, Meta(ge=1, description="different training prompts; `jsonl`: counted")
+    ] = 20_000
     eval_size: Annotated[
         int, BASIC, Meta(ge=0, description="held-out prompts; 0: no evaluation")
     ] = 128

@@ -7,16 +7,16 @@ process is killed between sending and noting, what it has just sent is sent twic
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import msgspec
 
 from asyncrl.explain.curve import Point, StepPoint
-from asyncrl.explain.curve_reader import CurveReader
+from asyncrl.explain.json_files import read_json, write_json
+from asyncrl.explain.run_files import RunFiles, curve_of
 from asyncrl.explain.sinks.sink import OpenSink
 from asyncrl.explain.sinks.sink_figures import figures_of
-from asyncrl.runtime.run_dir import METRICS, RUN_TOML, SINKS
+from asyncrl.runtime.run_dir import SINKS
 
 
 class SinkNote(msgspec.Struct):
@@ -47,14 +47,13 @@ class SinkFeed:
     def __init__(self, run: Path, name: str, open_sink: OpenSink) -> None:
         """Open the sink. Raises what its library does, OSError, and msgspec.DecodeError where the
         note is damaged."""
-        self._path = run / SINKS / f"{name}.json"
+        files, self._path = RunFiles(run), run / SINKS / f"{name}.json"
         try:
-            self._sent = msgspec.json.decode(self._path.read_bytes(), type=SinkNote)
+            self._sent = read_json(self._path, SinkNote)
         except FileNotFoundError:
             self._sent = SinkNote()
-        self._reader = CurveReader(run / METRICS)
-        settings = tomllib.loads((run / RUN_TOML).read_text())
-        self._sink = open_sink(run, settings, self._sent.identity)
+        self._reader = curve_of(run)
+        self._sink = open_sink(run, files.tables, self._sent.identity)
         self._sent.identity = self._sink.identity
         self._keep()
 
@@ -78,6 +77,4 @@ class SinkFeed:
 
     def _keep(self) -> None:
         self._path.parent.mkdir(exist_ok=True)
-        partial = self._path.with_suffix(".partial")
-        partial.write_bytes(msgspec.json.encode(self._sent))
-        partial.replace(self._path)
+        write_json(self._sent, self._path, forced=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import trio
 
-from asyncrl import config
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.sinks.sink import NAMES, opener
 from asyncrl.explain.sinks.sink_feed import SinkFeed
 from asyncrl.runtime import logs
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("over", type=int)
     given = parser.parse_args()
-    level = config.read(given.run / "run.toml").run.log
+    level = RunFiles(given.run).config.run.log
     logs.start(given.run, given.name, 0, level)
     feed = SinkFeed(given.run, given.name, opener(given.name))
     trio.run(keep_fed, feed, given.over)

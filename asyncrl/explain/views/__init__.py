@@ -1,7 +1,6 @@
 """Looking at runs: compare, rollouts, top, report and page. Invariant: a run that is looked at is
 not changed, held up or waited for, and nothing of it is executed.
 
-run_figures.py      the numbers of a run, from its curve, status and summary
 seen_curve.py       its curve, read on as it grows
 compare.py          runs side by side
 seen_rollouts.py    the rollouts that a journal has

@@ -6,23 +6,19 @@ imported, and runs of two versions of asyncrl can be compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from asyncrl.config import ConfigError
-from asyncrl.config.load import settings_in
 from asyncrl.config.setting import quoted
 from asyncrl.escape import escaped_json
-from asyncrl.explain.diagnosis import duration
-from asyncrl.explain.display import NONE
-from asyncrl.explain.views.run_figures import RunFigures, run_figures
-from asyncrl.runtime.run_dir import RUN_TOML, refuse_no_run
+from asyncrl.explain.rows import figure_rows
+from asyncrl.explain.run_figures import RunFigures, run_figures
+from asyncrl.explain.run_files import RunFiles
+from asyncrl.words import NONE
 
-TOML_BYTES = 2**20
-"""Bytes of a run.toml, at most; a longer one is none of ours."""
 OWN = frozenset({"run.dir"})
 """Settings that differ between any two runs."""
 ABSENT = object()
@@ -42,21 +38,12 @@ class ComparedRuns(msgspec.Struct, frozen=True, kw_only=True):
 def compare(runs: Sequence[Path], accuracy: float | None = None) -> ComparedRuns:
     """Compare the runs in these directories; without an `accuracy`, by the best that each of them
     had. Raises ConfigError where one is no run."""
-    for run in runs:
-        refuse_no_run(run)
-    settings = [read_settings(run) for run in runs]
-    found = [run_figures(run) for run in runs]
+    opened = [RunFiles(run) for run in runs]
+    settings = [files.settings for files in opened]
+    found = [run_figures(files) for files in opened]
     if accuracy is None and all(one.best for one in found):
         accuracy = min(one.best.accuracy for one in found if one.best)
     return ComparedRuns(runs=found, differing=differing(settings), accuracy=accuracy)
-
-
-def read_settings(run: Path) -> dict[str, Any]:
-    """The settings in a run's run.toml by key, none of them checked. Raises ConfigError."""
-    path = run / RUN_TOML
-    if path.stat().st_size > TOML_BYTES:
-        raise ConfigError(f"{path}: this has more than {TOML_BYTES} bytes, and is no run.toml.")
-    return {".".join(setting.path): setting.value for setting in settings_in(path)}
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -87,66 +74,12 @@ def as_json(found: ComparedRuns) -> str:
 
 
 def rows(found: ComparedRuns) -> list[tuple[str, ...]]:
-    """The table: a row of names, then a row for each setting and each number, with a column for
+    """The table: a row of names, then a row for each setting and each figure, with a column for
     each run."""
-
-    def row(name: str, says: Callable[[RunFigures], str]) -> tuple[str, ...]:
-        return (name, *map(says, found.runs))
-
     settings = [
         (key, *(NONE if value is None else quoted(value) for value in values))
         for key, values in found.differing.items()
     ]
-    reached = []
-    if (accuracy := found.accuracy) is not None:
-        name = f"until accuracy {accuracy:.3f}"
-        reached = [row(name, lambda r: _seconds(r.seconds_to(accuracy)))]
-    return [
-        row("", lambda r: r.run),
-        *settings,
-        row("run", lambda r: r.standing),
-        row("steps", lambda r: f"{r.step}" + (f" of {r.steps}" if r.steps is not None else "")),
-        row("time", lambda r: duration(r.seconds)),
-        row("accuracy, start", lambda r: _number(r.evaluations[0].accuracy, 3) if r.best else NONE),
-        row("accuracy, end", lambda r: _number(r.evaluations[-1].accuracy, 3) if r.best else NONE),
-        row(
-            "accuracy, best",
-            lambda r: f"{r.best.accuracy:.3f}, version {r.best.version}" if r.best else NONE,
-        ),
-        *reached,
-        row("reward, first steps", lambda r: _number(r.reward_first)),
-        row("reward, last steps", lambda r: _number(r.reward_last)),
-        row("tokens/s generated", lambda r: _number(r.generated_per_s, 0)),
-        row("tokens/s trained", lambda r: _number(r.trained_per_s, 0)),
-        row("idle, trainer", lambda r: _share(r.idle_trainer)),
-        row("idle, rollout", lambda r: _share(r.idle_rollout)),
-        row("lag", lambda r: f"{_number(r.lag_mean)} mean, {r.lag_max} max"),
-        row("pause", lambda r: _number(r.pause_seconds, 3, " s")),
-        row("tokens discarded", _discarded),
-        row("restarts", lambda r: str(r.restarts)),
-        row("steps with alarms", lambda r: str(r.alarms)),
-    ]
-
-
-def _discarded(figures: RunFigures) -> str:
-    if figures.discarded_share is None:
-        return NONE
-    reasons = _largest(figures.tokens.discarded.items())
-    named = [f"{count / figures.tokens.generated:.0%} {reason}" for reason, count in reasons]
-    return _share(figures.discarded_share) + (f": {', '.join(named)}" if named else "")
-
-
-def _largest(discarded: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    return sorted(discarded, key=lambda item: (-item[1], item[0]))[:3]
-
-
-def _number(value: float | None, digits: int = 2, unit: str = "") -> str:
-    return NONE if value is None else f"{value:,.{digits}f}{unit}"
-
-
-def _share(value: float | None) -> str:
-    return NONE if value is None else f"{value:.0%}"
-
-
-def _seconds(value: float | None) -> str:
-    return "never" if value is None else duration(value)
+    columns = [figure_rows(figures, found.accuracy) for figures in found.runs]
+    figures = [(each[0][0], *(said for _, said in each)) for each in zip(*columns, strict=True)]
+    return [("", *(figures.run for figures in found.runs)), *settings, *figures]

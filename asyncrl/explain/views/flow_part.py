@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncrl.config.derived import size
 from asyncrl.explain.conditions.sides import IDLE
-from asyncrl.explain.diagnosis import duration, idle
+from asyncrl.explain.diagnosis import idle, longest_waits
 from asyncrl.explain.run_status import ActorStatus, RunStatus
-from asyncrl.explain.views.html_page import Html, joined, tag
+from asyncrl.explain.views.html_page import Html, joined, meter, table, tag
 from asyncrl.messages import Role, Wait
+from asyncrl.words import NONE, count, duration, share, size
 
 WAITS = 20
 """Waits that are shown, the longest first."""
@@ -49,7 +49,7 @@ def _stages(status: RunStatus) -> Iterator[Html]:
         "Engines",
         [
             f"{rollouts.get('leased', 0)} decoding, {rollouts.get('waiting', 0)} waiting",
-            f"{status.generated_per_s:,.0f} tokens/s",
+            f"{count(status.generated_per_s)} tokens/s",
         ],
     )
     if any(actor.role == "agents" for actor in status.actors):
@@ -75,7 +75,7 @@ def _stages(status: RunStatus) -> Iterator[Html]:
         [
             f"step {status.step} of {status.steps}",
             f"{rollouts.get('taken', 0)} rollouts taken",
-            f"{status.trained_per_s:,.0f} tokens/s",
+            f"{count(status.trained_per_s)} tokens/s",
         ],
     )
     if (publication := status.publication) is not None:
@@ -99,33 +99,28 @@ def _of_role(status: RunStatus, role: Role, name: str, facts: list[str]) -> Html
     here = sum(actor.here for actor in status.actors if actor.role == role)
     every = sum(actor.role == role for actor in status.actors)
     counted = f"{here} of {every} here" if here < every else f"{every} here"
-    share = idle(status, role)
+    part = idle(status, role)
     causes = status.idle.get(role, {})
     cause = max(causes, key=lambda one: causes[one], default="")
     if status.ok is not None:
         state, says = "empty", "has ended"
     elif every and not here:
         state, says = "waits", "gone"
-    elif share is None:
+    elif part is None:
         state, says = "empty", "has not reported"
-    elif share >= IDLE:
-        state, says = "waits", f"idle {share:.0%}, waits for {cause or 'work'}"
+    elif part >= IDLE:
+        state, says = "waits", f"idle {share(part)}, waits for {cause or 'work'}"
     else:
-        state, says = "works", f"works, idle {share:.0%}"
-    return _stage(name, state, says, [counted, *facts], share)
+        state, says = "works", f"works, idle {share(part)}"
+    return _stage(name, state, says, [counted, *facts], part)
 
 
-def _stage(name: str, state: str, says: str, facts: list[str], share: float | None) -> Html:
-    """One stage; `share` is a part of a whole, 0 to 1, that is idle or full."""
+def _stage(name: str, state: str, says: str, facts: list[str], part: float | None) -> Html:
+    """One stage; `part` of a whole, 0 to 1, is idle or full."""
     said = [tag("span", fact) for fact in facts if fact]
-    meter = [] if share is None else [_meter(name, share)]
-    return tag("li", tag("b", name), tag("span", says, class_="state"), *said, *meter, class_=state)
-
-
-def _meter(name: str, share: float) -> Html:
-    whole = min(1.0, max(0.0, share))
     what = "live groups" if name == "Prompts" else "idle share"
-    return tag("meter", f"{share:.0%}", value=f"{whole:.4f}", aria_label=f"{name}: {what}")
+    bar = [] if part is None else [meter(part, aria_label=f"{name}: {what}")]
+    return tag("li", tag("b", name), tag("span", says, class_="state"), *said, *bar, class_=state)
 
 
 def _back(status: RunStatus) -> str:
@@ -140,61 +135,54 @@ def _back(status: RunStatus) -> str:
     journal = status.journal
     trouble = f": {journal.trouble}" if journal.trouble else ""
     return (
-        f"{served}The journal has {journal.appended:,} events; {size(journal.pending_bytes)} wait "
-        f"for the disk{trouble}."
+        f"{served}The journal has {count(journal.appended)} events; "
+        f"{size(journal.pending_bytes)} wait for the disk{trouble}."
     )
 
 
 def _bound(wait: Wait) -> str:
-    """The end of a wait, in words: `of 300` seconds, or `until the link ends`."""
-    return f"until {wait.bound}" if isinstance(wait.bound, str) else f"of {wait.bound:,.0f}"
+    """The end of a wait, in words."""
+    return f"until {wait.bound}" if isinstance(wait.bound, str) else f"of {duration(wait.bound)}"
 
 
 def _waits(status: RunStatus) -> Html:
-    every = [
-        *(("coordinator", wait) for wait in status.waits),
-        *((actor.name, wait) for actor in status.actors for wait in actor.waits),
-    ]
-    every.sort(key=lambda one: -one[1].seconds)
     rows = [
-        tag(
-            "tr",
-            tag("td", f"{owner}: {wait.owner}"),
-            tag("td", wait.name),
-            tag("td", f"{wait.seconds:.1f} s {_bound(wait)}"),
+        (
+            f"{process}: {wait.owner}",
+            wait.name,
+            f"{duration(wait.seconds)} {_bound(wait)}",
         )
-        for owner, wait in every[:WAITS]
+        for process, wait in longest_waits(status)[:WAITS]
     ]
     rows += [
-        tag(
-            "tr",
-            tag("td", f"rollout {one.rollout}"),
-            tag("td", f"{one.holder}, attempt {one.attempt}, {one.tokens} tokens"),
-            tag("td", f"{one.seconds:.1f} s of {one.deadline_s:,.0f}"),
+        (
+            f"rollout {one.rollout}",
+            f"{one.holder}, attempt {one.attempt}, {one.tokens} tokens",
+            f"{duration(one.seconds)} of {duration(one.deadline_s)}",
         )
         for one in status.awaited
     ]
     if not rows:
         return tag("p", "Nobody waits.", class_="dim")
-    return table(("who", "waits for", "seconds, of its deadline"), rows)
+    return table(rows, ("who", "waits for", "for how long, of its deadline"))
 
 
 def _actors(status: RunStatus) -> Html:
     rows = [
-        tag(
-            "tr",
-            tag("td", actor.name),
-            tag("td", _standing(actor)),
-            tag("td", f"{actor.holds}"),
-            tag("td", "–" if actor.version is None else f"{actor.version}"),
-            tag("td", _causes(actor)),
+        (
+            actor.name,
+            _standing(actor),
+            count(actor.holds),
+            NONE if actor.version is None else f"{actor.version}",
+            _causes(actor),
         )
         for actor in status.actors[:ACTORS]
     ]
+    if not rows:
+        return tag("p", "None has come yet.", class_="dim")
     more = len(status.actors) - ACTORS
     note = [tag("p", f"And {more} more.", class_="dim")] if more > 0 else []
-    shown = table(("actor", "is", "holds", "version", "idle, by cause"), rows)
-    return joined(shown, *note) if rows else tag("p", "None has come yet.", class_="dim")
+    return joined(table(rows, ("actor", "is", "holds", "version", "idle, by cause")), *note)
 
 
 def _standing(actor: ActorStatus) -> str:
@@ -211,10 +199,4 @@ def _standing(actor: ActorStatus) -> str:
 
 def _causes(actor: ActorStatus) -> str:
     largest = sorted(actor.idle.items(), key=lambda item: -item[1])
-    return ", ".join(f"{cause} {share:.0%}" for cause, share in largest[:3]) or "–"
-
-
-def table(names: tuple[str, ...], rows: list[Html]) -> Html:
-    """Rows under the names of their columns."""
-    head = tag("tr", *(tag("th", name, scope="col") for name in names))
-    return tag("table", head, *rows)
+    return ", ".join(f"{cause} {share(part)}" for cause, part in largest[:3]) or NONE

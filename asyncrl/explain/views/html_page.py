@@ -10,10 +10,13 @@ script, of that server, which may ask that server alone; no text can become a sc
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from html import escape
+from itertools import chain, repeat
 
 from asyncrl.escape import CUT, escaped, escaped_lines
+from asyncrl.words import share
 
 TEXT = 4000
 """Characters of a text of several lines, at most."""
@@ -52,6 +55,20 @@ def lines(text: str) -> Html:
 def joined(*pieces: Html) -> Html:
     """Pieces one after the other."""
     return Html("".join(pieces))
+
+
+def table(rows: Iterable[Iterable[str]], columns: Sequence[str] = ()) -> Html:
+    """Rows of cells under the names of their columns; without these, each row begins with its
+    own name."""
+    head = [tag("tr", *(tag("th", name, scope="col") for name in columns))] if columns else []
+    first = "td" if columns else "th"
+    body = (tag("tr", *map(tag, chain([first], repeat("td")), cells)) for cells in rows)
+    return tag("table", *head, *body)
+
+
+def meter(part: float, **attributes: str) -> Html:
+    """A part of a whole, 0 to 1, as a bar."""
+    return tag("meter", share(part), value=f"{min(1.0, max(0.0, part)):.4f}", **attributes)
 
 
 def _whole(text: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import trio
 
-from asyncrl import config
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views.run_page import OWNER, RunPage
 from asyncrl.messages.address import TcpAddress
 from asyncrl.runtime import logs
@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m asyncrl.explain.views.page_process")
     parser.add_argument("run", type=Path)
     run: Path = parser.parse_args().run
-    settings = config.read(run / "run.toml").run
+    settings = RunFiles(run).config.run
     logs.start(run, "page", 0, settings.log)
     key = "" if loopback(settings.page_host) else read_private(run / PAGE_KEY, KEY_BYTES).decode()
     trio.run(serve_page, run, settings.page_host, settings.page_port, key)

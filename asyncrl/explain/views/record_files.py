@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import msgspec
 
 from asyncrl.config import ConfigError
-from asyncrl.config.errors import installs
+from asyncrl.config.errors import installs, usable
 from asyncrl.escape import escaped_json
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views.rollout_records import (
     Note,
     RolloutRecord,
@@ -20,19 +20,10 @@ from asyncrl.explain.views.rollout_records import (
     newest,
     record,
 )
-from asyncrl.runtime.run_dir import refuse_no_run
+from asyncrl.files import whole_file
 
 ROWS = 1_000
 """Rollouts of a row group of Parquet: what is held in memory."""
-
-
-class RecordWriter(Protocol):
-    """Writes rollouts to an open file, one after the other."""
-
-    def add(self, one: RolloutRecord) -> None: ...
-
-    def close(self) -> None:
-        """Write what is left; the file stays open."""
 
 
 class JsonLines:
@@ -84,10 +75,9 @@ class ParquetRows:
         self._rows.clear()
 
 
-def write_records(run: Path, wanted: Wanted, path: Path, note: Note) -> int:
+def write_records(files: RunFiles, wanted: Wanted, path: Path, note: Note) -> int:
     """Write the rollouts that fit to a new file, whole or not at all; returns their number. They
     are written as they are read. Raises ConfigError."""
-    refuse_no_run(run)
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise ConfigError(
             f"{path}: Parquet needs the package pyarrow: {installs('parquet')}, or write "
@@ -95,22 +85,11 @@ def write_records(run: Path, wanted: Wanted, path: Path, note: Note) -> int:
         )
     if path.exists():
         raise ConfigError(f"{path}: this is there already, and is not written over.")
-    decode, count = decoder(run, note), 0
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with partial.open("xb") as file:
-            try:
-                writer = (ParquetRows if path.suffix == ".parquet" else JsonLines)(file)
-                for seen in newest(run, wanted, None):
-                    writer.add(record(seen, decode))
-                    count += 1
-                writer.close()
-                file.flush()
-                os.fsync(file.fileno())
-                partial.rename(path)
-            except BaseException:
-                partial.unlink()
-                raise
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}).") from None
+    decode, count = decoder(files, note), 0
+    with usable(path, "written"), whole_file(path) as file:
+        writer = (ParquetRows if path.suffix == ".parquet" else JsonLines)(file)
+        for seen in newest(files, wanted, None):
+            writer.add(record(seen, decode))
+            count += 1
+        writer.close()
     return count

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asyncrl.config import ConfigError
+from asyncrl.config.errors import usable
 from asyncrl.explain.views.html_page import page, tag
 from asyncrl.explain.views.run_parts import PARTS, SeenRun
 from asyncrl.explain.views.style import STYLE
-from asyncrl.runtime.run_dir import refuse_no_run
+from asyncrl.files import write_whole
 
 REPORT = "report.html"
 """The file in a run's directory, where no other is named."""
@@ -19,23 +19,17 @@ REPORT = "report.html"
 def write_report(run: Path, path: Path | None, now: float) -> Path:
     """Write the report of a run, whole or not at all, over an earlier one; returns its path. `now`
     is in seconds since 1970. Raises ConfigError."""
-    refuse_no_run(run)
-    path = run / REPORT if path is None else path
-    partial = path.with_name(f"{path.name}.partial")
     text = report(run, now)
-    try:
-        partial.write_text(text, encoding="utf-8", errors="replace")
-        partial.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}).") from None
+    path = run / REPORT if path is None else path
+    with usable(path, "written"):
+        write_whole(path, text)
     return path
 
 
 def report(run: Path, now: float) -> str:
     """The report of a run as HTML. Raises ConfigError for what is no run, or whose settings or
     curve cannot be read."""
-    refuse_no_run(run)
     seen = SeenRun(run, now)
-    _ = seen.figures, seen.summary, seen.curves  # without these there is no report
+    _ = seen.figures, seen.curves  # without these there is no report
     parts = [part.of(seen, name) for name, part in PARTS.items()]
     return page(f"asyncrl: {run.name}", STYLE, tag("main", tag("h1", run.name), *parts))

@@ -9,15 +9,16 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
 from asyncrl.escape import CUT
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views.html_page import TEXT, Html, joined, lines, tag
-from asyncrl.explain.views.rollout_records import Decode, decoder, since
+from asyncrl.explain.views.rollout_records import Decode, decoder, facts, since
 from asyncrl.explain.views.seen_rollouts import SeenRollout
 from asyncrl.explain.views.seen_turns import SeenTurn
+from asyncrl.words import share
 
 ENDED, LIVING = 16, 4
 """Rollouts that are shown: of those that have ended, and of those that live and have tokens."""
@@ -60,14 +61,14 @@ STYLE += (
 )
 
 
-def rollouts(run: Path) -> Html:
+def rollouts(files: RunFiles) -> Html:
     """The newest rollouts, the newest first, those that live before all. Raises ConfigError where
     the journal cannot be read."""
-    found = _newest(run, 1)
+    found = _newest(files, 1)
     if len(found) < ENDED:  # the last checkpoint is new
-        found = _newest(run, 2)
+        found = _newest(files, 2)
     notes: list[str] = []
-    decode = decoder(run, notes.append)
+    decode = decoder(files, notes.append)
     said = [*notes, *([] if found else ["The journal has none."])]
     return joined(
         *(tag("p", note, class_="dim") for note in said),
@@ -76,10 +77,10 @@ def rollouts(run: Path) -> Html:
     )
 
 
-def _newest(run: Path, checkpoints: int) -> list[SeenRollout]:
+def _newest(files: RunFiles, checkpoints: int) -> list[SeenRollout]:
     """The newest of those since so many checkpoints, those that live behind all."""
     ended, living = deque[SeenRollout](maxlen=ENDED), deque[SeenRollout](maxlen=LIVING)
-    for seen in since(run, checkpoints):
+    for seen in since(files, checkpoints):
         if seen.status in ("trained", "discarded", "buried"):
             ended.append(seen)
         elif seen.ids:
@@ -112,7 +113,7 @@ def _legends(found: Sequence[SeenRollout]) -> Iterator[Html]:
     yield tag("p", *named, class_="legend by-version")
     bounds = [1.0, *CHANCES, 0.0]
     chances = [
-        tag("span", f"{high:.0%} to {low:.0%}", class_=f"p{number}")
+        tag("span", f"{share(high)} to {share(low)}", class_=f"p{number}")
         for number, (high, low) in enumerate(pairwise(bounds))
     ]
     yield tag("p", "chance of the token when it was sampled: ", *chances, class_="legend by-chance")
@@ -130,26 +131,17 @@ def _rollout(seen: SeenRollout, decode: Decode) -> Html:
     gain = (
         None if seen.reward is None or seen.mean_reward is None else seen.reward - seen.mean_reward
     )
-    facts = [
-        f"prompt {seen.prompt_index}",
-        f"reward {seen.reward:g}" if seen.reward is not None else seen.no_verdict or "no reward",
-        f"advantage {gain:+.3g}" if gain else "",
-        f"{len(seen.ids) >> 2} tokens",
-        f"{len(seen.turns)} turns" if seen.turns else "",
-        f"lag {seen.lag}" if seen.lag is not None else "",
-        seen.finish,
-        f"{seen.status}: {seen.reason}" if seen.reason else seen.status,
-    ]
+    said_of = [*facts(seen), *([f"advantage {gain:+.3g}"] if gain else [])]
     versions = ", ".join(str(span.version) for span in seen.spans[:SPANS])
     coloured = "more" if gain and gain > 0 else "less" if gain and gain < 0 else "even"
     said = _tokens(seen, decode)
     return tag(
         "details",
-        tag("summary", f"{seen.split} rollout {seen.rollout}: {', '.join(filter(None, facts))}"),
+        tag("summary", ", ".join(said_of)),
         tag("pre", lines(decode(seen.prompt)), class_="dim"),
         _tree(seen.turns, said, decode, coloured)
         if seen.turns
-        else tag("pre", tag("span", said(0, len(seen.ids) >> 2), class_=coloured)),
+        else tag("pre", tag("span", said(0, seen.tokens), class_=coloured)),
         tag("p", f"versions {versions}" if versions else "nothing sampled", class_="dim"),
     )
 

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from asyncrl.config import ConfigError
 from asyncrl.escape import escaped
-from asyncrl.experience.call import ImpossibleEvent
-from asyncrl.explain.views.seen_rollouts import SeenRollout, seen_rollouts
-from asyncrl.journal import JournalError, SqliteHistory
+from asyncrl.explain.run_files import RunFiles
+from asyncrl.explain.views.seen_rollouts import RolloutFacts, SeenRollout, seen_rollouts
 from asyncrl.messages import Finish, Span, Split
-from asyncrl.runtime.run_dir import INITIAL, JOURNAL, refuse_no_run
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
 
@@ -30,6 +26,11 @@ Decode = Callable[[bytes], str]
 """Turns `int32` ids to text."""
 Note = Callable[[str], None]
 """Hears one sentence for a person."""
+SAME = (
+    *(field.name for field in msgspec.structs.fields(RolloutFacts)),
+    *("tokens", "spans", "step", "lag"),
+)
+"""Fields that a record has as the rollout has them."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,20 +56,10 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
+class RolloutRecord(RolloutFacts, frozen=True, kw_only=True):
     """A rollout as it is written: the fields of `SeenRollout`, with text. `spans` are
     `[version, start, end]`, places among the sampled `tokens`."""
 
-    rollout: int
-    group: int
-    split: Split
-    prompt_index: int
-    status: str
-    reason: str
-    reward: float | None
-    no_verdict: str
-    finish: Finish
-    attempts: int
     turns: int
     tokens: int
     spans: list[Span]
@@ -78,54 +69,39 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     response: str
 
 
-def records(run: Path, wanted: Wanted, note: Note) -> list[RolloutRecord]:
+def records(files: RunFiles, wanted: Wanted, note: Note) -> list[RolloutRecord]:
     """The newest rollouts that fit, the oldest of them first; LAST of them where nobody said how
-    many. Raises ConfigError for what is no run, or a journal that cannot be read."""
-    found = newest(run, wanted, LAST)
-    decode = decoder(run, note)
+    many. Raises ConfigError for a journal that cannot be read."""
+    found = newest(files, wanted, LAST)
+    decode = decoder(files, note)
     return [record(seen, decode) for seen in found]
 
 
-def newest(run: Path, wanted: Wanted, most: int | None) -> Iterable[SeenRollout]:
+def newest(files: RunFiles, wanted: Wanted, most: int | None) -> Iterable[SeenRollout]:
     """The last `wanted.last` rollouts that fit, or `most` where that is None, or all. The journal
     is read, and closed, before the first is given, unless they are all. Raises ConfigError."""
-    refuse_no_run(run)
-    fitting = filter(wanted.fits, _read(run))
+    fitting = filter(wanted.fits, since(files))
     last = most if wanted.last is None else wanted.last
     return fitting if last is None else deque(fitting, maxlen=last)
 
 
-def since(run: Path, checkpoints: int) -> Iterator[SeenRollout]:
+def since(files: RunFiles, checkpoints: int | None = None) -> Iterator[SeenRollout]:
     """The rollouts that ended since so many checkpoints ago, or as long ago as the journal begins,
     and those that live. Raises ConfigError."""
-    refuse_no_run(run)
-    return _read(run, checkpoints)
+    with files.journal() as history:
+        after = history.forgotten
+        if checkpoints is not None:
+            snapshots = [number for number, _ in history.snapshots()]
+            if len(snapshots) >= checkpoints:
+                after = max(after, snapshots[-checkpoints])
+        yield from seen_rollouts(history, after)
 
 
-def _read(run: Path, checkpoints: int | None = None) -> Iterator[SeenRollout]:
-    """All rollouts that the journal has, or as `since`."""
-    try:
-        with SqliteHistory(run / JOURNAL) as history:
-            after = history.forgotten
-            if checkpoints is not None:
-                snapshots = [number for number, _ in history.snapshots()]
-                if len(snapshots) >= checkpoints:
-                    after = max(after, snapshots[-checkpoints])
-            yield from seen_rollouts(history, after)
-    except JournalError as error:
-        raise ConfigError(f"{error}.") from None
-    except ImpossibleEvent as error:
-        raise ConfigError(
-            f"{run / JOURNAL}: its events do not follow from one another ({error}), so that its "
-            "rollouts are not known."
-        ) from None
-
-
-def decoder(run: Path, note: Note) -> Decode:
+def decoder(files: RunFiles, note: Note) -> Decode:
     """Decode by the tokenizer of the model that a run started from; where that is gone, `note`
     hears of it, and the text is the ids themselves."""
     try:
-        tokenizer = Tokenizer(run / INITIAL)
+        tokenizer = Tokenizer(files.initial)
     except TaskError as error:
         note(f"Token ids are shown in place of text: {error}.")
         return lambda ids: " ".join(map(str, _numbers(ids)))
@@ -140,32 +116,18 @@ def _numbers(ids: bytes) -> list[int]:
 
 def record(seen: SeenRollout, decode: Decode) -> RolloutRecord:
     """The record of a rollout."""
+    said = {name: getattr(seen, name) for name in SAME}
     return RolloutRecord(
-        rollout=seen.rollout,
-        group=seen.group,
-        split=seen.split,
-        prompt_index=seen.prompt_index,
-        status=seen.status,
-        reason=seen.reason,
-        reward=seen.reward,
-        no_verdict=seen.no_verdict,
-        finish=seen.finish,
-        attempts=seen.attempts,
-        turns=len(seen.turns),
-        tokens=len(seen.ids) >> 2,
-        spans=seen.spans,
-        step=seen.step,
-        lag=seen.lag,
-        prompt=decode(seen.prompt),
-        response=decode(seen.ids),
+        **said, turns=len(seen.turns), prompt=decode(seen.prompt), response=decode(seen.ids)
     )
 
 
-def shown(one: RolloutRecord) -> str:
-    """Three printable lines, and an empty one."""
+def facts(one: SeenRollout | RolloutRecord) -> list[str]:
+    """Facts about a rollout beside its text, in a few words each."""
+    turns = one.turns if isinstance(one.turns, int) else len(one.turns)
     versions = [span.version for span in one.spans]
     oldest, newest_version = min(versions, default=0), max(versions, default=0)
-    facts = [
+    found = [
         f"rollout {one.rollout}",
         one.split,
         f"prompt {one.prompt_index}",
@@ -173,16 +135,21 @@ def shown(one: RolloutRecord) -> str:
         f"reward {one.reward:g}" if one.reward is not None else "",
         f"no verdict: {one.no_verdict}" if one.no_verdict else "",
         f"{one.tokens} tokens",
-        f"{one.turns} turns" if one.turns else "",
+        f"{turns} turns" if turns else "",
         f"version {oldest}" + (f" to {newest_version}" if newest_version > oldest else ""),
         f"lag {one.lag}" if one.lag is not None else "",
         f"{one.attempts} attempts" if one.attempts > 1 else "",
         one.finish,
         f"{one.status}: {one.reason}" if one.reason else one.status,
     ]
+    return [fact for fact in found if fact]
+
+
+def shown(one: RolloutRecord) -> str:
+    """Three printable lines, and an empty one."""
     return "\n".join(
         [
-            "  ".join(escaped(fact) for fact in facts if fact),
+            "  ".join(map(escaped, facts(one))),
             f"  prompt    {escaped(one.prompt)}",
             f"  response  {escaped(one.response)}",
             "",

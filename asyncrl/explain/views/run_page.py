@@ -157,18 +157,11 @@ class RunPage:
 
     def _whole(self) -> str:
         """The page, with parts that its script is to ask for."""
-        names = {name: part.title for name, part in PARTS.items() if part.title}
-        links = [tag("a", title, href=f"#{name}") for name, title in names.items()]
-        parts = [
-            tag(
-                "section",
-                *([tag("h2", part.title)] if part.title else []),
-                tag("p", "is asked for …", class_="dim"),
-                id=name,
-                data_every=part.every_s,
-            )
-            for name, part in PARTS.items()
+        links = [
+            tag("a", part.title, href=f"#{name}") for name, part in PARTS.items() if part.title
         ]
+        asked = tag("p", "is asked for …", class_="dim")
+        parts = [part.section(name, asked) for name, part in PARTS.items()]
         bar = tag(
             "div",
             tag("button", "Stop renewing", id="hold", type="button", aria_pressed="false"),

@@ -13,26 +13,24 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.config import ConfigError
 from asyncrl.explain.curve import Point, StepPoint
-from asyncrl.explain.curve_reader import CurveReader
+from asyncrl.explain.run_figures import CurveSums
+from asyncrl.explain.run_files import curve_of
 from asyncrl.explain.views.plots import PlotSeries
-from asyncrl.explain.views.run_figures import CurveSums
-from asyncrl.runtime.run_dir import METRICS
 
 LAST = 10
 """Steps that are kept: the last ones, and the last of those with an alarm."""
 LINES: dict[str, list[tuple[str, Callable[[StepPoint], float | None]]]] = {
     "reward": [("reward", lambda p: p.reward)],
-    "lag": [("mean", lambda p: p.lag_mean), ("largest", lambda p: p.lag_max)],
+    "lag": [("mean", lambda p: p.lag_mean), ("max", lambda p: p.lag_max)],
     "entropy, nats a token": [("entropy", lambda p: p.metrics.get("entropy"))],
     "k3 divergence": [("k3", lambda p: p.metrics.get("k3"))],
     "tokens/s": [
         ("generated", lambda p: p.generated_per_s),
         ("trained", lambda p: p.trained_per_s),
     ],
-    "idle share": [("trainer", lambda p: p.idle_trainer), ("rollout", lambda p: p.idle_rollout)],
-    "seconds that decoding stood still at a publication": [("pause", lambda p: p.pause_seconds)],
+    "idle": [("trainer", lambda p: p.idle_trainer), ("rollout", lambda p: p.idle_rollout)],
+    "pause, seconds": [("pause", lambda p: p.pause_seconds)],
 }
 """The lines of each plot, and what a step says for each."""
 
@@ -50,8 +48,7 @@ class SeenCurve:
     """The curve of the run in a directory. Several threads may ask at a time."""
 
     def __init__(self, run: Path) -> None:
-        self._path = run / METRICS
-        self._reader = CurveReader(self._path)
+        self._reader = curve_of(run)
         self._turn = threading.Lock()
         self._begin()
 
@@ -79,13 +76,10 @@ class SeenCurve:
         self._alarmed: deque[StepPoint] = deque(maxlen=LAST)
 
     def _renew(self) -> None:
-        try:
-            if self._reader.replaced():
-                self._begin()
-            for point in self._reader.added():
-                self._add(point)
-        except OSError as error:
-            raise ConfigError(f"{self._path}: cannot be read ({error.strerror}).") from None
+        if self._reader.replaced():
+            self._begin()
+        for point in self._reader.added():
+            self._add(point)
 
     def _add(self, point: Point) -> None:
         self._sums.add(point)

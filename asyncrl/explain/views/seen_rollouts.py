@@ -17,18 +17,15 @@ import msgspec
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.sequence import ID_BYTES
 from asyncrl.explain.views.seen_turns import SeenTurn, calls_of, turns_of
 from asyncrl.journal import JournalReader
 from asyncrl.messages import Finish, NoVerdict, Scored, Span, Split
 
 
-class SeenRollout(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout at its end, or now. `prompt` and `ids` are `int32`; the latter are all sampled
-    tokens, of every turn, and `spans` say which version sampled which; `behaviour` (`float32`) are
-    their log-probabilities. `status` is a word of `RolloutStatus`; one that is discarded or buried
-    has a `reason`. `mean_reward` is that of its group, None before the group is complete. `step` is
-    the one that took it; `turns` are those of an agent's episode, of which the sampled tokens are
-    one after another."""
+class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about a rollout in a word each, at its end or now. `status` is a word of
+    `RolloutStatus`; one that is discarded or buried has a `reason`."""
 
     rollout: int
     group: int
@@ -37,16 +34,30 @@ class SeenRollout(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     reason: str
     reward: float | None
-    mean_reward: float | None
     no_verdict: str
     finish: Finish
     attempts: int
+
+
+class SeenRollout(RolloutFacts, frozen=True, kw_only=True):
+    """A rollout with its tokens. `prompt` and `ids` are `int32`; the latter are all sampled tokens,
+    of every turn, and `spans` say which version sampled which; `behaviour` (`float32`) are their
+    log-probabilities. `mean_reward` is that of its group, None before the group is complete. `step`
+    is the one that took it; `turns` are those of an agent's episode, of which the sampled tokens
+    are one after another."""
+
+    mean_reward: float | None
     step: int | None
     turns: list[SeenTurn]
     spans: list[Span]
     prompt: bytes
     ids: bytes
     behaviour: bytes
+
+    @property
+    def tokens(self) -> int:
+        """The number of its sampled tokens."""
+        return len(self.ids) // ID_BYTES
 
     @property
     def lag(self) -> int | None:

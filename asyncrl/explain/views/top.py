@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import trio
 from rich.console import Console
 
-from asyncrl.config import ConfigError
-from asyncrl.explain.curve import LINE_BYTES, EvaluationPoint, Point, StepPoint, point_of
-from asyncrl.explain.diagnosis import at_work, duration, idle, listed
+from asyncrl.explain.curve import EvaluationPoint, StepPoint
+from asyncrl.explain.diagnosis import at_work, idle, listed
 from asyncrl.explain.display import Display, show_summary
+from asyncrl.explain.run_files import RunFiles, curve_of
 from asyncrl.explain.run_status import RunStatus
-from asyncrl.explain.views.run_figures import read_summary
-from asyncrl.explain.why import OLD_S, read_status, why
+from asyncrl.explain.why import OLD_S, why
 from asyncrl.messages import Progress, StatusUpdate
-from asyncrl.runtime.run_dir import METRICS, STALL, STATUS, lives, refuse_no_run
+from asyncrl.words import duration
 
 EVERY_S = 1.0
 """Seconds between two looks: a run says as often how it stands."""
@@ -36,37 +35,40 @@ DOES = {"init": "starting", "ready": "starting", "run": "training"}
 def top(run: Path, console: Console, now: Callable[[], float] = time.time) -> None:
     """Show how a run stands until it ends, and then what it came to. Raises ConfigError for what is
     no run, or one that has not begun and that nobody runs."""
-    refuse_no_run(run)
+    RunFiles(run)  # a display of what is no run would begin
     with Display(console) as display:
         trio.run(follow, run, display, now)
-        for sentence in why(run, now()):
+        files = RunFiles(run)
+        for sentence in why(files, now()):
             display.note(sentence)
-    if (summary := read_summary(run)) is not None:
-        show_summary(summary, run, console)
+    if files.summary is not None:
+        show_summary(files.summary, run, console)
 
 
 async def follow(run: Path, display: Display, now: Callable[[], float]) -> None:
     """Show how a run stands, every second, until nobody runs it any more. `now` is in seconds since
     1970. Raises ConfigError."""
-    tail, began, ended_at = _Tail(run / METRICS), trio.current_time(), math.inf
+    curve, began, ended_at = curve_of(run), trio.current_time(), math.inf
     step: StepPoint | None = None
     evaluation: EvaluationPoint | None = None
     while True:
-        if not (run / STATUS).exists() and not (run / STALL).exists() and lives(run):
+        files = RunFiles(run)
+        if files.last_status is None and files.lives:
             waited = trio.current_time() - began
             display.progress(Progress("waiting for the run to begin", 0, 0, waited))
             await trio.sleep(EVERY_S)
             continue
-        status, stalled = read_status(run)
-        for point in tail.points():
+        status = files.status
+        curve.replaced()
+        for point in curve.added():
             if isinstance(point, StepPoint):
                 step = point
             else:
                 evaluation = point
         age_s = max(0.0, now() - status.at)
-        over = stalled or status.ok is not None
+        over = files.stalled or status.ok is not None
         # the lock is asked for only where it is likely to be free: a launcher wants it, too
-        alive = lives(run) if over or age_s > 2 * EVERY_S else True
+        alive = files.lives if over or age_s > 2 * EVERY_S else True
         display.update(update_of(status, step, evaluation, age_s if alive and not over else 0.0))
         if not alive:
             return
@@ -77,33 +79,6 @@ async def follow(run: Path, display: Display, now: Callable[[], float]) -> None:
         await trio.sleep(EVERY_S)
 
 
-class _Tail:
-    """The points of a curve as they are written."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._bytes = 0  # that were read, whole lines
-
-    def points(self) -> Iterator[Point]:
-        """Those since the last call. A curve that became shorter was trimmed, and is read again.
-        Raises ConfigError."""
-        try:
-            if not self._path.exists():
-                return
-            with self._path.open("rb") as file:
-                if self._path.stat().st_size < self._bytes:
-                    self._bytes = 0
-                file.seek(self._bytes)
-                while line := file.readline(LINE_BYTES):
-                    if not line.endswith(b"\n") and len(line) < LINE_BYTES:
-                        return  # it is being written
-                    self._bytes += len(line)
-                    if (point := point_of(line)) is not None:
-                        yield point
-        except OSError as error:
-            raise ConfigError(f"{self._path}: cannot be read ({error.strerror}).") from None
-
-
 def update_of(
     status: RunStatus, step: StepPoint | None, evaluation: EvaluationPoint | None, silent_s: float
 ) -> StatusUpdate:
@@ -111,33 +86,30 @@ def update_of(
     goes on has said nothing for `silent_s` since."""
     metrics = step.metrics if step is not None else {}
 
-    def of_step(value: float | None) -> float:
-        return math.nan if value is None else value
-
     return StatusUpdate(
         seconds=status.seconds + silent_s,
         phase=DOES.get(status.phase, "draining") if status.ok is None else "over",
         step=status.step,
         steps=status.steps,
-        reward=of_step(step.reward if step is not None else None),
-        accuracy=evaluation.accuracy if evaluation is not None else math.nan,
+        reward=step.reward if step is not None else None,
+        accuracy=evaluation.accuracy if evaluation is not None else None,
         accuracy_version=evaluation.version if evaluation is not None else -1,
         generated_per_s=status.generated_per_s,
         trained_per_s=status.trained_per_s,
-        lag_mean=of_step(step.lag_mean if step is not None else None),
+        lag_mean=step.lag_mean if step is not None else None,
         lag_max=step.lag_max if step is not None else 0,
         queue_items=step.queue_rollouts if step is not None else 0,
         queue_bytes=step.queue_bytes if step is not None else 0,
-        idle_trainer=of_step(idle(status, "trainer")),
-        idle_rollout=of_step(idle(status, "rollout")),
-        pause_seconds=of_step(step.pause_seconds if step is not None else None),
+        idle_trainer=idle(status, "trainer"),
+        idle_rollout=idle(status, "rollout"),
+        pause_seconds=step.pause_seconds if step is not None else None,
         note=_note(status, silent_s),
         evaluated=evaluation.figures if evaluation is not None else {},
         accuracy_weights=evaluation.weights if evaluation is not None else "current",
-        exact=of_step(metrics.get("exact")),
-        truncated=of_step(metrics.get("truncated")),
-        response_tokens=of_step(metrics.get("response_tokens")),
-        entropy=of_step(metrics.get("entropy")),
+        exact=metrics.get("exact"),
+        truncated=metrics.get("truncated"),
+        response_tokens=metrics.get("response_tokens"),
+        entropy=metrics.get("entropy"),
     )
 
 

@@ -5,7 +5,7 @@ children, and tells it how they end.
     ↑________________________________ its link is cut ______________________|
 
 Invariant: no actor that it started outlives it, nor its link to the launcher by more than the
-seconds of silence that it bears (`joined_machine.SILENCE_S`) and of a kill. Servers of actors may
+seconds of silence that it bears (`machine_link.SILENCE_S`) and of a kill. Servers of actors may
 wait for the next ones, and end with this machine's part, or after `supervision.keep_servers_s`.
 """
 
@@ -30,15 +30,15 @@ from asyncrl.engines.servers.kept_servers import servers_ended
 from asyncrl.escape import escaped
 from asyncrl.launch.cluster.equipment import places_for
 from asyncrl.launch.cluster.join_token import JoinToken
-from asyncrl.launch.cluster.joined_machine import BEAT_S, ORDERS, SILENCE_S, Actor
+from asyncrl.launch.cluster.joined_machine import Actor
 from asyncrl.launch.cluster.joining import LEAVE, ToldToLeave, join, join_again
 from asyncrl.launch.cluster.local_placement import PRELOADED, SMALL, TAKES_OVER, start_actor
+from asyncrl.launch.cluster.machine_link import MachineLink
 from asyncrl.launch.cluster.model_files import keep_file
 from asyncrl.launch.cluster.places import Place, Places
 from asyncrl.launch.cluster.versions import own_versions
 from asyncrl.messages import (
     ActorExited,
-    Alive,
     Equipped,
     Join,
     JoinedRole,
@@ -46,7 +46,6 @@ from asyncrl.messages import (
     KillActor,
     MachineAdmitted,
     MachineLeaving,
-    Message,
     ModelFile,
     Role,
     RunOver,
@@ -55,7 +54,7 @@ from asyncrl.messages import (
 )
 from asyncrl.messages.address import tcp_address
 from asyncrl.runtime import logs
-from asyncrl.runtime.ipc.errors import EndOfStream, LinkBroken, LinkError
+from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
 from asyncrl.runtime.ipc.keys import write_key
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.logs import FOLDER
@@ -64,7 +63,6 @@ from asyncrl.runtime.output import complain
 from asyncrl.runtime.processes.forkserver import ForkServer, open_fork_server
 from asyncrl.runtime.processes.machine import available_cores
 from asyncrl.runtime.processes.process import Process
-from asyncrl.runtime.processes.standstill import Patience
 from asyncrl.runtime.run_dir import INITIAL, KEY, LOCK, RUN_TOML
 
 logger = logging.getLogger(__name__)
@@ -122,11 +120,12 @@ async def _take_part(
     except (LinkError, ValueError) as error:
         complain(escaped(f"the launcher of {token.address} cannot be joined: {error}."))
         return BAD_INPUT
-    own_id = secrets.token_hex(16)
+    offer = Join(name[:255], secrets.token_hex(16), len(cores), own_versions(), role)
     async with servers_ended(run):
         while True:
-            agent = _Agent(run, name, own_id, cores, role)
-            status = await agent.serve(link)
+            agent = _Agent(link, run, cores, offer)
+            async with link:
+                status = await agent.serve()
             if not agent.cut:
                 return status
             print(f"This machine tries to join again, for {patience_s:g} s.", flush=True)
@@ -135,8 +134,8 @@ async def _take_part(
             except LinkError as error:
                 complain(escaped(f"the launcher is lost: {error}."))
                 return LOST
-            except ToldToLeave as told:
-                return 128 + told.number
+            except ToldToLeave as signalled:
+                return 128 + signalled.number
 
 
 def _own(run: Path) -> None:
@@ -177,58 +176,47 @@ class _Agent:
     """One machine's part in one run, over one link. `cut` is True once that was lost, with a
     launcher that may live on."""
 
-    def __init__(
-        self, run: Path, name: str, own_id: str, cores: list[int], role: JoinedRole
-    ) -> None:
+    def __init__(self, link: Link, run: Path, cores: list[int], offer: Join) -> None:
         self.cut = False
-        self._run, self._cores = run, cores
-        self._join = Join(name[:255], own_id, len(cores), own_versions(), role)
+        self._link = MachineLink(link, self._lose)
+        self._scope = trio.CancelScope()  # around its part
+        self._run, self._cores, self._role = run, cores, offer.role
         self._actors: dict[Actor, Process] = {}
         self._ended: set[tuple[Role, int]] = set()  # their servers may have had part in that
         self._room = 0  # as many actors are to be expected; 0 until it takes part
         self._places: Places | None = None  # once it has what they need
-        self._silence = Patience()  # with the launcher
-        self._send, self._outgoing = trio.open_memory_channel[Message](ORDERS)
         self._missing = 0  # files that are still to come
         self._origins: Mapping[str, str] = {}  # of a task that is judged here
         self._leaving = False
         self._left = trio.Event()  # set when it leaves and has no actor any more
         self._status = LOST
+        self._link.send(offer)
 
-    async def serve(self, link: Link) -> int:
+    async def serve(self) -> int:
         """Take part until the end; returns the exit status."""
-        async with link, trio.open_nursery() as nursery:
-            await nursery.start(self._obey_signals, nursery.cancel_scope)
-            nursery.start_soon(self._write, link)
-            nursery.start_soon(self._beat)
-            nursery.start_soon(self._listen, nursery.cancel_scope)
-            self._send.send_nowait(self._join)
-            await self._follow(link, nursery)
-            nursery.cancel_scope.cancel()
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._obey_signals)
+                nursery.start_soon(self._link.keep)
+                await self._follow(nursery)
+                nursery.cancel_scope.cancel()
         return self._status
 
     # -------------------------------------------------------------------------------------- orders
 
-    async def _follow(self, link: Link, nursery: trio.Nursery) -> None:
+    async def _follow(self, nursery: trio.Nursery) -> None:
         """Do what the launcher says, until it says no more."""
         fork_server: ForkServer | None = None
         while True:
             try:
-                message, buffers = await link.receive()
+                message, buffers = await self._link.receive()
             except EndOfStream:
-                complain("the launcher is gone; this machine's actors are ended.")
-                self._cut_off()
+                self._lose("is gone")
                 return
             except LinkError as error:
-                complain(
-                    escaped(f"the launcher is lost: {error}; this machine's actors are ended.")
-                )
-                self._cut_off()
+                self._lose(f"is lost: {error}")
                 return
-            self._silence.deadline = trio.current_time() + SILENCE_S
             match message:
-                case Alive():
-                    pass
                 case JoinRefused(reason):
                     complain(escaped(f"{reason}."))
                     self._status = BAD_INPUT
@@ -248,7 +236,7 @@ class _Agent:
                     if not self._missing:
                         nursery.start_soon(self._equip, fork_server)
                 case StartActor(role, index, incarnation) if self._leaving:  # it was under way
-                    self._send.send_nowait(ActorExited(role, index, incarnation, LOST, LEAVES))
+                    self._link.send(ActorExited(role, index, incarnation, LOST, LEAVES))
                 case StartActor() if fork_server is not None and self._places is not None:
                     actor = (message.role, message.index, message.incarnation)
                     if (place := self._places.take(actor)) is None:
@@ -282,14 +270,14 @@ class _Agent:
         try:
             config = read(self._run / RUN_TOML)
             places = await trio.to_thread.run_sync(
-                places_for, self._join.role, config, self._cores, self._room, self._origins
+                places_for, self._role, config, self._cores, self._room, self._origins
             )
         except ConfigError as error:
-            self._send.send_nowait(Unequipped(str(error)[:MOST_WORDS]))
+            self._link.send(Unequipped(str(error)[:MOST_WORDS]))
             return
         await fork_server.settled()
         self._places = places
-        self._send.send_nowait(Equipped(places.count))
+        self._link.send(Equipped(places.count))
 
     async def _keep_fork_server(self, task_status: trio.TaskStatus[ForkServer]) -> None:
         """Have a fork server until the end."""
@@ -334,38 +322,18 @@ class _Agent:
             places.leave(actor)
             if self._leaving and not self._actors:
                 self._left.set()
-        self._send.send_nowait(ActorExited(*actor, code, process.tail()[-(2**16) :]))
+        self._link.send(ActorExited(*actor, code, process.tail()[-(2**16) :]))
 
     # ------------------------------------------------------------------------------------ the link
 
-    async def _write(self, link: Link) -> None:
-        async for message in self._outgoing:
-            try:
-                await link.send(message)
-            except LinkBroken:
-                return  # who reads hears of it, too
-
-    async def _beat(self) -> None:
-        while True:
-            self._send.send_nowait(Alive())
-            await trio.sleep(BEAT_S)
-
-    async def _listen(self, scope: trio.CancelScope) -> None:
-        self._silence.deadline = trio.current_time() + SILENCE_S
-        await self._silence.over()
-        complain(
-            f"the launcher has said nothing for {SILENCE_S:g} s; this machine's actors are ended."
-        )
-        self._cut_off()
-        scope.cancel()
-
-    def _cut_off(self) -> None:
-        """The link is lost. It is made again if this machine took part, and is to stay."""
+    def _lose(self, why: str) -> None:
+        """The launcher is lost, for this reason. Its link is made again if this machine took part,
+        and is to stay."""
+        complain(escaped(f"the launcher {why}; this machine's actors are ended."))
         self.cut = self._room > 0 and not self._leaving
+        self._scope.cancel()
 
-    async def _obey_signals(
-        self, scope: trio.CancelScope, task_status: trio.TaskStatus[None]
-    ) -> None:
+    async def _obey_signals(self, task_status: trio.TaskStatus[None]) -> None:
         """End this machine's part at SIGINT, SIGTERM or SIGHUP, within NOTICE_S; its actors' work
         goes to others. A second signal ends it at once."""
         with trio.open_signal_receiver(*LEAVE) as signals:
@@ -373,15 +341,15 @@ class _Agent:
                 task_status.started()
                 async for number in signals:
                     if self._leaving:
-                        scope.cancel()
+                        self._scope.cancel()
                         return
                     self._status = 128 + number
-                    nursery.start_soon(self._leave, scope)
+                    nursery.start_soon(self._leave)
 
-    async def _leave(self, scope: trio.CancelScope) -> None:
+    async def _leave(self) -> None:
         """Have this machine's actors give back what they hold, and end its part."""
         self._leaving = True
-        self._send.send_nowait(MachineLeaving())
+        self._link.send(MachineLeaving())
         if self._actors:
             print(
                 f"This machine leaves: its {len(self._actors)} actors give back what they hold, "
@@ -393,4 +361,4 @@ class _Agent:
         with trio.move_on_after(NOTICE_S):
             if self._actors:
                 await self._left.wait()
-        scope.cancel()
+        self._scope.cancel()

@@ -11,7 +11,7 @@ from asyncrl.engines.spec import engine_kind
 from asyncrl.launch.cluster.places import Places
 from asyncrl.messages import JoinedRole
 from asyncrl.runtime.processes.machine import gpus_here
-from asyncrl.tasks.judging import check_judging, differing_origin, opened, origins
+from asyncrl.tasks.judge_checks import check_judging, differing_origin, opened, origins
 
 
 def places_for(

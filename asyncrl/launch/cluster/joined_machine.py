@@ -1,8 +1,7 @@
 """One machine that takes part, as the launcher knows it, and the actors that it has there.
 
 Invariant: an actor ends once, by what its agent says or by the loss of its machine; one that is
-lost so is, for the run, an actor that was killed. An agent that has heard nothing for SILENCE_S
-ends its actors and itself, and so nothing outlives its launcher for longer.
+lost so is, for the run, an actor that was killed.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from collections.abc import Callable
 
 import trio
 
+from asyncrl.launch.cluster.machine_link import MachineLink
 from asyncrl.messages import (
     ActorExited,
-    Alive,
     Equipped,
     Join,
     KillActor,
@@ -25,18 +24,11 @@ from asyncrl.messages import (
 )
 from asyncrl.runtime.ipc.errors import EndOfStream, LinkBroken, LinkError
 from asyncrl.runtime.ipc.link import Link
-from asyncrl.runtime.processes.standstill import Patience
 
-BEAT_S = 2.0
-"""Seconds between two `Alive`."""
-SILENCE_S = 15.0
-"""Seconds of silence after which either end takes the other for lost."""
 KILL_S = 20.0
 """Seconds that an agent has to say that an actor is dead, more than it takes itself."""
-ORDERS = 4096
-"""Messages that may wait for a machine to read them."""
 KILLED = -9
-"""The exit code of an actor whose end nobody saw: as if by SIGKILL."""
+"""The exit code of an actor whose end was not seen: as if by SIGKILL."""
 Actor = tuple[Role, int, int]
 """A start of an actor: role, index, incarnation."""
 OfItself = Equipped | Unequipped | MachineLeaving | ActorExited
@@ -103,10 +95,8 @@ class Machine:
         """It was told to leave, and its actors end with it; or it was refused, and has none."""
         self.gone = trio.Event()
         """Set when its actors have ended, and its name is free."""
-        self._link = link
+        self._link = MachineLink(link, lambda why: self.give_up(f"it {why}"))
         self._scope = trio.CancelScope()
-        self._send, self._orders = trio.open_memory_channel[tuple[Message, bytes]](ORDERS)
-        self._silence = Patience()
         self._why = ""
 
     def takes(self, actor: RemoteActor) -> bool:
@@ -121,28 +111,23 @@ class Machine:
 
     def tell(self, message: Message, contents: bytes = b"") -> None:
         """Queue a message. A machine that does not read is given up."""
-        try:
-            self._send.send_nowait((message, contents))
-        except trio.WouldBlock:
-            self.give_up(f"it left {ORDERS} messages unread")
+        self._link.send(message, contents)
 
     def give_up(self, why: str) -> None:
         """Take it for lost."""
         self._why = self._why or why
         self._scope.cancel()
 
-    async def converse(self, heard: Callable[[OfItself], None]) -> str:
-        """Exchange messages until the machine is lost; returns why it is. `heard` is told what it
-        says of itself. Raises LinkError where it says what no agent says."""
+    async def converse(self, take: Callable[[OfItself], None]) -> str:
+        """Exchange messages until the machine is lost; returns why it is. `take` is called with
+        each message of its agent. Raises LinkError for one that no agent sends."""
         with self._scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write)
-                nursery.start_soon(self._beat)
-                nursery.start_soon(self._listen)
-                self.give_up(await self._read(heard))
+                nursery.start_soon(self._link.keep)
+                self.give_up(await self._read(take))
         return self._why
 
-    async def _read(self, heard: Callable[[OfItself], None]) -> str:
+    async def _read(self, take: Callable[[OfItself], None]) -> str:
         while True:
             try:
                 message, _ = await self._link.receive()
@@ -150,30 +135,10 @@ class Machine:
                 return "its agent ended"
             except LinkBroken as error:
                 return str(error)
-            self._silence.deadline = trio.current_time() + SILENCE_S
             match message:
-                case Alive():
-                    pass
                 case MachineLeaving() | Unequipped() if self.leaving:
                     raise LinkError("malformed", "an agent says once that it takes no part")
                 case Equipped() | Unequipped() | MachineLeaving() | ActorExited():
-                    heard(message)
+                    take(message)
                 case _:
                     raise LinkError("malformed", f"an agent does not say {type(message).__name__}")
-
-    async def _write(self) -> None:
-        async for message, contents in self._orders:
-            try:
-                await self._link.send(message, *([contents] if contents else []))
-            except LinkBroken:
-                return  # who reads hears of it, too
-
-    async def _listen(self) -> None:
-        self._silence.deadline = trio.current_time() + SILENCE_S
-        await self._silence.over()
-        self.give_up(f"it said nothing for {SILENCE_S:g} s")
-
-    async def _beat(self) -> None:
-        while True:
-            self.tell(Alive())
-            await trio.sleep(BEAT_S)

@@ -9,7 +9,7 @@ from pathlib import Path
 import trio
 
 from asyncrl.launch.cluster.join_token import JoinToken
-from asyncrl.runtime.ipc.endpoints import connect
+from asyncrl.runtime.ipc.endpoints import connect, reach
 from asyncrl.runtime.ipc.errors import LinkBroken, LinkError
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.tls import Tls
@@ -19,8 +19,6 @@ LEAVE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that tell this machine to leave."""
 PATIENCE_S = 120.0
 """Seconds for which a machine whose link was cut tries to join again, unless told otherwise."""
-TRY_S, PAUSE_S = 10.0, 1.0
-"""Seconds that one try has, and from its end to the next."""
 
 
 class ToldToLeave(Exception):
@@ -40,34 +38,25 @@ async def join(token: JoinToken, run: Path) -> Link:
 async def join_again(token: JoinToken, run: Path, patience_s: float) -> Link:
     """Connect to a launcher that was cut off, or to its successor. Raises LinkError where it cannot
     be reached for `patience_s`, or does not know this token, and ToldToLeave."""
-    found: Link | LinkError = LinkBroken(f"it could not be reached for {patience_s:g} s")
-    told = 0
+    result: Link | LinkError = LinkBroken(f"it could not be reached for {patience_s:g} s")
+    signalled = 0
 
     async def obey(scope: trio.CancelScope) -> None:
-        nonlocal told
+        nonlocal signalled
         async for number in signals:
-            told = number
+            signalled = number
             scope.cancel()
 
     with trio.open_signal_receiver(*LEAVE) as signals, trio.move_on_after(patience_s) as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(obey, scope)
-            found = await _reached(token, run)
-            nursery.cancel_scope.cancel()
-    if told:
-        raise ToldToLeave(told)
-    if isinstance(found, LinkError):
-        raise found
-    return found
-
-
-async def _reached(token: JoinToken, run: Path) -> Link | LinkError:
-    """The link, as soon as there can be one, or the reason why there never will be."""
-    while True:
-        with trio.move_on_after(TRY_S):
             try:
-                return await join(token, run)
-            except LinkError as error:
-                if error.reason not in ("broken", "silent"):
-                    return error
-        await trio.sleep(PAUSE_S)
+                result = await reach(token.launcher, token.key, tls=Tls.of(run / TLS))
+            except LinkError as refusal:
+                result = refusal
+            nursery.cancel_scope.cancel()
+    if signalled:
+        raise ToldToLeave(signalled)
+    if isinstance(result, LinkError):
+        raise result
+    return result

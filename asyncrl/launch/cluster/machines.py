@@ -34,15 +34,14 @@ from asyncrl.messages import (
     JoinRefused,
     MachineAdmitted,
     MachineLeaving,
-    Message,
     ModelFile,
     RunOver,
     StartActor,
     Unequipped,
 )
 from asyncrl.messages.address import TcpAddress
-from asyncrl.runtime.ipc.endpoints import serve
-from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
+from asyncrl.runtime.ipc.endpoints import first_message, serve
+from asyncrl.runtime.ipc.errors import EndOfStream
 from asyncrl.runtime.ipc.keys import new_key, read_key
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.tls import Tls
@@ -50,7 +49,7 @@ from asyncrl.runtime.logs import path as log_path
 from asyncrl.runtime.processes.process import last_words
 from asyncrl.runtime.processes.supervisor import ActorFailed
 from asyncrl.runtime.run_dir import COORDINATOR_ADDRESS, INITIAL, JOIN_TOKEN, KEY, RUN_TOML, TLS
-from asyncrl.tasks.judging import origins
+from asyncrl.tasks.judge_checks import origins
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +68,10 @@ AGENTS: dict[JoinedRole, str] = {
 
 
 class Machines:
-    """The machines of one launch. `note` hears in a sentence who came, and who was lost."""
+    """The machines of one launch. `note` gets a sentence about each that comes or is lost."""
 
     def __init__(self, config: Config, run: Path, note: Callable[[str], None]) -> None:
-        self._config, self._run, self._told = config, run, note
+        self._config, self._run, self._show = config, run, note
         self._members: dict[str, Machine] = {}
         self._linked: dict[str, Machine] = {}  # by name, also those that are not equipped yet
         self._waiting: list[RemoteActor] = []
@@ -81,10 +80,10 @@ class Machines:
         self._completed = self.over = False
         self._failed: ActorFailed | None = None
 
-    def _note(self, said: str) -> None:
-        """Say something to the user, and to the launcher's log."""
-        logger.warning("%s", said)
-        self._told(said)
+    def _note(self, sentence: str) -> None:
+        """Show a sentence to the user, and log it."""
+        logger.warning("%s", sentence)
+        self._show(sentence)
 
     async def serve(
         self, *, task_status: trio.TaskStatus[TcpAddress] = trio.TASK_STATUS_IGNORED
@@ -199,8 +198,8 @@ class Machines:
         there stay."""
         self._failed = why
         if self._completed:
-            said = escaped(last_words(why.traceback), 300).rstrip(".")
-            self._note(f"No machine joins any more: {said}.")
+            reason = escaped(last_words(why.traceback), 300).rstrip(".")
+            self._note(f"No machine joins any more: {reason}.")
         self._changed.set()
 
     def start(
@@ -227,26 +226,19 @@ class Machines:
 
     async def _attend(self, link: Link) -> None:
         """Serve one agent's link. Raises LinkError."""
-        join: Message | None = None
-        with trio.move_on_after(JOIN_S):
-            join, _ = await link.receive()
-        if join is None:
-            raise LinkError("silent", f"who connected said nothing within {JOIN_S:g} s")
-        if not isinstance(join, Join):
-            raise LinkError("malformed", "an agent says first which machine it is")
+        join = await first_message(link, Join, JOIN_S)
         if why := differing(join.versions, own_versions()):
-            said = f"it has {escaped(why, 200)}; install the same there"
-            await self._refuse(link, join, said)
+            await self._refuse(link, join, f"it has {escaped(why, 200)}; install the same there")
             return
         cluster = self._config.cluster
         if (join.role == "trainer" and not cluster.trainer_agents) or (
             join.role == "reward" and not cluster.reward_agents
         ):
-            said = (
+            why = (
                 f"it is for the role {join.role}, all of whose actors are on the launcher's "
                 f"machine: set {AGENTS[join.role]} there, or leave out --for here"
             )
-            await self._refuse(link, join, said)
+            await self._refuse(link, join, why)
             return
         await self._end_earlier_link(join.agent)
         machine = Machine(self._free_name(join.machine), join, link)
@@ -255,16 +247,16 @@ class Machines:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._equip, machine)
-                why = await machine.converse(partial(self._hear, machine))
+                why = await machine.converse(partial(self._take, machine))
                 nursery.cancel_scope.cancel()
         finally:
             self._leave(machine, why)
 
     async def _refuse(self, link: Link, join: Join, why: str) -> None:
         """Say why a machine takes no part, to it and to the user."""
-        said = f"machine {escaped(join.machine, 60)} takes no part: {why}"
-        self._note(f"{said}.")
-        await link.send(JoinRefused(said))
+        sentence = f"machine {escaped(join.machine, 60)} takes no part: {why}"
+        self._note(f"{sentence}.")
+        await link.send(JoinRefused(sentence))
         with trio.move_on_after(JOIN_S), contextlib.suppress(EndOfStream):
             await link.receive()  # it hangs up when it has read that
 
@@ -297,16 +289,17 @@ class Machines:
         for name, contents in files:
             machine.tell(ModelFile(name), contents)
 
-    def _hear(self, machine: Machine, message: OfItself) -> None:
+    def _take(self, machine: Machine, message: OfItself) -> None:
         match message:
             case Equipped(places):
                 self._enter(machine, places)
             case Unequipped(why):
                 machine.leaving = True
                 self._members.pop(machine.name, None)
-                said = f"machine {machine.name} takes no part: {escaped(why, 500).rstrip('.')}"
-                self._note(f"{said}.")
-                machine.tell(JoinRefused(said))
+                reason = escaped(why, 500).rstrip(".")
+                sentence = f"machine {machine.name} takes no part: {reason}"
+                self._note(f"{sentence}.")
+                machine.tell(JoinRefused(sentence))
             case MachineLeaving():
                 self._part(machine)
             case ActorExited(role, index, incarnation, code, words):

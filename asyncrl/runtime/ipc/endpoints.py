@@ -8,10 +8,11 @@ import errno
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 import trio
 
+from asyncrl.messages import Message
 from asyncrl.messages.address import Address, TcpAddress, UnixAddress
 from asyncrl.runtime.ipc.errors import EndOfStream, LinkError, Refusal
 from asyncrl.runtime.ipc.framing import MAX_FRAME
@@ -32,6 +33,14 @@ stays for those who are in."""
 DESCRIPTORS_S = 0.1
 """Seconds, as `REFUSAL_S`, where this process has no descriptor left: the connection stays in the
 queue until then."""
+FIRST_S = 10.0
+"""Seconds in which whoever connects says who it is."""
+TRY_S = 10.0
+"""Seconds of one attempt to reach a server that may not be there yet."""
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 1.0
+"""Seconds between two attempts, which are doubled from one to the next."""
+
+M = TypeVar("M", bound=Message)
 
 
 async def connect(
@@ -57,6 +66,37 @@ async def connect(
             peer=str(address),
             max_frame=max_frame,
         )
+
+
+async def reach(address: Address, key: bytes, *, tls: Tls | None = None) -> Link:
+    """As `connect`, to a server that may not be there yet: it is tried until it answers, or the
+    caller gives up. Raises LinkError where it answers and refuses."""
+    pause = FIRST_PAUSE_S
+    while True:
+        with trio.move_on_after(TRY_S):
+            try:
+                return await connect(address, key, tls=tls)
+            except LinkError as error:
+                if error.reason not in ("broken", "silent"):
+                    raise
+        await trio.sleep(pause)
+        pause = min(2 * pause, LAST_PAUSE_S)
+
+
+async def first_message(link: Link, kind: type[M], within_s: float = FIRST_S) -> M:
+    """The message by which the peer of a new link says who it is. Raises LinkError where it says
+    something else, or nothing `within_s` seconds."""
+    message: Message | None = None
+    with trio.move_on_after(within_s):
+        message, _ = await link.receive()
+    if message is None:
+        raise LinkError("silent", f"{link.peer} did not say who it is within {within_s:g} s")
+    if not isinstance(message, kind):
+        raise LinkError(
+            "malformed",
+            f"{link.peer} began with {type(message).__name__} instead of {kind.__name__}",
+        )
+    return message
 
 
 async def serve(

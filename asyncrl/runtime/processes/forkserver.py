@@ -38,6 +38,7 @@ from typing import TypeVar
 import msgspec
 import trio
 
+from asyncrl.files import open_growing
 from asyncrl.runtime.processes.process import (
     Process,
     become_child,
@@ -238,7 +239,7 @@ class ForkServer:
 
     def _fork(self, name: str, request: ForkRequest, log: Path) -> Process:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with log.open("ab") as file, ours, _adopting():
+        with open_growing(log) as file, ours, _adopting():
             start = file.tell()
             ours.settimeout(ANSWER_S)
             try:

@@ -21,6 +21,9 @@ from pathlib import Path
 
 import trio
 
+from asyncrl.files import open_growing
+from asyncrl.runtime.output import complain
+
 _PARENT = "_ASYNCRL_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
 _THREADS = (
@@ -30,7 +33,8 @@ _THREADS = (
     "NUMEXPR_NUM_THREADS",
     "RAYON_NUM_THREADS",
 )
-_KILL_S = 10.0
+KILL_S = 10.0
+"""Seconds that a killed session may take to be gone."""
 _TAIL_BYTES = 2**16
 _TAIL_LINES = 20
 _TRACEBACK = re.compile(
@@ -95,7 +99,7 @@ def spawn(
     files it inherits `descriptors` alone, under their numbers. Raises OSError.
     """
     require_main_thread(name)
-    with log.open("ab") as file, _affinity(cores):
+    with open_growing(log) as file, _affinity(cores):
         start = file.tell()
         popen = subprocess.Popen(
             argv,
@@ -194,17 +198,20 @@ class Process:
         self.signal(signal.SIGKILL)
 
     async def kill_group(self) -> int:
-        """Kill the child and its group, and return its exit code once they are gone. A cancellation
-        waits for that."""
+        """Kill the child and its session, and return its exit code once they are gone. A
+        cancellation waits for that. All of them have the signal before the first is waited for; if
+        one is still there after KILL_S (it may hang in a driver), this says so and returns -9."""
         if self._code is None:
             _kill(self.pid)
             self.signal(signal.SIGKILL)  # a child just forked may not lead its group yet
-        with trio.CancelScope(deadline=trio.current_time() + _KILL_S, shield=True):
+            self._close(self._kill_session())
+        with trio.CancelScope(deadline=trio.current_time() + KILL_S, shield=True):
             return await self.wait()
-        raise RuntimeError(
-            f"{self.name} (process {self.pid}) is not dead {_KILL_S:g} s after SIGKILL; look at "
-            "it with ps, it may hang in a driver"
+        complain(
+            f"{self.name} (process {self.pid}) is not dead {KILL_S:g} s after SIGKILL; look at it "
+            "with ps: the machine may be overloaded, or the process may hang in a driver."
         )
+        return -signal.SIGKILL
 
     def tail(self) -> str:
         """The last traceback in the child's log, or else its last lines."""
@@ -217,23 +224,35 @@ class Process:
         """Kill what is left of the session of a dead leader, in whatever group it is, and wait
         until it is gone."""
         while True:
-            _kill(
-                self.pid
-            )  # the leader's group at once, so that none of it can fork a way out before the look
-            others = [pid for pid in _living() if pid != self.pid and _session(pid) == self.pid]
-            if not others:
+            # The leader's group at once, so that none of it can fork a way out before the look.
+            _kill(self.pid)
+            if not (killed := self._kill_session()):
                 return
-            for pid in others:
-                with contextlib.suppress(ProcessLookupError):
-                    pidfd = os.pidfd_open(pid)
-                    try:
-                        if (
-                            _session(pid) == self.pid
-                        ):  # still: the number was not given to a stranger before the line above
-                            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                            await trio.lowlevel.wait_readable(pidfd)
-                    finally:
-                        os.close(pidfd)
+            try:
+                for pidfd in killed:
+                    await trio.lowlevel.wait_readable(pidfd)
+            finally:
+                self._close(killed)
+
+    def _kill_session(self) -> list[int]:
+        """Kill every process of the session but its leader, and return descriptors of them."""
+        killed = list[int]()
+        for pid in _living():
+            if pid == self.pid or _session(pid) != self.pid:
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                pidfd = os.pidfd_open(pid)
+                if _session(pid) != self.pid:  # the number was given to a stranger meanwhile
+                    os.close(pidfd)
+                    continue
+                killed.append(pidfd)
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        return killed
+
+    @staticmethod
+    def _close(descriptors: list[int]) -> None:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _kill(group: int) -> None:

@@ -31,6 +31,7 @@ from asyncrl.messages import (
     RunFinished,
     StatusUpdate,
 )
+from asyncrl.runtime.ipc.endpoints import first_message
 from asyncrl.runtime.ipc.errors import LinkError
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.processes.standstill import Patience
@@ -105,7 +106,7 @@ class RunSupervisor:
     on without a rollout actor whose budget is spent, as long as another one is left. A trainer or
     coordinator that fails ends this life of the run (`healing` begins another), and so does any
     other actor whose budget is spent. Deadlines are put off by the seconds in which this process
-    stood still.
+    did not run.
     """
 
     def __init__(
@@ -249,7 +250,7 @@ class RunSupervisor:
 
     async def _watch_coordinator(self) -> None:
         """Raise ActorFailed when the coordinator has said nothing by `supervision.start_s`, or
-        nothing more for `supervision.stall_s`: a process that stands still cannot say so by its own
+        nothing more for `supervision.stall_s`: a process that does not run cannot say so by its own
         watchdog."""
         await self._silence.over()
         stall_s = self._config.supervision.stall_s
@@ -278,8 +279,8 @@ class RunSupervisor:
         Raises LinkError where somebody else connects, or the coordinator a second time, and for a
         message that is none of a coordinator's.
         """
-        hello, _ = await link.receive()
-        if not isinstance(hello, Hello) or hello.role != "coordinator" or self.connected:
+        hello = await first_message(link, Hello)
+        if hello.role != "coordinator" or self.connected:
             raise LinkError("malformed", "only the coordinator talks to the launcher, and once")
         self._connected.set()
         self._heard()
@@ -324,8 +325,8 @@ class RunSupervisor:
 
 def _first(failures: BaseExceptionGroup[ActorFailed]) -> ActorFailed:
     """The failure to show: the first of a group, which may hold groups."""
-    found: BaseException = failures
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    assert isinstance(found, ActorFailed)
-    return found
+    failure: BaseException = failures
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    assert isinstance(failure, ActorFailed)
+    return failure

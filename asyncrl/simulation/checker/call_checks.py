@@ -1,5 +1,5 @@
-"""Checks of one call, in any world: of its leases, its tokens and its end. Invariant: what engines
-with those weights sample is sampled again here."""
+"""Checks of one call: of its leases, its tokens and its end. Invariant: what engines with those
+weights sample is sampled again here."""
 
 from __future__ import annotations
 

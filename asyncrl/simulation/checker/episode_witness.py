@@ -66,12 +66,14 @@ class _AttemptWitness:
 @dataclass
 class _CallWitness:
     """All tokens that were ever sampled of a call, and the ends that its answer had: how many
-    tokens, and by what, empty where it was cut."""
+    tokens, and by what, empty where it was cut. `spent`: the attempts that had it cut at the
+    episode's budget."""
 
     ids: bytearray = field(default_factory=bytearray)
     behaviour: bytearray = field(default_factory=bytearray)
     versions: list[int] = field(default_factory=list)
     ends: list[tuple[int, str]] = field(default_factory=list)
+    spent: set[int] = field(default_factory=set)
 
 
 class EpisodeWitness:
@@ -189,10 +191,6 @@ class EpisodeWitness:
             case _:
                 pass
 
-    def call(self, message: Reply) -> int | None:
-        """The call that a reply answers; None where it was refused."""
-        return self._attempts[message.rollout, message.attempt].calls[message.number]
-
     def _told_to_play(self, holder: str, message: Play) -> None:
         attempt = self._attempts.get((message.rollout, message.attempt))
         told = attempt is not None and (attempt.holder, attempt.notes) == (holder, message.notes)
@@ -222,9 +220,10 @@ class EpisodeWitness:
             return self._run.violated("answers", f"{message} answers what nobody asked")
         number, call = message.number, attempt.calls[message.number]
         self._run.hold("answers", number not in attempt.closed, "{} comes after the end", message)
-        if message.refused:
+        if message.refused:  # that a call may be that was not made was checked when it was
             attempt.closed.add(number)
-            return None  # that it may be was checked when it was
+            self._run.hold("answers", self._given_up(message, call), "{}, and it lives", message)
+            return None
         if call is None:
             return self._run.violated("answers", f"{message} answers what was refused")
         sampled, start = self._sampled[call], attempt.said.get(number, 0)
@@ -243,10 +242,11 @@ class EpisodeWitness:
         )
         if message.finish:
             attempt.closed.add(number)
+            cut = ("length",) if message.attempt in sampled.spent else ("stop", "length")
             self._run.hold(
                 "answers",
                 any(
-                    tokens == end and message.finish in ((by,) if by else ("stop", "length"))
+                    tokens == end and message.finish in ((by,) if by else cut)
                     for tokens, by in sampled.ends
                 ),
                 "{} ends an answer after {} tokens, and its ends were {}",
@@ -255,6 +255,12 @@ class EpisodeWitness:
                 sampled.ends,
             )
         return None
+
+    def _given_up(self, message: Reply, call: int | None) -> bool:
+        """True if no call was made, or the engines have failed at it, or its episode is over."""
+        episode = self._run.reference.episode(message.rollout)
+        live = None if episode is None or call is None else episode.calls.get(call)
+        return live is None or live.buried
 
     def _may_refuse(self, episode: ReferenceEpisode, ask: Ask, context: bytes) -> bool:
         """True if the call that is asked for may be refused."""
@@ -449,6 +455,7 @@ class EpisodeWitness:
         call = episode.calls[event.call]
         self._sampled[call.id].ends.append((event.tokens, ""))
         if not isinstance(message, Enough):
+            self._sampled[call.id].spent.add(event.attempt)
             over = episode.spent() - episode.budget
             self._run.hold(
                 "bounds",
@@ -483,7 +490,12 @@ class EpisodeWitness:
     def _left(self, event: e.Left | e.Buried) -> None:
         episode = self._live(event, event.rollout)
         message = None if self._now is None else self._now[1]
-        failed = isinstance(message, Played) and bool(message.failed)
+        attempt = event.rollout, None if episode is None else episode.attempt
+        failed = (
+            isinstance(message, Played)
+            and (message.rollout, message.attempt) == attempt
+            and bool(message.failed)
+        )
         failures = 0 if episode is None else episode.failures
         last = failures + 1 >= self._limits.attempts
         told = isinstance(event, e.Buried) or event.failed

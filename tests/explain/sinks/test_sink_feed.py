@@ -45,6 +45,7 @@ TOML = "[train]\nsteps = 3\n"
 
 @settings(deadline=None)
 @example(["step", "evaluate", "send", "resume", "evaluate"])
+@example(["step", "send", "resume", "resume", "evaluate", "step"])
 @given(st.lists(st.sampled_from(["step", "evaluate", "send", "kill", "resume"]), max_size=30))
 def test_each_version_is_sent_once(
     tmp_path_factory: pytest.TempPathFactory, acts: list[str]

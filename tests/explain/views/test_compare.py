@@ -12,16 +12,21 @@ from look_support import HOSTILE, evaluation, make_run, status, step
 
 from asyncrl.cli import main
 from asyncrl.explain import run_status
+from asyncrl.explain.run_figures import RunFigures, run_figures
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.summary import TokenTotals
 from asyncrl.explain.views.compare import compare, differing, rows
-from asyncrl.explain.views.run_figures import run_figures
 from asyncrl.runtime.run_dir import LOCK, METRICS, STALL, STATUS, SUMMARY
 
 POINTS = [evaluation(0, 0.25), *(step(v) for v in range(1, 31)), evaluation(20, 0.75)]
 
 
+def figures_of(run: Path) -> RunFigures:
+    return run_figures(RunFiles(run))
+
+
 def test_the_numbers_of_a_run_follow_from_its_curve(tmp_path: Path) -> None:
-    found = run_figures(make_run(tmp_path / "a", [*POINTS, evaluation(30, 0.5)]))
+    found = figures_of(make_run(tmp_path / "a", [*POINTS, evaluation(30, 0.5)]))
     assert (found.step, found.seconds, found.lag_max, found.alarms) == (30, 40.5, 2, 0)
     assert found.reward_first == pytest.approx(sum(range(1, 11)) / 1000)
     assert found.reward_last == pytest.approx(sum(range(21, 31)) / 1000)
@@ -34,13 +39,13 @@ def test_the_numbers_of_a_run_follow_from_its_curve(tmp_path: Path) -> None:
 
 def test_a_mean_lag_counts_tokens_and_not_steps(tmp_path: Path) -> None:
     points = [step(1, lag_mean=0.0, trained=10), step(2, lag_mean=4.0, trained=30)]
-    assert run_figures(make_run(tmp_path / "a", points)).lag_mean == 3.0
+    assert figures_of(make_run(tmp_path / "a", points)).lag_mean == 3.0
 
 
 def test_a_run_without_a_point_has_no_number(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     (run / METRICS).unlink()
-    found = run_figures(run)
+    found = figures_of(run)
     assert (found.best, found.generated_per_s, found.lag_mean, found.discarded_share) == (None,) * 4
     assert "–" in str(rows(compare([run])))
 
@@ -49,24 +54,24 @@ def test_a_line_that_is_half_written_is_left_out(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", POINTS)
     with (run / METRICS).open("ab") as file:
         file.write(b'{"kind":"step","version":31')
-    assert run_figures(run).step == 30
+    assert figures_of(run).step == 30
 
 
 def test_how_a_run_stands(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
-    assert run_figures(run).standing == "failed"
+    assert figures_of(run).standing == "failed"
     with (run / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert run_figures(run).standing == "begins"
+        assert figures_of(run).standing == "begins"
         run_status.write(status(), run / STATUS)
-        assert run_figures(run).standing == "goes on"
-    assert run_figures(run).standing == "killed"
+        assert figures_of(run).standing == "goes on"
+    assert figures_of(run).standing == "killed"
     run_status.write(status(ok=False, reason="x"), run / STATUS)
-    assert run_figures(run).standing == "failed"
+    assert figures_of(run).standing == "failed"
     run_status.write(status(ok=True, reason="x"), run / STATUS)
-    assert run_figures(run).standing == "ended"
+    assert figures_of(run).standing == "ended"
     run_status.write(status(), run / STALL)
-    assert run_figures(run).standing == "stalled"
+    assert figures_of(run).standing == "stalled"
 
 
 def test_settings_differ_by_value_and_not_by_place_or_name_of_the_run() -> None:

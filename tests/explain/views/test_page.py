@@ -19,6 +19,7 @@ from report_support import Parsed, whole_run
 from asyncrl.experience import events as e
 from asyncrl.experience.episode import Strand, Turn
 from asyncrl.explain import run_status, summary
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views import run_page
 from asyncrl.explain.views.page_process import loopback
 from asyncrl.explain.views.rollout_part import rollouts
@@ -229,7 +230,7 @@ def test_tokens_have_the_colour_of_their_chance(tmp_path: Path) -> None:
     logprobs = np.log(np.array([0.95, 0.95, 0.3, 0.001], "<f4")).tobytes()
     events[2] = e.Extended(0, 1, 3, 0, events[2].ids, logprobs)  # type: ignore[union-attr]
     make_journal(run, [e.Published(0), *events])
-    found = Parsed(rollouts(run))
+    found = Parsed(rollouts(RunFiles(run)))
     colours = [value for name, value in found.attributes if name == "class" and value]
     assert [one for one in colours if one.startswith("v3 ")] == ["v3 p0", "v3 p2", "v3 p4"]
 

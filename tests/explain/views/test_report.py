@@ -19,11 +19,12 @@ from report_support import Parsed, whole_run
 
 from asyncrl.cli import main
 from asyncrl.explain import summary
+from asyncrl.explain.run_figures import RunFigures, run_figures
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.summary import TokenTotals
 from asyncrl.explain.views.html_page import TEXT, lines, page, tag
 from asyncrl.explain.views.plots import POINTS, PlotSeries, line_plot, ticks
 from asyncrl.explain.views.report import report
-from asyncrl.explain.views.run_figures import RunFigures, run_figures
 from asyncrl.explain.views.seen_curve import LINES
 from asyncrl.runtime.run_dir import JOURNAL, METRICS, STATUS, SUMMARY
 
@@ -43,8 +44,8 @@ def test_a_report_says_what_happened(tmp_path: Path) -> None:
         "all is done",
         "held-out accuracy, by version",
         "trainer, command",
-        "stale650 (65.0%)",
-        "train rollout 0: prompt 7, reward 1, 2 tokens, stop, discarded: zero_variance",
+        "stale650 (65%)",
+        "rollout 0, train, prompt 7, group 0, reward 1, 2 tokens, version 3, stop, discarded: zero",
         "6 * 742versions 3",
     ):
         assert text in found.text, found.text
@@ -169,7 +170,7 @@ def test_a_run_of_which_little_is_known_has_a_report(tmp_path: Path) -> None:
     assert "there is no journal" in found.text and "suggest no change" in found.text
     (run / JOURNAL).write_bytes(b"\xff" * 4096)
     assert "damaged, or not a journal" in Parsed(report(run, 1e9)).text
-    assert run_figures(run).standing == "failed"
+    assert run_figures(RunFiles(run)).standing == "failed"
 
 
 def test_the_file_is_whole_and_an_earlier_one_is_replaced(

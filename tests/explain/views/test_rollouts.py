@@ -18,6 +18,7 @@ from asyncrl.cli import main
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import fold
 from asyncrl.experience.recovery import recovered
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views import record_files
 from asyncrl.explain.views.rollout_records import Wanted, records, since
 from asyncrl.explain.views.seen_rollouts import SeenRollout, seen_rollouts
@@ -151,13 +152,13 @@ def test_what_ended_since_a_checkpoint_is_read_from_there(run: Path) -> None:
         kept(fold(at[1]), len(at[1])),
         parts[2],
     )
-    told = [[one.rollout for one in since(run, checkpoints)] for checkpoints in (1, 2, 3)]
+    told = [[one.rollout for one in since(RunFiles(run), checkpoints)] for checkpoints in (1, 2, 3)]
     assert told == [[3], [1, 2, 3], [0, 1, 2, 3]]
 
 
 def test_a_journal_without_a_checkpoint_is_read_whole(run: Path) -> None:
     make_journal(run, [e.Published(0), *life(0), *life(1)])
-    assert [one.rollout for one in since(run, 1)] == [0, 1]
+    assert [one.rollout for one in since(RunFiles(run), 1)] == [0, 1]
 
 
 def test_a_reader_keeps_nobody_from_writing(run: Path) -> None:
@@ -175,7 +176,7 @@ def test_a_large_journal_needs_the_memory_of_what_lives(run: Path) -> None:
     size = (run / JOURNAL).stat().st_size
     next(reading(run))  # imports and caches
     tracemalloc.start()
-    found = records(run, Wanted(last=1), pytest.fail)
+    found = records(RunFiles(run), Wanted(last=1), pytest.fail)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert [one.rollout for one in found] == [499]
@@ -201,7 +202,7 @@ def test_filters_and_the_newest(wanted: Wanted, rollouts: list[int], run: Path) 
         for n in range(12)
     ]
     make_journal(run, [e.Published(0)], *lives)
-    assert [one.rollout for one in records(run, wanted, pytest.fail)] == rollouts
+    assert [one.rollout for one in records(RunFiles(run), wanted, pytest.fail)] == rollouts
 
 
 def test_text_is_shown_escaped_and_written_whole(

@@ -12,7 +12,8 @@ from look_support import evaluation, make_run, step
 from asyncrl.config import ConfigError
 from asyncrl.explain.curve import line_of
 from asyncrl.explain.curve_reader import CurveReader
-from asyncrl.explain.views.run_figures import run_figures
+from asyncrl.explain.run_figures import run_figures
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views.run_parts import SeenRun
 from asyncrl.explain.views.seen_curve import SeenCurve
 from asyncrl.runtime.run_dir import METRICS
@@ -33,7 +34,7 @@ def test_a_curve_that_grows_in_any_pieces_is_read_whole(
             file.write(whole[written:cut])
             written = cut
             seen = SeenRun(run, 0.0, curve)
-            assert seen.figures == run_figures(run)
+            assert seen.figures == run_figures(RunFiles(run))
             drawn = SeenRun(run, 0.0).curves
             assert seen.curves.last == drawn.last
             assert [one.points for each in seen.curves.series.values() for one in each] == [
@@ -53,7 +54,7 @@ def test_a_curve_that_was_put_in_place_of_another_is_read_from_its_beginning(
         other.write_bytes(b"".join(line_of(step(v)) for v in range(1, last + 1)))
         other.replace(run / METRICS)
         seen = SeenRun(run, 0.0, curve)
-        assert seen.figures == run_figures(run) and seen.figures.step == last
+        assert seen.figures == run_figures(RunFiles(run)) and seen.figures.step == last
         assert len(seen.curves.series["reward"][0].points) == last
 
 

@@ -23,8 +23,8 @@ from asyncrl.config import ConfigError
 from asyncrl.explain import run_status, summary
 from asyncrl.explain.curve import line_of
 from asyncrl.explain.display import Display, line
+from asyncrl.explain.run_files import curve_of
 from asyncrl.explain.run_status import ActorStatus, FailedEpisodes, RunStatus
-from asyncrl.explain.views import top as top_module
 from asyncrl.explain.views.top import EVERY_S, LAST_WORDS_S, follow, update_of
 from asyncrl.messages import Busy
 from asyncrl.runtime.run_dir import LOCK, METRICS, STALL, STATUS, SUMMARY
@@ -125,12 +125,13 @@ async def test_a_launcher_that_does_not_end_is_not_waited_for(
 
 async def test_a_curve_that_a_resume_has_cut_is_read_again(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", [step(1), step(2)])
-    tail = top_module._Tail(run / METRICS)
-    assert [point.version for point in tail.points()] == [1, 2] and not list(tail.points())
+    curve = curve_of(run)
+    assert curve.replaced() and [point.version for point in curve.added()] == [1, 2]
+    assert not curve.replaced() and not list(curve.added())
     (run / METRICS).write_bytes(line_of(step(1)))
-    assert [point.version for point in tail.points()] == [1]
+    assert curve.replaced() and [point.version for point in curve.added()] == [1]
     (run / METRICS).unlink()
-    assert not list(tail.points())
+    assert not curve.replaced() and not list(curve.added())
 
 
 def actor(name: str, **changes: object) -> ActorStatus:
@@ -173,9 +174,9 @@ def test_the_numbers_are_those_of_the_status_and_of_the_last_step() -> None:
     shown = line(update_of(status(phase="drain"), last, evaluation(4, 0.625), 0.0))
     for text in (
         "8:20  draining  step 12/100  reward 0.07",
-        "responses 50% exact, – cut, 9.0 tokens, entropy –  accuracy 0.625 (version 4)",
-        "1,234 generated, 1,200 trained  lag 0.5 mean, 1 max  queue 3 (999 B)",
-        "idle 50% trainer, 25% rollout  pause 250.0 ms",
+        "held-out accuracy 0.625 (version 4)  responses 50% exact, – cut  length 9.0 tokens",
+        "entropy – nats a token  tokens/s 1,234 generated, 1,200 trained  lag 0.50 mean, 1 max",
+        "queue 3 rollouts, 999 B  idle 50% trainer, 25% rollout  pause 250 ms",
     ):
         assert text in shown
     assert "reward –" in line(update_of(status(), None, None, 0.0))

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from asyncrl.launch.cluster import joining
 from asyncrl.launch.cluster.join_token import JoinToken, certify
 from asyncrl.launch.cluster.joining import ToldToLeave, join_again
 from asyncrl.messages.address import TcpAddress
+from asyncrl.runtime.ipc import endpoints
 from asyncrl.runtime.ipc.endpoints import serve
 from asyncrl.runtime.ipc.errors import LinkBroken, LinkError
 from asyncrl.runtime.ipc.keys import new_key
@@ -72,8 +72,7 @@ def silent() -> Iterator[socket.socket]:
 async def test_it_joins_a_launcher_that_can_be_reached_again(
     sides: Sides, silent: socket.socket, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joining, "TRY_S", 0.3)
-    monkeypatch.setattr(joining, "PAUSE_S", 0.01)
+    monkeypatch.setattr(endpoints, "TRY_S", 0.3)
     port = silent.getsockname()[1]
 
     async def mend() -> None:
@@ -88,9 +87,8 @@ async def test_it_joins_a_launcher_that_can_be_reached_again(
 
 
 async def test_it_waits_for_a_launcher_that_is_started_again(
-    sides: Sides, silent: socket.socket, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+    sides: Sides, silent: socket.socket, nursery: trio.Nursery
 ) -> None:
-    monkeypatch.setattr(joining, "PAUSE_S", 0.01)
     port = silent.getsockname()[1]
     silent.close()  # nobody listens
 
@@ -114,8 +112,7 @@ async def test_who_knows_another_key_gives_up_at_once(sides: Sides, nursery: tri
 async def test_it_gives_up_in_time(
     sides: Sides, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in {"TRY_S": 0.1, "PAUSE_S": 0.01}.items():
-        monkeypatch.setattr(joining, name, seconds)
+    monkeypatch.setattr(endpoints, "TRY_S", 0.1)
     with trio.fail_after(PATIENCE_S), pytest.raises(LinkBroken, match="could not be reached for"):
         await join_again(sides.token(silent.getsockname()[1]), sides.run, 0.5)
 

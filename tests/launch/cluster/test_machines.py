@@ -20,9 +20,10 @@ from train_support import wait_for
 from asyncrl import messages as m
 from asyncrl.config import load
 from asyncrl.config.errors import BAD_INPUT
-from asyncrl.launch.cluster import joined_machine, machines
+from asyncrl.launch.cluster import joined_machine, machine_link, machines
 from asyncrl.launch.cluster.join_token import JoinToken, certify, left_token
-from asyncrl.launch.cluster.joined_machine import KILLED, ORDERS, RemoteActor
+from asyncrl.launch.cluster.joined_machine import KILLED, RemoteActor
+from asyncrl.launch.cluster.machine_link import UNREAD
 from asyncrl.launch.cluster.machines import Machines
 from asyncrl.launch.cluster.versions import own_versions
 from asyncrl.runtime.ipc.endpoints import connect
@@ -494,7 +495,7 @@ async def test_where_no_machine_can_come_one_that_is_there_is_enough(head: Head)
 async def test_a_machine_that_says_nothing_is_lost_with_its_actors(
     head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joined_machine, "SILENCE_S", 0.3)
+    monkeypatch.setattr(machine_link, "SILENCE_S", 0.3)
     async with head.agent():
         actors = actors_of(head)
         with trio.fail_after(PATIENCE_S):
@@ -530,7 +531,7 @@ async def test_an_agent_that_does_not_kill_is_given_up(
 
 async def test_an_agent_that_reads_nothing_is_given_up(head: Head) -> None:
     async with head.agent():
-        actors = actors_of(head, ORDERS + 4096)
+        actors = actors_of(head, UNREAD + 4096)
         with trio.fail_after(PATIENCE_S):
             assert {await actor.wait() for actor in actors} == {KILLED}
         await head.until(0)

@@ -16,7 +16,8 @@ from asyncrl.launch.cluster import local_placement
 from asyncrl.launch.cluster.agent import _Agent
 from asyncrl.launch.cluster.local_placement import TAKES_OVER, LocalPlacement
 from asyncrl.launch.cluster.places import Places
-from asyncrl.messages import StartActor
+from asyncrl.messages import Join, StartActor
+from asyncrl.runtime.ipc.link import memory_links
 
 
 class Ended:
@@ -66,7 +67,8 @@ async def test_on_a_machine_one_that_ended_there_may_not_until_the_next_life(
     tmp_path: Path, started: Any
 ) -> None:
     """Its machine was cut off, and joins again while its actors are at their fourth start."""
-    machine = _Agent(tmp_path, "m", [0, 1], "rollout")
+    here, _ = memory_links()
+    machine = _Agent(here, tmp_path, [0, 1], Join("m", 32 * "0", 2, {}))
     places = Places([0, 1], room=2, gpus=0, each=0)
 
     async def start(index: int, incarnation: int) -> bool:

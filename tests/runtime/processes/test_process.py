@@ -122,6 +122,23 @@ async def test_what_left_the_group_is_killed_too(start):
     assert not lives(grandchild)
 
 
+async def test_a_session_that_does_not_end_in_time_has_the_signal_all_the_same(
+    start, monkeypatch, capsys
+):
+    """As on a machine with a load of 100: each of many programs leads a group of its own."""
+    many = 12
+    program = GRANDCHILD.replace("Popen([", "Popen(process_group=0, args=[")
+    process = start(f"for _ in range({many}): {program}" + FOREVER)
+    pids = [int(line) for line in await said(process, many)]
+    monkeypatch.setattr("asyncrl.runtime.processes.process.KILL_S", 0.0)
+    assert await process.kill_group() == -9
+    for pid in pids:
+        await gone(pid)
+    assert f"(process {process.pid}) is not dead 0 s after SIGKILL" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert await process.wait() == -9 and not any(map(lives, [process.pid, *pids]))
+
+
 async def test_a_child_dies_with_its_parent(tmp_path):
     """A parent killed by SIGKILL cleans nothing up; the child is not even in its group."""
     launcher = (

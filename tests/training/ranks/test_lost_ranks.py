@@ -93,8 +93,8 @@ def rank(run: Path, index: int, resume: bool, fault: Fault | None) -> None:
         carry_out(self, order, buffers)
 
     rank_parts.CarriedOrder.__call__ = strikes  # type: ignore[method-assign]
-    place = ActorContext("trainer", index, 0, 1, os.getpid(), run, config, resume)
-    trio.run(trainer_process.trainer_process, place, strict_exception_groups=True)
+    context = ActorContext("trainer", index, 0, 1, os.getpid(), run, config, resume)
+    trio.run(trainer_process.trainer_process, context, strict_exception_groups=True)
 
 
 @asynccontextmanager
@@ -153,29 +153,29 @@ async def live(run: Path, key: bytes, plan: Plan, resume: bool, fault: Fault | N
         trainer(run, key, resume, fault) as (link, processes),
         GroupReceiver.open() as engine,
     ):
-        ready = await said(link, TrainerReady)
+        ready = await answer_of(link, TrainerReady)
         for version in range(ready.version, STEPS):
             try:
                 began = time.monotonic()
                 batch, buffers = micro_batch(every, every, version)
                 await link.send(batch, *buffers)
-                await said(link, Consumed)
+                await answer_of(link, Consumed)
                 began = time.monotonic()
                 await link.send(CloseStep(version))
-                await said(link, Stepped)
+                await answer_of(link, Stepped)
                 began = time.monotonic()
                 await link.send(Publish(version, 0, 2))
                 weights = await received(link, engine, ready.store, plan)
                 began = time.monotonic()
                 await link.send(Save(0))
-                saved.append((await said(link, Saved)).version)
+                saved.append((await answer_of(link, Saved)).version)
             except (EndOfStream, LinkError):
                 while processes[0].is_alive():
                     assert time.monotonic() < began + STALL_S + MARGIN_S, "rank 0 hangs"
                     await trio.sleep(0.02)
                 return Lived(saved, weights, time.monotonic() - began)
         await link.send(Drain())
-        await said(link, Drained)
+        await answer_of(link, Drained)
     return Lived(saved, weights, None)
 
 
@@ -183,27 +183,27 @@ async def received(
     link: Link, engine: GroupReceiver, store: str, plan: Plan
 ) -> dict[str, NDArray[np.float32]]:
     """Weights of a publication; the link's error where the trainer ends in it."""
-    found = dict[str, NDArray[np.float32]]()
+    weights = dict[str, NDArray[np.float32]]()
 
     async def receive() -> None:
         staged = await engine.receive(store, 0, 1, 2, plan, START_S)
-        found.update({name: tensor.numpy().copy() for name, tensor in staged.weights.items()})
+        weights.update({name: tensor.numpy().copy() for name, tensor in staged.weights.items()})
 
     failed: Exception | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
         try:
-            answer = await said(link, Transferred)
+            answer = await answer_of(link, Transferred)
             assert not answer.error
         except (EndOfStream, LinkError) as error:
             failed = error
             nursery.cancel_scope.cancel()
     if failed is not None:
         raise failed
-    return found
+    return weights
 
 
-async def said(link: Link, kind: type[M]) -> M:
+async def answer_of(link: Link, kind: type[M]) -> M:
     """The next message of this kind; reports are passed over."""
     with trio.fail_after(START_S):
         while not isinstance((message := (await link.receive())[0]), kind):

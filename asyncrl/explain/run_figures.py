@@ -1,25 +1,21 @@
-"""The numbers of one run, alive or over, from `metrics.jsonl`, `status.json` and `summary.json`.
+"""The numbers of one run, alive or over, from its curve, status and summary.
 Invariant: the curve is read line by line; what is kept grows with evaluations alone.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
-from asyncrl.config import ConfigError
-from asyncrl.explain import curve, summary
 from asyncrl.explain.conditions.condition import RunFacts
 from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.curve import EvaluationPoint, Point, StepPoint
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_status import RunStatus
 from asyncrl.explain.summary import Summary, TokenTotals
-from asyncrl.explain.why import read_status
-from asyncrl.runtime.run_dir import METRICS, STALL, STATUS, SUMMARY, lives
 
 REWARD_STEPS = 10
 """Steps over which a reward is averaged."""
@@ -95,50 +91,24 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
         return [*(found.sentence for found in findings(facts)), *self.raised]
 
 
-def run_figures(run: Path, sums: CurveSums | None = None) -> RunFigures:
-    """The numbers of the run in a directory, of whose curve `sums` are known, or else read. Raises
-    ConfigError where it is none, or a file of it cannot be read."""
-    status, stalled = (
-        read_status(run) if (run / STATUS).exists() or (run / STALL).exists() else (None, False)
-    )
-    standing: Standing
-    if stalled:
-        standing = "stalled"
-    elif status is not None and status.ok is not None:
-        standing = "ended" if status.ok else "failed"
-    elif lives(run):
-        standing = "goes on" if status is not None else "begins"
-    else:
-        standing = "killed" if status is not None else "failed"
+def run_figures(files: RunFiles, sums: CurveSums | None = None) -> RunFigures:
+    """The numbers of a run, of whose curve `sums` are known, or else read. Raises ConfigError where
+    a file of it cannot be read."""
     if sums is None:
-        sums = CurveSums(read_points(run))
-    return counted(run.name, standing, sums, status, read_summary(run))
+        sums = CurveSums(files.points())
+    return counted(files.path.name, standing(files), sums, files.last_status, files.summary)
 
 
-def read_points(run: Path) -> Iterator[Point]:
-    """The points of a run's curve so far; none where it has no curve. Raises ConfigError."""
-    path = run / METRICS
-    if not path.exists():
-        return
-    try:
-        yield from curve.read(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
-
-
-def read_summary(run: Path) -> Summary | None:
-    """The summary of a run; None before there is one. Raises ConfigError."""
-    path = run / SUMMARY
-    try:
-        return summary.read(path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
-    except msgspec.DecodeError:
-        raise ConfigError(
-            f"{path}: this is damaged, or of another asyncrl, so that it says nothing of the run."
-        ) from None
+def standing(files: RunFiles) -> Standing:
+    """Say in a word how a run stands. Raises ConfigError."""
+    status = files.last_status
+    if files.stalled:
+        return "stalled"
+    if status is not None and status.ok is not None:
+        return "ended" if status.ok else "failed"
+    if files.lives:
+        return "goes on" if status is not None else "begins"
+    return "killed" if status is not None else "failed"
 
 
 class CurveSums:

@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.schema import TaskConfig
-from asyncrl.tasks.judging import check_judging, differing_origin, opened, origins
+from asyncrl.tasks.judge_checks import check_judging, differing_origin, opened, origins
 
 LINES = '{"prompt": "2 + 2 =", "answer": 4}\n{"prompt": "1 + 2 =", "answer": 3}\n'
 

@@ -1,0 +1,165 @@
+"""Figures of a run as rows for a person: a label, and what it says. Invariant: a figure has one
+label and one rounding, whoever shows it; display, comparison, report, page and card lay rows out.
+
+What others wrote is in them as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from asyncrl.explain.evaluation_figures import EvaluatedWeights, said
+from asyncrl.explain.run_figures import RunFigures
+from asyncrl.explain.summary import RolloutTotals, Summary, TokenTotals
+from asyncrl.messages import StatusUpdate
+from asyncrl.words import NONE, clock, count, duration, number, share, size
+
+FigureRow = tuple[str, str]
+"""A label and what it says."""
+REASONS = 3
+"""Reasons that are named of those for which tokens were discarded, the largest first."""
+OF_WEIGHTS = {"current": "", "ema": ", of the average of weights"}
+"""Words behind an accuracy, by the weights that it is of."""
+
+
+def update_rows(now: StatusUpdate) -> list[FigureRow]:
+    """A run that goes on: rates and idle shares of the last seconds, else figures of the last step
+    and of the last evaluation."""
+    accuracy = _at(now.accuracy, now.accuracy_version)
+    return [
+        ("reward", number(now.reward)),
+        ("held-out accuracy", accuracy + OF_WEIGHTS[now.accuracy_weights] * (accuracy != NONE)),
+        *_responses(now.exact, now.truncated, now.response_tokens, now.entropy),
+        _rates(now.generated_per_s, now.trained_per_s),
+        _lag(now.lag_mean, now.lag_max),
+        ("queue", f"{count(now.queue_items)} rollouts, {size(now.queue_bytes)}"),
+        _idle(now.idle_trainer, now.idle_rollout),
+        ("pause", duration(now.pause_seconds)),
+        *_evaluated(now.evaluated),
+    ]
+
+
+def summary_rows(summary: Summary) -> list[FigureRow]:
+    """A run that has ended."""
+    s, publication = summary, summary.publication
+    rows = [
+        ("result", s.reason),
+        ("steps", count(s.steps)),
+        ("time", clock(s.seconds)),
+        _accuracy(s.accuracy.start, s.accuracy.end, s.accuracy.weights),
+        *_evaluated(s.evaluated),
+        ("reward", number(s.responses.reward)),
+        *_responses(
+            s.responses.exact, s.responses.truncated, s.responses.tokens, s.responses.entropy
+        ),
+        ("tokens", f"{count(s.tokens.generated)} generated = {_balance(s.tokens)}"),
+        ("rollouts", f"{count(s.rollouts.admitted)} admitted = {_balance(s.rollouts)}"),
+        _lag(s.lag.mean, s.lag.max),
+        _idle(s.idle.trainer, s.idle.rollout),
+        (
+            "publications",
+            f"{count(publication.count)} in {duration(publication.seconds)}, "
+            f"{size(publication.sent_bytes)} to each engine",
+        ),
+        (
+            "pause",
+            duration(publication.pause_seconds / publication.count if publication.count else None),
+        ),
+    ]
+    if not s.balances():
+        bug = "this is a bug of asyncrl; please report it with the run's journal"
+        rows.append(("ledger", f"DOES NOT BALANCE: {bug}"))
+    if s.restarts:
+        roles = ", ".join(f"{role} {each}" for role, each in sorted(s.restarts.items()))
+        rows.append(("restarts", f"{count(sum(s.restarts.values()))}: {roles}"))
+    if s.removed:
+        rows.append(("removed", ", ".join(f"{name} {why}" for name, why in s.removed.items())))
+    if slowest := s.slowest_verifier:
+        reason = f": {slowest.reason}" if slowest.reason else ""
+        took = f"{duration(slowest.seconds)}, prompt {slowest.prompt_index}{reason}"
+        rows.append(("slowest verdict", took))
+    return rows
+
+
+def figure_rows(figures: RunFigures, accuracy: float | None = None) -> list[FigureRow]:
+    """Any run so far; with an `accuracy`, also the time until an evaluation had it."""
+    of, evaluations, best = figures.steps, figures.evaluations, figures.best
+    ends = (evaluations[0].accuracy, evaluations[-1].accuracy) if evaluations else (None, None)
+    return [
+        ("run", figures.standing),
+        ("steps", count(figures.step) + ("" if of is None else f" of {count(of)}")),
+        ("time", clock(figures.seconds)),
+        _accuracy(*ends),
+        ("best accuracy", NONE if best is None else _at(best.accuracy, best.version)),
+        *([] if accuracy is None else [_until(figures, accuracy)]),
+        ("reward, first steps", number(figures.reward_first)),
+        ("reward, last steps", number(figures.reward_last)),
+        _rates(figures.generated_per_s, figures.trained_per_s),
+        _lag(figures.lag_mean, figures.lag_max),
+        _idle(figures.idle_trainer, figures.idle_rollout),
+        ("pause", duration(figures.pause_seconds)),
+        ("tokens discarded", _discarded(figures)),
+        ("restarts", count(figures.restarts)),
+        ("steps with alarms", count(figures.alarms)),
+    ]
+
+
+# ----------------------------------------------------------------------------------- single figures
+
+
+def _responses(
+    exact: float | None, truncated: float | None, tokens: float | None, entropy: float | None
+) -> list[FigureRow]:
+    return [
+        ("responses", f"{share(exact)} exact, {share(truncated)} cut"),
+        ("length", f"{number(tokens, 1)} tokens"),
+        ("entropy", f"{number(entropy)} nats a token"),
+    ]
+
+
+def _rates(generated: float | None, trained: float | None) -> FigureRow:
+    return "tokens/s", f"{count(generated)} generated, {count(trained)} trained"
+
+
+def _lag(mean: float | None, largest: int) -> FigureRow:
+    return "lag", f"{number(mean)} mean, {largest} max"
+
+
+def _idle(trainer: float | None, rollout: float | None) -> FigureRow:
+    return "idle", f"{share(trainer)} trainer, {share(rollout)} rollout"
+
+
+def _at(accuracy: float | None, version: int) -> str:
+    """An accuracy and its version."""
+    shown = number(accuracy, 3)
+    return shown if shown == NONE else f"{shown} (version {version})"
+
+
+def _accuracy(
+    start: float | None, end: float | None, weights: EvaluatedWeights = "current"
+) -> FigureRow:
+    return "held-out accuracy", f"{number(start, 3)} → {number(end, 3)}{OF_WEIGHTS[weights]}"
+
+
+def _until(figures: RunFigures, accuracy: float) -> FigureRow:
+    """The time until an evaluation had this accuracy."""
+    seconds = figures.seconds_to(accuracy)
+    return f"until accuracy {number(accuracy, 3)}", "never" if seconds is None else clock(seconds)
+
+
+def _evaluated(figures: Mapping[str, float]) -> list[FigureRow]:
+    return [("evaluated", said(figures))] if figures else []
+
+
+def _balance(totals: TokenTotals | RolloutTotals) -> str:
+    discarded = (f"{count(each)} {reason}" for reason, each in sorted(totals.discarded.items()))
+    parts = (f"{count(totals.trained)} trained", *discarded, f"{count(totals.live)} live")
+    return " + ".join(parts)
+
+
+def _discarded(figures: RunFigures) -> str:
+    """The share of the generated tokens that was discarded, and most of why."""
+    generated = figures.tokens.generated
+    largest = sorted(figures.tokens.discarded.items(), key=lambda item: (-item[1], item[0]))
+    named = ", ".join(f"{share(each / generated)} {why}" for why, each in largest[:REASONS])
+    return share(figures.discarded_share) + (f": {named}" if generated and named else "")

@@ -1,0 +1,176 @@
+"""The files of a run, read: the one place that knows which file of a run's directory holds what.
+Invariant: the run is not changed, held up or waited for, and nothing of it is executed, unless
+`config` is asked for. What is read at once has a bound.
+
+What is no run, is not there yet or is damaged raises ConfigError, with one sentence.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from asyncrl import config as configuration
+from asyncrl.config import Config, ConfigError
+from asyncrl.config.errors import usable
+from asyncrl.config.load import settings_in
+from asyncrl.explain import curve, run_status, summary
+from asyncrl.explain.curve import Point
+from asyncrl.explain.curve_reader import CurveReader
+from asyncrl.explain.run_status import RunStatus
+from asyncrl.explain.summary import Summary
+from asyncrl.files import open_regular, read_regular
+from asyncrl.runtime import run_dir
+from asyncrl.runtime.run_dir import RUN_TOML
+
+if TYPE_CHECKING:
+    from asyncrl.journal import SqliteHistory
+
+TOML_BYTES = 2**20
+"""Bytes of a run.toml, at most; a longer one is none of ours."""
+
+T = TypeVar("T")
+
+
+class RunFiles:
+    """The files of the run in the directory `path`. What a run says of itself as a whole is read
+    when it is asked for first, and not again: for another moment open the run again."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            raise ConfigError(f"{path}: there is no such directory; give the directory of a run.")
+        if not (path / RUN_TOML).is_file():
+            raise ConfigError(
+                f"{path}: there is no {RUN_TOML} in it, so it is not the directory of a run."
+            )
+        self.path = path
+
+    @property
+    def lives(self) -> bool:
+        """True if a process has claimed the run by now, and has not ended."""
+        try:
+            with open_regular(self.path / run_dir.LOCK) as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # there is no lock to have
+            return False
+        return False
+
+    # ---------------------------------------------------------------------------------- settings
+
+    @property
+    def config(self) -> Config:
+        """The settings, checked: modules that they name are imported."""
+        return configuration.read(self.path / RUN_TOML)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings by key as they are written, none of them checked."""
+        path = self.path / RUN_TOML
+        if path.stat().st_size > TOML_BYTES:
+            raise ConfigError(f"{path}: this has more than {TOML_BYTES} bytes, and is no run.toml.")
+        return {".".join(setting.path): setting.value for setting in settings_in(path)}
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """The settings as the tables of run.toml, for other tools."""
+        return tomllib.loads(read_regular(self.path / RUN_TOML, TOML_BYTES).decode())
+
+    # ------------------------------------------------------------------------ how the run stands
+
+    @cached_property
+    def stalled(self) -> bool:
+        """True if the run's watchdog ended it."""
+        return (self.path / run_dir.STALL).is_file()
+
+    @cached_property
+    def last_status(self) -> RunStatus | None:
+        """The run status that the run left last; None before it has said how it stands."""
+        return self._said(run_dir.STALL if self.stalled else run_dir.STATUS, run_status.read)
+
+    @property
+    def status(self) -> RunStatus:
+        """The run status that the run left last, which there must be."""
+        if self.last_status is not None:
+            return self.last_status
+        what = (
+            "it is starting, or prepares its model: ask again in a while"
+            if self.lives
+            else "it ended before it had begun: see its logs"
+        )
+        raise ConfigError(f"{self.path}: this run has not said how it stands; {what}.")
+
+    @cached_property
+    def summary(self) -> Summary | None:
+        """The totals of a run that has ended; None before."""
+        return self._said(run_dir.SUMMARY, summary.read)
+
+    def _said(self, name: str, read: Callable[[Path], T]) -> T | None:
+        """The contents of a file; None where there is none."""
+        path = self.path / name
+        with usable(path, "read"):
+            try:
+                return read(path)
+            except FileNotFoundError:
+                return None
+            except msgspec.DecodeError:
+                raise ConfigError(
+                    f"{path}: this is damaged, or of another asyncrl, so that it says nothing of "
+                    "the run."
+                ) from None
+
+    # ----------------------------------------------------------------- what is read bit by bit
+
+    def points(self) -> Iterator[Point]:
+        """The points of the curve so far; none where there is no curve."""
+        path = self.path / run_dir.METRICS
+        with usable(path, "read"), suppress(FileNotFoundError):
+            yield from curve.read(path)
+
+    @contextmanager
+    def journal(self) -> Iterator[SqliteHistory]:
+        """The journal as it is when the block begins, for a fold of it in the block."""
+        from asyncrl.experience.call import ImpossibleEvent
+        from asyncrl.journal import JournalError, SqliteHistory  # who asks `why` waits for neither
+
+        path = self.path / run_dir.JOURNAL
+        try:
+            with SqliteHistory(path) as history:
+                yield history
+        except JournalError as error:
+            raise ConfigError(f"{error}.") from None
+        except ImpossibleEvent as error:
+            raise ConfigError(
+                f"{path}: its events do not follow from one another ({error}), so that its "
+                "rollouts are not known."
+            ) from None
+
+    # ------------------------------------------------------------------------------------ models
+
+    @property
+    def initial(self) -> Path:
+        """The directory of the model that the run started from, which may be gone."""
+        return self.path / run_dir.INITIAL
+
+    @property
+    def model(self) -> Path:
+        """The directory of the model after the last step, in Hugging Face's form."""
+        if not (path := self.path / run_dir.MODEL).is_dir():
+            raise ConfigError(
+                f"{self.path}: there is no {run_dir.MODEL} in it: the run writes it after its "
+                "last step."
+            )
+        return path
+
+
+def curve_of(run: Path) -> CurveReader:
+    """A reader of the curve of a run, in whose directory there may be nothing yet."""
+    return CurveReader(run / run_dir.METRICS)

@@ -1,0 +1,147 @@
+"""Checks of a run's prompts as its model reads them, and of its verifier on an answer of the data.
+Nothing is written, and each look has a bound in seconds.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import trio
+
+from asyncrl.actors.reward_actor import open_verifiers
+from asyncrl.actors.worker_forks import WorkersLost
+from asyncrl.bundled import bundled_model
+from asyncrl.config import Config, ConfigError
+from asyncrl.config.derived import Row
+from asyncrl.config.mix import each
+from asyncrl.escape import escaped
+from asyncrl.messages import NoVerdict, Split
+from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.tasks import Task, TaskError
+from asyncrl.tasks.mixed import in_turn, tasks_of
+from asyncrl.tasks.text import Tokenizer
+
+MOST = 256
+"""Prompts of a split that are looked at."""
+LOOK_S = 1.0
+"""Seconds of looking at a split; at least one prompt is."""
+REFUSED = ("not a number", "unnamed rewards", "other rewards")
+"""Kinds of verdict that no answer to the line can change."""
+
+
+@contextmanager
+def own_tokenizer(config: Config, task: Task) -> Iterator[Tokenizer]:
+    """The tokenizer of the model that learns. Raises TaskError."""
+    if config.model.path:
+        yield Tokenizer(config.model.path, chat=config.task.chat)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        bundled_model.write_tokenizer(Path(folder), bundled_model.task_frame(task))
+        yield Tokenizer(folder)
+
+
+def check_prompts(config: Config, task: Task) -> list[Row]:
+    """Look at prompts of each split, and have the user's verifiers judge the data's own answer to
+    one. Returns notes. Raises ConfigError where no training prompt that was looked at can be
+    answered, where no response can end, and where a verifier gives no reward."""
+    try:
+        with own_tokenizer(config, task) as tokenizer:
+            if not tokenizer.stop_ids:
+                raise ConfigError(
+                    f"model.path is {config.model.path!r}, and none of its files names an end of "
+                    "sequence, so that each response would be cut at rollout.max_new_tokens; set "
+                    "eos_token_id in its generation_config.json."
+                )
+            notes = [
+                *_of_lines(task),
+                *_of_split(config, task, tokenizer, "train"),
+                *_of_split(config, task, tokenizer, "evaluation"),
+            ]
+            if any(":" in one.verifier for one in each(config.task)):
+                notes += _of_verifiers(config, task, tokenizer)
+    except TaskError as error:
+        raise ConfigError(f"{error}.") from None
+    return notes
+
+
+def _of_lines(task: Task) -> Iterator[Row]:
+    """A note for each file of which lines do not train."""
+    for part in tasks_of(task):
+        if note := getattr(part, "note", ""):
+            yield Row("note", "task.path", note)
+
+
+def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) -> Iterator[Row]:
+    """A note if some prompts cannot be answered. Raises ConfigError if no training prompt can."""
+    size = task.size(split)
+    unfit, longest, looked = Counter[str](), 0, 0
+    end = time.monotonic() + LOOK_S
+    for index in islice(range(0, size, max(1, size // MOST)), MOST):
+        if looked and time.monotonic() > end:
+            break
+        ids = np.asarray(tokenizer.encode(task.prompt(split, index)), np.int64)
+        looked, longest = looked + 1, max(longest, len(ids))
+        if not len(ids):
+            unfit["have no token"] += 1
+        elif len(ids) + config.rollout.max_new_tokens > config.engine.context_tokens:
+            unfit["leave no room for an answer"] += 1
+        elif tokenizer.embedded and int(ids.max()) >= tokenizer.embedded:
+            unfit["have a token that the model's embedding has no row for"] += 1
+    if not unfit:
+        return
+    words = ", ".join(f"{count} {what}" for what, count in unfit.items())
+    words = (
+        f"of {looked} {'training' if split == 'train' else 'held-out'} prompts that were looked at "
+        f"{words} (rollout.max_new_tokens = {config.rollout.max_new_tokens}, "
+        f"engine.context_tokens = {config.engine.context_tokens}, the longest prompt has {longest})"
+    )
+    if split == "train" and unfit.total() == looked:
+        raise ConfigError(
+            f"{words}, so nothing can be trained: raise engine.context_tokens, or look at "
+            "task.template and at the model's tokenizer."
+        )
+    left_out = "they are dropped" if split == "train" else "they count as wrong"
+    yield Row("note", "engine.context_tokens", f"{words}: {left_out}")
+
+
+def _of_verifiers(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]:
+    """Have the first line of each task judged, as a reward actor does it: its own answer. Returns
+    notes on answers that a verifier fails on. Raises ConfigError where it gives no reward."""
+    notes = list[Row]()
+
+    async def look(directory: str) -> None:
+        async with open_verifiers(config.task, config.run.seed, directory, Waits()) as verifiers:
+            for index in islice(in_turn(task), len(tasks_of(task))):
+                if (answer := task.answer("train", index)) is None:
+                    continue
+                ids = np.asarray(tokenizer.ids(answer), np.int32).tobytes()
+                verdict = (await verifiers.judge("train", index, ids, "stop")).verdict
+                if isinstance(verdict, NoVerdict):
+                    notes.append(_failing(index, answer, verdict.reason))
+
+    with tempfile.TemporaryDirectory() as folder:
+        if not config.model.path:
+            bundled_model.write_tokenizer(Path(folder), bundled_model.task_frame(task))
+        try:
+            trio.run(look, config.model.path or folder, strict_exception_groups=False)
+        except WorkersLost as error:
+            raise ConfigError(f"the verifier cannot be started: {escaped(str(error))}.") from None
+    return notes
+
+
+def _failing(index: int, answer: str, reason: str) -> Row:
+    """The note on a verifier without a verdict. Raises ConfigError where it never has one."""
+    words = f"on the data's own answer to prompt {index} ({escaped(answer, 40)!r})"
+    if reason.startswith(REFUSED):
+        raise ConfigError(
+            f"the verifier gives no reward {words}: {escaped(reason, 200)}; it must return a "
+            "number, or a mapping of the rewards that it names."
+        )
+    return Row("note", "task.verifier", f"no verdict {words}: {escaped(reason, 200)}")
