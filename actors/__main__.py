@@ -1,7 +1,7 @@
 """`python -m asyncrl.actors ROLE INDEX INCARNATION THREADS RUN`: one actor's process. Started by
 the launcher, and never by hand.
 
-Invariant: this process ends with its launcher, and what ends it otherwise is in its log with a
+Invariant: this process ends with its launcher; any other cause of its end is in its log with a
 traceback.
 """
 

@@ -1,4 +1,4 @@
-"""The actor that a process is, and what of its run it needs."""
+"""The context of a process in its run, which each role gets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ActorContext:
-    """The actor that this process is, and its place in the run."""
+    """The actor of this process, and its context in the run."""
 
     role: Role
     index: int
@@ -41,11 +41,11 @@ class ActorContext:
     head: TcpAddress | None = None
     """The coordinator's address, for an actor on another machine."""
     rank_0: TcpAddress | None = None
-    """The address at which rank 0 of the trainer listens for ranks on other machines; None for an
-    actor that is none of these."""
+    """The address at which rank 0 of the trainer listens for ranks on other machines; None for
+    another actor."""
     takes_over: bool = False
-    """It may go on with a server that another actor has left: it is not started because of an end
-    in which that server may have had part."""
+    """True if it may take over the server of an earlier actor: it was not started because of an
+    error that the server may have caused."""
 
     @property
     def initial(self) -> Path:
@@ -54,12 +54,12 @@ class ActorContext:
 
     @property
     def hello(self) -> Hello:
-        """The first thing that this actor says."""
+        """The first message of this actor."""
         return Hello(self.role, self.index, self.incarnation, self.pid)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type that the run's model has."""
+        """The type of the run's model."""
         return _dtype(self.config.model.dtype)
 
     @property
@@ -89,11 +89,11 @@ class ActorContext:
 
     @property
     def tls(self) -> Tls | None:
-        """Files for links to other machines; None where no such link is."""
+        """Files for links to other machines; None without such links."""
         return Tls.of(self.run / TLS) if joined(self.config) else None
 
     async def link(self) -> Link:
-        """A link to the coordinator, which knows who is at this end."""
+        """A link to the coordinator, which has identified this actor."""
         address = self.head or UnixAddress(self.run / COORDINATOR)
         return await self._introduced(await connect(address, self.key, tls=self.tls))
 
@@ -115,8 +115,8 @@ def _dtype(name: str) -> torch.dtype:
 
 @contextmanager
 def refused_as_input() -> Iterator[None]:
-    """Have a model, a checkpoint or a server that cannot be used end this process as bad input
-    does, by its sentence."""
+    """End this process like bad input does, by one sentence, where a model, a checkpoint or a
+    server cannot be used."""
     from asyncrl.training.checkpoint_index import CheckpointError
     from asyncrl.training.models import ModelError
 

@@ -1,7 +1,7 @@
 """Users' agents, each attempt at an episode in a worker process of its own.
 
-Invariant: each attempt ends, in bounded time, by what its agent said or by a failure with a name.
-No failure touches another attempt, and none is a reward of zero.
+Invariant: each attempt ends, in bounded time, by its agent's result or by a named failure. No
+failure affects another attempt, and none is a reward of zero.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 from asyncrl.runtime.processes.process import isolated
 
 OPENING_S = 120.0
-"""Seconds in which an agent must be imported."""
+"""Seconds within which an agent must be imported."""
 END_BYTES = 2**16
-"""Bytes of the largest frame that a worker says."""
+"""Bytes of the largest frame of a worker."""
 OUTPUT_BYTES = 2**14
 """Bytes of an agent's output that are kept: the last ones."""
 _END: msgspec.msgpack.Decoder[AgentEnd] = msgspec.msgpack.Decoder(AgentEnd)
@@ -53,7 +53,7 @@ class AgentClock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stand still in the block, in which the agent waits for the model."""
+        """Stop the clock in the block, in which the agent waits for the model."""
         self._calls += 1
         self._settle()
         try:
@@ -64,7 +64,7 @@ class AgentClock:
 
     @contextmanager
     def running(self) -> Iterator[trio.CancelScope]:
-        """Run in the block, which is cancelled when the agent has had the ball for too long."""
+        """Run the clock in the block, which is cancelled when the agent has worked for too long."""
         with trio.CancelScope() as self._scope:
             self._settle()
             try:
@@ -84,8 +84,8 @@ class AgentClock:
 
 
 class AgentAttempt(msgspec.Struct, frozen=True):
-    """The end of an attempt, the seconds for which its agent had the ball, and the last of its
-    output, printable."""
+    """The end of an attempt, the seconds that its agent worked, and the end of its output,
+    printable."""
 
     end: AgentEnd
     seconds: float
@@ -101,27 +101,27 @@ class AgentPool:
 
     async def play(self, facts: EpisodeFacts, clock: AgentClock) -> AgentAttempt:
         """Play an episode to its end, or to that of its clock. Cancelled, it kills the agent and
-        all that this started. Raises WorkersLost."""
+        all its processes. Raises WorkersLost."""
         ours, theirs = socket.socketpair()
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         async with stream:
             with theirs:
                 worker = await self._forks.start(theirs)
-            heard = bytearray()
+            output = bytearray()
             try:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_hear, stream, heard)
+                    nursery.start_soon(_hear, stream, output)
                     end = await self._end(worker, facts, clock)
                     nursery.cancel_scope.cancel()
             finally:
                 await self._forks.bury(worker)
-            with trio.move_on_after(ENDING_S):  # what it said last, until all that spoke is gone
-                await _hear(stream, heard)
-        output = escaped_lines(heard.decode(errors="replace"))
-        if isinstance(end, AgentFailed) and end.kind == "crashed" and output.strip():
-            last = output.strip().rpartition("\n")[2]
+            with trio.move_on_after(ENDING_S):  # its last output, until all writers have ended
+                await _hear(stream, output)
+        text = escaped_lines(output.decode(errors="replace"))
+        if isinstance(end, AgentFailed) and end.kind == "crashed" and text.strip():
+            last = text.strip().rpartition("\n")[2]
             end = failed("crashed", f"{end.text}; the last that it said: {last}")
-        return AgentAttempt(end, clock.spent_s, output)
+        return AgentAttempt(end, clock.spent_s, text)
 
     async def _end(self, worker: ForkedWorker, facts: EpisodeFacts, clock: AgentClock) -> AgentEnd:
         end: AgentEnd = failed("timeout", f"the agent had the ball for {clock.limit_s:g} s")
@@ -146,9 +146,9 @@ async def open_agent_pool(
     most_s: float,
     paths: tuple[str, ...] | None = None,
 ) -> AsyncIterator[AgentPool]:
-    """Open the agent that `agent.run` says. An attempt takes at most `most_s` seconds, its calls
-    included. With `paths` a program is run in the sandbox, and sees them. None of its processes
-    outlives the block. Raises ConfigError where there is no such agent, and WorkersLost."""
+    """Open the agent of `agent.run`. An attempt takes at most `most_s` seconds, its calls included.
+    With `paths` a program is run in the sandbox, and sees them. None of its processes outlives the
+    block. Raises ConfigError where there is no such agent, and WorkersLost."""
     environment = isolated(os.environ)
     async with open_forks("asyncrl.actors.agent_process", waits, "agents", environment) as forks:
         wrong = await forks.open(AgentOpening(run, paths), deadline_s=OPENING_S)
@@ -157,19 +157,19 @@ async def open_agent_pool(
         yield AgentPool(forks, waits, most_s=most_s)
 
 
-async def _hear(stream: trio.SocketStream, heard: bytearray) -> None:
+async def _hear(stream: trio.SocketStream, output: bytearray) -> None:
     """Read output to its end, and keep the last of it."""
     try:
         while piece := await stream.receive_some(OUTPUT_BYTES):
-            heard += piece
-            del heard[:-OUTPUT_BYTES]
+            output += piece
+            del output[:-OUTPUT_BYTES]
     except trio.BrokenResourceError:  # it was killed with unread bytes
         pass
 
 
 async def _ask(stream: trio.SocketStream, facts: EpisodeFacts) -> AgentEnd:
-    """Have the worker play, and read how that ended. A user's code is in the same process, so what
-    it says is checked like a stranger's."""
+    """Have the worker play, and read the result. A user's code is in the same process, so its
+    messages are checked as untrusted."""
     try:
         await stream.send_all(frame(facts))
         head = await exactly(stream, LENGTH.size)

@@ -1,7 +1,7 @@
-"""The processes in which users' agents run, and which can be killed.
+"""The processes of users' agents, which can be killed.
 
 Invariant: each attempt at an episode has a process of its own, which no earlier attempt has used.
-So one that hangs, crashes or leaves rubbish behind takes no other along, and every attempt begins
+So one that hangs, crashes or leaves state behind does not affect others, and every attempt begins
 in the same state: the same modules, and random generators seeded with the episode's seed.
 
 The nursery process (`worker_process.py`) of agents imports the agent once. The first frame on its
@@ -9,7 +9,7 @@ control socket is `AgentOpening`. It is answered by a u32, 0 where the agent is 
 many bytes follow, a sentence that says why not. A worker reads `EpisodeFacts` and writes one
 `AgentEnd`. Beside its socket it gets another one, which is its standard output and error.
 
-There is no heartbeat: a worker that died ends its socket, and one that stands still is found by its
+There is no heartbeat: a worker that died ends its socket, and one that hangs is ended by its
 episode's clock (`agent_pool.AgentClock`).
 """
 
@@ -38,7 +38,7 @@ from asyncrl.sandbox import syscalls
 from asyncrl.sandbox.forks import PlainForks
 
 SENTENCE_BYTES = 2**14
-"""Bytes of the longest sentence that says why there is no agent."""
+"""Bytes of the longest error sentence about an agent."""
 
 
 class AgentOpening(msgspec.Struct, frozen=True, array_like=True):
@@ -50,7 +50,7 @@ class AgentOpening(msgspec.Struct, frozen=True, array_like=True):
 
 
 def play_episode(sockets: Sequence[socket.socket], agent: Agent) -> None:
-    """Live as a worker: play one episode, and say how it ended."""
+    """Run a worker: play one episode, and report how it ended."""
     sock, output = sockets
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
@@ -59,8 +59,8 @@ def play_episode(sockets: Sequence[socket.socket], agent: Agent) -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # what the agent starts inherits it
-    # what its programs leave behind is this process's, not that of the nursery, where it would end
-    # with any other worker
+    # orphans of its programs become children of this process, not of the nursery, which they would
+    # end with any other worker
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     facts = receive(sock, EpisodeFacts)
     if facts is None:
@@ -68,7 +68,7 @@ def play_episode(sockets: Sequence[socket.socket], agent: Agent) -> None:
     _seed(facts.seed)
 
     async def play() -> None:
-        # said here, because the loop's end waits for threads that the agent left
+        # sent here, because the loop's end waits for threads that the agent left
         sock.sendall(frame(await played(agent, facts)))
 
     try:
@@ -85,8 +85,8 @@ def _seed(seed: int) -> None:
 
 
 def main(descriptor: int) -> None:
-    """Be the nursery process. Standard output becomes standard error, so that what a module prints
-    when it is imported reaches no protocol."""
+    """Run the nursery process. Standard output becomes standard error, so that output of imported
+    modules does not corrupt a protocol."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)
     control = socket.socket(fileno=descriptor)

@@ -1,7 +1,7 @@
 """The agents actor: plays episodes, and is the link between their agents and the coordinator.
 
 Invariant: each attempt ends by `Played`, in bounded time, unless the coordinator or this actor ends
-it first. An attempt that failed has the name of a reason, and never a reward of zero.
+it first. A failed attempt has a named reason, and never a reward of zero.
 
     Play        facts for the agent, who plays in a process of its own, or elsewhere; then Played
     Reply       tokens for a call that waits for them
@@ -48,8 +48,8 @@ class Player(Protocol):
 
 
 class EpisodePlayer:
-    """Plays the episodes of one actor. Agents find the gateway at `url`; an agent may have the ball
-    for `episode_s` seconds; with `sockets` programs in a sandbox find it too."""
+    """Plays the episodes of one actor. Agents find the gateway at `url`; an agent may work for
+    `episode_s` seconds; with `sockets`, sandboxed programs find it too."""
 
     def __init__(
         self,
@@ -92,13 +92,13 @@ class EpisodePlayer:
 
     def stop(self, message: StopPlaying) -> None:
         """End an attempt, if it is played."""
-        if (found := self._playing.get((message.rollout, message.attempt))) is not None:
-            _end(*found)
+        if (playing := self._playing.get((message.rollout, message.attempt))) is not None:
+            _end(*playing)
 
     def stop_all(self) -> None:
         """End every attempt."""
-        for found in self._playing.values():
-            _end(*found)
+        for playing in self._playing.values():
+            _end(*playing)
 
     async def _facts(self, session: PlayedSession, socket: str) -> EpisodeFacts:
         play, key = session.play, self._sessions.key
@@ -134,28 +134,29 @@ class EpisodePlayer:
             self._sessions.say(Played(play.rollout, play.attempt, "", kind, end.text))
             return
         if end.reward is not None:
-            given = end.reward if isinstance(end.reward, float) else math.fsum(end.reward.values())
-            session.reward(given, None)
+            reward = end.reward if isinstance(end.reward, float) else math.fsum(end.reward.values())
+            session.reward(reward, None)
         self._reporter.count("episodes")
         session.played()
 
 
 def _end(session: PlayedSession, scope: trio.CancelScope) -> None:
-    """End an attempt, of which nothing is said from now on: not that clients have left, who are
-    killed with the agent."""
+    """End an attempt silently: nothing more is sent of it, not even that its clients, killed with
+    the agent, have left."""
     session.end()
     scope.cancel()
 
 
 def _cut(session: PlayedSession, end: AgentEnd) -> bool:
-    """True if an agent ended because its episode is as long as it may be: like a response that is
-    cut at its budget, it has not failed, and the task's verifier judges its last reply."""
+    """True if an agent ended because its episode reached its budget: like a response that is cut at
+    its budget, it has not failed, and the task's verifier judges its last reply."""
     ended = isinstance(end, AgentFailed) and end.kind in ("raised", "exit")
     return ended and session.full and bool(session.answered)
 
 
 def _outcome(session: PlayedSession, end: AgentEnd) -> AgentEnd:
-    """The end of an attempt: an agent that returns a reward has given no other for the whole."""
+    """The end of an attempt. An agent that returns a reward must not have given another for the
+    episode."""
     if isinstance(end, AgentFailed) or end.reward is None or not session.rewarded:
         return end
     return AgentFailed(

@@ -1,5 +1,4 @@
-"""The gateway of an agents actor, with the agents that it answers: what stands around
-`agents_actor`, put together."""
+"""The gateway of an agents actor, with its agents: the setup around `agents_actor`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Programs elsewhere as an agents actor's players (`agent.run = "http"`): an episode is offered,
-taken by a program, and ends with its reward, with giving up, or with its clock."""
+"""Programs elsewhere as players of an agents actor (`agent.run = "http"`): an episode is offered,
+taken by a program, and ends with its reward, with a refusal, or with its clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncrl.agents.gateway.offers import Offers
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 
 TAKEN_S = 600.0
-"""Seconds after which the wait for a program begins again: an episode that nobody takes has not
+"""Seconds after which the wait for a program is renewed: an episode that no program takes has not
 failed."""
 
 
@@ -26,10 +26,10 @@ class ElsewherePool:
 
     async def play(self, facts: EpisodeFacts, clock: AgentClock) -> AgentAttempt:
         """Offer an episode, and wait for its end. The clock runs from when a program has it."""
-        told = {"session": facts.session, **msgspec.structs.asdict(facts)}
-        del told["socket"]  # nobody elsewhere is started in the run's sandbox
-        said = msgspec.json.encode(told)
-        offer, owner = self._offers.put(facts.session, said), f"prompt {facts.prompt_index}"
+        fields = {"session": facts.session, **msgspec.structs.asdict(facts)}
+        del fields["socket"]  # programs elsewhere do not run in the run's sandbox
+        encoded = msgspec.json.encode(fields)
+        offer, owner = self._offers.put(facts.session, encoded), f"prompt {facts.prompt_index}"
         try:
             while not offer.taken.is_set():
                 with (

@@ -1,7 +1,7 @@
 """The gateway for programs in a sandbox: a Unix socket for each attempt at an episode.
 
-Invariant: whoever has a socket reaches one session by it, whatever keys they have; the connections
-that they may have are bounded, and take none from another's; the socket is gone with the attempt.
+Invariant: a socket reaches one session, whatever keys the client has; its connections are bounded,
+independently of other sockets; it is removed with the attempt.
 
 The sockets are in a folder of the system's temporary one, because that of the run may not be
 entered by the user `nobody`, which programs are where asyncrl is root.
@@ -83,8 +83,8 @@ def _of_session(session: str, app: Application) -> Application:
 
 @contextmanager
 def private_folder(key: bytes, index: int) -> Iterator[Path]:
-    """A folder of this actor's own, in which only its sandboxes find anything; it replaces the one
-    of a predecessor that was killed. Nobody can guess its name without the run's `key`. Raises
+    """A folder of this actor alone, visible only to its sandboxes; it replaces the one of a
+    predecessor that was killed. Its name cannot be guessed without the run's `key`. Raises
     OSError."""
     name = hmac.digest(key, b"asyncrl sockets %d" % index, "sha256").hex()[:32]
     folder = Path(tempfile.gettempdir(), f"asyncrl-{name}")

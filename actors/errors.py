@@ -14,7 +14,8 @@ class CoordinatorLost(ConnectionError):
 class RankLost(ConnectionError):
     """A rank of the trainer ended in the middle of the run."""
 
-    def __init__(self, rank: int, at: str) -> None:
+    def __init__(self, rank: int, order: str) -> None:
         super().__init__(
-            f"rank {rank} of the trainer was lost at its {at}; see logs/trainer-{rank}.log for why"
+            f"rank {rank} of the trainer was lost at its {order}; see logs/trainer-{rank}.log for "
+            "why"
         )

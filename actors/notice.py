@@ -1,7 +1,5 @@
-"""The notice that a process is to end: SIGTERM, from whoever has the machine.
-
-The launcher ends actors by SIGKILL, whom nothing is lost by; a notice leaves time to give back what
-is being generated.
+"""The notice that a process must end: SIGTERM, from the machine's owner. The launcher ends actors
+by SIGKILL, which loses nothing; a notice leaves time to return unfinished rollouts.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from contextlib import asynccontextmanager
 import trio
 
 GONE = 128 + signal.SIGTERM
-"""Exit status of an actor that ended because it was told to."""
+"""Exit status of an actor that was told to end."""
 
 
 @asynccontextmanager

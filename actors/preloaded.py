@@ -1,8 +1,7 @@
 """`python -m asyncrl.actors.preloaded FD MODULE RUN`: the fork server of a run, which has imported
 what actors need. Started by the launcher, and never by hand.
 
-Invariant: it computes nothing, starts no thread and opens no device: what is forked from it is as
-good as new.
+Invariant: it computes nothing, starts no thread and opens no device, so that its forks are clean.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ MODULES = (
 )
 """Modules that the roles import when they start."""
 OF_AGENTS = ("asyncrl.actors.agents_actor", "asyncrl.actors.agents_gateway")
-"""Modules that the role `agents` imports besides; a run without agents goes without them."""
+"""Modules that the role `agents` imports as well; a run without agents does not."""
 MAINS = {
     "asyncrl.actors": "asyncrl.actors.__main__",
     "asyncrl.bundled.prepare": "asyncrl.bundled.prepare",
@@ -62,8 +61,8 @@ def main() -> None:
 
 
 def preload(settings: Config) -> None:
-    """Import what the actors of a run with these settings import, and see to it that each of them
-    draws other random numbers, as Python's own generator does in forks without being asked."""
+    """Import the modules of the actors of a run with these settings, and reseed random generators
+    in each fork, as Python's own generator does."""
     import numpy as np
     import torch
 
@@ -74,12 +73,14 @@ def preload(settings: Config) -> None:
     for seed in (np.random.seed, torch.default_generator.seed):
         os.register_at_fork(after_in_child=seed)
     if cuda_is_touched():
-        raise RuntimeError("what actors import asks CUDA for its devices, which no fork survives")
+        raise RuntimeError(
+            "a module of the actors queries CUDA devices at import, which breaks forks"
+        )
 
 
 def cuda_is_touched() -> bool:
     """True if a fork of this process could not use CUDA: it is initialised, or was asked for its
-    devices. torch tells that in a fork alone, so one is made."""
+    devices. torch reports that only in a fork, so this makes one."""
     import torch
 
     probe = os.fork()
@@ -89,8 +90,8 @@ def cuda_is_touched() -> bool:
 
 
 def model_class(path: str) -> object:
-    """The class of the model at `path`, "" for the bundled one; None where its configuration, which
-    alone is read, cannot be: what it lacks the actors say."""
+    """The class of the model at `path`, "" for the bundled one; None where its configuration, the
+    only file read, cannot be read: the actors report errors."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -98,9 +99,9 @@ def model_class(path: str) -> object:
 
     if not path:
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(bundled_model.model_config())]
-    with contextlib.suppress(Exception):  # transformers raises what it likes
-        found = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        return MODEL_FOR_CAUSAL_LM_MAPPING[type(found)]
+    with contextlib.suppress(Exception):  # transformers raises any exception
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return None
 
 

@@ -1,4 +1,4 @@
-"""The trainer's weights as they are published: the model of all ranks."""
+"""The trainer's weights for a publication: the model of all ranks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """An actor's report of itself, about once a second.
 
-Invariant: every second and every count is reported once. What a trainer is busy with, or writes
-beside that, is in each report until it is done, so a trainer that is long at its work is told from
+Invariant: every second and every count is reported once. A trainer's current command, and a
+checkpoint that it writes beside it, are in each report until done, so a slow trainer differs from
 one that hangs or is stopped, which reports nothing.
 """
 
@@ -46,12 +46,12 @@ class Reporter:
         self._saving_since: float | None = None
 
     def busy_with(self, command: Command | None) -> None:
-        """Work on `command` begins now; None: it is done."""
+        """Note the start of work on `command`; None: it is done."""
         self._command, self._command_since = command, self._clock.now()
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """A checkpoint is written as long as the block lasts."""
+        """Note that a checkpoint is written during the block."""
         self._saving_since = self._clock.now()
         try:
             yield
@@ -64,13 +64,15 @@ class Reporter:
 
     def take(self) -> Report:
         """The report of everything since the last call."""
-        now, at = trio.current_time(), self._clock.now()
+        now, clock_now = trio.current_time(), self._clock.now()
         total = self._waits.idle()
         idle = {cause: seconds - self._sent.get(cause, 0.0) for cause, seconds in total.items()}
         counts, self._counts = self._counts, Counter()
         seconds, self._since, self._sent = now - self._since, now, total
-        busy = None if self._command is None else Busy(self._command, at - self._command_since)
-        saving_s = None if self._saving_since is None else at - self._saving_since
+        busy = (
+            None if self._command is None else Busy(self._command, clock_now - self._command_since)
+        )
+        saving_s = None if self._saving_since is None else clock_now - self._saving_since
         return Report(seconds, idle, dict(counts), self._waits.table(), busy, saving_s)
 
     async def run(self, link: Link) -> None:

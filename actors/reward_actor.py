@@ -12,8 +12,8 @@ reward of zero, with one of these reasons:
     unnamed rewards: …, other rewards: …    not the rewards that the verifier has named before
 
 Each answer has a worker process of its own while it is judged, so no other answer is touched. Where
-its task executes answers, that worker has judged no other one before, and judges none after. What a
-worker says is somebody else's: it is one frame, of one answer, in the form that verdicts have.
+its task executes answers, that worker has judged no other one before, and judges none after. A
+worker's message is untrusted: it must be one frame, of one answer, in the form of a verdict.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ class VerifierPool:
         deadline, because an answer whose worker dies is given to one more. Cancelled, it kills the
         worker. Raises WorkersLost."""
         answer = VerifyRequest(split, prompt_index, bytes(ids), finish)
-        given = (
+        verdict = (
             await self._attempt(answer)
             or await self._attempt(answer)
             or TimedVerdict(NoVerdict("crashed"), 0.0)
         )
-        self.slowest = max(self.slowest, (given.seconds, split, prompt_index))
-        return given
+        self.slowest = max(self.slowest, (verdict.seconds, split, prompt_index))
+        return verdict
 
     async def _attempt(self, answer: VerifyRequest) -> TimedVerdict | None:
         """The verdict of one worker; None if the worker died."""
@@ -112,22 +112,22 @@ class VerifierPool:
         )
         idle = self._idle if lasting else []
         worker = idle.pop() if idle else await self._forks.start(lasting=lasting)
-        given: TimedVerdict | None = None
+        verdict: TimedVerdict | None = None
         try:
             with self._waits.on(
                 "verdict",
                 owner=f"{answer.split} prompt {answer.prompt_index}",
                 deadline_s=self._deadline_s,
             ):
-                given = await _ask(worker.stream, answer)
+                verdict = await _ask(worker.stream, answer)
         except WaitExpired:
             return TimedVerdict(NoVerdict("timeout"), self._deadline_s)
         finally:
-            if given is None or not lasting:
+            if verdict is None or not lasting:
                 await self._forks.bury(worker)
             else:
                 self._idle.append(worker)
-        return given
+        return verdict
 
 
 @asynccontextmanager
@@ -158,15 +158,15 @@ async def reward_actor(
     a time, and a verifier has `deadline_s` seconds.
 
     Answers that are open when the drain's ENDING_S are over are not judged here. Their rollouts are
-    sealed in the journal, so a resumed run asks for their verdicts again.
+    sealed in the journal, so a resumed run requests their verdicts again.
     """
     places = trio.Semaphore(concurrency)
 
     async def judge(message: ScoreRequest, ids: memoryview) -> None:
-        given = await verifiers.judge(message.split, message.prompt_index, ids, message.finish)
+        timed = await verifiers.judge(message.split, message.prompt_index, ids, message.finish)
         places.release()
         reporter.count("verdicts")
-        await link.send(ScoreResult(message.rollout, given.verdict, given.seconds))
+        await link.send(ScoreResult(message.rollout, timed.verdict, timed.seconds))
 
     async with trio.open_nursery() as reports:
         reports.start_soon(reporter.run, link)
@@ -197,28 +197,28 @@ async def reward_actor(
 
 
 async def _ask(stream: trio.SocketStream, answer: VerifyRequest) -> TimedVerdict | None:
-    """A worker's reply; None if the worker died, or if the verifier in it, which is a user's code,
-    or the answer, has sent something else."""
+    """A worker's reply; None if the worker died, or if the user's code in it, or the answer, sent
+    something else."""
     began = trio.current_time()
     try:
         await stream.send_all(frame(answer))
         head = await exactly(stream, LENGTH.size)
         body = None if head is None else await exactly(stream, length(head, REPLY_BYTES))
-        given = None if body is None else decode(body, TimedVerdict)
+        timed = None if body is None else decode(body, TimedVerdict)
     except (trio.BrokenResourceError, ValueError):
         return None
-    verdict = None if given is None else _verdict(given.verdict)
-    if given is None or verdict is None:
+    verdict = None if timed is None else _verdict(timed.verdict)
+    if timed is None or verdict is None:
         return None
     took = trio.current_time() - began
-    return TimedVerdict(verdict, given.seconds if 0 <= given.seconds <= took else took)
+    return TimedVerdict(verdict, timed.seconds if 0 <= timed.seconds <= took else took)
 
 
-def _verdict(said: Verdict) -> Verdict | None:
+def _verdict(verdict: Verdict) -> Verdict | None:
     """Read a worker's verdict as one that a verifier can give; None if none can."""
-    if isinstance(said, Scored):
-        parts = {str(place): part for place, part in enumerate(said.parts)}
-        return read(Several(parts) if parts else said.reward)
-    if said.reason.partition(":")[0] not in REASONS:
+    if isinstance(verdict, Scored):
+        parts = {str(number): part for number, part in enumerate(verdict.parts)}
+        return read(Several(parts) if parts else verdict.reward)
+    if verdict.reason.partition(":")[0] not in REASONS:
         return None
-    return NoVerdict(escaped(said.reason, REASON))
+    return NoVerdict(escaped(verdict.reason, REASON))

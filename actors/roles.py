@@ -1,7 +1,7 @@
-"""The process of each role, put together. Invariant: a role imports what it needs and no
-more, and uses the threads it was given.
+"""The setup of the process of each role. Invariant: a role imports only what it needs, and uses its
+given number of threads.
 
-Only this file knows both an actor and what stands around it: journal, task, model, transfer.
+Only this file combines an actor with its surroundings: journal, task, model, transfer.
 `actors/__main__.py` calls it.
 """
 
@@ -78,7 +78,7 @@ async def coordinator(context: ActorContext) -> None:
     checkpoints = complete(context.run)
     resume = context.resume and (
         path.exists() or bool(checkpoints)
-    )  # else it ended before it had begun
+    )  # else it would end before it began
     experience, version = resumed(SqliteHistory(path), checkpoints) if resume else (Experience(), 0)
     async with (
         open_curve(context.run / METRICS, version, experience.closed) as (curve, before_commit),
@@ -130,7 +130,7 @@ def _prompts(context: ActorContext) -> PromptSource:
 
 async def _conduct(context: ActorContext, run: Coordinator, metrics: Metrics) -> None:
     """Serve the run's actors and tell the launcher, until the run is over. The summary is written
-    whatever ends it."""
+    however it ends."""
     from asyncrl.actors.coordinator.lifecycle import Outcome
     from asyncrl.actors.coordinator.peers import Peer
     from asyncrl.explain import summary
@@ -178,7 +178,7 @@ async def _serve_machines(
 
 
 def _standing(journal: Journal) -> run_status.JournalStatus:
-    """Ask the journal how it stands."""
+    """The journal's status."""
     counts = journal.statistics()
     return run_status.JournalStatus(
         appended=counts.appended,
@@ -193,8 +193,8 @@ def _standing(journal: Journal) -> run_status.JournalStatus:
 
 @asynccontextmanager
 async def _kept(run: Coordinator, path: Path) -> AsyncIterator[None]:
-    """Write down how the run stands, every second and at the end of the block, beside the
-    coordinator's loop."""
+    """Write the run's status every second and at the end of the block, beside the coordinator's
+    loop."""
 
     async def keep() -> None:
         while True:
@@ -210,12 +210,12 @@ async def _kept(run: Coordinator, path: Path) -> AsyncIterator[None]:
         _keep(path, run.status())
 
 
-def _keep(path: Path, found: run_status.RunStatus) -> None:
-    """Write it down. A run goes on without it where the disk has no room."""
+def _keep(path: Path, status: run_status.RunStatus) -> None:
+    """Write the status. On a full disk the run continues without it."""
     try:
-        run_status.write(found, path)
+        run_status.write(status, path)
     except OSError as error:
-        logger.warning("how the run stands is not written down: %s", error)
+        logger.warning("the run's status is not written: %s", error)
 
 
 async def rollout(context: ActorContext) -> None:

@@ -1,6 +1,6 @@
 """The rollout actor: a nursery around an engine.
 
-Invariant: it streams the tokens that its engine sampled, under the version that the engine said.
+Invariant: it streams the tokens that its engine sampled, under the version that the engine reports.
 
     leases     coordinator → engine.submit         (the engine queues those that have no slot yet)
     chunks     engine.run → coordinator            (one frame for all slots)
@@ -10,7 +10,7 @@ Invariant: it streams the tokens that its engine sampled, under the version that
     told to end → Leaving → Interrupt → the last chunks → Drain → Drained
 
 Nothing is kept here: a rollout's tokens are with the coordinator as soon as they are streamed. So
-this process may be killed at any time; one that is told to end loses not even those under way.
+this process may be killed at any time; if it is told to end, not even tokens under way are lost.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from asyncrl.weightsync.reception import Reception
 
 def requests(message: Leases, ids: memoryview) -> list[Request]:
     """The engine's requests for a frame of leases. `ids` is int32: for each lease its prompt, and
-    then the response tokens that there are."""
+    then its response tokens so far."""
     tokens = np.frombuffer(ids, np.int32)
-    found, at = [], 0
+    built, at = [], 0
     for lease in message.leases:
         end = at + lease.prompt_tokens + lease.prefix_tokens
-        found.append(
+        built.append(
             Request(
                 rollout=lease.rollout,
                 attempt=lease.attempt,
@@ -63,7 +63,7 @@ def requests(message: Leases, ids: memoryview) -> list[Request]:
             )
         )
         at = end
-    return found
+    return built
 
 
 async def rollout_actor(

@@ -1,7 +1,7 @@
 """Servers that score tokens with a reference or a teacher, for the trainer. Invariant: a
 micro-batch is scored whole, or the trainer ends within the patience and says which server failed.
 
-They are asked before the learner computes, so that its thread waits for nobody.
+They are called before the learner computes, so that its thread never waits for them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from asyncrl.tasks.text import Tokenizer
 
 AT_A_TIME = 16
-"""Sequences that a server is given at a time."""
+"""Sequences that a server gets at a time."""
 AGAIN_S = 1.0
-"""Seconds after which a server that failed is asked again."""
+"""Seconds after which a call to a failed server is retried."""
 
 IDS, PIECE = 512, 32
 """About so many ids of a vocabulary are compared, so many at a time."""
@@ -81,7 +81,7 @@ class ScoringServers:
         """Log-probabilities of the sampled tokens of a micro-batch, float32 [tokens], by the name
         of the policy; NaN where a server has none. Raises WaitExpired where one does not answer
         within the patience, and ServerError where it refuses or cannot be understood."""
-        found = dict[str, NDArray[np.float32]]()
+        scores = dict[str, NDArray[np.float32]]()
         if not self._clients or not batch.samples:
             return {name: np.zeros(0, np.float32) for name in self._clients}
         ids = np.frombuffer(buffers[0], "<i4")
@@ -98,8 +98,8 @@ class ScoringServers:
                         for sample, text in zip(batch.samples, texts, strict=True)
                     )
                 )
-            found[name] = np.concatenate(every)
-        return found
+            scores[name] = np.concatenate(every)
+        return scores
 
     async def _score(
         self,

@@ -32,8 +32,8 @@ NO_POOLS = {
 
 
 class WorkersLost(RuntimeError):
-    """The process that forks workers ended or stands still. The actor cannot go on. Its successor
-    starts a new one."""
+    """Raised where the process that forks workers ended or hangs. The actor cannot continue. Its
+    successor starts a new one."""
 
 
 class ForkedWorker(NamedTuple):
@@ -67,11 +67,11 @@ class WorkerForks:
     ) -> ForkedWorker:
         """Start a worker, which has its end of a socket pair, and `beside`. Raises WorkersLost."""
         ours, theirs = socket.socketpair()
-        given = [theirs] if beside is None else [theirs, beside]
-        # shielded: a worker whose number was not read would be nobody's
+        sockets = [theirs] if beside is None else [theirs, beside]
+        # shielded: a worker whose number was not read would have no owner
         with theirs, trio.CancelScope(shield=True):
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-            number = await self._exchange(Start(lasting), given, deadline_s=START_S)
+            number = await self._exchange(Start(lasting), sockets, deadline_s=START_S)
         return ForkedWorker(number, stream)
 
     async def bury(self, worker: ForkedWorker) -> None:

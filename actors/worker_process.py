@@ -34,8 +34,8 @@ DESCRIPTORS = 2
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Fork a worker on the socket that comes as a descriptor beside this frame. A `lasting` one
-    may use any seconds of a core in all: it does many pieces of work, and runs nobody's code."""
+    """Fork a worker on the socket that comes as a descriptor beside this frame. A `lasting` one may
+    use any seconds of a core in all: it does many pieces of work, and runs no foreign code."""
 
     lasting: bool
 

@@ -81,9 +81,9 @@ def test_resume_goes_on_with_the_runs_own_configuration(launched: list[Any], her
 @pytest.mark.parametrize(
     ("header", "named"),
     [
-        ("CREATE TABLE header (format INTEGER, run TEXT)", "no journal of asyncrl"),
-        ("CREATE TABLE other (format INTEGER, run TEXT)", "no journal of asyncrl"),
-        ("CREATE TABLE header AS SELECT 2 AS format, '' AS run", "has format 2, and this asyncrl"),
+        ("CREATE TABLE header (format INTEGER, run TEXT)", "not a journal of asyncrl"),
+        ("CREATE TABLE other (format INTEGER, run TEXT)", "not a journal of asyncrl"),
+        ("CREATE TABLE header AS SELECT 2 AS format, '' AS run", "has format 2, but this asyncrl"),
     ],
 )
 def test_a_journal_of_another_format_or_of_none_is_refused_before_anything_starts(

@@ -1,9 +1,9 @@
-"""The base of a rollout actor whose trainer publishes adapters. Invariant: an engine is given whole
-weights, those that base and adapters make together.
+"""The base of a rollout actor whose trainer publishes adapters. Invariant: an engine gets whole
+weights, merged from base and adapters.
 
-So engines know nothing of adapters, and decode as fast as without. Only adapters are sent. The base
-is read from the run's initial model here too, and the plan of a publication has its digest in it:
-a base that is another one is refused where the epoch is joined.
+So engines need no support for adapters, and decode as fast as without. Only adapters are sent. The
+base is read from the run's initial model here too, and the plan of a publication has its digest:
+another base is refused where the epoch is joined.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from asyncrl.weightsync.transport import Received
 
 
 class AdaptedBase:
-    """The run's initial model with adapters, in host memory. Raises ModelError where it has none
-    to be had."""
+    """The run's initial model with adapters, in host memory. Raises ModelError where that fails."""
 
     def __init__(self, initial: Path, dtype: torch.dtype, lora: LoraConfig) -> None:
         self.model = load_model(initial, dtype)
         add_adapters(self.model, lora)
 
     def merged(self, received: Received) -> Received:
-        """The weights of what was received. It takes a matrix product for each adapter."""
+        """The merged weights of received adapters. It takes a matrix product for each adapter."""
         adapters, average = received.weights, received.average
         assert adapters is not None, "they were staged"
         return Received(

@@ -3,14 +3,13 @@ of a process works for the process group in use; whatever a failed or cancelled 
 touch (group, buffers, staging memory) is never used again.
 
 A group lives for one epoch and many publications: rank 0 is the trainer, which hosts the store
-where the others find it. Collectives run in a worker thread, so links and decoding go on meanwhile.
-A cancelled transfer leaves its thread behind, which ends when the call it is in does: at the latest
-at the transfer's deadline, sooner when a peer closes. A new epoch does not wait for it, unless two
-are left behind already.
+where the others find it. Collectives run in a worker thread, so links and decoding continue
+meanwhile. A cancelled transfer leaves its thread behind, which ends when the call it is in does: at
+the latest at the transfer's deadline, sooner when a peer closes. A new epoch does not wait for it,
+unless two are left behind already.
 
-Of failures, `TransferError` is nobody's fault here (a peer died, was late, or refused), and another
-epoch may well succeed. Anything else, such as `PlanMismatch`, is this process's own, and would come
-again.
+A `TransferError` is not caused by this process (a peer died, was late, or refused), and another
+epoch may succeed. Any other error, such as `PlanMismatch`, is this process's own, and would recur.
 
 On one machine the store is a file that the run's user alone may open (`stores`). Between machines
 it is, like gloo's connections, plain TCP without a key, as torch.distributed has them: `host` must
@@ -64,8 +63,8 @@ class GroupSender:
                 await sender._groups.close()
 
     async def join(self, epoch: int, world: int, plan: Plan, deadline_s: float) -> None:
-        """Meet the engines of the epoch and compare plans, within `deadline_s` seconds, and send
-        nothing yet. Errors as of `send`."""
+        """Meet the engines of the epoch and compare plans, within `deadline_s` seconds, without
+        sending. Errors as in `send`."""
         rendezvous = Rendezvous(epoch, 0, world, self.store)
         await self._groups.run(rendezvous, plan, deadline_s, _nothing)
 
@@ -161,8 +160,8 @@ class GroupReceiver:
     async def join(
         self, store: str, epoch: int, rank: int, world: int, plan: Plan, deadline_s: float
     ) -> None:
-        """Meet the trainer and the other engines of the epoch and compare plans, and receive
-        nothing yet. Arguments and errors as of `receive`."""
+        """Meet the trainer and the other engines of the epoch and compare plans, without receiving.
+        Arguments and errors as in `receive`."""
         rendezvous = Rendezvous(epoch, rank, world, store)
         await self._groups.run(rendezvous, plan, deadline_s, _nothing)
 
@@ -175,9 +174,8 @@ class GroupReceiver:
         weights: DirectWeights,
         deadline_s: float,
     ) -> list[int]:
-        """Receive one publication into an engine's own weights, which stands still; the checksums
-        of what stands there afterwards, one a bucket. Errors as of `receive`; the weights are of no
-        version then."""
+        """Receive one publication into the own weights of a paused engine. Returns the checksums of
+        the weights afterwards, one a bucket. Errors as in `receive`; the weights are torn then."""
         rendezvous = Rendezvous(epoch, rank, world, store)
         return await self._groups.run(
             rendezvous,
@@ -227,7 +225,7 @@ class _EpochGroups:
 
     def _take(self, rendezvous: Rendezvous, plan: Plan) -> tuple[EpochGroup | None, EpochGroup]:
         """The group to close and the group to use. Only success puts one back, so that a broken one
-        has no way to be used again."""
+        is never reused."""
         group, self._group = self._group, None
         if group is None or group.rendezvous.epoch != rendezvous.epoch:
             if rendezvous.epoch <= self._epoch:

@@ -5,10 +5,10 @@
     all                 connect by gloo or NCCL; then each bucket is one broadcast, or with
                         `full_every` over 1 two: the head of a delta, and its body (`deltas`)
 
-A delta is made from what this group sent before, be that weights or an average of them. Every
-process of a group has received all of that, as the first failure ends the group; so nobody needs to
-say what a delta is made from, and the first transfer of a group has all bytes. Both sides compute
-the checksum of all bytes each time.
+A delta is relative to the group's last transfer, of weights or of their average. Every process of a
+group has received that, as the first failure ends the group; so the base of a delta need not be
+named, and the first transfer of a group has all bytes. Both sides compute the checksum of all bytes
+each time.
 
 Groups are gloo on the CPU and NCCL on CUDA devices (the latter unproven: written for, never run).
 """
@@ -164,8 +164,8 @@ class EpochGroup:
             yield _Arrival(doing, posted, bucket, coming, old)
 
     def receive_direct(self, job: Job, weights: DirectWeights) -> list[int]:
-        """Receive all buckets into an engine's own weights; a checksum of what stands there then,
-        for each."""
+        """Receive all buckets into an engine's own weights. Returns a checksum of each, read back
+        from the weights."""
         count, size = self.plan.bucket_count, min(self.plan.bucket_bytes, self.plan.total_bytes)
         if not self._buffers:
             self._buffers = [
@@ -197,8 +197,8 @@ class EpochGroup:
         return min(self.plan.bucket_bytes, self.plan.total_bytes - number * self.plan.bucket_bytes)
 
     def close(self) -> None:
-        """Let go of everything. In gloo this waits for broadcasts that are still under way, which
-        end at their deadline."""
+        """Release everything. In gloo this waits for broadcasts that are still under way, which end
+        at their deadline."""
         group, self._group = self._group, None
         self._buffers = []
         if group is not None and self._device.type == "cuda":

@@ -37,7 +37,7 @@ WHOLE = -1
 
 
 class DeltaMismatch(ValueError):
-    """A delta is not one of the bucket that it was to be applied to."""
+    """Raised for a delta that does not fit its bucket."""
 
 
 class Delta(NamedTuple):
@@ -58,10 +58,12 @@ class Delta(NamedTuple):
         if before is not bucket:
             copy_bytes(bucket, before)
         places, units = np.split(_units(self.body), 2)
-        at = np.repeat(np.arange(len(counts)) * BLOCK, counts) + places
-        if len(at) and at.max() >= len(target):
-            raise DeltaMismatch(f"a delta has place {at.max()} in a bucket of {len(target)} units")
-        target[at] = units
+        positions = np.repeat(np.arange(len(counts)) * BLOCK, counts) + places
+        if len(positions) and positions.max() >= len(target):
+            raise DeltaMismatch(
+                f"a delta has place {positions.max()} in a bucket of {len(target)} units"
+            )
+        target[positions] = units
 
 
 def delta(before: Tensor, now: Tensor) -> Delta:

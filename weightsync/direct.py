@@ -1,6 +1,6 @@
 """The direct transport: one broadcast from the trainer into the weights that engines decode with,
-while they stand still. There is no second copy of a model: not in an engine's process, and where
-several ranks train it not in the trainer."""
+while they are paused. There is no second copy of a model, neither in an engine's process nor, with
+several ranks, in the trainer."""
 
 from __future__ import annotations
 

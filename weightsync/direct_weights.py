@@ -1,5 +1,5 @@
-"""An engine's own weights, written bucket by bucket while it stands still. Invariant: who was
-cancelled writes nothing more, and what is checked is what the engine will decode with.
+"""An engine's own weights, written bucket by bucket while it is paused. Invariant: a cancelled job
+writes nothing more, and the checked weights are those that the engine will decode with.
 
 A bucket is received into a buffer and copied from there. Straight into the weights would leave them
 to a thread that was left behind in a broadcast, and a tensor may be of a wider type than it is sent
@@ -30,8 +30,8 @@ class DirectWeights:
         self._turn = threading.Lock()  # of a thread that was left behind, and the next one
 
     def write(self, job: Job, number: int, bucket: Tensor) -> None:
-        """Copy bucket `number` (from 0), uint8, to its place. Raises TransferError where nobody
-        waits for `job` any more."""
+        """Copy bucket `number` (from 0), uint8, to its place. Raises TransferError where `job` was
+        abandoned."""
         with self._turn, job.step(f"writing bucket {number + 1} of {self.plan.bucket_count}"):
             for target, piece in self._pieces(number, bucket):
                 if target.dtype == piece.dtype:

@@ -1,5 +1,5 @@
-"""The error of a transfer. No torch is needed to name it, so an actor without torch can be told."""
+"""The error of a transfer. It needs no torch, so that actors without torch can use it."""
 
 
 class TransferError(Exception):
-    """The transfer failed, and nothing of it counts; in one sentence."""
+    """Raised for a failed transfer, of which nothing counts; one sentence."""

@@ -1,8 +1,8 @@
 """Weights that one thread gathers and another sends, one tensor at a time. Invariant: at most one
 waits between them, and neither waits for the other for longer than `patience_s`.
 
-Whoever gathers a shard takes part in a collective of several processes, which has to be gone
-through to its end: where nobody takes the weights any more, the rest is gathered and forgotten.
+Gathering a shard is a collective of several processes, which must run to its end: if the consumer
+has stopped, the rest is gathered and dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asyncrl.weightsync.errors import TransferError
 
 
 class Handoff:
-    """Named tensors on their way from `fill` to whoever iterates, once."""
+    """Named tensors on their way from `fill` to one consumer that iterates."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -24,7 +24,7 @@ class Handoff:
         self._item: tuple[str, Tensor] | None = None
         self._filled = False  # there are no more
         self._failed = False
-        self._left = False  # nobody takes them any more
+        self._left = False  # the consumer has stopped
 
     def fill(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Hand over the tensors, in this thread, and consume all of them whatever happens."""

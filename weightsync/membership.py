@@ -38,7 +38,7 @@ class Membership(msgspec.Struct, frozen=True):
         return Membership(self.epoch + 1, (*self.members, member))
 
     def left(self, member: int) -> Membership:
-        """Without this member; the same membership when it was none."""
+        """Without this member; the same membership if it is not one."""
         if member not in self.members:
             return self
         return Membership(self.epoch + 1, tuple(m for m in self.members if m != member))

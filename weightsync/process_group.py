@@ -41,8 +41,7 @@ class Job:
 
     @property
     def left(self) -> timedelta:
-        """The time that a call may take. Raises TransferError when nobody waits for this job any
-        more."""
+        """The time that a call may take. Raises TransferError when this job was abandoned."""
         seconds = self._end - time.monotonic()
         if self.abandoned or seconds <= 0:
             raise TransferError(f"out of time while {self.doing}")
@@ -84,8 +83,8 @@ class Worker:
             job.abandoned = True
 
     async def run(self, work: Callable[[], T], close: Callable[[], None] = lambda: None) -> T:
-        """Run `work` inside of a turn. Where it fails, the thread calls `close`: also when nobody
-        waits for it any more."""
+        """Run `work` inside of a turn. Where it fails, the thread calls `close`, even if the job
+        was abandoned."""
 
         def closing() -> T:
             try:

@@ -1,4 +1,4 @@
-"""One publication as the coordinator sees it. Invariant: it is committed at most once, only when
+"""One publication from the coordinator's side. Invariant: it is committed at most once, only when
 every engine of its epoch has shown the trainer's own checksums, and never both committed and
 aborted; nothing decodes with weights whose publication has not committed.
 
@@ -22,21 +22,22 @@ come back, in their order.
                current
     FAILED     nothing; the shell tries again with a new number and a new epoch
 
-A staged publication goes from PREPARE to TRANSFER at once: its members receive while they decode,
-and have another place for what they receive. A direct one has no such place. It joins everybody and
-compares plans first (PREPARE), has every engine stand still (QUIESCE), and only then is anything
-sent, into the weights that engines decode with. Up to there a failure leads to ABORT, and the old
-version is still served. From the first byte on there is no way back, and a failure leads to RESEND:
-whoever has not been fenced stands still, with weights of no version, until a later publication has
-brought all of them. Nothing decodes with what has not committed either way.
+A staged publication goes from PREPARE to TRANSFER at once: its members receive into staging while
+they decode. A direct one has no staging. It joins all members and compares plans first (PREPARE),
+pauses every engine (QUIESCE), and only then sends into the weights that engines decode with. Up to
+there a failure leads to ABORT, and the old version is still served. From the first byte on there is
+no way back, and a failure leads to RESEND: members that are not fenced stay paused, with torn
+weights, until a later publication has sent all of them. In both cases, nothing decodes with
+uncommitted weights.
 
 A member lost in TRANSFER leads to ABORT or RESEND: a broadcast with a dead member fails for all. A
 member lost in VERIFY does not, nor one that is fenced there (silent, or of a wrong checksum): the
 trainer has sent everything, and each of the others shows by its own checksums that it has
-everything. They go on without it; where nobody is left, ABORT or RESEND. So does an error before
-the decision. One that a member reports is no fault of its own (its peer died, the trainer gave up),
-so nobody is fenced for one; a member that cannot receive for reasons of its own should crash, and
-is then lost. A member lost after the decision is fenced, and the commit stands.
+everything. They continue without it; if none is left, ABORT or RESEND follows. So it does after an
+error before the decision. An error that a member reports is not its own fault (its peer died, the
+trainer stopped), so no member is fenced for one; a member that cannot receive for reasons of its
+own should crash, and is then lost. A member lost after the decision is fenced, and the commit
+stands.
 
 What makes ABORT and RESEND finite: every Prepare is answered by exactly one Prepared, and every
 Publish by exactly one Transferred. A member or trainer still at work when one comes stops, and
@@ -99,7 +100,7 @@ _GIVEN_UP = (PublicationPhase.ABORT, PublicationPhase.RESEND)
 
 
 class Publication:
-    """Getting `version` into every member of `membership`, whose trainer has its store at the
+    """Publication of `version` to every member of `membership`, whose trainer has its store at the
     address `store`; with `direct` into the weights that it decodes with.
 
     `number` is the publication's own, never used twice. Each phase has `deadline_s` seconds. With
@@ -125,7 +126,9 @@ class Publication:
                 f"version {version} cannot be published: epoch {membership.epoch} has no engine"
             )
         if average and not pin:
-            raise ValueError(f"the average of version {version} would be sent, and nobody keeps it")
+            raise ValueError(
+                f"the average of version {version} would be sent, but no engine keeps it"
+            )
         if average and direct:
             raise ValueError(f"the average of version {version} has no place in engines' weights")
         self.number = number
@@ -133,8 +136,8 @@ class Publication:
         self.membership = membership
         self.phase = PublicationPhase.PREPARE
         self.deadline: float | None = None
-        """The time at which the shell must call `late`, on the clock of `now`; None when nothing
-        is waited for."""
+        """The time at which the shell must call `late`, on the clock of `now`; None without a
+        wait."""
         self._store = store
         self._deadline_s = deadline_s
         self._pin = pin
@@ -147,7 +150,7 @@ class Publication:
         # the live that owe a Prepared; in COMMIT, a Committed
         self._owing = dict.fromkeys(membership.members)
         self._early: dict[int, Prepared] = {}  # what came before the trainer's answer
-        # of a direct one, that have not joined, or do not stand still
+        # of a direct one: members that have not joined, or are not paused
         self._trainer_joined = not direct
         self._behind = dict.fromkeys(membership.members)
         self._sending = False  # from here on members' weights may be written
@@ -217,7 +220,7 @@ class Publication:
         return [ToMember(m, Quiesce(self.number)) for m in self._live]
 
     def quiesced(self, member: int, message: Quiesced, now: float) -> list[Action]:
-        """A member's engine stands still."""
+        """Note that a member's engine is paused."""
         if message.publication != self.number or self.phase is not PublicationPhase.QUIESCE:
             return []
         self._behind.pop(member, None)
@@ -286,7 +289,7 @@ class Publication:
         return self._go_on(now)
 
     def lost(self, member: int, reason: str, now: float) -> list[Action]:
-        """A member's process ended, or its link broke, or somebody else fenced it."""
+        """Note that a member's process ended, its link broke, or the coordinator fenced it."""
         if member not in self._live or self.finished or not self._began:
             return []
         if self.phase in (*_UNSENT, PublicationPhase.TRANSFER):

@@ -52,8 +52,8 @@ class Done(Action, frozen=True):
 
 
 class Failed(Action, frozen=True):
-    """Nothing was committed, and everybody has let go. Nothing follows. Members that were told to
-    `Resend` stand still until all weights are sent to them again; the others serve what they
-    did."""
+    """Nothing was committed, and all members have released the transfer. It is the last action.
+    Members that got `Resend` stay paused until all weights are sent to them again; the others serve
+    their old version."""
 
     reason: str

@@ -1,5 +1,5 @@
-"""Publications as a rollout actor takes part in them. Invariant: every Prepare has one answer, and
-the engine decodes with nothing that is not committed.
+"""A rollout actor's part in publications. Invariant: every Prepare has one answer, and the engine
+decodes only with committed weights.
 
     staged     Prepare    receive beside decoding          → Prepared
                Commit     the engine loads it              → Committed
@@ -78,7 +78,7 @@ class Reception(ABC):
 
     @abstractmethod
     async def _adopt(self, message: Commit) -> float:
-        """Have the engine decode with it, once. Returns the seconds that decoding stood still."""
+        """Load it into the engine, once. Returns the seconds that decoding was paused."""
 
     @abstractmethod
     def hear(self, message: Quiesce | Abort | Resend) -> None:
@@ -158,7 +158,7 @@ class DirectReception(Reception):
                     checksums, error, self._complete = received.checksums, "", True
             except TransferError as failure:
                 error = str(failure)
-        if message.publication == self._aborted:  # it may have come to stand still since
+        if message.publication == self._aborted:  # it may have paused since
             self._go_on()
         await self._say(Prepared(message.publication, checksums, error))
 

@@ -1,8 +1,9 @@
-"""Stores in which the processes of a group meet. Invariant: on one machine nobody but the run's
-user can write to one: it is a file in the run's directory.
+"""Stores in which the processes of a group meet. Invariant: on one machine only the run's user can
+write to one: it is a file in the run's directory.
 
-torch's TCPStore takes whatever comes, from every user who reaches its port, and loopback is
-everybody's. So it is for groups of several machines, and for SGLang servers, which know no other.
+torch's TCPStore accepts any client, from every user who reaches its port, and all users share
+loopback. So it is only for groups of several machines, and for SGLang servers, which support no
+other.
 """
 
 from __future__ import annotations
@@ -93,10 +94,10 @@ def interface_of(address: str) -> str | None:
     for _, name in socket.if_nameindex():
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
-                said = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:  # it has none
                 continue
-        if socket.inet_ntoa(said[20:24]) == address:
+        if socket.inet_ntoa(answer[20:24]) == address:
             return name
     return None
 

@@ -90,8 +90,8 @@ class Receiver(Protocol):
         ...
 
     async def receive(self, message: Prepare, own: Mapping[str, Tensor]) -> Received:
-        """Receive one version; a direct one into `own`, the weights of an engine that stands still.
-        Raises TransferError."""
+        """Receive one version; a direct one into `own`, the weights of a paused engine. Raises
+        TransferError."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Turns prompts into groups of rollouts.
 
 Invariant: training prompts are admitted in one order, which follows from the settings and the
-history. A prompt that must start again comes before any new one.
+history. A prompt that must restart comes before any new one.
 
 The coordinator's loop calls `admit` with the number of groups that may start (see
 `Stepping.groups_to_admit`). An evaluation starts its own groups (evaluation.py).
@@ -36,7 +36,7 @@ class Admission:
         rollout = config.rollout
         self._max_size = rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
         self._sizing = SIZINGS[rollout.sizing](rollout.group_size, self._max_size)
-        self._no_prompt_left = False  # when one was looked for last
+        self._no_prompt_left = False  # when one was searched last
         self.unfit = 0
         """Training prompts in a row that cannot be answered."""
         self.misfit = ""
@@ -57,7 +57,7 @@ class Admission:
         return self._prompts.label(split, prompt_index)
 
     def admit(self, groups: int) -> None:
-        """Start so many new training groups, or as many as there are prompts for."""
+        """Start this many new training groups, or as many as there are prompts for."""
         experience = self._store.experience
         self.first_admission = min(self.first_admission, trio.current_time())
         if groups <= 0:
@@ -91,10 +91,10 @@ class Admission:
         """Admit one group. Returns False, and drops the group by name (`_misfit`), if its prompt
         cannot be answered.
 
-        `version` pins the weights, `restarts` is the stale group whose prompt starts again, and
-        `cursor` is the place where the next training prompt is looked for. A held-out prompt has
-        one greedy answer, or so many `samples`. Their draws are those of the prompt and of the
-        sample's number, the same at every version.
+        `version` pins the weights, `restarts` is the stale group whose prompt restarts, and
+        `cursor` is the position from which the next training prompt is searched. A held-out prompt
+        has one greedy answer, or this many `samples`. Their draws depend on the prompt and the
+        sample's number, and are the same at every version.
         """
         experience, rollout = self._store.experience, self._config.rollout
         group, prompt = experience.next_group, self._prompts.ids(split, prompt_index)
@@ -102,9 +102,9 @@ class Admission:
         if split == "train":
             size = self._sizing.size(experience.history, prompt_index)
         # The key of its draws is not the group's number, because that counts evaluations too. A
-        # restarted group has a negative place, so it never shares the draws of another.
-        place = experience.prompts[split] if restarts is None else -1 - restarts
-        key = self._max_size * place if split == "train" else place
+        # restarted group has a negative position, so it never shares the draws of another.
+        position = experience.prompts[split] if restarts is None else -1 - restarts
+        key = self._max_size * position if split == "train" else position
         if samples:
             key = SAMPLED + samples * prompt_index
         self._store.record(

@@ -1,10 +1,10 @@
 """The attempts of agents that failed one after another. Invariant: an agents actor whose agents all
-fail begins an episode every `LONGEST_S` seconds at least, and is at no time out for longer; nor for
-so long that the run would be taken for stalled (`EpisodePlacement`).
+fail begins an episode at least every `LONGEST_S` seconds, and is never paused so long that the run
+would look stalled (`EpisodePlacement`).
 
-The first `FREE` that fail in a row cost nothing: agents fail now and then. From then on the next
-episode begins so many seconds after the last failure, and one at a time: 1, 2, 4, …, `LONGEST_S`.
-One attempt that is played to its end, and all is as before.
+The first `FREE` that fail in a row cost nothing: agents fail now and then. After that, episodes
+begin one at a time, with a delay after the last failure in seconds: 1, 2, 4, …, `LONGEST_S`. One
+attempt that is played to its end resets this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LONGEST_S = 60.0
 
 
 def delay_s(failures: int, longest_s: float = LONGEST_S) -> float:
-    """Seconds from the last of so many failures in a row until another episode begins.
+    """Seconds from the last of this many failures in a row until another episode begins.
 
     >>> [delay_s(failures) for failures in (7, 8, 9, 10, 99)]
     [0.0, 1.0, 2.0, 4.0, 60.0]
@@ -33,12 +33,12 @@ class AgentFailures:
         self.since = self.until = 0.0
 
     def failed(self, reason: str, now: float) -> None:
-        """Another attempt has failed."""
+        """Count another failed attempt."""
         self.count, self.reason = self.count + 1, reason
         self._put_off(now)
 
     def begins(self, now: float) -> None:
-        """An episode begins: while all fail, that is one at a time."""
+        """Note that an episode begins: while all fail, one at a time."""
         self._put_off(now)
 
     def delays(self, now: float) -> bool:

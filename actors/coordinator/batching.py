@@ -1,4 +1,4 @@
-"""Batching: the units that the open step takes, until it has what closes it.
+"""Batching: the units that the open step takes, until it is closed.
 
     whole step     where advantages compare all groups of a step: all of it at once
     in turn        where nothing may lag: in the order of admission, a piece of the step at a time
@@ -53,14 +53,14 @@ class Batching:
         return self._eligibility.filtered // self._units.per_group
 
     def responses(self) -> ResponseSums:
-        """Return the sums over what was looked at since the last call, trained or not, and forget
-        them."""
+        """Return and reset the sums over the units that were checked since the last call, trained
+        or not."""
         responses, self._eligibility.responses = self._eligibility.responses, ResponseSums()
         return responses
 
     def rewards_by_task(self) -> dict[str, float]:
         """Return the mean reward of each of several tasks since the last call, as `reward/label`,
-        and the share that was fully right, as `exact/label`."""
+        and the share of fully right answers, as `exact/label`."""
         sums, self._eligibility.by_task = self._eligibility.by_task, {}
         return {
             f"{name}/{label}": of_task.metrics()[name]
@@ -71,7 +71,7 @@ class Batching:
 
     @property
     def full(self) -> bool:
-        """True if the step has what closes it, or all there is and all that may be live."""
+        """True if the step is full, or has all units and no more may be live."""
         return self._enough(0, 0) or self._alone([])
 
     @property
@@ -80,9 +80,9 @@ class Batching:
         return self._policy.may_start(self._store.experience)
 
     def missing(self, steps: int) -> int:
-        """Number of groups that so many steps, the open one among them, still need beside those
-        there are, if all pass the filter. Where tokens close a step nobody knows: then it is as
-        many as may be live."""
+        """Number of groups that this many steps, including the open one, still need beside the
+        existing ones, if all pass the filter. Where tokens close a step this is unknown: then it is
+        the limit of live groups."""
         if self._config.train.step_tokens and steps:
             return self._policy.max_live
         units = steps * self._units.per_step - self.units - self._units.untaken
@@ -93,7 +93,7 @@ class Batching:
     ) -> list[list[Rollout]]:
         """Choose units that fit one micro-batch, in which a rollout takes `size` tokens. A unit
         that does not fit one comes alone. Empty where there is none yet, or the step is full. With
-        `whole` a step of which nothing is taken yet is chosen at once."""
+        `whole` a step without a taken unit is chosen at once."""
         if self.full:
             return []
         if advantage_of(self._config.train).whole_step or (whole and not self.units):
@@ -130,8 +130,8 @@ class Batching:
         """Choose units in the order of admission: a whole piece of the step, or nothing.
 
         Sums of floats depend on the order in which they are added. So the weights are a function of
-        the seed, whichever group is complete first and whatever is killed. To wait for an older
-        group costs nothing here: the step needs them all.
+        the seed, whichever group completes first and whatever is killed. Waiting for an older group
+        costs nothing here: the step needs them all.
         """
         room, tokens, chosen = self._config.train.micro_tokens, 0, list[list[Rollout]]()
         piece = math.ceil(self._units.per_step / PIECES)
@@ -157,22 +157,22 @@ class Batching:
         return chosen if self._last(chosen) else []
 
     def _enough(self, units: int, tokens: int) -> bool:
-        """True if the step has what it needs, with so many units more, of so many tokens."""
+        """True if the step is full with this many more units and tokens."""
         units += self.units
         if budget := self._config.train.step_tokens:
             return self.tokens + tokens >= budget or units >= self._max_units
         return units >= self._units.per_step
 
     def _last(self, chosen: list[list[Rollout]]) -> bool:
-        """True if nothing else can come for the step: these are all there is, finished or not, and
-        no group can start."""
+        """True if nothing else can come for the step: these are all units, finished or not, and no
+        group can start."""
         return (self._admission.exhausted and len(chosen) == self._units.untaken) or self._alone(
             chosen
         )
 
     def _alone(self, chosen: list[list[Rollout]]) -> bool:
-        """True if the step has, with these, all there is, and leaves no room for another group:
-        siblings were left out.
+        """True if the step has, with these, all units, and leaves no room for another group,
+        because siblings were dropped.
 
         Example: 2 groups of 4 rollouts may be live, so a step has at most 8. With 5 of them, and 3
         left out, no group of 4 fits beside the 5: the step is closed with these.

@@ -24,12 +24,12 @@ class Changes:
         self._pulse = Pulse()
 
     def set(self) -> None:
-        """Something happened. Never waits."""
+        """Note that something happened. Never waits."""
         self._pulse.set()
 
     async def next(self, name: str) -> None:
-        """Wait until something happened since the last wait. The wait expires only if this process
-        itself stood still; then there is enough to do."""
+        """Wait until something happened since the last wait. The wait expires only after a
+        standstill of this process; then there is enough to do."""
         with (
             suppress(WaitExpired),
             self._waits.on(name, owner="coordinator", deadline_s=self._stall_s),

@@ -1,7 +1,7 @@
 """Has the trainer write checkpoints, and keeps the journal in step with them.
 
 Invariant: of the last two checkpoints the journal knows at least one, so a crash at any moment
-leaves one to go on from. One is written at a time.
+leaves one to resume from. One is written at a time.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ class Checkpointing:
         self._trainer = trainer
         self.saved = version
         """The last version whose checkpoint is complete."""
-        self._asked = version  # the last version for which one was asked
-        self._event = 0  # the number of the event that says so of the last complete one
+        self._asked = version  # the last version for which one was requested
+        self._event = 0  # the number of the event of the last complete one
         # the last version whose checkpoint was not written, and why
         self._unwritten = version, ""
 
     @property
     def under_way(self) -> int | None:
-        """The version whose checkpoint was asked for and is not answered; None: there is none."""
+        """The version whose checkpoint was requested and not answered yet; None: there is none."""
         return None if self._asked == self.saved else self._asked
 
     def unsaved(self, version: int) -> str:
         """The reason why the checkpoint of `version` was not written. Empty if it was written, or
-        if nobody has tried."""
+        was not attempted."""
         failed, why = self._unwritten
         return why if version == failed else ""
 
     def save(self, version: int) -> bool:
-        """Have the trainer save `version`, which it holds now, once. Returns False if that has to
+        """Have the trainer save `version`, which it holds now, once. Returns False if that must
         wait until another one is written, or until the event of the last one is on disk.
 
         The state is kept as it is now. So the work that the open step has taken is not in the
@@ -58,11 +58,11 @@ class Checkpointing:
         return True
 
     def on_saved(self, message: Saved) -> None:
-        """A checkpoint is complete, or could not be written. If it is complete, the journal may
-        forget what lies before the checkpoint before it. Raises ImpossibleEvent for one that was
-        not asked for."""
+        """Handle a checkpoint that is complete, or could not be written. If it is complete, the
+        journal may drop all before its predecessor. Raises ImpossibleEvent for one that was not
+        requested."""
         if message.version != self.under_way:
-            raise ImpossibleEvent(f"a checkpoint of version {message.version} was not asked for")
+            raise ImpossibleEvent(f"a checkpoint of version {message.version} was not requested")
         if message.error:
             logger.warning(
                 "the checkpoint of version %d was not written: %s", message.version, message.error

@@ -1,10 +1,11 @@
 """Finds chunks that no engine of this run can have sampled.
 
-Invariant: the tokens of a chunk with a defect are nobody's: none of them is kept or counted.
+Invariant: the tokens of a chunk with a defect belong to no rollout: none of them is kept or
+counted.
 
 A frame is looked at as a whole, and chunk by chunk only if something in it is wrong. The rollout of
 a bad chunk is buried under the defect's name with all its tokens, because its engine may have lost
-more than it says. The good chunks of the same frame stand.
+more tokens. The good chunks of the same frame are kept.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from asyncrl.messages import ChunkHead
 from asyncrl.runtime.ipc.errors import LinkError
 
 SUSPECT = 3
-"""Bad chunks that cost an engine its place. One may be a flipped bit, and costs a rollout. An
-engine that sends three is broken, and its other tokens are not to be believed. A frame whose arrays
-do not fit counts once, because it is unknown which of its chunks is bad."""
+"""Bad chunks after which an engine is replaced. One may be a flipped bit, and costs a rollout. An
+engine that sends three is broken, and its other tokens are not trustworthy. A frame whose arrays do
+not fit counts once, because it is unknown which of its chunks is bad."""
 
 Defect = Literal[
     "unequal",
@@ -61,9 +62,9 @@ def defects(
     vocabulary: int,
     newest: int | None,
 ) -> dict[int, Defect]:
-    """The defects of a frame whose arrays fit, by the chunk's place in `heads`, as far as they show
-    without the rollouts. `newest` is the newest version that may have sampled anything; None if
-    none may.
+    """The defects of a frame whose arrays fit, by the chunk's index in `heads`, as far as they are
+    visible without the rollouts. `newest` is the newest version that may have sampled tokens; None
+    if none may.
 
     Example: heads with the counts 2 and 1, the ids 5, 6 and 700, and a vocabulary of 100 give
     {1: "vocabulary"}.
@@ -83,22 +84,22 @@ def defects(
     ):
         return {}
     known = tokens < vocabulary
-    found: dict[int, Defect] = {}
+    bad: dict[int, Defect] = {}
     at = 0
-    for place, head in enumerate(heads):
+    for number, head in enumerate(heads):
         end = at + head.count
         if not known[at:end].all():
-            found[place] = "vocabulary"
+            bad[number] = "vocabulary"
         elif not finite[at:end].all():
-            found[place] = "nan"
+            bad[number] = "nan"
         elif head.count and head.version > newest:
-            found[place] = "future_version"
+            bad[number] = "future_version"
         at = end
-    return found
+    return bad
 
 
 def refusal(head: ChunkHead, call: Call) -> Defect:
-    """The defect for which a chunk cannot follow its call, which is leased for this attempt."""
+    """The defect by which a chunk cannot follow its call, which is leased for this attempt."""
     if head.version < 0:
         return "negative_version"
     if head.start != call.tokens:
@@ -109,27 +110,26 @@ def refusal(head: ChunkHead, call: Call) -> Defect:
 class Suspects:
     """The engines that have sent bad chunks."""
 
-    def __init__(self, heard: Callable[[Defect], None]) -> None:
-        """`heard(defect)` hears of each bad chunk."""
-        self._heard = heard
+    def __init__(self, report: Callable[[Defect], None]) -> None:
+        """`report(defect)` is called for each bad chunk."""
+        self._report = report
         self.seen: dict[str, Counter[Defect]] = {}
 
-    def add(self, sender: str, found: Sequence[Defect], *, engine: bool) -> None:
-        """The actor `sender`, which has an `engine` or has none, has sent bad chunks. Raises
-        ImpossibleEvent if these make `SUSPECT` of them, and LinkError if there is no engine to be
-        suspected."""
-        for defect in found:
-            self._heard(defect)
+    def add(self, sender: str, defects: Sequence[Defect], *, engine: bool) -> None:
+        """Count bad chunks of the actor `sender`, which has an `engine` or not. Raises
+        ImpossibleEvent if there are `SUSPECT` of them, and LinkError without an engine."""
+        for defect in defects:
+            self._report(defect)
         if not engine:
             raise LinkError(
-                "malformed", f"{sender} has no engine, and sent bad chunks: {', '.join(found)}"
+                "malformed", f"{sender} has no engine, but sent bad chunks: {', '.join(defects)}"
             )
         seen = self.seen.setdefault(sender, Counter())
-        seen.update(found)
+        seen.update(defects)
         if seen.total() >= SUSPECT:
             kinds = ", ".join(f"{count} {defect}" for defect, count in seen.most_common())
             raise ImpossibleEvent(f"{seen.total()} bad chunks ({kinds})")
 
     def forget(self, sender: str) -> None:
-        """This engine is gone: its successor begins without a past."""
+        """Forget an engine that is gone: its successor starts clean."""
         self.seen.pop(sender, None)

@@ -1,7 +1,7 @@
 """Takes in the tokens that engines stream.
 
 Invariant: every sampled token is counted once: it belongs to its rollout, or it is late, or its
-chunk has a defect and is nobody's (chunk_validation.py).
+chunk has a defect and is dropped (chunk_validation.py).
 
     a chunk with a defect                       the rollout is buried under the defect's name
     of a rollout that is not with the sender    its tokens are late
@@ -42,7 +42,7 @@ class ChunkIntake:
         vocabulary: int,
         garbled: Callable[[Defect], None],
     ) -> None:
-        """`vocabulary` is larger than any id that is sampled; `garbled` hears of each bad chunk."""
+        """`vocabulary` is larger than any sampled id; `garbled` is called for each bad chunk."""
         self._store = store
         self._engines = engines
         self._leases = leases
@@ -82,19 +82,19 @@ class ChunkIntake:
         given_back = any(head.finish == "interrupted" for head in message.heads)
         queued = self._reclaiming.queued(sender) if given_back else ()
         at = 0
-        for place, head in enumerate(message.heads):
+        for number, head in enumerate(message.heads):
             end = at + 4 * head.count
             call = self._store.experience.calls.get(head.rollout)
-            if place in bad:
-                self._bury(sender, head, bad[place])
+            if number in bad:
+                self._bury(sender, head, bad[number])
             elif call is None or not _is_with(call, sender, head):
                 if head.count:
                     self._store.record(LateTokens(head.count))
             elif head.count and not self._extend(
                 call, head, bytes(ids[at:end]), bytes(behaviour[at:end])
             ):
-                bad[place] = refusal(head, call)
-                self._bury(sender, head, bad[place])
+                bad[number] = refusal(head, call)
+                self._bury(sender, head, bad[number])
             elif head.finish:
                 self._finish(call, head, queued)
             at = end
@@ -115,7 +115,7 @@ class ChunkIntake:
         return True
 
     def _finish(self, call: Call, head: ChunkHead, queued: Collection[int]) -> None:
-        """The engine has ended a call: it is complete, or was interrupted."""
+        """Handle the end of a call: it is complete, or was interrupted."""
         if head.finish == "interrupted":
             self._reclaiming.interrupted(call, queued)
             return
@@ -124,19 +124,19 @@ class ChunkIntake:
         self._store.record(completed(call, head.finish))
 
     def _bury(self, sender: str, head: ChunkHead, defect: Defect) -> None:
-        """Bury the call of a bad chunk, if it is with the sender, who is told to stop it."""
+        """Bury the call of a bad chunk, if it is with the sender, which is told to stop it."""
         call = self._store.experience.calls.get(head.rollout)
         if call is not None and _is_with(call, sender, head):
             logger.warning(
-                "rollout %d is given up because %s sent a bad chunk of it: %s",
+                "rollout %d is dropped because %s sent a bad chunk of it: %s",
                 call.id,
                 sender,
                 defect,
             )
             self._reclaiming.give_up(call, defect)
 
-    def _suspect(self, sender: str, found: list[Defect]) -> None:
-        self.suspects.add(sender, found, engine=self._engines.get(sender) is not None)
+    def _suspect(self, sender: str, defects: list[Defect]) -> None:
+        self.suspects.add(sender, defects, engine=self._engines.get(sender) is not None)
 
 
 def _is_with(call: Call, sender: str, head: ChunkHead) -> bool:

@@ -1,4 +1,4 @@
-"""Collects what takes long at this moment. It only reads."""
+"""Collects the long tasks of this moment. It only reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncrl.explain.diagnosis import listed
 
 
 def under_way(parts: Components) -> Iterator[Found]:
-    """Everything that may take long."""
+    """All tasks that may take long."""
     stepping, lifecycle = parts.stepping, parts.lifecycle
     if lifecycle.phase is Phase.INIT:
         expected, missing = len(lifecycle.expected), lifecycle.missing

@@ -1,7 +1,7 @@
 """The parts of a coordinator, and nothing that acts on them.
 
 The loop, the links, the status, the watchdog and the shutdown depend on `Components`, and none of
-them on another. A part that wants something of the loop returns a decision (`decisions.py`).
+them on another. A part that needs an action of the loop returns a decision (`decisions.py`).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from asyncrl.runtime.processes.standstill import RunClock
 
 @dataclass(eq=False)
 class Components:
-    """One part for each subject. `playing` has no episode where nobody plays. `stepping` is None
-    until the trainer is ready, `outcome` until the run is over. All deadlines are on `clock`.
-    `journal_status()` says how the journal stands; `stalled(run_status)` hears how the run stands
+    """One part for each subject. `playing` has no episode without agents. `stepping` is None until
+    the trainer is ready, `outcome` until the run is over. All deadlines are on `clock`.
+    `journal_status()` returns the journal's status; `stalled(run_status)` gets the run's status
     when the watchdog ends it."""
 
     config: Config

@@ -1,6 +1,5 @@
-"""The links of the coordinator: who is connected, and what each may say.
-
-Invariant: a peer that does something wrong loses its own connection; the others and the run go on.
+"""The links of the coordinator: connected peers, and the messages that each may send. Invariant: a
+peer that misbehaves loses its own connection; the others and the run continue.
 """
 
 from __future__ import annotations
@@ -99,14 +98,14 @@ logger = logging.getLogger(__name__)
 
 
 class Connections:
-    """Takes in messages, and takes back the work of actors that are gone."""
+    """Handles messages, and takes back the work of actors that are gone."""
 
     def __init__(self, parts: Components) -> None:
         self._parts = parts
 
     async def attend(self, link: Link) -> None:
         """Serve one connection until it ends. Raises LinkError, which ends this connection, if its
-        peer does something wrong."""
+        peer misbehaves."""
         peer = Peer(await first_message(link, Hello), link)
         if peer.name not in self._parts.lifecycle.expected:
             raise LinkError("malformed", f"{peer.name} is none of this run's actors")
@@ -150,8 +149,8 @@ class Connections:
             launcher.send(Replace(peer.role, peer.index, peer.incarnation, reason))
 
     def dismiss(self) -> None:
-        """Send home the engines that are draining and hold nothing any more, each as soon as no
-        publication waits for it."""
+        """Dismiss draining engines that hold nothing any more, each as soon as no publication waits
+        for it."""
         for engine in self._parts.engines.drained:
             if not self._parts.publishing.involves(engine.peer.index):
                 self._take_back(engine.peer)
@@ -160,18 +159,18 @@ class Connections:
     # ------------------------------------------------------------------------------------ messages
 
     def _accept(self, peer: Peer, message: Message, buffers: tuple[memoryview, ...]) -> None:
-        """Let one message in. Raises LinkError if such a peer does not send it, or if it is not
-        whole."""
+        """Handle one message. Raises LinkError if such a peer may not send it, or if it is
+        incomplete."""
         if ACCEPTED[peer.role].get(type(message)) != len(buffers):
             raise LinkError(
                 "malformed",
-                f"{peer.name} sent {type(message).__name__} with {len(buffers)} buffers, which "
-                "is not taken from it",
+                f"{peer.name} sent {type(message).__name__} with {len(buffers)} buffers, which it "
+                "may not send",
             )
         if peer.role == "trainer" and not self._is_trainer(peer, message):
             raise LinkError(
                 "malformed",
-                f"{peer.name} sent {type(message).__name__}, and is not the run's trainer",
+                f"{peer.name} sent {type(message).__name__}, but is not the run's trainer",
             )
         try:
             self._dispatch(peer, message, buffers)
@@ -231,8 +230,7 @@ class Connections:
             case _:
                 raise LinkError(
                     "malformed",
-                    f"{peer.name} sent {type(message).__name__}, which the coordinator does not "
-                    "take from it now",
+                    f"{peer.name} sent {type(message).__name__}, which it may not send now",
                 )
 
     def _of_publication(
@@ -271,8 +269,8 @@ class Connections:
     # ------------------------------------------------------------------------- those that are gone
 
     def _drain(self, peer: Peer) -> None:
-        """A rollout actor was told to end: take back what it holds, with every token, and give it
-        nothing more."""
+        """Drain a rollout actor that was told to end: take back what it holds, with every token,
+        and give it no more work."""
         parts = self._parts
         engine = parts.engines.get(peer.name)
         if engine is None or engine.peer is not peer:
@@ -284,7 +282,7 @@ class Connections:
         parts.reclaiming.drain(engine)
 
     def _lost(self, peer: Peer) -> None:
-        """A link ended."""
+        """Handle the end of a link."""
         parts = self._parts
         if not parts.roster.remove(peer):
             return
@@ -311,8 +309,8 @@ class Connections:
             carry_out(parts, parts.publishing.lose(peer.index, "it was lost"), self.replace)
 
     def _exited(self, message: Exited) -> None:
-        """The launcher saw a process end. The run goes on without a rollout actor that is not
-        started again, as long as another one is left."""
+        """Handle the end of a process. The run continues without a rollout actor that is not
+        restarted, as long as another one is left."""
         parts, name = self._parts, f"{message.role}-{message.index}"
         if message.restarting:
             parts.statistics.restarts[message.role] += 1

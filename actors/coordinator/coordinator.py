@@ -121,7 +121,7 @@ class Coordinator:
         self._publish(stepping)
 
     def _generate(self, stepping: Stepping) -> None:
-        """Keep engines at work on training rollouts, or have them rest."""
+        """Keep engines at work on training rollouts, or let them rest."""
         if stepping.takes_more and not stepping.resting(self.parts.publishing.committed):
             self.parts.admission.admit(stepping.groups_to_admit)
             self.parts.playing.begin("train")
@@ -130,8 +130,8 @@ class Coordinator:
             self.parts.reclaiming.park("train")
 
     def _publish(self, stepping: Stepping) -> None:
-        """Bring the trainer's version to the engines, unless the trainer is about to change it, or
-        has to make again what a crash undid, or engines must keep the one that is evaluated."""
+        """Publish the trainer's version to the engines, unless the trainer is about to change it,
+        or must redo steps after a crash, or engines must keep the one that is evaluated."""
         publishing, evaluation = self.parts.publishing, self.parts.evaluation
         if not (stepping.closing or stepping.redoing or evaluation.holds_publication):
             last = stepping.finished or stepping.starved

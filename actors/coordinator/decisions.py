@@ -1,5 +1,5 @@
-"""Decisions of the coordinator's parts. A part that finds that something outside of itself is due
-returns a decision, which `carry_out.py` carries out; so no part calls back into the loop."""
+"""Decisions of the coordinator's parts. A part that needs something done outside of itself returns
+a decision, which `carry_out.py` carries out; so no part calls back into the loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EndRun(msgspec.Struct, frozen=True):
 
 
 class VersionServed(msgspec.Struct, frozen=True):
-    """Every engine serves `version`. With `evaluate` it is pinned, and is to be evaluated."""
+    """Every engine serves `version`. With `evaluate` it is pinned, and its evaluation is due."""
 
     version: int
     evaluate: bool

@@ -1,7 +1,6 @@
-"""Eligibility of finished work: what can be trained, and why the rest leaves.
-
+"""Eligibility of finished work: which can be trained, and the reason why the rest is dropped.
 Invariant: a token over `max_lag` enters a loss only where `on_stale` is `train`, and finished work
-that cannot be trained leaves under its reason.
+that cannot be trained is dropped under its reason.
 
     no_verdict       a rollout that the verifier could not judge
     k_min            a group with fewer than `k_min` verdicts; a rollout of a complete group with
@@ -32,10 +31,10 @@ from asyncrl.staleness.lag import rollout_lag
 
 
 class Eligibility:
-    """Check of finished work, and record of what leaves.
+    """Check of finished work, and record of dropped work.
 
     `filtered` counts the units without a signal since the last one that was taken. `responses` are
-    of the work that was looked at since the last step, whether it was trained or not; `by_task` are
+    of the work that was checked since the last step, whether it was trained or not; `by_task` are
     those of each of several tasks.
     """
 
@@ -54,7 +53,7 @@ class Eligibility:
         self.by_task: dict[str, ResponseSums] = {}
 
     def take(self, rollouts: list[Rollout]) -> None:
-        """Note that these rollouts are trained."""
+        """Record that these rollouts are trained."""
         self.filtered = 0
         self._look(rollouts)
 
@@ -96,13 +95,13 @@ class Eligibility:
         return False
 
     def drop_unjudged(self) -> None:
-        """Drop complete groups of which no member has a verdict: all were given up."""
+        """Drop complete groups of which no member has a verdict: all were buried."""
         for group in self._store.experience.ready():
             if not any(member.status is RolloutStatus.JUDGED for member in group.members):
                 self._remove(Dropped(group.id, "k_min"), [], filtered=True)
 
     def _remove(self, event: AnyEvent, rollouts: list[Rollout], *, filtered: bool = False) -> None:
-        """Record that these rollouts leave; `filtered` if they had no signal."""
+        """Record that these rollouts are dropped; `filtered` if they had no signal."""
         self.filtered += filtered
         self._look(rollouts)
         self._store.record(event)
@@ -117,14 +116,14 @@ class Eligibility:
                 self.by_task[label] = sums.merge(ResponseSums.of([rollout]))
 
     def _equal(self, group: Group) -> bool:
-        """Return True if no two members of a group differ in what their advantages are of."""
+        """Return True if no two members of a group differ in the facts of their advantages."""
         if self._config.train.credit == "to_go":
             return not differ_to_go(group.rewards, group.turns)
         return min(group.rewards) == max(group.rewards)
 
     def _cut(self, rollouts: list[Rollout]) -> bool:
-        """Return True if nothing of the rollouts would enter the loss: all were cut at their
-        budget."""
+        """Return True if no token of the rollouts would enter the loss, because all were cut at
+        their budget."""
         return self._config.rollout.truncated == "mask" and all(r.truncated for r in rollouts)
 
     def _stale(self, rollouts: list[Rollout], step: int) -> bool:
@@ -144,9 +143,9 @@ class Eligibility:
 
 
 def baseline(group: Group, rollout: Rollout, config: Config) -> float:
-    """Return what the reward of a rollout that is trained alone is compared with: the mean of the
-    first `k_min` judged of the others, and of earlier visits to the prompt. Nothing of it depends
-    on the rollout itself (`asyncrl.algorithms.advantages.baseline`)."""
+    """Return the baseline of a rollout that is trained alone: the mean of the first `k_min` judged
+    of the others, and of earlier visits to the prompt. It does not depend on the rollout itself
+    (`asyncrl.algorithms.advantages.baseline`)."""
     return shrunk(
         group.others(rollout), config.rollout.k_min, Prior(*group.prior), config.train.prior_visits
     )

@@ -1,4 +1,4 @@
-"""The reasons for which a run is over by itself."""
+"""The reasons for which a run ends by itself."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from asyncrl.explain.conditions.waste import EASIER
 
 
 def ending(parts: Components) -> Outcome | None:
-    """The outcome of a run that is over; None if it goes on.
+    """The outcome of a run that is over; None if it continues.
 
-    It is over when a part has ended it, when no more can be learned and what a crash undid is made
-    again, when the last checkpoint cannot be written, or when every step is taken, saved, published
-    and evaluated.
+    It is over when a part has ended it, when no more can be learned and undone steps are redone,
+    when the last checkpoint cannot be written, or when every step is taken, saved, published and
+    evaluated.
     """
     stepping = parts.stepping
     if parts.outcome is not None or stepping is None:
@@ -26,8 +26,8 @@ def ending(parts: Components) -> Outcome | None:
     if last and stepping.unsaved:
         return Outcome(
             False,
-            f"the last checkpoint was not written: {stepping.unsaved}; see to it, and "
-            "continue with --resume",
+            f"the last checkpoint was not written: {stepping.unsaved}; fix that, and continue with "
+            "--resume",
         )
     if not (last and _complete(parts, stepping)):
         return None

@@ -1,7 +1,8 @@
 """The engines that are connected, as the coordinator knows them.
 
-Invariant: a rollout is held by at most one engine. An engine holds at most what it decodes now and
-next, of training and of evaluation each. Under each service that it gives, it is found by its room.
+Invariant: a rollout is held by at most one engine. An engine holds at most the rollouts that it
+decodes now and next, for training and evaluation each. Engines are indexed by room for each
+service.
 
 Only `EnginePool` changes an `EngineHandle`. So a question that comes with every message (which
 engine has room, which one is behind) costs the same with any number of engines.
@@ -17,8 +18,8 @@ from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.messages import Split
 
 AHEAD = 4
-"""An engine is given 1/AHEAD more rollouts than it has slots, so that a slot is refilled without
-asking."""
+"""An engine gets 1/AHEAD more rollouts than it has slots, so that a slot is refilled without a
+round trip."""
 
 SPLITS: tuple[Split, Split] = ("train", "evaluation")
 Service = tuple[Split, int | None]
@@ -35,13 +36,13 @@ class EngineHandle:
     version: int | None = None
     """The version that it decodes with; None before it has weights."""
     committing: bool = False
-    """True from when it was told to serve another version until it says that it does."""
+    """True from when it was told to serve another version until it confirms that it does."""
     draining: bool = False
-    """True from when its process was told to end: it is given nothing more."""
+    """True from when its process was told to end: it gets no more work."""
     closed: bool = False
-    """True while the trainer has the devices that it was lent: it is given nothing."""
+    """True while the trainer uses its lent devices: it gets no work."""
     kept: set[int] = field(default_factory=set)
-    """Versions that it serves until it is told to forget them."""
+    """Versions that it serves until it is told to drop them."""
     held: dict[Split, set[int]] = field(
         default_factory=lambda: {"train": set(), "evaluation": set()}
     )
@@ -65,7 +66,7 @@ class EngineHandle:
         return current + [(split, version) for version in self.kept for split in SPLITS]
 
     def room(self, split: Split) -> int:
-        """Count the rollouts of `split` that it may still be given."""
+        """Count the rollouts of `split` that it may still get."""
         return self.slots + self.slots // AHEAD - len(self.held[split])
 
 
@@ -86,14 +87,14 @@ class EnginePool:
         """Rollouts that engines decode at a time; those that are draining or closed begin none."""
 
     def add(self, engine: EngineHandle) -> None:
-        """Take in a new engine without weights. It replaces one of its name."""
+        """Add a new engine without weights. It replaces one of its name."""
         self.remove(engine.name)
         self._engines[engine.name] = engine
         self._count(engine, 1)
         self.slots += _slots(engine)
 
     def remove(self, name: str) -> EngineHandle | None:
-        """Take out the named engine; None if there is none."""
+        """Remove the named engine; None if there is none."""
         if (engine := self._engines.pop(name, None)) is not None:
             self._leave(engine)
             self._count(engine, -1)
@@ -103,7 +104,7 @@ class EnginePool:
         return engine
 
     def drain(self, engine: EngineHandle) -> None:
-        """The engine is given nothing more. Nothing happens if it is draining already."""
+        """Give the engine no more work. Does nothing if it is already draining."""
         if not engine.draining:
             self._leave(engine)
             self.slots -= _slots(engine)
@@ -111,14 +112,13 @@ class EnginePool:
             self._draining[engine.name] = engine
 
     def close(self, engine: EngineHandle) -> None:
-        """The engine is given nothing until it is opened. It is a member of publications as
-        before."""
+        """Give the engine no work until it is opened. It stays a member of publications."""
         self._leave(engine)
         self.slots -= _slots(engine)
         engine.closed = True
 
     def open(self, engine: EngineHandle) -> None:
-        """The engine is given work again."""
+        """Give the engine work again."""
         engine.closed = False
         self.slots += _slots(engine)
         self._enter(engine)
@@ -140,14 +140,14 @@ class EnginePool:
     # ------------------------------------------------------------------------------------ services
 
     def commit(self, name: str) -> None:
-        """The named engine is told to serve another version."""
+        """Note that the named engine is told to serve another version."""
         if (engine := self._engines.get(name)) is not None:
             self._leave(engine)
             engine.committing = True
             self._enter(engine)
 
     def serve(self, name: str, version: int, *, pin: bool) -> None:
-        """The named engine decodes with `version`, and with `pin` keeps it."""
+        """Note that the named engine decodes with `version`, and with `pin` keeps it."""
         if (engine := self._engines.get(name)) is not None:
             self._leave(engine)
             self._count(engine, -1)
@@ -160,7 +160,7 @@ class EnginePool:
             self._enter(engine)
 
     def tear(self, name: str) -> None:
-        """The named engine stands still, with weights of no version."""
+        """Mark the named engine as paused, with torn weights."""
         if (engine := self._engines.get(name)) is not None:
             self._leave(engine)
             self._count(engine, -1)
@@ -169,7 +169,7 @@ class EnginePool:
             self._enter(engine)
 
     def unpin(self, version: int) -> list[EngineHandle]:
-        """No engine keeps `version` any more. Returns those that did."""
+        """Unpin `version` from all engines. Returns those that kept it."""
         keeping = [engine for engine in self if version in engine.kept]  # also of no version now
         for engine in keeping:
             self._leave(engine)
@@ -205,7 +205,7 @@ class EnginePool:
     # ---------------------------------------------------------------------------------------- room
 
     def room(self, split: Split, version: int | None) -> int:
-        """Count the rollouts that the engines which give this service may still be given."""
+        """Count the rollouts that engines with this service may still get."""
         return sum(
             room * len(engines) for room, engines in self._serving.get((split, version), {}).items()
         )
@@ -222,14 +222,14 @@ class EnginePool:
         return next(iter(by_room[max(by_room)].values()))
 
     def hold(self, engine: EngineHandle, rollout: int, split: Split) -> None:
-        """The engine is given this rollout."""
+        """Assign this rollout to the engine."""
         self._leave(engine)
         engine.held[split].add(rollout)
         self.held[split] += 1
         self._enter(engine)
 
     def release(self, name: str, rollout: int, split: Split) -> None:
-        """The named engine holds this rollout no more."""
+        """Release this rollout from the named engine."""
         engine = self._engines.get(name)
         if engine is not None and rollout in engine.held[split]:
             self._leave(engine)

@@ -2,9 +2,8 @@
 
 Invariant: at an agents actor at most `agent.concurrency` episodes of a split are live, and in all
 at most as many as engines can use: where agents are quick, few; where their tools are slow, many
-(`staleness/live_episodes.py`). What is live beyond that would wait, with its tokens growing old.
-Where all agents of an actor fail, it is given episodes one at a time, and rarely
-(`agent_failures.py`).
+(`staleness/live_episodes.py`). More live episodes would only wait, with ageing tokens. Where all
+agents of an actor fail, it gets episodes one at a time, and rarely (`agent_failures.py`).
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ REASON = 400
 
 
 class EpisodePlacement:
-    """Places for episodes. Each split has its own: training that rests keeps no evaluation from
-    being played."""
+    """Capacity for episodes. Each split has its own: paused training does not block an
+    evaluation."""
 
     def __init__(
         self,
@@ -40,7 +39,7 @@ class EpisodePlacement:
         concurrency: int,
         stall_s: float,
     ) -> None:
-        """A run that is silent for `stall_s` seconds ends, and so no pause is longer than half of
+        """A run that is silent for `stall_s` seconds ends, so no pause is longer than half of
         that."""
         self._roster, self._engines, self._clock = roster, engines, clock
         self._concurrency = concurrency
@@ -56,20 +55,20 @@ class EpisodePlacement:
         return self._live.most(self._engines.slots)
 
     def observe(self, thinking: int) -> None:
-        """From now on so many agents have the ball."""
+        """Set the number of agents that work from now on."""
         decoding = min(self._engines.slots, self._engines.held.total())
         self._live.observe(self._clock.now(), thinking, decoding)
 
     def call_ended(self) -> None:
-        """A call of an episode has ended."""
+        """Note that a call of an episode has ended."""
         self._live.ended(self._engines.slots)
 
     def played(self, peer: Peer) -> None:
-        """An attempt was played to its end."""
+        """Note that an attempt was played to its end."""
         self._failures.pop(peer.name, None)
 
     def failed(self, peer: Peer, reason: str) -> None:
-        """An attempt failed."""
+        """Note that an attempt failed."""
         failures = self._failures[peer.name]
         failures.failed(escaped(reason, REASON), self._clock.now())
         if failures.count == FREE:
@@ -101,7 +100,8 @@ class EpisodePlacement:
 
     def places(self, live: Counter[Peer]) -> Iterator[Peer]:
         """The agents actors for the next episodes of a split, of which so many are live: each time
-        the one that has the most room. An episode begins there before the next is asked for."""
+        the one that has the most room. The caller begins an episode there before it takes the
+        next."""
         room = {peer: self._concurrency - live[peer] for peer in self._roster.of("agents")}
         for _ in range(self.most - live.total()):
             open_to_more = [peer for peer in room if room[peer] > 0 and self._takes_one(peer)]

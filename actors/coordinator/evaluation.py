@@ -1,14 +1,14 @@
 """Measures held-out accuracy, beside training: of a greedy answer to each prompt, and of sampled
-ones where they are asked for.
+ones if set.
 
 Invariant: every answer of one evaluation was sampled under one version, or is counted as mixed.
 
 The version is pinned in the engines when it is committed. They serve it to the evaluation's leases
-alone until every answer is judged; training and its publications go on meanwhile. If an engine
+alone until every answer is judged; training and its publications continue meanwhile. If an engine
 holds one version only (`Capabilities.keeps_versions`), the next publication waits for the last
-answer. Agents' tools may take long: where they play, it waits for `hold_s` seconds, and then the
-rest is answered under whatever is current, as mixed. If the last engine that had the version is
-lost, the evaluation is given up by name, and the next version is evaluated in its place.
+answer. Agents' tools may take long: with agents it waits for `hold_s` seconds, and then the rest is
+answered under the current version, as mixed. If the last engine with the version is lost, the
+evaluation is dropped by name, and the next version is evaluated instead.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Evaluation:
         return self._asked - self._open, self._asked
 
     def due(self, version: int, last: bool) -> bool:
-        """True if `version` is to be evaluated now: it is the first one, an `every`-th one, or the
-        `last` one, or it replaces one that was given up."""
+        """True if `version` must be evaluated now: it is the first one, an `every`-th one, or the
+        `last` one, or it replaces one that was dropped."""
         if self._first is None:
             self._first = version
         if self.running is not None or version in self.accuracy or not self._plan.prompts:
@@ -114,18 +114,17 @@ class Evaluation:
 
     @property
     def holds_publication(self) -> bool:
-        """True if engines must keep the version that is evaluated, and do so by getting no
-        other."""
+        """True if engines must keep the version that is evaluated, by getting no other."""
         return self.running is not None and not self._engines.keeps and not self._mixing
 
     @property
     def _mixing(self) -> bool:
-        """True if what is not answered yet may be answered under any version."""
+        """True if the remaining prompts may be answered under any version."""
         held_s = self._clock.now() - self._since
         return not self._engines.keeps and held_s >= self._plan.hold_s
 
     def start(self, version: int) -> None:
-        """Ask the held-out prompts. `version` is pinned in every engine that serves it."""
+        """Start the evaluation of `version`, which is pinned in every engine that serves it."""
         self.running, self._given_up, self._mixed = version, False, 0
         self._since = self._clock.now()
         self._correct, self._right = {}, {}
@@ -138,7 +137,7 @@ class Evaluation:
         )
 
     def pump(self) -> list[Decision]:
-        """Count the answers that are judged, and say what is due."""
+        """Count the answers that are judged, and return what is due."""
         if self.running is None:
             return []
         pinned = None if self._mixing else self.running
@@ -156,15 +155,15 @@ class Evaluation:
         return [LeaseAnswers(pinned)] if self._open else [self._end(self.running)]
 
     def _end(self, version: int) -> Evaluated:
-        """All answers of `version` are judged."""
+        """Finish the evaluation of `version`, whose answers are all judged."""
         self.accuracy[version] = sum(self._correct.values()) / len(self._plan.prompts)
         self.figures[version] = self._figures()
         self.running = None
         return Evaluated(version, self.accuracy[version], self.figures[version])
 
     def _figures(self) -> Figures:
-        """The figures of sampled answers, and of each task by itself. A prompt that has no answer
-        is answered wrongly. Of answers that mixed versions, their groups' share."""
+        """The figures of sampled answers, and of each task by itself. A prompt without an answer
+        counts as wrong. For answers of mixed versions, the share of their groups."""
         mixed = {"mixed": self._mixed / self._asked} if self._mixed else {}
         return mixed | evaluation_figures(
             [self._correct.get(prompt_index, 0) for prompt_index in self._plan.prompts],

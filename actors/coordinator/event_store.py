@@ -13,7 +13,7 @@ from asyncrl.experience.experience import Experience
 
 
 class EventLog(Protocol):
-    """The place where events go: the journal, or a list in tests."""
+    """The sink of events: the journal, or a list in tests."""
 
     @property
     def appended(self) -> int:
@@ -26,20 +26,20 @@ class EventLog(Protocol):
         ...
 
     def append(self, event: AnyEvent) -> int:
-        """Keep the event. Returns its number. Never waits."""
+        """Append the event. Returns its number. Never waits."""
         ...
 
     def keep(self, version: int, experience: Experience) -> int:
-        """Keep the whole present state for the checkpoint of `version`. Returns the number of the
+        """Store the whole current state for the checkpoint of `version`. Returns the number of the
         last event."""
         ...
 
     def compact(self, version: int) -> None:
-        """Forget what lies before the state kept for `version`."""
+        """Drop all before the state kept for `version`."""
         ...
 
     async def room(self) -> None:
-        """Return when more may be appended. A task that brings events waits here."""
+        """Return when more may be appended. Producers of events wait here."""
         ...
 
     async def flush(self) -> None:
@@ -67,13 +67,13 @@ class EventStore:
 
     @property
     def durable(self) -> int:
-        """The number of the last event that no death of a process undoes."""
+        """The number of the last event that survives the death of any process."""
         return self.log.durable
 
     def keep(self, version: int) -> None:
-        """Keep the present state, to which a checkpoint of `version` belongs."""
+        """Store the current state for the checkpoint of `version`."""
         self.log.keep(version, self.experience)
 
     def compact(self, version: int) -> None:
-        """Forget events from before the checkpoint of `version`: no run goes back behind it."""
+        """Drop events from before the checkpoint of `version`, which no run needs any more."""
         self.log.compact(version)

@@ -6,9 +6,9 @@ at least `FLOOR_S` and at most `rollout.lease_s`. Until `ENOUGH` leases have end
 
 A lease that runs out although it streamed counts as one that took its whole time. If more than one
 in twenty runs out, the percentile is therefore a deadline, and the next deadlines are `MULTIPLE`
-times longer. So rollouts that have become longer, and engines that have become slower, are not
-interrupted for long. A lease that streamed nothing is not counted, so an engine that hangs makes no
-later deadline longer. Seconds in which the coordinator stood still belong to no lease.
+times longer. So longer rollouts, and slower engines, are interrupted only for a while. A lease that
+streamed nothing is not counted, so an engine that hangs does not lengthen later deadlines.
+Standstills of the coordinator do not count.
 
 Example: 100 leases took 1 to 100 s, one each. The percentile is 95 s, and the next lease gets 380 s
 if `rollout.lease_s` allows it.
@@ -28,7 +28,7 @@ ENOUGH = 100
 """Ended leases from which a percentile has a meaning: five of them are beyond it."""
 MULTIPLE = 4.0
 FLOOR_S = 30.0
-"""A publication, a compiled kernel or a busy machine may hold up any engine for seconds."""
+"""A publication, a compiled kernel or a busy machine may delay any engine for seconds."""
 
 
 class LeaseTimes:
@@ -41,7 +41,7 @@ class LeaseTimes:
         self._sorted: list[float] = []
 
     def took(self, seconds: float) -> None:
-        """A lease ended after so many seconds (at least 0)."""
+        """Record a lease that ended after this many seconds (at least 0)."""
         self._recent.append(seconds)
         insort(self._sorted, seconds)
         if len(self._recent) > WINDOW:
@@ -56,7 +56,7 @@ class LeaseTimes:
 
     @property
     def deadline_s(self) -> float:
-        """Seconds that the next lease is given."""
+        """Seconds of the next lease."""
         p95_s = self.p95_s
         return self._max_s if p95_s is None else min(self._max_s, max(FLOOR_S, MULTIPLE * p95_s))
 
@@ -95,7 +95,7 @@ class LeaseTable:
         version: int | None = None,
         served: int | None = None,
     ) -> None:
-        """Lease a rollout that has so many `tokens`, pinned to `version` unless it is None, to an
+        """Lease a rollout that has this many `tokens`, pinned to `version` unless it is None, to an
         engine that decodes with the version `served`."""
         deadline = now + self.times.deadline_s
         self._given += 1
@@ -115,13 +115,13 @@ class LeaseTable:
     def over(self, now: float) -> list[int]:
         """The rollouts whose leases have run out by `now`, the earliest deadline first. Each is
         named once."""
-        found = []
+        over = []
         while self._order and self._order[0][0] <= now:
             _, rollout, attempt = heapq.heappop(self._order)
             held = self._held.get(rollout)
             if held is not None and held.attempt == attempt:
-                found.append(rollout)
-        return found
+                over.append(rollout)
+        return over
 
     def oldest(self, count: int) -> list[tuple[int, ActiveLease]]:
         """At most `count` rollouts and their leases, the oldest lease first."""

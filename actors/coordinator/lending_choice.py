@@ -1,4 +1,4 @@
-"""The choice whether a run lends the trainer's devices while it waits for a step
+"""The decision whether a run lends the trainer's devices while it waits for a step
 (`rollout.lending = switch`). It reads no clock.
 
 A loan is worth its switch where the seconds that were used of it are more than those that it cost:
@@ -41,7 +41,8 @@ class Loan(NamedTuple):
 
 
 class LendingChoice:
-    """The choice of one run, which begins with lending: nobody knows before what a loan costs.
+    """The choice of one run, which begins with lending, because the cost of a loan is unknown
+    before.
 
     >>> choice = LendingChoice(share=1.0)
     >>> for _ in range(RECENT):
@@ -75,13 +76,13 @@ class LendingChoice:
         return _mean([loan.used_s for loan in self._loans])
 
     def lent(self, loan: Loan) -> None:
-        """A loan is over."""
+        """Record a loan that is over."""
         self._loans.append(loan)
         if self.worth and len(self._loans) == RECENT and self.used_s <= self.cost_s:
             self._change()
 
     def waited(self, seconds: float) -> None:
-        """A step was ready for which the trainer had waited so long, and nothing was lent."""
+        """Record the trainer's wait for a step, during which nothing was lent."""
         if self.worth:
             return
         self._waits_s.append(seconds)

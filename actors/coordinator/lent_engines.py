@@ -1,14 +1,13 @@
 """Lends the trainer's devices to generation, and takes them back (`rollout.lending = switch`).
 
-Invariant: an engine that is lent is given rollouts only while the trainer has nothing to do. In the
-moment in which the trainer is given anything it is asked to give back what it holds, which goes on
-elsewhere from the last token.
+Invariant: a lent engine gets rollouts only while the trainer is idle. As soon as the trainer gets
+work, the engine must return its rollouts, which resume elsewhere from the last token.
 
     the trainer has nothing to do, and a loan is worth its switch     the lent engines are opened,
                                                                       and the step is taken whole
     the step is ready                                                 they are closed
 
-A run whose other engines are all gone lends whatever that is worth.
+A run whose other engines are all gone lends even if it does not pay.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class LoanTimes:
         self.ended: float | None = None
 
     def streamed(self, times: Iterable[float]) -> None:
-        """The lent engines streamed last at these moments."""
+        """Note when the lent engines streamed last."""
         if self.first is None and self.ended is None:
             self.first = min((at for at in times if at > self.began), default=None)
 
@@ -71,7 +70,7 @@ class LentEngines:
 
     @property
     def whole_step(self) -> bool:
-        """True if the trainer is to have nothing of a step until that is ready."""
+        """True if the trainer gets no part of a step until the step is ready."""
         return self._open or (self._choice.worth and _able(self._lent))
 
     @property
@@ -85,7 +84,7 @@ class LentEngines:
         return self._loan is not None and self._loan.ended is None
 
     def pump(self, idle: bool, version: int, now: float) -> list[Decision]:
-        """Open or close the lent engines. The trainer has nothing to do if `idle`; `version` is its
+        """Open or close the lent engines. The trainer has no work if `idle`; `version` is its
         last."""
         if not self._names:
             return []

@@ -72,15 +72,15 @@ class OverduePhase(NamedTuple):
 
 
 class Lifecycle:
-    """One run's phase. It reads no clock: every method is told the time, in seconds of the
-    run's clock."""
+    """One run's phase. It reads no clock: every method gets the time, in seconds of the run's
+    clock."""
 
     def __init__(self, expected: Iterable[str], settings: SupervisionConfig, now: float) -> None:
         """`expected` are the names of the run's actors."""
         self.expected = tuple(expected)
         self._missing = dict.fromkeys(self.expected)
         self.removed: dict[str, str] = {}
-        """The rollout actors that are not started again, and why. The run goes on without them."""
+        """The rollout actors that are not restarted, and why. The run continues without them."""
         self._settings = settings
         self.phase = Phase.INIT
         self.since = now
@@ -103,38 +103,39 @@ class Lifecycle:
         return len(missing) == len(self._missing) and len(missing) < self.rollout_actors
 
     def came(self, name: str, now: float) -> None:
-        """An actor is ready for work."""
+        """Note that an actor is ready for work."""
         self._missing.pop(name, None)
         if self.phase is Phase.INIT and not self._missing:
             self._enter(Phase.READY, now)
 
     def begin_without(self, now: float) -> tuple[str, ...]:
-        """Begin without those that are missing, whom nobody waits for any more. Returns their
-        names. One that comes later is given work like any other."""
+        """Begin without missing actors, and stop waiting for them. Returns their names. One that
+        connects later gets work like any other."""
         missing = self.missing
         for name in missing:
             self.came(name, now)
         return missing
 
     def remove(self, name: str, why: str, now: float) -> None:
-        """Go on without this rollout actor, which is not started again."""
+        """Continue without this rollout actor, which is not restarted."""
         self.removed[name] = why
         if self.rollout_actors:
             self.came(name, now)
 
     def published(self, now: float) -> None:
-        """Every engine has weights."""
+        """Note that every engine has weights."""
         if self.phase is Phase.READY:
             self._enter(Phase.RUN, now)
 
     def over(self, now: float) -> None:
-        """The run is over, for whatever reason. Raises ValueError if it was over before."""
+        """Begin the drain: the run is over. Raises ValueError if it was already over."""
         if self.ending:
-            raise ValueError(f"the run is over already: it is in {self.phase.value}")
+            raise ValueError(f"the run is already over: it is in {self.phase.value}")
         self._enter(Phase.DRAIN, now)
 
     def drained(self, now: float) -> None:
-        """Nothing is under way any more. Raises ValueError if the run was not draining."""
+        """End the drain: nothing is under way any more. Raises ValueError if the run was not
+        draining."""
         if self.phase is not Phase.DRAIN:
             raise ValueError(f"a run stops after its drain, not after {self.phase.value}")
         self._enter(Phase.STOP, now)

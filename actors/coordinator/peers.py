@@ -53,8 +53,8 @@ class Peer:
             self.scope.cancel()
 
     def has_room(self) -> bool:
-        """True if it may be given more frames of those that can wait, which have half of the
-        outbox. If not, `freed` is called as soon as it may."""
+        """True if the outbox has room for more deferrable frames, which may fill half of it. If
+        not, `freed` is called as soon as it may."""
         full = 2 * self._outbox.statistics().current_buffer_used >= OUTBOX
         self._more_waits |= full
         return not full
@@ -90,7 +90,7 @@ class Roster:
         self.drained: set[str] = set()
 
     def add(self, peer: Peer) -> Peer | None:
-        """Let `peer` in. Returns the peer of that name that it replaces, if any."""
+        """Add `peer`. Returns the peer of that name that it replaces, if any."""
         if (previous := self._peers.get(peer.name)) is not None:
             self._roles[peer.role].remove(previous)
         self._peers[peer.name] = peer
@@ -101,7 +101,7 @@ class Roster:
         return previous
 
     def remove(self, peer: Peer) -> bool:
-        """Take `peer` out. Returns False if another one has its name already."""
+        """Remove `peer`. Returns False if another one already has its name."""
         if self._peers.get(peer.name) is not peer:
             return False
         del self._peers[peer.name]

@@ -1,7 +1,7 @@
-"""Decides under which version a rollout is sampled, and which versions engines keep.
+"""Decides the version under which a rollout is sampled, and the versions that engines keep.
 
 Invariant: an engine keeps a version as long as an evaluation or an unfinished rollout needs it, and
-is told to forget it soon after.
+drops it soon after.
 
     finish_on = mixed   a training rollout goes on under whatever version is current
     finish_on = own     a training rollout ends under the version that it began with: its lease
@@ -49,15 +49,15 @@ class Pinning:
 
     def bury_if_gone(self, call: Call) -> None:
         """Bury a rollout for whose version there is no room now, if no engine will have that
-        version again. An engine that comes is given the committed version or a later one."""
+        version again. A new engine gets the committed version or a later one."""
         version = self.version_of(call)
         if not self._engines.serves("train", version) and version != self._store.experience.version:
             self._reclaiming.give_up(call, "version_gone")
 
     def release(self, evaluated: int | None) -> None:
-        """Have engines forget the versions that neither the evaluation of version `evaluated` nor
-        any rollout needs. To be called when every engine serves the committed version, or when an
-        evaluation is over.
+        """Unpin the versions that neither the evaluation of version `evaluated` nor any rollout
+        needs. Call it when every engine serves the committed version, or when an evaluation is
+        over.
 
         With `finish_on = own`, engines keep each version under which an unfinished rollout began.
         These are at most `max_lag + 1`, the current one among them. A rollout that began earlier

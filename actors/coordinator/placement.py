@@ -1,12 +1,12 @@
 """Leases waiting rollouts to engines.
 
-Invariant: an engine is given a rollout only if it has room for it and serves the version that the
-rollout needs: the one that it is pinned to, or any from the committed one on.
+Invariant: an engine gets a rollout only if it has room for it and serves a version that the rollout
+needs: the pinned one, or any from the committed one on.
 
 Resumed rollouts come first, then new ones. The engine with the most room is taken. A group stays
 together on one engine as far as there is room, so that its prompt is read once. A call of an agent
-that goes on from another one goes where that was, if a slot is free there: an engine that caches
-prefixes has read most of it.
+that continues another one goes to the same engine, if a slot is free there: an engine that caches
+prefixes has most of its context.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ class Placement:
         """Give waiting rollouts of `split` to the engines that have room. `version` is the one that
         an evaluation is pinned to; None for training.
 
-        A rollout whose lease ran out goes to another engine than before, if there is one. Of
-        rollouts that have one attempt left, an engine gets one at a time. So a rollout that crashes
-        every engine takes none of these with it: whichever fails beside it has failed less often.
+        A rollout whose lease ran out goes to another engine than before, if there is one. An engine
+        gets only one rollout at a time with a single attempt left. So a rollout that crashes every
+        engine does not bury others with it: those beside it have failed less often.
         """
-        given: dict[EngineHandle, list[tuple[Call, int | None]]] = {}
+        assigned: dict[EngineHandle, list[tuple[Call, int | None]]] = {}
         for call, pinned, engine in self._placed(split, version):
             self._engines.hold(engine, call.id, split)
-            given.setdefault(engine, []).append((call, pinned))
-        for engine, calls in given.items():
+            assigned.setdefault(engine, []).append((call, pinned))
+        for engine, calls in assigned.items():
             self._hand_over(engine, calls, split)
         live = self._store.experience.calls
         if len(self._last) > 2 * len(live):
@@ -70,8 +70,8 @@ class Placement:
     def _placed(
         self, split: Split, version: int | None
     ) -> Iterator[tuple[Call, int | None, EngineHandle]]:
-        """The rollouts that find a place: each with the version that its lease names, and its
-        engine. The caller has the engine hold the rollout before it asks for the next."""
+        """The rollouts that can be placed: each with the version of its lease, and its engine. The
+        caller must assign the rollout to the engine before it takes the next."""
         group, engine = -1, None
         for call in self._waiting(split, version):
             if self._reclaiming.bury_if_resumed_too_often(call):
@@ -104,8 +104,8 @@ class Placement:
             yield call, pinned, engine
 
     def _waiting(self, split: Split, version: int | None) -> list[Call]:
-        """The rollouts to find a place for: as many as there is room for. If each may need another
-        version, all that wait."""
+        """The rollouts to place: as many as there is room for. If each may need another version,
+        all that wait."""
         experience = self._store.experience
         if self._pinning.own and split == "train":
             any_room = any(engine.room("train") > 0 for engine in self._engines)
@@ -115,7 +115,7 @@ class Placement:
         return experience.to_lease(split, room)
 
     def _on_last_attempt(self, call: Call) -> bool:
-        """True if it has failed before, and one more failure is the end."""
+        """True if it failed before, and the next failure is its last."""
         return 0 < call.failures == self._config.rollout.attempts - 1
 
     def _engine_for_one(self, split: Split, version: int | None) -> EngineHandle | None:
@@ -132,8 +132,8 @@ class Placement:
     def _engine_before(
         self, call: Call, split: Split, version: int | None, late: str
     ) -> EngineHandle | None:
-        """The engine that had the call that this one of an agent goes on from, if it has a free
-        slot for it; None where there is none, or it was `late`."""
+        """The engine of the call that this call of an agent continues, if it has a free slot; None
+        where there is none, or it was `late`."""
         if not isinstance(call, AgentCall) or call.after is None:
             return None
         name = self._last.get(call.after[0], "")
@@ -145,8 +145,8 @@ class Placement:
     def _hand_over(
         self, engine: EngineHandle, calls: list[tuple[Call, int | None]], split: Split
     ) -> None:
-        """Write the leases down and send them, in one frame. Each rollout comes with the version
-        that it is pinned to."""
+        """Record the leases and send them, in one frame. Each rollout comes with its pinned
+        version."""
         leases, ids = [], bytearray()
         for call, pinned in calls:
             context, key, temperature = self._asked(call)

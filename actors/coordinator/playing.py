@@ -1,8 +1,8 @@
-"""Has agents play the rollouts that are episodes.
+"""Has agents play rollouts as episodes.
 
 Invariant: an episode is with one agents actor, for one attempt, or waits for one. Each call of its
-agent is a call in the heart before anything is sampled for it, and is answered with what the heart
-has: with what an earlier attempt had sampled first.
+agent is recorded in the heart before sampling, and is answered from the heart: first with tokens of
+an earlier attempt.
 
     begin    a waiting episode goes to an agents actor (episode_placement.py)
     ask      the call is known by its key (reused), or is new (called); placement.py leases it
@@ -77,8 +77,8 @@ class PlayingLimits(msgspec.Struct, frozen=True):
 class _Attempt:
     """One agent's attempt. `calls` are the heart's numbers of its calls, in its own order, None of
     those that were refused; `sent` are the tokens that it was given, by its number of each call
-    whose answer has not ended. `diverged`: it has made a call that earlier attempts had not, while
-    there were some that it had not made again."""
+    whose answer has not ended. `diverged`: it made a call that earlier attempts had not, before it
+    repeated all of theirs."""
 
     peer: Peer
     rollout: int
@@ -88,7 +88,7 @@ class _Attempt:
     diverged: bool = False
 
     def answering(self, number: int, call: int) -> None:
-        """Its call `number` is this one, which is to be answered from the first token on."""
+        """Set its call `number`, which must be answered from the first token on."""
         self.calls[number], self.sent[number] = call, 0
 
 
@@ -108,16 +108,15 @@ class Playing:
         self._limits, self._temperature, self._clock = limits, temperature, clock
         self._attempts: dict[int, _Attempt] = {}
         self.last_activity = clock.now()
-        """Seconds on the run's clock when an agent said something last."""
+        """Seconds on the run's clock of the last message of an agent."""
         self.diverged = 0
         """Attempts that made another call than the one before had made."""
 
     # ------------------------------------------------------------------------------------- the loop
 
     def pump(self, oldest: int) -> None:
-        """Do all that is due for the episodes that are played: give up those whose newest token is
-        older than the version `oldest`, and so can be trained no more; end attempts whose rollout
-        is over; reply."""
+        """Do all due work for episodes: drop those whose newest token is older than the version
+        `oldest`, which cannot be trained any more; end attempts whose rollout is over; reply."""
         for attempt in [a for a in self._attempts.values() if self._too_old(a, oldest)]:
             self._take_back_all(attempt)
             self._store.record(Buried(attempt.rollout, "stale"))
@@ -127,8 +126,8 @@ class Playing:
             self._reply(attempt)
 
     def _too_old(self, attempt: _Attempt, oldest: int) -> bool:
-        """True for a training episode all of whose tokens are older than `oldest`. One that has
-        sampled nothing is of no age."""
+        """True for a training episode all of whose tokens are older than `oldest`. One without
+        tokens is never too old."""
         rollout = self._store.experience.rollouts.get(attempt.rollout)
         if rollout is None or rollout.episode is None or self._split(rollout) != "train":
             return False
@@ -149,7 +148,7 @@ class Playing:
         episode = _episode_of(rollout)
         for number, sent in list(attempt.sent.items()):
             if (over := -_left(rollout)) < 0:
-                return  # there is more to sample where a call was given up, with its tokens
+                return  # there is more to sample where a call was dropped with its tokens
             call = self._call(attempt, number)
             self._take_back(call)
             tokens = max(call.tokens - over, episode.needed(call), sent)
@@ -185,11 +184,11 @@ class Playing:
             )
 
     def observe(self) -> None:
-        """All that is due is done: from now on agents have the ball, and engines decode."""
+        """Note that all due work is done: from now on agents work, and engines decode."""
         self._placement.observe(self.thinking)
 
     def _reply(self, attempt: _Attempt) -> None:
-        """Send what came of its answers since, and how those ended that have."""
+        """Send the new tokens of its answers, and the ends of finished ones."""
         for number, sent in list(attempt.sent.items()):
             call = self._call(attempt, number)
             for span in call.spans:
@@ -231,7 +230,7 @@ class Playing:
     def on_message(
         self, sender: Peer, message: AgentMessage, buffers: Sequence[bytes | memoryview]
     ) -> None:
-        """Something that an agents actor says. Raises LinkError for what none can say."""
+        """Handle a message of an agents actor. Raises LinkError for an invalid one."""
         match message:
             case Ask():
                 self.on_ask(sender, message, buffers[0])
@@ -247,7 +246,7 @@ class Playing:
                 self.on_played(sender, message)
 
     def on_ask(self, sender: Peer, message: Ask, ids: bytes | memoryview) -> None:
-        """The agent asks the model. Raises LinkError for an ask that no gateway can make."""
+        """Handle a call of the agent. Raises LinkError for one that no gateway can send."""
         if (attempt := self._of(sender, message)) is None:
             return
         context = bytes(ids)
@@ -288,7 +287,7 @@ class Playing:
         if earlier and not attempt.diverged:
             attempt.diverged = True
             self.diverged += 1
-        after, given = episode.place(context)
+        after, given = episode.locate(context)
         call = self._store.experience.next_rollout
         self._store.record(
             Called(
@@ -305,8 +304,8 @@ class Playing:
         attempt.answering(message.number, call)
 
     def on_enough(self, sender: Peer, message: Enough) -> None:
-        """The agent needs no more of an answer. One that has ended, or of a call that there is not,
-        stays as it is."""
+        """Cut an answer of which the agent needs no more. Ended answers, and unknown calls, are
+        ignored."""
         attempt = self._of(sender, message)
         if attempt is None or message.number not in attempt.sent:
             return
@@ -322,16 +321,16 @@ class Playing:
             self._store.record(Cut(attempt.rollout, attempt.attempt, call.id, tokens))
 
     def on_note(self, sender: Peer, message: Note) -> None:
-        """The agent has a result that later attempts are given. The first of a name counts."""
+        """Store a result of the agent for later attempts. The first of a name counts."""
         if (attempt := self._of(sender, message)) is None:
             return
         if message.name not in _episode_of(self._store.experience.rollouts[attempt.rollout]).notes:
             self._store.record(Noted(attempt.rollout, attempt.attempt, message.name, message.value))
 
     def on_reward(self, sender: Peer, message: GiveReward) -> None:
-        """The agent gives a reward. Raises LinkError for one that no gateway passes on: not
-        finite, given before, or of a call that was not made. One of a call that was refused or
-        given up counts for nothing."""
+        """Record a reward from the agent. Raises LinkError for one that no gateway sends: not
+        finite, a duplicate, or of a call that was not made. One of a call that was refused or
+        dropped is ignored."""
         if (attempt := self._of(sender, message)) is None:
             return
         episode = _episode_of(self._store.experience.rollouts[attempt.rollout])
@@ -339,7 +338,7 @@ class Playing:
         if message.number is not None and 0 <= message.number < len(attempt.calls):
             call = attempt.calls[message.number]
             if call not in episode.used:
-                return  # it was refused or given up: its agent has not heard that it is no turn
+                return  # it was refused or dropped: its agent does not know yet that it is no turn
         of_no_call = message.number is not None and call is None
         if of_no_call or call in episode.rewards or not math.isfinite(message.reward):
             raise LinkError(
@@ -350,9 +349,9 @@ class Playing:
         self._store.record(Rewarded(attempt.rollout, attempt.attempt, call, message.reward))
 
     def on_failure(self, sender: Peer, message: GiveFailure) -> None:
-        """A call of the agent was a failed call of a tool. Raises LinkError for one that no gateway
-        passes on: of no call, said before, or without a name. One of a call that was refused or
-        given up counts for nothing."""
+        """Record a failed call of a tool. Raises LinkError for one that no gateway sends: of no
+        call, a duplicate, or without a name. One of a call that was refused or dropped is
+        ignored."""
         if (attempt := self._of(sender, message)) is None:
             return
         episode = _episode_of(self._store.experience.rollouts[attempt.rollout])
@@ -369,7 +368,7 @@ class Playing:
         self._store.record(ToolFailed(attempt.rollout, attempt.attempt, call, message.tool))
 
     def on_played(self, sender: Peer, message: Played) -> None:
-        """An attempt is over."""
+        """Handle the end of an attempt."""
         if (attempt := self._of(sender, message)) is None:
             return
         if message.failed:
@@ -383,8 +382,8 @@ class Playing:
             self._placement.played(sender)
 
     def lose(self, peer: Peer) -> None:
-        """An agents actor is gone: its episodes wait for another attempt, but for those that are
-        over and of which it had not heard so."""
+        """Requeue the episodes of an agents actor that is gone, except those that had ended without
+        its knowledge."""
         for attempt in [a for a in self._attempts.values() if a.peer is peer]:
             if self._plays(attempt):
                 self._leave(attempt, "actor_lost", failed=False)
@@ -401,7 +400,7 @@ class Playing:
 
     @property
     def thinking(self) -> int:
-        """Count the agents that have the ball: none of their calls is still to be answered."""
+        """Count the agents that work: none of their calls waits for an answer."""
         return sum(not attempt.sent for attempt in self._attempts.values())
 
     @property
@@ -425,7 +424,7 @@ class Playing:
         rollout = self._store.experience.rollouts[attempt.rollout]
         if failed and _episode_of(rollout).failures + 1 >= self._limits.attempts:
             logger.warning(
-                "rollout %d is given up after %d attempts of its agent; the last one ended by %s",
+                "rollout %d is dropped after %d attempts of its agent; the last one ended by %s",
                 rollout.id,
                 self._limits.attempts,
                 reason,
@@ -435,12 +434,12 @@ class Playing:
             self._store.record(Left(rollout.id, attempt.attempt, reason, failed))
 
     def _take_back_all(self, attempt: _Attempt) -> None:
-        """Have no engine sample for an attempt any more."""
+        """Stop all sampling for an attempt."""
         for call in list(_episode_of(self._store.experience.rollouts[attempt.rollout]).calls):
             self._take_back(call)
 
     def _take_back(self, call: AgentCall) -> None:
-        """Have no engine sample for a call any more. Its tokens stay."""
+        """Stop sampling for a call. Its tokens stay."""
         if call.status is RolloutStatus.LEASED:
             self._reclaiming.stop(call)
             self._reclaiming.take_back(call, "agent")
@@ -458,7 +457,7 @@ class Playing:
         return _episode_of(self._store.experience.rollouts[attempt.rollout]).find(call)
 
     def _of(self, sender: Peer, message: AgentMessage) -> _Attempt | None:
-        """The attempt that a message is of; None if it is over, or another's."""
+        """The attempt of a message; None if it is over, or another's."""
         attempt = self._attempts.get(message.rollout)
         if attempt is None or attempt.peer is not sender or attempt.attempt != message.attempt:
             return None

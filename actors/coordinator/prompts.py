@@ -1,5 +1,5 @@
-"""Prompts of a run, as ids. Invariant: the next one follows from the settings, the history and what
-is live, so a resumed run goes on with the same (asyncrl/algorithms/selection).
+"""Prompts of a run, as ids. Invariant: the next one follows from the settings, the history and live
+groups, so a resumed run continues with the same (asyncrl/algorithms/selection).
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class PromptSource:
         """Return the training prompt to admit; None when the epochs are over (0 epochs: never)."""
         return self._curriculum.next(history, live)
 
-    def train_item(self, place: int) -> int | None:
-        """Return the prompt at a place in the stream; None when the epochs are over."""
-        return None if self._stream.over(place) else self._stream.prompt_index(place)
+    def train_item(self, position: int) -> int | None:
+        """Return the prompt at a position in the stream; None when the epochs are over."""
+        return None if self._stream.over(position) else self._stream.prompt_index(position)
 
     def evaluation_items(self) -> range:
         return range(self._source.size("evaluation"))

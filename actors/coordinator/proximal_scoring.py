@@ -34,7 +34,7 @@ class ProximalScoring:
         self._trainer = trainer
         self._leases = leases
         self._config = config
-        self._scored: dict[int, int] = {}  # tokens that the trainer was given, by rollout
+        self._scored: dict[int, int] = {}  # tokens that the trainer got, by rollout
 
     def score(self, step: int, served: int | None) -> None:
         """Have the trainer score, before it closes `step`, every token that it can. `served` is the
@@ -64,10 +64,10 @@ class ProximalScoring:
 
     def _oldest_to_come(self, served: int | None) -> int:
         """The oldest version that more tokens may come of. Engines sample under the version that
-        every one serves, or a later one. What they sampled before may still be on its way: of a
-        leased rollout, from the version of its last token on, or the one that its engine served
-        when it was leased. With `finish_on = own` a rollout goes on under the version that it began
-        with, which may be older."""
+        every one serves, or a later one. Earlier tokens may still be on their way: of a leased
+        rollout, from the version of its last token on, or the one that its engine served when it
+        was leased. With `finish_on = own` a rollout continues under the version that it began with,
+        which may be older."""
         experience = self._store.experience
         newest = (experience.version or 0) if served is None else served
         # an episode's tokens are scored when it is sealed
@@ -107,7 +107,7 @@ class ProximalScoring:
                 yield max(served, call.spans[-1].version) if call.spans else served
 
     def _to_train(self, rollout: Rollout) -> bool:
-        """True if a step to come may train it."""
+        """True if a later step may train it."""
         over = rollout.status is RolloutStatus.TAKEN and not self._config.train.replay_groups
         return not over and self._store.experience.groups[rollout.group].split == "train"
 

@@ -51,8 +51,8 @@ from asyncrl.weightsync.publication_actions import (
 )
 
 FAILURES = 5
-"""Publications that may fail in a row with every engine alive: then nobody was found at fault, and
-trying again will not help."""
+"""Publications that may fail in a row with every engine alive: then no engine is at fault, and a
+retry will not help."""
 RECENT = 32
 """Publications that are remembered one by one. A run may have any number."""
 
@@ -89,7 +89,7 @@ class Publishing:
         self.failed: list[str] = []  # the reasons of the last RECENT that were tried again
         # of the last RECENT: seconds from preparation to the last engine's answer
         self.seconds: list[float] = []
-        # of the same: seconds in which each engine's decoding stood still, by its index
+        # of the same: seconds that each engine's decoding was paused, by its index
         self.pauses: list[dict[int, float]] = []
 
     @property
@@ -192,7 +192,7 @@ class Publishing:
         return self._carry_out(self._current.joined(member, message, self._clock.now()))
 
     def on_quiesced(self, member: int, message: Quiesced) -> list[Decision]:
-        """An engine stands still."""
+        """Note that an engine is paused."""
         if self._current is None:
             return []
         return self._carry_out(self._current.quiesced(member, message, self._clock.now()))

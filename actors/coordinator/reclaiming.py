@@ -74,8 +74,7 @@ class Reclaiming:
         send are late.
 
         `streamed` says when each engine streamed last, in seconds on the run's clock. Returns the
-        engines that streamed nothing since they were given one of these rollouts: they are to be
-        replaced.
+        engines that streamed nothing since they got one of these rollouts: they must be replaced.
         """
         expired: dict[str, list[Call]] = {}
         for id in self._leases.over(now):
@@ -139,8 +138,8 @@ class Reclaiming:
             self.release(call)
             group = self._store.experience.groups[call.group]
             logger.warning(
-                "rollout %d (%s prompt %d, %d tokens) is given up after %d attempts that brought "
-                "no token; the last one ended by %s",
+                "rollout %d (%s prompt %d, %d tokens) is dropped after %d attempts without a "
+                "token; the last one ended by %s",
                 call.id,
                 group.split,
                 group.prompt_index,

@@ -56,14 +56,14 @@ class Scoring:
         """Seconds on the run's clock when a verdict came last."""
 
     def dispatch(self) -> None:
-        """Ask for every verdict that is due, as far as reward actors have room."""
+        """Request every verdict that is due, as far as reward actors have room."""
         experience = self._store.experience
         for sealed in experience.to_judge(self._listed):
             self._listed = sealed.sealed
-            if not self._played or (given := _given(sealed)) is None:
+            if not self._played or (agent_reward := _given(sealed)) is None:
                 self._due.append(sealed.id)
             else:
-                self._judge(sealed, given)
+                self._judge(sealed, agent_reward)
         while self._due:
             rollout = experience.rollouts.get(self._due[0])
             if rollout is None:  # its group was dropped meanwhile
@@ -87,8 +87,8 @@ class Scoring:
             peer.send(request, bytes(rollout.ids[-4 * tokens :]))
 
     def on_score_result(self, sender: Peer, message: ScoreResult) -> None:
-        """Write down a verdict. One from an actor that was given up meanwhile is ignored, because
-        another actor gives it."""
+        """Record a verdict. One from an actor that was replaced meanwhile is ignored, because
+        another actor returns it."""
         asked, _ = self._with.get(message.rollout, ("", 0.0))
         if asked != sender.name:
             return

@@ -38,14 +38,14 @@ def by_rollout(counts: Iterable[TokenCount]) -> list[TokenCount]:
     >>> by_rollout([TokenCount(7, 3, {"stale": 1}), TokenCount(7, 2, {"stale": 2})])
     [TokenCount(rollout=7, trained=5, discarded={'stale': 3})]
     """
-    found: dict[int, TokenCount] = {}
+    totals: dict[int, TokenCount] = {}
     for count in counts:
-        known = found.get(count.rollout, TokenCount(count.rollout, 0, {}))
+        known = totals.get(count.rollout, TokenCount(count.rollout, 0, {}))
         discarded = Counter(known.discarded) + Counter(count.discarded)
-        found[count.rollout] = TokenCount(
+        totals[count.rollout] = TokenCount(
             count.rollout, known.trained + count.trained, dict(discarded)
         )
-    return list(found.values())
+    return list(totals.values())
 
 
 def of_rollout(group: Group, rollout: Rollout, config: Config) -> list[SequenceToTrain]:
@@ -74,9 +74,9 @@ def of_rollout(group: Group, rollout: Rollout, config: Config) -> list[SequenceT
     ]
 
 
-def of_replayed(kept: ReplayGroup, place: int, config: Config) -> list[SequenceToTrain]:
-    """The sequences of member `place` of a group that was trained before."""
-    member = kept.members[place]
+def of_replayed(kept: ReplayGroup, number: int, config: Config) -> list[SequenceToTrain]:
+    """The sequences of member `number` of a group that was trained before."""
+    member = kept.members[number]
     counts = _path_counts(member, config)
     return [
         SequenceToTrain(
@@ -84,7 +84,7 @@ def of_replayed(kept: ReplayGroup, place: int, config: Config) -> list[SequenceT
                 member.rollout,
                 kept.group,
                 member.reward,
-                member=place,
+                member=number,
                 strand=strand,
                 share=_share(sequence, len(member.ids) // 4),
                 turns=_turns(member, strand),

@@ -51,8 +51,8 @@ class RunStatistics:
 
     def on_report(self, peer: Peer, report: Report, working: bool) -> None:
         """Count an actor's report of its last second. It is not counted before the run is
-        `working`, because nobody can be idle then, and not of an engine that is lent, which is
-        closed for much of its time."""
+        `working`, because idle time has no meaning then, nor for a lent engine, which is closed for
+        much of its time."""
         peer.report = report
         if not working:
             return

@@ -183,8 +183,8 @@ class Stepping:
 
     @property
     def unsaved(self) -> str:
-        """The reason why the checkpoint of the present version was not written. Empty if it was
-        written, or if nobody has tried."""
+        """The reason why the checkpoint of the current version was not written. Empty if it was
+        written, or was not attempted."""
         return self._checkpoints.unsaved(self.version)
 
     @property
@@ -193,8 +193,8 @@ class Stepping:
         return self._no_more_work and not self._batching.units and not self.closing
 
     def resting(self, committed: int | None) -> bool:
-        """True if generation stands still until the step that has its groups is published
-        (`rollout.mode = batch`). `committed` is the version that was committed last."""
+        """True if generation is paused until the step with its groups is published (`rollout.mode =
+        batch`). `committed` is the version that was committed last."""
         return self._config.rollout.mode == "batch" and (self.closing or committed != self.version)
 
     @property

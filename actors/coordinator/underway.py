@@ -38,12 +38,12 @@ class Underway:
 
     def look(self, under_way: Iterable[Found], now: float) -> None:
         """Take note of what is under way `now`."""
-        found = list(under_way)
-        kinds = {one.kind for one in found}
+        current = list(under_way)
+        kinds = {one.kind for one in current}
         for kind in [kind for kind in self._since if kind not in kinds]:
             self._last_s[kind] = now - self._since.pop(kind)[0]
         self.shown = []
-        for one in found:
+        for one in current:
             since, first = self._since.setdefault(one.kind, (now, one.done))
             if (seconds := now - since) >= SHOWN_S:
                 last_s = self._last_s.get(one.kind)

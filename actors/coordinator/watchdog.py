@@ -39,7 +39,7 @@ second, so it hangs, or its link is dead."""
 async def tick(parts: Components, replace: Replace) -> None:
     """Look every second until cancelled."""
     clock, woke = parts.clock, trio.current_time()
-    excused = clock.now()  # when somebody last had time of their own, which is no silence of theirs
+    excused = clock.now()  # when an actor last had time of its own, which does not count as silence
     stuck = unread = False
     while True:
         # a journal without room for events: the actors that bring them are not read
@@ -129,9 +129,9 @@ def _overdue(parts: Components, late: OverduePhase) -> str:
 
 
 def _stall(parts: Components, what: str, *, heals: Healable | None = None) -> None:
-    found = msgspec.structs.replace(collect_status(parts), reason=what)
-    parts.stalled(found)
-    cause = diagnose(found).rstrip(".")
+    status = msgspec.structs.replace(collect_status(parts), reason=what)
+    parts.stalled(status)
+    cause = diagnose(status).rstrip(".")
     parts.end(False, f"{what}: {cause[0].lower()}{cause[1:]}", heals=heals)
 
 

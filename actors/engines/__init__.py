@@ -1,2 +1,2 @@
-"""The kinds of engine that asyncrl brings, one file each: what it can do, what is checked before a
-run, and how a rollout actor puts one together. Nothing here needs torch to be imported."""
+"""The kinds of engine that come with asyncrl, one file each: capabilities, checks before a run, and
+setup in a rollout actor. Nothing here needs torch to be imported."""

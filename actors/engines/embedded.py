@@ -24,7 +24,8 @@ class Embedded(EngineKind):
     @classmethod
     @asynccontextmanager
     async def open(cls, context: EngineContext) -> AsyncIterator[Engine]:
-        """An engine that multiplies as the first one of this run found to be fastest."""
+        """An engine that multiplies in the way that the first one of this run measured as
+        fastest."""
         import torch
 
         from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
@@ -60,9 +61,8 @@ def _packed_from(run: Path) -> int | None:
 
 
 def _remember(run: Path, packed_from: int) -> None:
-    """Keep what an engine measured, whole or not at all; a disk without room leaves it to the
-    next."""
+    """Store an engine's measurement atomically; on a full disk the next engine measures again."""
     try:
         write_whole(run / PACKED, f"{packed_from}\n", forced=False)
     except OSError as error:
-        logger.warning("what this engine measured is not kept: %s", error)
+        logger.warning("this engine's measurement is not stored: %s", error)

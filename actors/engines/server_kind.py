@@ -1,4 +1,4 @@
-"""Servers of a rollout actor, of whichever kind: one that it starts, or some that run already."""
+"""Servers of a rollout actor, of any kind: one that it starts, or some that run already."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from asyncrl.weightsync.servers.weight_loader import WeightLoader
 
 SERVER_S = 10.0
-"""Seconds that a server gets to say what it is, before a run."""
+"""Seconds that a server gets to describe itself, before a run."""
 BUNDLED = "Qwen3ForCausalLM"
 """The class of the bundled model."""
 
@@ -55,8 +55,7 @@ class ServerKind(EngineKind):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Look at the program, the key, and what servers that are there already say of
-        themselves."""
+        """Check the program, the key, and the descriptions of servers that run already."""
         key = cls.key(config)
         for url in cls.servers(config).settings.urls:
             trio.run(cls._check_server, url, key, config)
@@ -68,7 +67,7 @@ class ServerKind(EngineKind):
 
     @classmethod
     async def _check_server(cls, url: str, key: str, config: Config) -> None:
-        """Ask a server that is there already what it is. One that is not may come yet: its rollout
+        """Check a server that runs already. One that does not answer may still start: its rollout
         actor waits for it."""
         from asyncrl.engines.servers.errors import ServerError, ServerGone
         from asyncrl.engines.servers.kept_servers import ServerAddress
@@ -98,7 +97,7 @@ class ServerKind(EngineKind):
     async def engine(
         cls, stack: AsyncExitStack, context: EngineContext, clients: list[Any]
     ) -> Engine:
-        """The engine of these servers, each of which the actor gives weights."""
+        """The engine of these servers, into each of which the actor loads weights."""
         from asyncrl.engines.servers.server_engine import ServerEngine
 
         loaders = [
@@ -166,10 +165,10 @@ class ServerKind(EngineKind):
 
     @classmethod
     def client(
-        cls, config: Config, at: ServerAddress | ServerProcess
+        cls, config: Config, address: ServerAddress | ServerProcess
     ) -> AbstractAsyncContextManager[Any]:
         """A client of one server."""
-        return cls.program().open(at, config.publication.deadline_s)
+        return cls.program().open(address, config.publication.deadline_s)
 
 
 @asynccontextmanager
@@ -181,7 +180,7 @@ async def _by_broadcast(
 
 
 def needs_of(config: Config, architecture: str) -> Needs:
-    """The needs of this run."""
+    """The requirements of this run."""
     from asyncrl.engines.servers.other_model import Needs
 
     engine = config.engine
@@ -193,12 +192,12 @@ def _architecture(config: Config) -> str:
     if not config.model.path:
         return BUNDLED
     try:
-        found = json.loads((Path(config.model.path) / "config.json").read_bytes())["architectures"][
-            0
-        ]
+        architecture = json.loads((Path(config.model.path) / "config.json").read_bytes())[
+            "architectures"
+        ][0]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         raise ConfigError(
             f"model.path is {config.model.path!r}, and config.json in it does not say its "
             "architecture."
         ) from None
-    return str(found)
+    return str(architecture)

@@ -1,4 +1,4 @@
-"""Parts of a rollout actor's side of servers, whoever wrote them."""
+"""A rollout actor's parts for servers of any kind."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 def key_of(servers: Servers, built_by: str) -> str:
-    """The key of servers that run already, empty where they ask for none. Raises ConfigError where
-    it cannot be read, or the program that starts servers is not there; `built_by` builds it."""
+    """The key of servers that run already, empty where they require none. Raises ConfigError where
+    it cannot be read, or the program that starts servers does not exist; `built_by` builds it."""
     table, settings = servers
     if settings.launch and shutil.which(settings.launch[0]) is None:
         raise ConfigError(
-            f"{table}.launch begins with {settings.launch[0]!r}, and there is no such program; "
+            f"{table}.launch begins with {settings.launch[0]!r}, but there is no such program; "
             f"give the Python of an environment that has the server ({built_by} builds one for a "
             "CPU)."
         )
@@ -72,7 +72,7 @@ async def launched(
     managed: Callable[..., AbstractAsyncContextManager[ServerProcess]],
 ) -> AsyncIterator[ServerProcess]:
     """A server of this actor's own, for the length of the block, which its death ends. `managed` is
-    its kind's. It may have had another actor, whose requests it still has, and have been paused."""
+    its kind's. It may still have requests of an earlier actor, and be paused."""
     from asyncrl.engines.servers.server_process import Keeping, ServerLaunch
 
     config, index, settings = context.config, context.index, servers.settings
@@ -88,7 +88,7 @@ async def launched(
         arguments=settings.arguments,
         gpus=actor_gpus(config, index).server,
         chunk_tokens=config.engine.chunk_tokens,
-        weights="dummy" if joined(config) else "auto",  # a machine that joins is sent no files
+        weights="dummy" if joined(config) else "auto",  # a machine that joins gets no files
     )
     name = f"server-{index}"
     log = context.run / FOLDER / f"{name}.log"

@@ -31,6 +31,6 @@ class VllmServers(ServerKind):
 
     @classmethod
     async def takes(cls, client: Any, needs: Needs) -> None:
-        """The other way round: one that is paused answers no question about ids."""
+        """Resume before the check, because a paused server does not score ids."""
         await client.clear()
         await cls.program().fits(client, needs)

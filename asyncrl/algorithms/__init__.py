@@ -1,4 +1,4 @@
-"""The algorithms of reinforcement learning, each by the name that papers give it.
+"""The algorithms of reinforcement learning, under their names in papers.
 
     advantages/    GRPO, Dr. GRPO, RLOO (grpo.py), REINFORCE++ and GDPO (reinforce_pp.py), rewards
                    to go, baselines of least variance
@@ -11,6 +11,6 @@
     reference_kl.py    estimates of the divergence from a reference or a teacher
     ratios.py, tokens.py, tensors.py    the tensors that they compute with
 
-Pure: no actor, no I/O, no clock. Corrections for tokens that are off-policy are in
-`asyncrl.staleness`; the optimizer step is in `asyncrl.training`.
+Pure: no actor, no I/O, no clock. Corrections for off-policy tokens are in `asyncrl.staleness`; the
+optimizer step is in `asyncrl.training`.
 """

@@ -1,19 +1,20 @@
-"""The mean over a step that its tokens' losses make. Invariant: every part adds up, so that a step
-may be split, and is divided once.
+"""The mean of the tokens' losses over a step. Invariant: parts are additive, so that a step may be
+split, and the sum is divided once.
 
     token       each token counts alike: the sum over all tokens, divided by their number (DAPO,
                 arXiv 2503.14476, eq. 8)
     rollout     each rollout counts alike: its own mean, and the mean of these over the rollouts
                 (GRPO, arXiv 2402.03300; GSPO, arXiv 2507.18071)
     constant    the sum over all tokens, divided by the rollouts times the tokens that one may have
-                (Dr. GRPO, arXiv 2503.20783): the divisor knows nothing of the lengths
+                (Dr. GRPO, arXiv 2503.20783): the divisor does not depend on lengths
 
 Where an episode's branches count whole (`train.branches`), a token counts once for each branch that
-it is in, in the sum and in the number: that is the mean over the tokens of all branches, each as a
-sequence by itself. Only a mean over tokens is one over branches so.
+contains it, in the sum and in the number: that is the mean over the tokens of all branches, as if
+each were a separate sequence. This holds only for a mean over tokens.
 
-A rollout without a token that counts is not counted. One of several sequences (an episode of an
-agent) counts as much as one of one: each of its sequences counts by its share of the tokens.
+A rollout without a counted token is not counted. A rollout of several sequences (an episode of an
+agent) counts as much as one with a single sequence: each sequence counts by its share of the
+tokens.
 
 Only methods of tensors are called here, so that importing this needs no torch.
 """
@@ -29,8 +30,8 @@ Mean = Literal["token", "rollout", "constant"]
 
 
 class MeanWeights(NamedTuple):
-    """`of_token`: float32 [tokens], the factor of a token's loss. `divisor`: the part of these
-    tokens in what the step's sum is divided by.
+    """`of_token`: float32 [tokens], the factor of a token's loss. `divisor`: these tokens' part of
+    the divisor of the step's sum.
 
     >>> import torch
     >>> MeanWeights(torch.tensor([0.5, 0.5, 1.0]), 2.0).divisor
@@ -50,10 +51,10 @@ def mean_weights(
     leaves: Tensor | None = None,
 ) -> MeanWeights:
     """Weights of the tokens of some whole sequences. `counted` (bool [tokens]) are the tokens that
-    count in the divisor, `sample_index` (int64 [tokens]) says of which sequence each is, `share`
-    (float32 [sequences]) how much of a rollout each is, `budget` >= 1 how many tokens a rollout may
-    have, and `leaves` (float32 [tokens]) how often a token counts in a mean over tokens; None:
-    once. Raises ValueError for leaves in another mean.
+    count in the divisor, `sample_index` (int64 [tokens]) is the sequence of each, `share` (float32
+    [sequences]) the share of each in its rollout, `budget` >= 1 the number of tokens that a rollout
+    may have, and `leaves` (float32 [tokens]) the number of times that a token counts in a mean over
+    tokens; None: once. Raises ValueError for leaves in another mean.
 
     Two rollouts, of three tokens and of one:
 
@@ -68,7 +69,9 @@ def mean_weights(
     """
     if leaves is not None:
         if mean != "token":
-            raise ValueError(f"branches count whole in a mean over tokens, and this is {mean!r}")
+            raise ValueError(
+                f"branches count whole only in a mean over tokens, but this is {mean!r}"
+            )
         return MeanWeights(leaves, float(leaves.double()[counted].sum()))
     tokens = sum_by_rollout(counted.double(), counted, sample_index).tokens
     share = share[: len(tokens)].to(tokens)

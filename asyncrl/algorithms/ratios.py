@@ -1,7 +1,7 @@
-"""Ratios of policies that cannot overflow. Invariant: what is not finite is replaced before `exp`,
+"""Ratios of policies that cannot overflow. Invariant: non-finite values are replaced before `exp`,
 and exponents are in [-20, 20].
 
-Log-ratios are `current - behaviour`, float32, one for each response token, both of the sampling
+Log-ratios are `current - behaviour`, float32, one for each response token, both at the sampling
 temperature. Only methods of tensors are called here, so that importing this needs no torch.
 """
 

@@ -1,16 +1,16 @@
 """Estimates of the divergence from another policy, token by token. Invariant: at a ratio of 1 each
-estimate and its gradient are 0, but for the gradient of `k1`.
+estimate and its gradient are 0, except for the gradient of `k1`.
 
 With `l = current - other`, log-probabilities of a token that the current policy sampled, all of
 these have (k2: nearly) the mean KL(current, other). Their gradients differ, and a loss follows the
 gradient:
-- `k1 = l`. Its gradient is that of `current` and nothing else, whose mean is 0: in a loss it pulls
-  nowhere, and adds noise. In a reward or an advantage it is the right one.
+- `k1 = l`. Its gradient is that of `current` alone, whose mean is 0: in a loss it has no effect but
+  noise. In a reward or an advantage it is correct.
 - `k2 = l^2 / 2`. Its gradient is `l` times that of `current`, whose mean is the gradient of
   KL(current, other).
 - `k3 = exp(-l) - 1 + l` (GRPO's, arXiv 2402.03300, equation 4). Its gradient is `1 - exp(-l)` times
-  that of `current`, whose mean is the gradient of KL(other, current), the other way round: biased,
-  and weak where the other policy gives the token less.
+  that of `current`, whose mean is the gradient of KL(other, current), the reverse divergence:
+  biased, and weak where the other policy gives the token a lower probability.
 """
 
 from __future__ import annotations

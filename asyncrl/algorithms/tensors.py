@@ -1,4 +1,4 @@
-"""The type of a tensor, for modules that call nothing but methods of tensors.
+"""The type of a tensor, for modules that only call methods of tensors.
 
 Settings, the coordinator and the command import such modules, and must not import torch.
 """

@@ -1,4 +1,4 @@
-"""Response tokens of some whole rollouts, as corrections and objectives are given them.
+"""Response tokens of some whole rollouts, as input of corrections and objectives.
 
 Everything is a tensor of shape [tokens], and token t is the same one in each of them. Only methods
 of tensors are called here, so that importing this needs no torch.
@@ -20,10 +20,10 @@ class Tokens(NamedTuple):
     there is no proximal policy, both are `current - behaviour` (see `proximal.log_ratios`).
     `current`, `behaviour`: float32 log-probabilities, read inside of the mask alone; `current` has
     its gradient. `advantage`: float32. `lag`: int64 >= 0, versions. `sample_index`: int64 >= 0, a
-    number for each rollout, in any order. `mask`: bool, the tokens that are looked at. A correction
-    sees those that may enter the loss, an objective those that the corrections kept. `entropy`:
-    float32 >= 0 in nats, of what the current policy draws the token from; None where no correction
-    reads it.
+    number for each rollout, in any order. `mask`: bool, the tokens that count. For a correction
+    those that may enter the loss, for an objective those that the corrections kept. `entropy`:
+    float32 >= 0 in nats, of the current policy's distribution for the token; None where no
+    correction reads it.
 
     Two rollouts, of two tokens and of one; the second token of the first is stale:
 
@@ -56,7 +56,7 @@ class Tokens(NamedTuple):
 
 class RolloutSums(NamedTuple):
     """Sums over each rollout's tokens in a mask: `total`, float64 [rollouts], of their values, and
-    `tokens`, float64 [rollouts], how many they are.
+    `tokens`, float64 [rollouts], their numbers.
 
     >>> import torch
     >>> RolloutSums(torch.tensor([6.0, 0.0]), torch.tensor([3.0, 0.0])).mean.tolist()

@@ -1,4 +1,4 @@
-"""One frozen, typed configuration for a run, checked whenever it is made."""
+"""One frozen, typed configuration for a run, checked whenever it is created."""
 
 from asyncrl.config import rules as rules  # what every Config obeys
 from asyncrl.config.errors import ConfigError

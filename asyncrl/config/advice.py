@@ -1,8 +1,8 @@
-"""Advice about what a configuration may say and hardly means. Invariant: nothing is refused here,
+"""Advice about valid settings that are probably not intended. Invariant: nothing is refused here,
 and the defaults give no advice.
 
-Each piece names the setting that does nothing, or that leaves something unbounded, and what would
-help. It is printed with what follows from the configuration, before a run.
+Each piece names a setting that has no effect, or that leaves something unbounded, and a remedy. It
+is printed with the derived table, before a run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Advice(NamedTuple):
 
 
 def advice(config: Config) -> Iterator[Advice]:
-    """All there is to say, in no order that matters."""
+    """All pieces of advice, in no particular order."""
     yield from _idle(config)
     yield from _loss(config)
     train, staleness = config.train, config.staleness
@@ -44,19 +44,19 @@ def advice(config: Config) -> Iterator[Advice]:
         if train.replay_groups:
             yield Advice(
                 "train.replay_groups",
-                "does nothing at max_lag 0: what was trained once is older by the next step",
+                "does nothing at max_lag 0: trained groups are older by the next step",
             )
         for entry in staleness.correction:
             if entry.reads == {"lag"}:
                 yield Advice(
                     "staleness.correction",
-                    f"has {entry.kind}, which does nothing at max_lag 0: no token that is trained "
-                    "has an age",
+                    f"has {entry.kind}, which does nothing at max_lag 0: no trained token has a "
+                    "lag",
                 )
 
 
 def _idle(config: Config) -> Iterator[Advice]:
-    """Settings of what is not chosen."""
+    """Settings of options that are not chosen."""
     rollout, train = config.rollout, config.train
     tables = capabilities(config.engine.kind).tables
     bounds = objective_of(train).settings
@@ -91,18 +91,18 @@ def _loss(config: Config) -> Iterator[Advice]:
         yield Advice(
             "train.advantage",
             f"is {train.advantage}, and this task's verifier gives one reward: there are no others "
-            "to compare by themselves",
+            "to compare one by one",
         )
     elif several and drops_equal(config):
         yield Advice(
             "rollout.filter",
-            "is zero_variance, which looks at sums: groups whose rewards differ and whose sums "
-            "do not are left out",
+            "is zero_variance, which compares sums: groups whose rewards differ but whose sums do "
+            "not are left out",
         )
     if config.rollout.filter == "zero_variance" and not drops_equal(config):
         yield Advice(
             "rollout.filter",
-            f"is zero_variance, and drops nothing: with {train.advantage} a group whose rewards "
+            f"is zero_variance, but drops nothing: with {train.advantage} a group whose rewards "
             "are all equal differs from the rest of its step",
         )
     nothing = clips_nothing(train, staleness)
@@ -113,7 +113,8 @@ def _loss(config: Config) -> Iterator[Advice]:
     ):
         yield Advice(
             "train.objective",
-            f"is {train.objective}, whose ratio is a mean over the rollout, and hardly ever leaves "
+            f"is {train.objective}, whose ratio is a mean over the rollout, which hardly ever "
+            "leaves "
             f"[{1 - train.clip_lo:g}, {1 + train.clip_hi:g}]: "
             "the authors of gspo have clip_lo = 3e-4 and clip_hi = 4e-4",
         )
@@ -135,7 +136,7 @@ def _loss(config: Config) -> Iterator[Advice]:
     ):
         yield Advice(
             "train.objective",
-            f"is {train.objective}, and no correction weighs by the ratio: old tokens count as if "
+            f"is {train.objective}, but no correction weighs by the ratio: old tokens count as if "
             "they were new; token_tis would",
         )
     if (

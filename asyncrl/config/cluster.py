@@ -1,4 +1,4 @@
-"""Places of a run's processes, as they follow from `[cluster]`."""
+"""Placement of a run's processes, derived from `[cluster]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def joined(config: Config) -> bool:
 
 
 def room_of(config: Config) -> int:
-    """Rollout actors that a machine has, at most, while no other is lost."""
+    """Most rollout actors on a machine, while no other machine is lost."""
     return math.ceil(config.rollout.actors / config.cluster.agents)
 
 
@@ -28,7 +28,7 @@ def local_rollouts(config: Config) -> int:
 
 
 def reward_room_of(config: Config) -> int:
-    """Reward actors that a machine has, at most, while no other is lost."""
+    """Most reward actors on a machine, while no other machine is lost."""
     return math.ceil(config.reward.actors / max(1, config.cluster.reward_agents))
 
 

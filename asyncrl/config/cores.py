@@ -1,4 +1,4 @@
-"""The share of the machine's cores that each process gets, as it follows from settings."""
+"""The share of the machine's cores that each process gets, derived from settings."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def divide_cores(
     available: Sequence[int], trainers: int, rollouts: int, trainer_cores: int, lent: int = 0
 ) -> CoreShares:
     """Divide `available` (at least one) between `trainers` trainer and `rollouts` rollout
-    processes. The last `lent` of these, fewer than there are, have the trainers' cores. Raises
+    processes. The last `lent` of these, fewer than there are, share the trainers' cores. Raises
     ValueError if there is no core.
 
-    The trainers get `trainer_cores` together (0: half), as far as that leaves each process a core
+    The trainers get `trainer_cores` together (0: half), as long as that leaves each process a core
     of its own. With fewer cores than processes the two sides still share none, and with one core
     all share it. The others may use every core.
 
     Example: four cores, one trainer with 3 cores, and one rollout actor: (0, 1, 2) and (3,). A
-    second one that is lent the trainer's has (0, 1, 2).
+    second one with the trainer's lent cores has (0, 1, 2).
     """
     if lent:
         own = divide_cores(available, trainers, rollouts - lent, trainer_cores)

@@ -8,8 +8,8 @@ from asyncrl.algorithms.selection.curriculum import Curriculum, Difficulty, InOr
 from asyncrl.config.plugins import Registry
 
 
-def _wrong(found: Any) -> str:
-    if not isinstance(found, type) or not callable(getattr(found, "next", None)):
+def _wrong(candidate: Any) -> str:
+    if not isinstance(candidate, type) or not callable(getattr(candidate, "next", None)):
         return "it must be a class with a method next(history, live)"
     return ""
 

@@ -1,5 +1,5 @@
-"""Table that is printed before a run: what follows from the settings. Invariant: every number is
-computed from the settings alone, and the row says by which rule; nothing is measured or guessed.
+"""Table of derived values that is printed before a run. Invariant: every number is computed from
+the settings alone, by the rule in its row; nothing is measured or guessed.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from asyncrl.staleness.admission import AdmissionPolicy
 from asyncrl.words import size
 
 EVENT_BYTES = 40
-"""Bytes of an event in the journal beside its tokens, about."""
+"""Approximate bytes of an event in the journal beside its tokens."""
 ROLLOUT_EVENTS = 4
 """Events of a rollout beside its chunks: leased, sealed, judged, trained."""
 LARGE_STATE = 10**9
-"""Bytes of live token arrays from which on each checkpoint is felt."""
+"""Bytes of live token arrays above which each checkpoint takes noticeable time."""
 LOG_BYTES = 8 * 2**20
-"""Bytes that the journal's write-ahead log is cut back to."""
+"""Bytes to which the journal's write-ahead log is truncated."""
 
 RANKS = "processes that train the model together, each with a shard of it (FSDP2)"
 SANDBOXES = {
     "auto": "strict where this machine has it",
     "strict": "no key, no network, no file but Python's; executed answers each in a fresh process",
-    "process": "processes that can be killed, and are kept from nothing but the environment",
+    "process": "processes that can be killed, without isolation except for the environment",
 }
 """The meaning of `task.sandbox`, in a line."""
 
 
 REWARDS = {
     "auto": "exact where the data set gives partial credit for junk, else score",
-    "exact": "1 for a right answer, 0 for any other: what is trained is what is evaluated",
-    "score": "what the verifier gives; evaluation counts answers that got 1 or more",
+    "exact": "1 for a right answer, 0 for any other: training and evaluation use the same measure",
+    "score": "the verifier's score; evaluation counts answers with 1 or more",
 }
 """The meaning of `task.reward`, in a line."""
 
 
 class Row(NamedTuple):
-    """One line of the table printed first."""
+    """One line of the table."""
 
     name: str
     value: str
@@ -68,7 +68,7 @@ PROGRAMS = Row(
     "bwrap",
     "answers of the verifier run, each in a fresh sandbox: no network, the system read-only",
 )
-"""Said where answers are programs."""
+"""The additional text where answers are programs."""
 
 
 def queue_bytes(config: Config) -> int:
@@ -83,7 +83,7 @@ def queue_bytes(config: Config) -> int:
 
 
 def _large_state(config: Config) -> list[Row]:
-    """A warning where the tokens that live, which each checkpoint writes down, may be very many."""
+    """A warning where live tokens, which each checkpoint writes, may be very many."""
     if (live := queue_bytes(config)) < LARGE_STATE:
         return []
     return [
@@ -91,8 +91,8 @@ def _large_state(config: Config) -> list[Row]:
             "note",
             "train.checkpoint_every",
             f"each checkpoint writes the tokens of all live rollouts, ≤ {size(live)}, into the "
-            "journal, and nothing else happens while they are encoded: give the coordinator that "
-            "much memory twice, or lower rollout.max_new_tokens, train.batch_groups or "
+            "journal, and blocks the coordinator while it encodes them: give the coordinator "
+            "twice that memory, or lower rollout.max_new_tokens, train.batch_groups or "
             "staleness.depth",
         )
     ]
@@ -110,15 +110,14 @@ def steps(config: Config) -> int:
 
 
 def journal_steps(config: Config) -> int:
-    """Steps that the journal holds at most: a checkpoint forgets what lies before the one before
-    it."""
+    """Most steps in the journal: a checkpoint compacts all before its predecessor."""
     return min(2 * config.train.checkpoint_every or config.train.steps, steps(config))
 
 
 def journal_bytes(config: Config) -> int:
-    """Most bytes of journal that the steps it holds, the live rollouts and three states of them
-    take, one of which is in the log as well while it is written. What was discarded and what
-    evaluations generated is no step's, and comes on top."""
+    """Most bytes of the journal: of its steps, of the live rollouts and of three states of them,
+    one of which is also in the log while it is written. Discarded and evaluated rollouts belong to
+    no step, and come on top."""
     rollout, groups = config.rollout, config.train.batch_groups * journal_steps(config)
     events = math.ceil(rollout.max_new_tokens / config.engine.chunk_tokens) + ROLLOUT_EVENTS
     responses = groups * rollout.group_size * (8 * rollout.max_new_tokens + EVENT_BYTES * events)
@@ -129,13 +128,13 @@ def journal_bytes(config: Config) -> int:
 
 def _mix_rows(task: TaskConfig) -> list[Row]:
     """A row for each task of the mix: its source, its shares, its prompts."""
-    found = shares(task)
+    task_shares = shares(task)
     return [
         Row(
             f"task {label}",
             member.path or member.name,
-            (" → ".join(f"{share:.0%}" for share in found[label]) + " of the prompts")
-            if any(found[label])
+            (" → ".join(f"{share:.0%}" for share in task_shares[label]) + " of the prompts")
+            if any(task_shares[label])
             else "evaluated alone",
         )
         for label, member in members(task).items()
@@ -143,7 +142,7 @@ def _mix_rows(task: TaskConfig) -> list[Row]:
 
 
 def _agent_rows(config: Config) -> list[Row]:
-    """The row of who plays; none where a rollout is one turn."""
+    """The row of agents; none where a rollout is one turn."""
     agent = config.agent
     if not agent.run:
         return []
@@ -244,20 +243,18 @@ def derived(config: Config, available: int) -> list[Row]:
 
 
 def _lent(config: Config) -> str:
-    """Say who is lent the trainer's devices, and when."""
+    """Describe the actors that share the trainer's devices, and when."""
     rollout = config.rollout
     names = [f"rollout-{n}" for n in range(rollout.actors) if is_lent(config, n)]
     when = (
-        "at a low priority"
-        if rollout.lending == "priority"
-        else "while it has nothing to do, as long as that is worth it"
+        "at a low priority" if rollout.lending == "priority" else "while it is idle, if that pays"
     )
     who = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     return f"{who} on the trainer's devices, {when}"
 
 
 def _cluster(config: Config) -> list[Row]:
-    """A row about the machines that join; none where all actors run here."""
+    """Rows of the machines that join; none where all actors run here."""
     if not joined(config):
         return []
     cluster, actors = config.cluster, config.rollout.actors
@@ -277,23 +274,23 @@ def _cluster(config: Config) -> list[Row]:
     if cluster.trainer_agents:
         here = ranks_here(config)
         gpu = ", with a GPU for each rank" if config.train.device == "cuda" else ""
-        said = f"of the trainer's {config.train.ranks} ranks {here} on each{gpu}, and {here} here"
+        split = f"of the trainer's {config.train.ranks} ranks {here} on each{gpu}, and {here} here"
         by = "Ray" if cluster.kind == "ray" else "`asyncrl agent --for trainer`"
-        rows.append(Row("trainer machines", f"{cluster.trainer_agents} join", f"by {by}: {said}"))
+        rows.append(Row("trainer machines", f"{cluster.trainer_agents} join", f"by {by}: {split}"))
     if cluster.reward_agents:
         by = "Ray" if cluster.kind == "ray" else "`asyncrl agent --for reward`"
-        said = f"by {by}: {config.reward.actors} reward actors there, and none here"
-        rows.append(Row("reward machines", f"{cluster.reward_agents} join", said))
+        split = f"by {by}: {config.reward.actors} reward actors there, and none here"
+        rows.append(Row("reward machines", f"{cluster.reward_agents} join", split))
     return rows
 
 
 def _truncated(config: Config) -> str:
-    """Words for how responses cut at their budget are treated."""
+    """Description of the treatment of responses cut at their budget."""
     budget, band = config.rollout.max_new_tokens, penalty_band(config.rollout)
     return {
         "keep": f"responses cut at {budget} tokens are trained as they are",
         "mask": f"responses cut at {budget} tokens stay out of the loss, and are compared with",
-        "penalize": f"over {budget - band} tokens the reward sinks, by 1 at {budget}",
+        "penalize": f"over {budget - band} tokens the reward decreases, by 1 at {budget}",
     }[config.rollout.truncated]
 
 
@@ -315,7 +312,7 @@ def _step(config: Config) -> list[Row]:
             Row(
                 "response tokens per step",
                 f"≥ {train.step_tokens:,}",
-                "they close a step, and batch_groups does not",
+                "they close a step, instead of batch_groups",
             ),
         ]
     return [
@@ -350,31 +347,31 @@ def _updates(config: Config) -> list[Row]:
 def _weighs(config: Config) -> str:
     correction = config.staleness.correction
     if not correction:
-        return "no token is left out, or weighs less"
+        return "no token is left out or weighs less"
     if any(entry.weighs_by_ratio for entry in correction) and ratios_weigh(
         config.train, config.staleness
     ):
-        return "what is kept weighs by its ratio"
+        return "kept tokens are weighted by their ratio"
     return (
-        "says what is kept; the objective's own ratio weighs it"
+        "selects tokens; the objective's own ratio weights them"
         if any(entry.rejects for entry in correction)
         else "weighs by age"
     )
 
 
 def _proximal(config: Config, live: int) -> str:
-    """Words for the proximal policy, and for what it costs the trainer to know it."""
+    """Description of the proximal policy, and of its cost for the trainer."""
     if clips_nothing(config.train, config.staleness):
         return "of the step itself: the ratio is 1, and clipping does nothing"
     return {
-        "behaviour": "what the engine sampled from",
+        "behaviour": "the policy that the engine sampled from",
         "recompute": "of the step itself",
-        "loglinear": "guessed between behaviour and current",
+        "loglinear": "interpolated between behaviour and current",
         "ema": f"the average of the weights (train.ema = {config.train.ema:g}), PPO-EWMA's",
         "snapshot": "of the version that sampled; the trainer's memory holds "
         f"≤ {config.staleness.max_lag} more copies of the weights",
         "boundary": "of the version that sampled; the trainer's memory holds one more copy of the "
-        "weights for each version that engines have not left, "
+        "weights for each version that engines still use, "
         f"≤ {max(1, config.staleness.max_lag)} and mostly 1, and "
         f"≤ {size(4 * live * config.rollout.max_new_tokens)} of scores",
     }[config.staleness.proximal]
@@ -391,7 +388,7 @@ def _worst(config: Config, policy: AdmissionPolicy) -> Row:
     bounded = staleness.on_stale != "train"
     older = {
         "mask": "older tokens are left out of the loss",
-        "restart": "the prompt of older tokens starts again",
+        "restart": "the prompt of older tokens restarts",
         "drop": "the group of older tokens is dropped",
         "train": "old tokens are trained",
     }[staleness.on_stale]
@@ -412,14 +409,14 @@ def _counts(parts: Sequence[tuple[int, ...]]) -> str:
 
 def _slots(slots: int, live: int) -> str:
     return (
-        f"{slots - live:,} more than live rollouts: they stay empty"
+        f"{slots - live:,} more than live rollouts, so they stay empty"
         if slots > live
         else "rollouts decoded at a time"
     )
 
 
 def _journal(config: Config) -> str:
-    beside = "; what is filtered, stale or evaluated comes on top"
+    beside = "; filtered, stale and evaluated rollouts come on top"
     if not config.train.checkpoint_every:
         return "never compacted, as train.checkpoint_every is 0: all steps" + beside
     return (

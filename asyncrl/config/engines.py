@@ -1,6 +1,5 @@
-"""Engines by name, and their capabilities, which are known before one is opened.
-
-Nothing asks for an engine by its name: who needs to know something of it asks its `Capabilities`.
+"""Engines by name, and their capabilities, which are known before one is opened. No code depends on
+an engine's name: it checks its `Capabilities`.
 """
 
 from __future__ import annotations
@@ -17,42 +16,41 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     keeps_versions: bool = True
     """True if it serves a version that was loaded with `pin` beside each later one, until `unpin`.
-    Without it a load ends the requests of the version before, evaluation delays the next version,
+    Without it a load ends the requests of the previous version, evaluation delays the next version,
     and `staleness.finish_on = "own"` is refused."""
 
     keeps_averages: bool = False
     """True if it is an `AveragingEngine` (`asyncrl.engines.protocol`), which also keeps an average
-    of the weights beside the version that it is of. Without it `evaluation.weights = "ema"` is
-    refused."""
+    of the weights beside its version. Without it `evaluation.weights = "ema"` is refused."""
 
     direct_transport: str = ""
     """The transport (`asyncrl.weightsync.transport.TRANSPORTS`) of its direct publications:
-    "direct" if it is a `DirectEngine` (`asyncrl.engines.protocol`), whose own weights a publication
-    may write while it stands still; "into_servers" if these are in its servers. Without one
-    `publication.path = "direct"` is refused."""
+    "direct" if it is a `DirectEngine` (`asyncrl.engines.protocol`), into whose weights a
+    publication may write while it is paused; "into_servers" if these are in its servers. Without
+    one `publication.path = "direct"` is refused."""
 
     serves_apart: bool = False
-    """True if servers of its own decode."""
+    """True if its own servers decode."""
 
     widens: bool = False
-    """True if it holds weights in `model.dtype`, whatever type they are sent in
-    (`publication.dtype`). Without it they stay of the type that they are sent in."""
+    """True if it converts weights to `model.dtype` from the type in which they are sent
+    (`publication.dtype`). Without it they keep the type in which they are sent."""
 
     compares_canary: bool = False
-    """True if it is a `CanaryEngine` (`asyncrl.engines.protocol`), which compares what it computes
-    with what the trainer does. Without it the trainer computes no canary."""
+    """True if it is a `CanaryEngine` (`asyncrl.engines.protocol`), which compares its
+    log-probabilities with the trainer's. Without it the trainer computes no canary."""
 
     tables: frozenset[str] = frozenset()
-    """Tables of run.toml that are its own, such as `engine.sglang`. What is set in the table of an
-    engine that is not chosen does nothing, which is said."""
+    """Tables of run.toml for it alone, such as `engine.sglang`. Settings of another engine's table
+    have no effect, which is reported."""
 
 
-def _wrong(found: Any) -> str:
-    """The fault of what is to be an engine, in words; empty where there is none. By the class's
+def _wrong(candidate: Any) -> str:
+    """The reason why a candidate is not an engine; empty if it is one. It checks the class's
     attributes, because `EngineKind` is above the settings, and may not be imported here."""
-    if not isinstance(getattr(found, "capabilities", None), Capabilities):
+    if not isinstance(getattr(candidate, "capabilities", None), Capabilities):
         return "derive it from asyncrl.engines.spec.EngineKind"
-    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    missing = sorted(getattr(candidate, "__abstractmethods__", ()))
     return f"it must define {', '.join(missing)}" if missing else ""
 
 
@@ -70,7 +68,7 @@ ENGINES: Registry[Any] = Registry(
 
 
 def capabilities(kind: str) -> Capabilities:
-    """Return what the engine that `engine.kind` names declares. Raises ConfigError.
+    """Return the capabilities of the engine that `engine.kind` names. Raises ConfigError.
 
     >>> capabilities("embedded").keeps_versions, capabilities("sglang").keeps_versions
     (True, False)

@@ -1,4 +1,4 @@
-"""The error of a run that cannot start as configured."""
+"""The error for a run that cannot start as configured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from asyncrl.escape import escaped
 
 BAD_INPUT = 2
-"""Exit status of a command whose input is wrong, and of an actor that was the first to see it."""
+"""Exit status of a command whose input is wrong, and of an actor that detected it first."""
 
 
 def installs(extra: str) -> str:
@@ -23,8 +23,8 @@ def installs(extra: str) -> str:
 
 
 class ConfigError(Exception):
-    """The run cannot start as configured. Its text is one sentence on one printable line: where,
-    what is wrong, what is allowed."""
+    """The run cannot start as configured. Its text is one sentence on one printable line: the
+    source, the error, and what is allowed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(escaped(text))
@@ -40,16 +40,17 @@ def usable(path: Path, used: Literal["read", "written"]) -> Iterator[None]:
 
 
 class ContradictionError(ConfigError):
-    """Settings that contradict each other: `values` are theirs in words, by key; `remedy` says what
-    to do, as the end of the sentence."""
+    """Settings that contradict each other: `values` are their values in words, by key; `remedy` is
+    the end of the sentence."""
 
     def __init__(
-        self, values: Mapping[str, str], remedy: str, places: Mapping[str, str] | None = None
+        self, values: Mapping[str, str], remedy: str, sources: Mapping[str, str] | None = None
     ) -> None:
-        """`places` says where settings were said; the others are defaults. None: nobody knows."""
+        """`sources` are the sources of settings; the others are defaults. None: unknown."""
         self.values, self.remedy = values, remedy
-        said = " and ".join(
-            f"{key} is {value}" + ("" if places is None else f" ({places.get(key, 'the default')})")
+        contradiction = " and ".join(
+            f"{key} is {value}"
+            + ("" if sources is None else f" ({sources.get(key, 'the default')})")
             for key, value in values.items()
         )
-        super().__init__(f"{said}: {remedy}.")
+        super().__init__(f"{contradiction}: {remedy}.")

@@ -10,12 +10,12 @@ from asyncrl.config.setting import Field, field_of
 
 
 def _sections(cls: type[Section], within: str = "") -> dict[str, type[Section]]:
-    """The sections in a section, each before those that lie in it."""
-    found: dict[str, type[Section]] = {}
+    """The sections in a section, each before its own subsections."""
+    sections: dict[str, type[Section]] = {}
     for name, hint in get_type_hints(cls).items():
         if isinstance(hint, type) and issubclass(hint, Section):
-            found |= {within + name: hint, **_sections(hint, f"{within}{name}.")}
-    return found
+            sections |= {within + name: hint, **_sections(hint, f"{within}{name}.")}
+    return sections
 
 
 SECTIONS: dict[str, type[Section]] = _sections(Config)

@@ -1,4 +1,4 @@
-"""Flow of groups: the rule of admission that the settings ask for, and settings that contradict it.
+"""Flow of groups: the admission rule of the settings, and settings that contradict it.
 
 Every contradiction names its keys and a remedy, as `rules.contradictions` does.
 """
@@ -31,7 +31,7 @@ def max_group_size(config: Config) -> int:
 
 
 def penalty_band(rollout: RolloutConfig) -> int:
-    """Tokens over which a long response loses its reward; 0 where it does not."""
+    """Tokens over which the penalty of a long response grows; 0 without a penalty."""
     if rollout.truncated != "penalize":
         return 0
     return overlong_band(rollout.overlong_band, rollout.max_new_tokens)
@@ -61,5 +61,5 @@ def admission_policy(config: Config) -> AdmissionPolicy:
 
 
 def flow_contradictions(config: Config) -> Iterator[Contradiction]:
-    """Those of the rule of admission: depth, window, lag, over-provisioning."""
+    """Contradictions of the admission rule: depth, window, lag, over-provisioning."""
     return admission_policy(config).contradictions()

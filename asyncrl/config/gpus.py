@@ -1,5 +1,5 @@
-"""The GPUs of a run's processes, by who has them. Invariant: nobody shares one, but for servers
-that are lent the trainer's (`rollout.lent_actors`).
+"""The GPUs of each of a run's processes. Invariant: no two share one, except servers that are lent
+the trainer's (`rollout.lent_actors`).
 
 Each rank of the trainer here has one, from the first on. Then each server that a rollout actor
 starts has as many as it has ranks. With the backend `nccl` a rollout actor has one of its own, from
@@ -54,8 +54,8 @@ class ActorGpus(NamedTuple):
 
 
 def gpus_of(config: Config) -> Gpus:
-    """The GPUs of a run's processes on the launcher's machine. Those of servers that somebody else
-    runs are not here."""
+    """The GPUs of a run's processes on the launcher's machine. GPUs of servers that run elsewhere
+    are not included."""
     trainer = tuple(range(ranks_here(config))) if config.train.device == "cuda" else ()
     ranks, sends = _each(config)
     actors = local_rollouts(config)
@@ -71,9 +71,9 @@ def gpus_of(config: Config) -> Gpus:
 
 
 def _blocks(numbers: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
-    """Divide numbers evenly among so many."""
+    """Divide numbers evenly into `count` parts."""
     size = len(numbers) // max(1, count)
-    return tuple(tuple(numbers[at * size : (at + 1) * size]) for at in range(count))
+    return tuple(tuple(numbers[number * size : (number + 1) * size]) for number in range(count))
 
 
 def gpus_each(config: Config) -> int:
@@ -93,7 +93,7 @@ def trainer_agent_gpus(config: Config) -> int:
 
 
 def actor_gpus(config: Config, index: int) -> ActorGpus:
-    """The GPUs of the rollout actor `index`, by the numbers that it knows them by.
+    """The GPUs of the rollout actor `index`, by the numbers that it sees.
 
     Example: of two actors whose servers have two ranks, beside a trainer on CUDA, the second has 3
     and 4, and on a machine that joins each has 0 and 1.

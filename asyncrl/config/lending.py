@@ -1,5 +1,5 @@
-"""Lending: rollout actors with the trainer's devices, which decode while it waits, as SeamlessFlow
-and verl have it of GPUs.
+"""Lending: rollout actors with the trainer's devices, which decode while it waits, as in
+SeamlessFlow and verl for GPUs.
 
     priority   nobody decides when: the embedded engine shares the trainer's cores at a low
                priority, so the system gives the trainer its cores back as soon as it has work
@@ -27,7 +27,7 @@ def shares_by_priority(config: Config, index: int) -> bool:
 
 
 def lent_actors(config: Config) -> frozenset[str]:
-    """The rollout actors that are opened and closed; none where priorities decide."""
+    """The rollout actors that are opened and closed; none with priorities."""
     rollout = config.rollout
     if rollout.lending == "priority":
         return frozenset()
@@ -35,10 +35,10 @@ def lent_actors(config: Config) -> frozenset[str]:
 
 
 def lendable(config: Config, ranks: int) -> int:
-    """The number of lent actors, of those that are asked for, that a trainer of so many ranks here
-    has devices for: one GPU for each rank of a server.
+    """The number of requested lent actors for which a trainer of this many local ranks has devices:
+    one GPU for each rank of a server.
 
-    Example: three servers of two ranks are asked for, and the trainer has four ranks: two.
+    Example: three servers of two ranks are requested, and the trainer has four ranks: two.
     """
     servers = config.engine.servers
     if servers is None or not servers.settings.launch or config.train.device != "cuda":
@@ -55,7 +55,7 @@ def lending_contradictions(config: Config) -> Contradictions:
     if rollout.lent_actors >= rollout.actors:
         yield (
             (lent, "rollout.actors"),
-            "one rollout actor at least needs devices of its own: raise actors, or lower "
+            "at least one rollout actor needs devices of its own: raise actors, or lower "
             "lent_actors",
         )
     if joined(config):
@@ -85,7 +85,7 @@ def lending_contradictions(config: Config) -> Contradictions:
     if servers.settings.launch and servers.settings.device != config.train.device:
         yield (
             (lent, "train.device", f"{servers.table}.device"),
-            "a lent server decodes on what the trainer computes on: set both devices to the same",
+            "a lent server decodes on the trainer's devices: set both to the same kind of device",
         )
     if config.train.ranks and lendable(config, config.train.ranks) < rollout.lent_actors:
         yield (
@@ -96,6 +96,6 @@ def lending_contradictions(config: Config) -> Contradictions:
     if servers.by_broadcast and servers.settings.backend == "nccl":
         yield (
             (lent, f"{servers.table}.backend"),
-            "NCCL takes one process for each GPU, and a lent server shares the trainer's: set "
+            "NCCL allows one process for each GPU, and a lent server shares the trainer's: set "
             "backend to gloo",
         )

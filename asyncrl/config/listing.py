@@ -41,8 +41,8 @@ def overview() -> str:
 
 
 def section_settings(name: str) -> str:
-    """Return all settings of a section, the basic ones first, each with its default, what it may
-    be and its meaning, with its unit. Raises ConfigError where there is no such section."""
+    """Return all settings of a section, the basic ones first, each with its default, its allowed
+    values, its meaning and its unit. Raises ConfigError where there is no such section."""
     if name not in SECTIONS:
         raise ConfigError(
             f"settings: there is no section {quoted(name)}; the nearest is "

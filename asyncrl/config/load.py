@@ -2,7 +2,7 @@
 Config or a ConfigError of one sentence.
 
 `--set` wins over a variable, a variable over run.toml, run.toml over the defaults. `task.params`
-are the named data set's own: a source that names another task forgets the params of weaker sources.
+belong to the named data set: a source that names another task drops the params of weaker sources.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ PREFIX = "ASYNCRL_"
 
 
 class Setting(NamedTuple):
-    """`value` for the key `path` (section, name, and further names inside a free table), and where
-    it was said."""
+    """`value` for the key `path` (section, name, and further names inside a free table), and its
+    source."""
 
     path: tuple[str, ...]
     value: Any
-    place: str
+    source: str
 
 
 def load(path: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> Config:
@@ -50,17 +50,17 @@ def load(path: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> 
     Raises ConfigError.
     """
     values: dict[str, Any] = {}
-    places: dict[str, str] = {}
-    sources = (
+    sources: dict[str, str] = {}
+    layers = (
         settings_in(path) if path else [],
         _from_environment(environ),
         [_from_set(text) for text in sets],
     )
-    for settings in sources:
+    for settings in layers:
         _forget_params_of_another_task(settings, values)
         for setting in settings:
-            _put(setting, values, places)
-    return _build(values, places)
+            _put(setting, values, sources)
+    return _build(values, sources)
 
 
 def read(path: Path) -> Config:
@@ -70,14 +70,14 @@ def read(path: Path) -> Config:
 
 
 def write(config: Config, path: Path) -> None:
-    """Write every setting to a run.toml, each with its meaning as a comment. The file appears at
-    once or not at all."""
+    """Write every setting to a run.toml, each with its meaning as a comment. The file appears
+    whole or not at all."""
     write_whole(path, render(config))
 
 
 def render(config: Config, keys: Collection[str] = FIELDS) -> str:
     """Return `config`, or these settings of it, as the text of a run.toml, each with its meaning:
-    of each table first the basic settings, then, below a line that says so, the advanced ones."""
+    in each table first the basic settings, then, below a heading, the advanced ones."""
     parts: list[str] = []
     for section, cls in SECTIONS.items():
         fields = [field for key in _keys(section) if (field := FIELDS[key]).key in keys]
@@ -86,7 +86,7 @@ def render(config: Config, keys: Collection[str] = FIELDS) -> str:
         parts.append(f"# {(cls.__doc__ or '').strip()}\n[{section}]\n")
         fields.sort(key=lambda field: (field.is_table, field.tier is Tier.ADVANCED))
         first_advanced = next((field for field in fields if field.tier is Tier.ADVANCED), None)
-        for field in fields:  # a table is last, because it takes every key that follows it
+        for field in fields:  # a table comes last, because it takes every key that follows it
             if field is first_advanced:
                 parts.append("\n# Advanced:\n\n")
             value = _plain(lookup(config, field.key))
@@ -101,7 +101,7 @@ def render(config: Config, keys: Collection[str] = FIELDS) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A setting as TOML has it: corrections as tables."""
+    """A setting as a TOML value: corrections as tables."""
     if isinstance(value, tuple):
         return [item.table() if isinstance(item, Correction) else item for item in value]
     return value
@@ -116,8 +116,8 @@ def _comment(field: Field) -> str:
 
 
 def settings_in(path: Path) -> list[Setting]:
-    """The settings that a run.toml says, as they stand: none is checked, and no module that one
-    names is imported. Raises ConfigError where it cannot be read, or is no TOML."""
+    """The settings in a run.toml, unchecked, without an import of any module that one names. Raises
+    ConfigError where it cannot be read, or is not TOML."""
     try:
         with open_regular(path) as file:
             tree = tomllib.load(file)
@@ -127,9 +127,9 @@ def settings_in(path: Path) -> list[Setting]:
         ) from None
     except tomllib.TOMLDecodeError as error:
         where = re.search(r"at line (\d+)", str(error))
-        place = f"{path}:{where[1]}" if where else f"{path}, at its end"
+        source = f"{path}:{where[1]}" if where else f"{path}, at its end"
         raise ConfigError(
-            f"{place}: this is not TOML: {str(error).partition(' (at ')[0]}."
+            f"{source}: this is not TOML: {str(error).partition(' (at ')[0]}."
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: this is not TOML: it is not UTF-8 text.") from None
@@ -146,17 +146,17 @@ def settings_in(path: Path) -> list[Setting]:
     return settings
 
 
-def _from_table(section: str, table: Any, place: str) -> list[Setting]:
-    """Settings of a section, and of the sections in it."""
+def _from_table(section: str, table: Any, source: str) -> list[Setting]:
+    """Settings of a section, and of its subsections."""
     if not isinstance(table, dict) or not table:
-        return [Setting((section,), table, place)]
+        return [Setting((section,), table, source)]
     settings = []
     for name, value in table.items():
         inner = f"{section}.{name}"
         settings += (
-            _from_table(inner, value, place)
+            _from_table(inner, value, source)
             if inner in SECTIONS
-            else [Setting((section, name), value, place)]
+            else [Setting((section, name), value, source)]
         )
     return settings
 
@@ -176,7 +176,7 @@ def _from_environment(environ: Mapping[str, str]) -> list[Setting]:
 
 
 def _from_set(text: str) -> Setting:
-    place = f"--set {shortened(text)}"
+    source = f"--set {shortened(text)}"
     key, equals, value = text.partition("=")
     first, *rest = (part.strip() for part in key.split("."))
     while rest and f"{first}.{rest[0]}" in SECTIONS:
@@ -184,15 +184,15 @@ def _from_set(text: str) -> Setting:
     path = first, *rest
     if not equals:
         raise ConfigError(
-            f"{place}: write --set section.key=value, for example --set train.steps=100."
+            f"{source}: write --set section.key=value, for example --set train.steps=100."
         )
-    field = _known(path, place)
-    return Setting(path, _parsed(field, value.strip(), place, inside=len(path) > 2), place)
+    field = _known(path, source)
+    return Setting(path, _parsed(field, value.strip(), source, inside=len(path) > 2), source)
 
 
-def _parsed(field: Field, text: str, place: str, *, inside: bool = False) -> Any:
-    """`text` as a TOML value; as it stands where a string is wanted, where kinds with commas
-    between are, and inside a free table where it is no TOML."""
+def _parsed(field: Field, text: str, source: str, *, inside: bool = False) -> Any:
+    """`text` as a TOML value; unparsed for a string, for comma-separated kinds, and inside a free
+    table where it is not TOML."""
     try:
         tree = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -206,7 +206,7 @@ def _parsed(field: Field, text: str, place: str, *, inside: bool = False) -> Any
         if free or not text or (words and not text.startswith(("[", "{"))):
             return text
         raise ConfigError(
-            f"{place}: {field.key} is {quoted(text)}, and must be {field.allowed} "
+            f"{source}: {field.key} is {quoted(text)}, and must be {field.allowed} "
             f"({field.description})."
         )
     return value
@@ -215,11 +215,11 @@ def _parsed(field: Field, text: str, place: str, *, inside: bool = False) -> Any
 # ---------------------------------------------------------------------------- settings to a Config
 
 
-def _known(path: tuple[str, ...], place: str) -> Field:
+def _known(path: tuple[str, ...], source: str) -> Field:
     """Return the field that `path` names. Raises ConfigError with the new name of an old one, or
     with the nearest."""
     if old := about_old_name(path):
-        raise ConfigError(f"{place}: {old}.")
+        raise ConfigError(f"{source}: {old}.")
     key = ".".join(path)
     if path[0] not in SECTIONS:
         near = (
@@ -228,12 +228,12 @@ def _known(path: tuple[str, ...], place: str) -> Field:
             else nearest(key, SECTIONS)
         )
         raise ConfigError(
-            f"{place}: there is no section {path[0]}; the sections are {', '.join(SECTIONS)}, "
+            f"{source}: there is no section {path[0]}; the sections are {', '.join(SECTIONS)}, "
             f"and the nearest is {near}."
         )
     if len(path) == 1:
         raise ConfigError(
-            f"{place}: {path[0]} is a section of settings; name one of them, as "
+            f"{source}: {path[0]} is a section of settings; name one of them, as "
             f"{nearest(key, _keys(path[0]))}."
         )
     field = FIELDS.get(".".join(path[:2]))
@@ -241,15 +241,17 @@ def _known(path: tuple[str, ...], place: str) -> Field:
         elsewhere = [other.key for other in FIELDS.values() if other.name == path[1]]
         near = nearest(key, elsewhere or _keys(path[0]))
         raise ConfigError(
-            f"{place}: there is no setting {'.'.join(path[:2])}; the nearest is {near}."
+            f"{source}: there is no setting {'.'.join(path[:2])}; the nearest is {near}."
         )
     if len(path) > 2 and not field.is_table:
         raise ConfigError(
-            f"{place}: {field.key} holds no further settings; it must be {field.allowed} "
+            f"{source}: {field.key} holds no further settings; it must be {field.allowed} "
             f"({field.description})."
         )
     if not all(path):
-        raise ConfigError(f"{place}: a name in {key} is empty; write --set {field.key}.name=value.")
+        raise ConfigError(
+            f"{source}: a name in {key} is empty; write --set {field.key}.name=value."
+        )
     return field
 
 
@@ -263,27 +265,27 @@ def _forget_params_of_another_task(settings: Sequence[Setting], values: dict[str
         values.pop("task.params", None)
 
 
-def _put(setting: Setting, values: dict[str, Any], places: dict[str, str]) -> None:
-    """Check one setting and put it over what weaker sources said."""
-    path, value, place = setting
+def _put(setting: Setting, values: dict[str, Any], sources: dict[str, str]) -> None:
+    """Check one setting, which overrides weaker sources."""
+    path, value, source = setting
     if path[0] in SECTIONS and len(path) == 1:
         if value != {}:
             raise ConfigError(
-                f"{place}: {path[0]} is {quoted(value)}, and must be a section: write "
+                f"{source}: {path[0]} is {quoted(value)}, and must be a section: write "
                 f"[{path[0]}] and its settings below."
             )
         return
     if says_nothing(path, value):
         return
-    field = _known(path, place)
+    field = _known(path, source)
     if len(path) > 2:
-        value = _merged(values.get(field.key, {}), path[2:], value, place, field.key)
-    values[field.key] = checked(field, value, place)
-    places[field.key] = place
+        value = _merged(values.get(field.key, {}), path[2:], value, source, field.key)
+    values[field.key] = checked(field, value, source)
+    sources[field.key] = source
 
 
 def _merged(
-    table: Mapping[str, Any], path: tuple[str, ...], value: Any, place: str, key: str
+    table: Mapping[str, Any], path: tuple[str, ...], value: Any, source: str, key: str
 ) -> dict[str, Any]:
     name, *rest = path
     if not rest:
@@ -291,27 +293,27 @@ def _merged(
     inner = table.get(name, {})
     if not isinstance(inner, dict):
         raise ConfigError(
-            f"{place}: {key}.{name} is {quoted(inner)}, and holds no further settings."
+            f"{source}: {key}.{name} is {quoted(inner)}, and holds no further settings."
         )
-    return {**table, name: _merged(inner, tuple(rest), value, place, f"{key}.{name}")}
+    return {**table, name: _merged(inner, tuple(rest), value, source, f"{key}.{name}")}
 
 
-def _build(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
+def _build(values: Mapping[str, Any], sources: Mapping[str, str]) -> Config:
     built: dict[str, Section] = {}
-    for section, cls in reversed(SECTIONS.items()):  # a section comes before those that lie in it
-        given: dict[str, Any] = {
+    for section, cls in reversed(SECTIONS.items()):  # a section comes before its subsections
+        settings: dict[str, Any] = {
             FIELDS[key].name: values[key] for key in _keys(section) if key in values
         }
-        given |= {
+        settings |= {
             name.rpartition(".")[2]: part
             for name, part in built.items()
             if name.rpartition(".")[0] == section
         }
-        built[section] = cls(**given)
+        built[section] = cls(**settings)
     sections: dict[str, Any] = {
         section: part for section, part in built.items() if "." not in section
     }
     try:
         return Config(**sections)
     except ContradictionError as error:
-        raise ContradictionError(error.values, error.remedy, places) from None
+        raise ContradictionError(error.values, error.remedy, sources) from None

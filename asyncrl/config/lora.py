@@ -1,4 +1,4 @@
-"""Layers of a model that an adapter of `model.lora` has its place in."""
+"""Layers of a model that get an adapter of `model.lora`."""
 
 from __future__ import annotations
 

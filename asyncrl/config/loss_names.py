@@ -12,9 +12,9 @@ from asyncrl.staleness import corrections
 from asyncrl.staleness.corrections import Correction
 
 
-def _correction(found: Any) -> str:
-    problem = derived_from(Correction)(found)
-    if not problem and found.apply is Correction.apply:
+def _correction(candidate: Any) -> str:
+    problem = derived_from(Correction)(candidate)
+    if not problem and candidate.apply is Correction.apply:
         return "it must define apply"
     return problem
 

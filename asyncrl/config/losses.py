@@ -1,8 +1,6 @@
 """Contradictions in the settings of the loss. Invariant: a loss that passes here is one that its
-formulas define.
-
-The rules ask what corrections, objective and advantage say of themselves, and never for one by its
-name. Every rule names the keys that contradict each other and what to do about it, as
+formulas define. The rules use the declarations of corrections, objective and advantage, and never
+their names. Every rule names the keys that contradict each other and a remedy, as
 `rules.contradictions` does.
 """
 
@@ -19,19 +17,19 @@ from asyncrl.config.schema.section import Contradictions
 
 
 def loss_contradictions(config: Config) -> Contradictions:
-    """Those of corrections, objective, proximal policy, advantages, and of the tokens that all of
-    them are about."""
+    """Contradictions of corrections, objective, proximal policy and advantages, and of their
+    tokens."""
     train, objective = config.train, objective_of(config.train)
     if "dual_clip" in objective.settings and train.dual_clip <= 1 + train.clip_hi:
         yield (
             ("train.dual_clip", "train.clip_hi"),
-            "the second clip would cut into the first: dual_clip must be larger than 1 + clip_hi",
+            "the second clip would overlap the first: dual_clip must be larger than 1 + clip_hi",
         )
     if objective.by_rollout and (mean := loss_mean(train)) != "rollout":
         yield (
             ("train.objective", "train.loss_mean"),
-            f"{train.objective} is a loss of whole rollouts, and with {mean} the long ones would "
-            "count more: set loss_mean to auto or rollout",
+            f"{train.objective} is a loss of whole rollouts, but with {mean} long ones would count "
+            "more: set loss_mean to auto or rollout",
         )
     if objective.ratio != "none" and objective.bounded == "nowhere":
         yield from _unbounded(train, config.staleness)
@@ -40,7 +38,7 @@ def loss_contradictions(config: Config) -> Contradictions:
     if not train.step_tokens and train.minibatches > train.batch_groups:
         yield (
             ("train.minibatches", "train.batch_groups"),
-            "a minibatch has a whole group at least: lower minibatches to "
+            "a minibatch has at least one whole group: lower minibatches to "
             f"{train.batch_groups}, or raise batch_groups",
         )
 
@@ -56,32 +54,32 @@ def advantage_of(train: TrainConfig) -> Advantage:
 
 
 def drops_equal(config: Config) -> bool:
-    """True if groups whose rewards are all equal are left out: `rollout.filter` asks for it, and
-    they have no signal. Relative to the step they may have one."""
+    """True if groups with equal rewards are left out: `rollout.filter` requires it, and they have
+    no signal. Relative to the step they may have one."""
     filtered = config.rollout.filter == "zero_variance"
     return filtered and not advantage_of(config.train).equal_has_signal
 
 
 def loss_mean(train: TrainConfig) -> Mean:
-    """The mean over a step that `train.loss_mean` asks for."""
+    """The mean over a step that `train.loss_mean` selects."""
     if train.loss_mean != "auto":
         return train.loss_mean
     return "rollout" if objective_of(train).by_rollout else "token"
 
 
 def clip_bounds(train: TrainConfig) -> ClipBounds:
-    """The bounds that objectives are given."""
+    """The bounds for objectives."""
     return ClipBounds(train.clip_lo, train.clip_hi, train.dual_clip)
 
 
 def ratios_weigh(train: TrainConfig, staleness: StalenessConfig) -> bool:
-    """True if the ratio that corrections look at may weigh the loss. It may not where the
-    objective's own ratio is the same: that of current to behaviour policy."""
+    """True if the ratio of the corrections may weight the loss. It may not where the objective's
+    own ratio is the same: that of current to behaviour policy."""
     return staleness.proximal != "behaviour" or objective_of(train).ratio == "none"
 
 
 def updates(train: TrainConfig) -> int:
-    """Updates of the weights that a step takes."""
+    """Number of weight updates in a step."""
     return train.minibatches * train.passes
 
 
@@ -93,12 +91,12 @@ def clips_nothing(train: TrainConfig, staleness: StalenessConfig) -> bool:
 
 
 def designed(staleness: StalenessConfig) -> frozenset[str]:
-    """Corrections of the list that leave tokens out by design, and not because they are off."""
+    """Corrections of the list that leave out tokens by design, not because they are off-policy."""
     return frozenset(entry.kind for entry in staleness.correction if entry.by_design)
 
 
 def bounded_above(staleness: StalenessConfig) -> bool:
-    """True if a correction bounds the ratio of what it keeps, which is that of current to behaviour
+    """True if a correction bounds the ratio of kept tokens, which is that of current to behaviour
     policy where proximal is behaviour."""
     return any(entry.bounds_ratio for entry in staleness.correction)
 
@@ -116,7 +114,7 @@ def _unbounded(train: TrainConfig, staleness: StalenessConfig) -> Contradictions
     ):
         yield (
             ("train.objective", "staleness.correction"),
-            "this objective does not bound its ratio, and no correction here does: list icepop, "
+            "this objective does not bound its ratio, and no listed correction does: list icepop, "
             "mis, k3, dppo or m2po, or set objective to clip",
         )
 
@@ -133,21 +131,21 @@ def _corrections(config: Config) -> Contradictions:
     if again := next((kind for kind in kinds if kinds.count(kind) > 1), None):
         yield (
             ("staleness.correction",),
-            f"{again} is there twice, and what it leaves out could not be told apart: list it once",
+            f"{again} is listed twice, so its rejections could not be told apart: list it once",
         )
     pure = [entry.kind for entry in correction if entry.only_weighs]
     if pure and not weigh:
         yield (
             ("staleness.proximal", "staleness.correction", "train.objective"),
-            f"the objective's ratio is to the behaviour policy already, and {pure[0]} would "
-            f"weigh by it once more: leave {pure[0]} out, "
+            f"the objective's ratio is already to the behaviour policy, and {pure[0]} would weight "
+            f"by it again: remove {pure[0]}, "
             "set proximal to boundary, or objective to reinforce",
         )
     weighing = [entry.kind for entry in correction if entry.weighs_by_ratio]
     if len(weighing) > 1 and weigh:
         yield (
             ("staleness.correction", "staleness.proximal", "train.objective"),
-            f"both {weighing[0]} and {weighing[1]} weigh by the ratio, which would count twice: "
+            f"both {weighing[0]} and {weighing[1]} weight by the ratio, which would count twice: "
             "list one of them",
         )
 
@@ -201,7 +199,7 @@ def _advantages(config: Config) -> Contradictions:
     if train.unit == "rollout" and train.replay_groups:
         yield (
             ("train.unit", "train.replay_groups"),
-            "what is trained again are whole groups: set unit to group, or replay_groups to 0",
+            "only whole groups are trained again: set unit to group, or replay_groups to 0",
         )
     if train.unit == "rollout" and rollout.k_min >= rollout.group_size:
         yield (

@@ -1,8 +1,8 @@
 """Several tasks in one run: `task.mix`, `task.weights` and `task.stages`, read as typed settings.
 
-A mix has a table for each task, under its label. What a table does not say is [task]'s own. The
-weights say which share of the training prompts each task gives, and a list of them has one share
-for each stage. A task without a weight is evaluated alone.
+A mix has a table for each task, under its label. Settings that are not in it come from [task]. The
+weights are the share of each task in the training prompts; a list has one share for each stage. A
+task without a weight is evaluated alone.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ OWN = (
     *("name", "params", "path", "eval_path", "verifier", "reward", "template"),
     *("train_size", "eval_size"),
 )
-"""Settings of [task] that each task of a mix may have for itself."""
+"""Settings of [task] that each task of a mix may override."""
 ROUNDING = 1e-6
-"""Weights that add up to 1 but for so much do."""
+"""Tolerance for the sum of the weights, which must be 1."""
 LABEL = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 def members(task: TaskConfig) -> dict[str, TaskConfig]:
-    """The tasks of a mix by their labels; none where [task] is one task. Raises ConfigError for a
-    table that is none of a task.
+    """The tasks of a mix by their labels; none where [task] is one task. Raises ConfigError for an
+    invalid table.
 
     >>> found = members(TaskConfig(mix={"sums": {"name": "chain_sum"}}, eval_size=8))
     >>> found["sums"].name, found["sums"].eval_size
@@ -52,7 +52,7 @@ def named(task: TaskConfig) -> str:
 
 
 def shares(task: TaskConfig) -> dict[str, tuple[float, ...]]:
-    """The share of each task of the mix, in each stage. Raises ConfigError for what is no weight.
+    """The share of each task of the mix, in each stage. Raises ConfigError for an invalid weight.
 
     >>> shares(TaskConfig(mix={"a": {}, "b": {}}, weights={"a": [1.0, 0.5], "b": [0, 0.5]}, \
 stages=(100,)))
@@ -66,7 +66,7 @@ def trained_size(task: TaskConfig) -> int:
     """Different training prompts of the tasks that are trained."""
     if not task.mix:
         return task.train_size
-    trained = {label for label, found in shares(task).items() if any(found)}
+    trained = {label for label, weights in shares(task).items() if any(weights)}
     return sum(member.train_size for label, member in members(task).items() if label in trained)
 
 
@@ -80,13 +80,13 @@ def mix_contradictions(task: TaskConfig) -> Contradictions:
     if not task.mix:
         for key, value in (("task.weights", task.weights), ("task.stages", task.stages)):
             if value:
-                yield (key, "task.mix"), "there is one task: give task.mix a table for each"
+                yield (key, "task.mix"), "there is only one task: give task.mix a table for each"
         return
     for label in task.mix:
         if not LABEL.fullmatch(label):
             yield (
                 ("task.mix",),
-                "a label has 1 to 32 letters, digits, - and _: give each task such a one",
+                "a label has 1 to 32 letters, digits, - and _: give each task such a label",
             )
             return
     if unknown := [label for label in task.weights if label not in task.mix]:
@@ -99,11 +99,11 @@ def mix_contradictions(task: TaskConfig) -> Contradictions:
         yield ("task.stages",), "each stage begins after the one before it: sort them"
     try:
         members(task)
-        found = shares(task)
+        task_shares = shares(task)
     except ConfigError as error:
         yield ("task.mix", "task.weights"), str(error).removesuffix(".")
         return
-    for stage, of_stage in enumerate(zip(*found.values(), strict=True), 1):
+    for stage, of_stage in enumerate(zip(*task_shares.values(), strict=True), 1):
         if abs(sum(of_stage) - 1) > ROUNDING:
             where = f" of stage {stage}" if task.stages else ""
             yield (
@@ -115,17 +115,19 @@ def mix_contradictions(task: TaskConfig) -> Contradictions:
 
 def _member(task: TaskConfig, label: str, table: Any) -> TaskConfig:
     if not isinstance(table, Mapping):
-        raise ConfigError(f"the task {label!r} is no table: write [task.mix.{label}] and settings")
+        raise ConfigError(
+            f"the task {label!r} is not a table: write [task.mix.{label}] and settings"
+        )
     own: dict[str, Any] = {}
     for name, value in table.items():
         if name not in OWN:
             raise ConfigError(
-                f"the task {label!r} has {name!r}, which a task of a mix does not take; the "
+                f"the task {label!r} has {name!r}, which a task of a mix cannot have; the "
                 f"nearest is {nearest(name, OWN)!r}"
             )
         own[name] = checked(FIELDS[f"task.{name}"], value, f"the task {label!r}")
     if own.get("name", task.name) != task.name:
-        own = {"params": {}, **own}  # another data set's are not its own
+        own = {"params": {}, **own}  # those of another data set do not apply
     return msgspec.structs.replace(task, **own, mix={}, weights={}, stages=())
 
 
@@ -137,5 +139,5 @@ def _shares(value: Any, label: str, count: int) -> tuple[float, ...]:
             "give one weight, or one for each stage"
         )
     if not all(type(one) in (int, float) and 0 <= one <= 1 for one in listed):
-        raise ConfigError(f"the task {label!r} has a weight that is no number from 0 to 1")
+        raise ConfigError(f"the task {label!r} has a weight that is not a number from 0 to 1")
     return tuple(map(float, listed))

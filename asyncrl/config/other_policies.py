@@ -1,8 +1,8 @@
-"""Settings of the policies that do not learn: reference and teacher. What contradicts itself in
-them, and what `check` says of them.
+"""Settings of the policies that do not learn, reference and teacher: their contradictions, and
+their rows in `check`.
 
-Every contradiction names its keys and a remedy, as `rules.contradictions` does. That a policy has
-the model's vocabulary is looked at where files are read (`asyncrl.launch.model_directories`).
+Every contradiction names its keys and a remedy, as `rules.contradictions` does. The vocabulary of a
+policy is checked where files are read (`asyncrl.launch.model_directories`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asyncrl.config.schema.section import Contradictions
 
 
 def policy_contradictions(config: Config) -> Contradictions:
-    """Those of a divergence in the reward."""
+    """Contradictions of a divergence in the reward."""
     reference = config.reference
     if reference.coefficient and reference.kl_in == "reward":
         yield from _in_reward(config)
@@ -29,25 +29,26 @@ def _in_reward(config: Config) -> Contradictions:
     if train.unit == "rollout":
         yield (
             ("reference.kl_in", "train.unit"),
-            "the reward that a rollout is compared with would be without it: set unit to group, "
+            "the rewards that a rollout is compared with would lack it: set unit to group, "
             "or kl_in to loss or advantage",
         )
     if advantage.whole_step or advantage.several_rewards:
         yield (
             ("reference.kl_in", "train.advantage"),
-            f"{advantage.kind} compares rewards of other micro-batches, of which it is not known: "
+            f"{advantage.kind} compares rewards of other micro-batches, for which it is unknown: "
             "set kl_in to loss or advantage, or choose another advantage",
         )
     if drops_equal(config):
         yield (
             ("reference.kl_in", "rollout.filter"),
-            "rewards that are equal differ by it, and the filter would leave their groups out: "
+            "it makes equal rewards differ, but the filter would drop their groups: "
             "set filter to none, or kl_in to loss or advantage",
         )
     if (tokens := max_group_size(config) * config.engine.context_tokens) > train.micro_tokens:
         yield (
             ("reference.kl_in", "train.micro_tokens", "rollout.group_size"),
-            "a group's rewards are known where it is whole, so it must fit in one micro-batch: "
+            "a group's rewards are known only where it is whole, so it must fit in one "
+            "micro-batch: "
             f"raise micro_tokens to {tokens}, or set kl_in to loss or advantage",
         )
 
@@ -56,21 +57,21 @@ def policy_rows(config: Config) -> Iterator[tuple[str, str, str]]:
     """Name, value and meaning of each policy beside the one that learns."""
     reference, teacher = config.reference, config.teacher
     if reference.coefficient:
-        place = {
+        target = {
             "loss": "in each token's loss",
             "reward": "its sum subtracted from the rollout's reward",
             "advantage": "subtracted from each token's advantage",
         }[reference.kl_in]
         reset = (
             f"; it becomes the current policy every {reference.reset_every:,} steps, and the "
-            "optimizer starts again"
+            "optimizer is reset"
             if reference.reset_every
             else ""
         )
         yield (
             "reference policy",
             reference.server or reference.path or "the initial policy",
-            f"{reference.coefficient:g} of the divergence ({reference.estimator}) {place}{reset}; "
+            f"{reference.coefficient:g} of the divergence ({reference.estimator}) {target}{reset}; "
             f"{_memory(reference)}",
         )
     if teacher.coefficient:
@@ -90,9 +91,9 @@ def policy_rows(config: Config) -> Iterator[tuple[str, str, str]]:
         )
     if config.train.ema:
         evaluated = (
-            "evaluations are of it"
+            "it is evaluated"
             if config.evaluation.weights == "ema"
-            else "evaluations are of the current weights (evaluation.weights)"
+            else "the current weights are evaluated (evaluation.weights)"
         )
         yield (
             "average of weights",

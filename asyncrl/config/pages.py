@@ -1,4 +1,4 @@
-"""Pages of the docs that are written from the schema: `python -m asyncrl.config.pages` (`make
+"""Pages of the docs that are generated from the schema: `python -m asyncrl.config.pages` (`make
 pages`) writes them, in a checkout."""
 
 from __future__ import annotations

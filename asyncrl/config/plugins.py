@@ -1,9 +1,9 @@
 """Settings that name code: something of asyncrl's by its name, or a user's own by `module:name`.
 
-A setting with the mark `Named` in its type is such a setting, and a `Registry` finds what it names.
-Invariant: a module is imported for a setting of run.toml, a variable or `--set`, and never for
-anything that data says (docs/security.md). It is imported where the object is first asked for, in
-each process that asks; so it must be importable there (PYTHONPATH).
+Such a setting has the mark `Named` in its type, and a `Registry` finds the object. Invariant: a
+module is imported for a setting of run.toml, a variable or `--set`, and never for names in data
+(docs/security.md). It is imported at the first use of the object, in each process that uses it; so
+it must be importable there (PYTHONPATH).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asyncrl.config.errors import ConfigError
 
 T = TypeVar("T")
 SHOWN = 200
-"""Characters of somebody else's error that a sentence has."""
+"""Characters of a foreign error in a message."""
 
 
 class Named(NamedTuple):
@@ -29,7 +29,7 @@ class Named(NamedTuple):
     names: tuple[str, ...]
 
     def allows(self, text: str) -> bool:
-        """True for a known name, and for what has the form of `module:name`.
+        """True for a known name, and for a text of the form `module:name`.
 
         >>> Named("engine", ("sglang",)).allows("my.engines:Echo")
         True
@@ -40,13 +40,12 @@ class Named(NamedTuple):
 
 
 class Registry(Generic[T]):
-    """The things of one `kind` ("engine", "correction", …) that a setting may name.
+    """The objects of one `kind` ("engine", "correction", …) that a setting may name.
 
-    `built_in` has those of asyncrl by their names; one that must not be imported yet is given as
-    its own `module:name`. `wrong` says what keeps an imported object from being one; empty where
-    nothing does.
+    `built_in` has those of asyncrl by their names; one that must not be imported yet is given by
+    its `module:name`. `wrong` returns the reason why an imported object is not one; empty if it is.
 
-    >>> odd = Registry("odd number", {"one": 1, "three": 3}, lambda found: "it is no number")
+    >>> odd = Registry("odd number", {"one": 1, "three": 3}, lambda candidate: "it is no number")
     >>> odd.find("three"), list(odd)
     (3, ['one', 'three'])
     >>> odd.find("math:floor")
@@ -79,15 +78,15 @@ class Registry(Generic[T]):
                 f"{text!r} names no {self.kind}: give {', '.join(self)} or the module:name of one "
                 "of your own."
             )
-        found = load_named(own, self.kind)
-        if problem := self._wrong(found):
+        loaded = load_named(own, self.kind)
+        if problem := self._wrong(loaded):
             raise ConfigError(f"{text!r} is no {self.kind}: {problem}.")
-        right: T = found
+        right: T = loaded
         return right
 
 
 def load_named(text: str, kind: str) -> Any:
-    """The object called `module:name`; `kind` is what a person calls it. Raises ConfigError.
+    """The object called `module:name`; `kind` is the word for it in messages. Raises ConfigError.
 
     >>> load_named("math:pi", "number")
     3.141592653589793
@@ -98,11 +97,11 @@ def load_named(text: str, kind: str) -> Any:
     module, name = parts
     try:
         imported = import_module(module)
-    except (Exception, SystemExit) as error:  # a module of the user's raises what it likes
-        said = " ".join(f"{type(error).__name__}: {error}".split())
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
             f"the {kind} {text!r} cannot be loaded, because {module} cannot be imported "
-            f"({said[:SHOWN]}); put its folder on PYTHONPATH, or fix it."
+            f"({reason[:SHOWN]}); put its folder on PYTHONPATH, or fix it."
         ) from error
     if not hasattr(imported, name):
         raise ConfigError(
@@ -113,16 +112,17 @@ def load_named(text: str, kind: str) -> Any:
 
 
 def derived_from(base: type) -> Callable[[Any], str]:
-    """Give what says why something is no class derived from `base` with all its methods.
+    """Return a check that explains why something is not a class derived from `base` with all its
+    methods.
 
     >>> derived_from(Exception)(3)
     'derive a class from builtins:Exception'
     """
 
-    def wrong(found: Any) -> str:
-        if not isinstance(found, type) or not issubclass(found, base):
+    def wrong(candidate: Any) -> str:
+        if not isinstance(candidate, type) or not issubclass(candidate, base):
             return f"derive a class from {base.__module__}:{base.__name__}"
-        if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        if missing := sorted(getattr(candidate, "__abstractmethods__", ())):
             return f"it must define {', '.join(missing)}"
         return ""
 

@@ -1,4 +1,4 @@
-"""The ranks of the trainer, as they follow from settings. What several of them cannot do yet."""
+"""The ranks of the trainer, derived from settings, and the limits of several ranks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ ONE = "lower ranks to 1"
 
 
 def ranks_of(train: TrainConfig) -> int:
-    """The number of processes that train the model; 1 where nobody says."""
+    """The number of processes that train the model; 1 if unset."""
     return max(1, train.ranks)
 
 
 def settled_ranks(config: Config, gpus: int) -> int:
-    """The number of ranks where this machine has so many GPUs, and `train.ranks` leaves it open:
-    all that nobody else needs; one on a CPU, and of a model with adapters (`model.lora`). As many
-    on each machine that joins for the trainer.
+    """The number of ranks for this many GPUs on this machine, where `train.ranks` leaves it open:
+    all unused ones; one on a CPU, and for a model with adapters (`model.lora`). The same on each
+    machine that joins for the trainer.
 
     Example: eight GPUs, and two servers of two each: four ranks; eight with another machine.
     """
@@ -31,8 +31,8 @@ def settled_ranks(config: Config, gpus: int) -> int:
 
 
 def ranks_left(config: Config, cores: int, gpus: int) -> int:
-    """The number of ranks on each machine with which a run goes on where its own has so many cores
-    and GPUs left: no more than there are for them, and at least one.
+    """The number of ranks on each machine with which a run continues where its own has this many
+    cores and GPUs left: at most as many as fit, and at least one.
 
     Example: of eight GPUs, four of which are servers', one is lost: three ranks of four.
     """
@@ -42,8 +42,8 @@ def ranks_left(config: Config, cores: int, gpus: int) -> int:
 
 
 def rank_contradictions(config: Config) -> Contradictions:
-    """Those of settings with several ranks. A policy that is kept beside the model would have to be
-    divided as the model is, and no rank has all tokens of a step."""
+    """Contradictions of settings with several ranks. A policy beside the model would have to be
+    sharded like the model, and no rank has all tokens of a step."""
     train, staleness = config.train, config.staleness
     if ranks_of(train) == 1 and not config.cluster.trainer_agents:
         return

@@ -1,4 +1,4 @@
-"""Old names of settings and of their values: whoever writes one is told the new one."""
+"""Old names of settings and of their values, with the new one for the message."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GONE = {
     "gateway": _PLAYED,
     "door": _PLAYED,
 }
-"""Setting that there was → the end of the sentence that says why there is none."""
+"""Removed setting → the end of the sentence that says why."""
 
 FIXED: Mapping[str, float] = {
     "agent.alarm_rewritten": 0.1,
@@ -45,7 +45,7 @@ FIXED: Mapping[str, float] = {
     "staleness.alarm_proximal": 0.1,
     "staleness.alarm_truncated": 0.5,
 }
-"""Setting that is a constant now → its value. The run.toml of an earlier run may have it, with that
+"""Setting that is now a constant → its value. The run.toml of an earlier run may have it, with that
 value."""
 
 VALUES = {"staleness.on_stale": {"recycle": "restart"}}
@@ -58,8 +58,8 @@ def says_nothing(path: Sequence[str], value: object) -> bool:
 
 
 def about_old_name(path: Sequence[str]) -> str:
-    """Return what is to be known of an old setting, as a sentence without its full stop, or ""
-    where `path` (section, name, …) is none.
+    """Return a sentence about an old setting, without its full stop, or "" where `path` (section,
+    name, …) is not an old one.
 
     Example: ("run", "cores") gives "run.cores is called machine.cores now".
     """

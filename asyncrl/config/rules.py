@@ -1,8 +1,8 @@
-"""Contradictions between settings. Invariant: a configuration that passes here contradicts itself
-nowhere, whatever the machine.
+"""Contradictions between settings. Invariant: a configuration that passes here has no
+contradictions, whatever the machine.
 
-A table's own are in its file (`Section.contradictions`). Others are beside what they are computed
-from, and collected here. `asyncrl.launch.preflight` checks what depends on the machine: cores,
+A table's own are in its file (`Section.contradictions`). Others are beside the code that they
+belong to, and collected here. `asyncrl.launch.preflight` checks what depends on the machine: cores,
 ports, directories.
 """
 

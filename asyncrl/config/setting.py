@@ -1,5 +1,5 @@
-"""One setting: what it may be, in words, and the check of a value. Invariant: a message and a
-comment in run.toml say what the schema says, whether the value comes from a file or from Python.
+"""One setting: its allowed values in words, and the check of a value. Invariant: messages and
+comments in run.toml agree with the schema, whether the value comes from a file or from Python.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from asyncrl.config.renamed import VALUES
 from asyncrl.staleness.corrections import Correction
 
 NONE = "none"
-"""A list of no tables, where it is said in one word."""
+"""The word for an empty list of tables."""
 TEXTS = tuple[str, ...]
 TEXT_OR_TEXTS = str | tuple[str, ...]
 COUNTS = tuple[Annotated[int, msgspec.Meta(ge=1)], ...]
 
 
 class Tier(Enum):
-    """Mark of a setting: who needs to know it."""
+    """Mark of a setting: the users who need it."""
 
     BASIC = "basic"
-    """Whoever starts a first run: `asyncrl init` writes it, and `asyncrl settings` lists it."""
+    """The tier for a first run: `asyncrl init` writes the setting, and `asyncrl settings` lists
+    it."""
     ADVANCED = "advanced"
-    """Whoever needs it: the tier of a setting without a mark."""
+    """The tier of a setting without a mark."""
 
 
 class Mark(Enum):
@@ -45,7 +46,7 @@ class Mark(Enum):
 
 class Field(msgspec.Struct, frozen=True):
     """One setting: `key` is `section.name` (a section may lie in another: `engine.sglang`), `kind`
-    its Python type (or the Literal), `allowed` what it may be, in words, `named` the mark of a
+    its Python type (or the Literal), `allowed` its allowed values in words, `named` the mark of a
     setting that names code."""
 
     key: str
@@ -72,26 +73,25 @@ class Field(msgspec.Struct, frozen=True):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that a string may be, or () where it may be anything."""
+        """The allowed strings, or () where any is allowed."""
         if self.named is not None:
             return self.named.names
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """The words that may be in it, where it is a list of such; otherwise ()."""
+        """The allowed items, where it is a list of strings; otherwise ()."""
         inner = get_args(self.kind)[:1] if get_origin(self.kind) is tuple else ()
         return get_args(inner[0]) if inner and get_origin(inner[0]) is Literal else ()
 
     @property
     def entries(self) -> tuple[str, ...]:
-        """Kinds of table that are built in, where this is a list of tables; otherwise ()."""
+        """Built-in kinds of table, where it is a list of tables; otherwise ()."""
         return tuple(CORRECTIONS) if self.kind == tuple[Correction, ...] else ()
 
     @property
     def words(self) -> str:
-        """Everything that it may be called, for the comment above it; empty where that is
-        free."""
+        """All allowed names, for the comment above it; empty where any is allowed."""
         listed = [*(self.choices or self.listed or self.entries)]
         own = ["module:name"] if self.named or self.entries else []
         return ", ".join([*listed, *own])
@@ -135,7 +135,7 @@ def _allowed(kind: Any, metas: list[msgspec.Meta], named: Named | None) -> str:
 
 
 def field_of(section: str, name: str, hint: Any) -> Field:
-    """Read a setting off the type of a field of `section`; empty: of no table yet."""
+    """Read a setting from the type of a field of `section`; empty: of no table yet."""
     kind, metas, named, tier = hint, [], None, Tier.ADVANCED
     if get_origin(hint) is Annotated:
         kind, *rest = get_args(hint)
@@ -162,12 +162,12 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return max(words, key=similarity)
 
 
-def checked(field: Field, value: Any, place: str) -> Any:
-    """`value` as the setting's type. Raises ConfigError naming `place`, the value and what is
+def checked(field: Field, value: Any, source: str) -> Any:
+    """`value` as the setting's type. Raises ConfigError with `source`, the value and what is
     allowed."""
     problem = ""
     if field.entries:
-        return _listed(field, value, place)
+        return _listed(field, value, source)
     if field.listed and isinstance(value, str):
         value = [word for part in value.split(",") if (word := part.strip())]
     if field.is_path:
@@ -200,7 +200,7 @@ def checked(field: Field, value: Any, place: str) -> Any:
         now = VALUES.get(field.key, {}).get(value)
         hint = f"; {value} is called {now} now" if now else ""
         hint = hint or f"; the nearest is {nearest(value, field.choices)}"
-    raise ConfigError(f"{place}: {field.key} {problem}, and must be {field.allowed}{hint}.")
+    raise ConfigError(f"{source}: {field.key} {problem}, and must be {field.allowed}{hint}.")
 
 
 def _from_home(value: Any) -> Any:
@@ -212,77 +212,77 @@ def _from_home(value: Any) -> Any:
     return [_from_home(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _listed(field: Field, value: Any, place: str) -> tuple[Any, ...]:
-    """A list of tagged tables; where only a kind is said the rest is its defaults. A string is such
-    kinds with commas between, or none."""
+def _listed(field: Field, value: Any, source: str) -> tuple[Any, ...]:
+    """A list of tagged tables; a kind alone has its default settings. A string has comma-separated
+    kinds, or NONE."""
     if isinstance(value, str):
         value = [] if value.strip() == NONE else [kind.strip() for kind in value.split(",")]
     if not isinstance(value, list | tuple):
         kinds = ", ".join([*field.entries, NONE])
         raise ConfigError(
-            f"{place}: {field.key} is {quoted(value)}, and must be {field.allowed}: {kinds} "
+            f"{source}: {field.key} is {quoted(value)}, and must be {field.allowed}: {kinds} "
             f"({field.description})."
         )
     return tuple(
-        _entry(field, {"kind": item} if isinstance(item, str) else item, place) for item in value
+        _entry(field, {"kind": item} if isinstance(item, str) else item, source) for item in value
     )
 
 
-def _entry(field: Field, table: Any, place: str) -> Any:
+def _entry(field: Field, table: Any, source: str) -> Any:
     if isinstance(table, Correction):
-        return _settled(field, type(table), msgspec.structs.asdict(table), place)
+        return _settled(field, type(table), msgspec.structs.asdict(table), source)
     kinds = field.entries
     kind = table.get("kind") if isinstance(table, dict) else None
     if not isinstance(kind, str):
         raise ConfigError(
-            f"{place}: {field.key} has {quoted(table)} in it, and must be {field.allowed}: "
+            f"{source}: {field.key} has {quoted(table)} in it, and must be {field.allowed}: "
             f"{', '.join([*kinds, NONE])}."
         )
     if kind == NONE:
         raise ConfigError(
-            f"{place}: {field.key} has {NONE} beside others, which says nothing: leave it out."
+            f"{source}: {field.key} has {NONE} beside others, which has no meaning: remove it."
         )
     if kind not in kinds and ":" not in kind:
         near = nearest(kind, kinds)
         raise ConfigError(
-            f"{place}: {field.key} has the kind {quoted(kind)}, which there is not; the nearest "
+            f"{source}: {field.key} has the kind {quoted(kind)}, which does not exist; the nearest "
             f"is {near}."
         )
     try:
         cls = CORRECTIONS.find(kind)
     except ConfigError as error:
-        raise ConfigError(f"{place}: {field.key}: {error}") from None
-    given = {name: value for name, value in table.items() if name != "kind"}
-    return _settled(field, cls, given, place)
+        raise ConfigError(f"{source}: {field.key}: {error}") from None
+    settings = {name: value for name, value in table.items() if name != "kind"}
+    return _settled(field, cls, settings, source)
 
 
-def _settled(field: Field, cls: type[Correction], given: Mapping[str, Any], place: str) -> Any:
+def _settled(field: Field, cls: type[Correction], settings: Mapping[str, Any], source: str) -> Any:
     """The correction of these settings."""
     kind, values = cls.kind, dict[str, Any]()
     try:
         hints = _settings(cls)
     except ConfigError as error:
-        raise ConfigError(f"{place}: {field.key}: {error}") from None
-    for name, value in given.items():
+        raise ConfigError(f"{source}: {field.key}: {error}") from None
+    for name, value in settings.items():
         if name not in hints:
             raise ConfigError(
-                f"{place}: {field.key} has a {kind} with {quoted(name)}, which it does not take; "
+                f"{source}: {field.key} has a {kind} with {quoted(name)}, which it does not take; "
                 f"{_takes(str(name), hints)}."
             )
-        values[name] = checked(field_of(f"{field.key}.{kind}", name, hints[name]), value, place)
+        values[name] = checked(field_of(f"{field.key}.{kind}", name, hints[name]), value, source)
     for known in msgspec.structs.fields(cls):
         if known.required and known.name not in values:
             raise ConfigError(
-                f"{place}: {field.key} has a {kind} without {quoted(known.name)}, which it needs."
+                f"{source}: {field.key} has a {kind} without {quoted(known.name)}, which it needs."
             )
     try:
         return cls(**values)
-    except (TypeError, ValueError) as error:  # what __post_init__ of a user's own says
-        raise ConfigError(f"{place}: {field.key} has a {kind} that is refused: {error}.") from None
+    except (TypeError, ValueError) as error:  # from __post_init__ of a user's class
+        raise ConfigError(f"{source}: {field.key} has a {kind} that is refused: {error}.") from None
 
 
 def _settings(cls: type[Correction]) -> dict[str, Any]:
-    """The types of a correction's settings by name. Raises ConfigError for one that a table of
+    """The types of a correction's settings by name. Raises ConfigError for a type that a table of
     run.toml cannot have."""
     try:
         every = get_type_hints(cls, include_extras=True)
@@ -304,7 +304,7 @@ def _takes(name: str, hints: Iterable[str]) -> str:
 
 
 def quoted(value: Any) -> str:
-    """A value as a person writes it in TOML, shortened."""
+    """A value as written in TOML, shortened."""
     return shortened(_toml(value))
 
 
@@ -324,20 +324,24 @@ def shortened(text: str) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """True if it can be written to a file and name one: an environment can hold bytes that are not
-    UTF-8."""
+    """True if it can be written to a file and name one: an environment variable may hold bytes that
+    are not UTF-8."""
     return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _unplain(value: Any, path: str = "") -> str:
-    """Words for what makes a free table unfit to be journalled and compared; empty where it is
-    fit."""
+    """The reason why a free table cannot be journalled and compared; empty where it can."""
     if isinstance(value, dict):
         return next(
-            (found for key, item in value.items() if (found := _unplain(item, f"{path}.{key}"))), ""
+            (
+                problem
+                for key, item in value.items()
+                if (problem := _unplain(item, f"{path}.{key}"))
+            ),
+            "",
         )
     if isinstance(value, list):
-        return next((found for item in value if (found := _unplain(item, path))), "")
+        return next((problem for item in value if (problem := _unplain(item, path))), "")
     if isinstance(value, bool):
         return ""
     if isinstance(value, str):
@@ -350,4 +354,4 @@ def _unplain(value: Any, path: str = "") -> str:
         )
     if isinstance(value, float):
         return "" if math.isfinite(value) else f"has {value} at {path[1:]}"
-    return f"has at {path[1:]} a {type(value).__name__}, which no task takes"
+    return f"has at {path[1:]} a {type(value).__name__}, which no task accepts"

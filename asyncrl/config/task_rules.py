@@ -8,7 +8,7 @@ from asyncrl.config.schema.section import Contradictions
 
 
 def task_contradictions(config: Config) -> Contradictions:
-    """Those of each task. The tables of `task.mix` must be sound."""
+    """Contradictions of each task. The tables of `task.mix` must be valid."""
     if config.evaluation.samples and not held_out_size(config.task):
         yield (
             ("evaluation.samples", "task.eval_size"),
@@ -19,13 +19,14 @@ def task_contradictions(config: Config) -> Contradictions:
         yield from _one_task(config, config.task)
     for label, member in members(config.task).items():
         for keys, remedy in _one_task(config, member):
-            said = " and ".join(key.removeprefix("task.") for key in keys)
-            yield ("task.mix",), f"{said} of the task {label!r}: {remedy}"
+            names = " and ".join(key.removeprefix("task.") for key in keys)
+            yield ("task.mix",), f"{names} of the task {label!r}: {remedy}"
     yield from _unused_verifiers(config.task)
 
 
 def _unused_verifiers(task: TaskConfig) -> Contradictions:
-    """Verifiers that no line of jsonl would have: answers would be judged by another one."""
+    """Contradictions of verifiers that no JSONL line would use: another one would judge its
+    answers."""
     remedy = (
         "data sets of reasoning-gym have verifiers of their own: set name to jsonl, or remove "
         "verifier"

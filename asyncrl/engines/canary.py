@@ -1,10 +1,10 @@
 """The canary: a short text that an engine and the trainer must give the same log-probabilities.
-Invariant: weights that compute something else than the trainer's are named, whatever every other
-check said of them.
+Invariant: weights that compute something else than the trainer's are named, even when every other
+check passes.
 
 The text is always the same for one vocabulary. The trainer computes the reference once for each
 version, by transformers, and it comes with the commit. A server's prefill is compared after it is
-resumed, before anything that it decoded meanwhile may leave the actor.
+resumed, before tokens that it decoded in between may leave the actor.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ TOKENS = 32
 _SEED = 20_240_817
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}
-"""The largest difference of a log-probability, in nats, that is rounding, by dtype. float32 on one
+"""The largest log-probability difference, in nats, that rounding explains, by dtype. float32 on one
 kind of machine differs by 1e-6."""
 
 
 class CanaryDied(Exception):
-    """The server computes something else than the weights that it was given; one sentence."""
+    """Raised when a server's output does not match the weights that it loaded; one sentence."""
 
 
 def text(vocab_size: int, special: Collection[int], *, tokens: int = TOKENS) -> NDArray[np.int32]:
@@ -42,7 +42,8 @@ def text(vocab_size: int, special: Collection[int], *, tokens: int = TOKENS) -> 
     )
     if len(ordinary) < 2:
         raise ValueError(
-            f"a vocabulary of {vocab_size} with {len(special)} special ids has no text for a canary"
+            f"a vocabulary of {vocab_size} with {len(special)} special ids is too small for a "
+            "canary text"
         )
     return np.random.default_rng(_SEED).choice(ordinary, tokens).astype(np.int32)
 
@@ -51,8 +52,8 @@ def reference(
     model: torch.nn.Module, weights: Mapping[str, torch.Tensor], ids: NDArray[np.int32]
 ) -> list[float]:
     """The log-probability of each id but the first, given those before it, by the `transformers`
-    causal model with `weights` by parameter name (tied ones once) in place of its own, which are
-    neither read nor changed, on the device of the weights. `len(ids) - 1` numbers. For a worker
+    causal model with `weights` by parameter name (tied ones once) in place of its own (neither read
+    nor changed), on the device of the weights. Returns `len(ids) - 1` numbers. Call it in a worker
     thread."""
     import torch
 
@@ -68,23 +69,23 @@ def reference(
 
 
 def compare(
-    version: int, expected: Sequence[float], found: Sequence[float], tolerance: float
+    version: int, expected: Sequence[float], measured: Sequence[float], tolerance: float
 ) -> float:
     """The largest absolute difference, in nats. Raises CanaryDied where it is above `tolerance`, or
-    where a number is missing or none."""
-    if len(expected) != len(found):
+    where a number is missing or NaN."""
+    if len(expected) != len(measured):
         raise CanaryDied(
-            f"version {version}: {len(found)} log-probabilities came for the canary's "
+            f"version {version}: {len(measured)} log-probabilities came for the canary's "
             f"{len(expected)}"
         )
-    differences = np.abs(np.asarray(expected, np.float64) - np.asarray(found, np.float64))
-    at = int(np.argmax(np.where(np.isnan(differences), np.inf, differences)))
-    largest = float(differences[at])
+    differences = np.abs(np.asarray(expected, np.float64) - np.asarray(measured, np.float64))
+    worst = int(np.argmax(np.where(np.isnan(differences), np.inf, differences)))
+    largest = float(differences[worst])
     if not largest <= tolerance:
         raise CanaryDied(
             f"version {version}: the server's log-probabilities differ by {largest:.3g} from "
             "those of the weights it was given"
-            f" (token {at + 1} of the canary: {found[at]:.6g} for {expected[at]:.6g}; "
+            f" (token {worst + 1} of the canary: {measured[worst]:.6g} for {expected[worst]:.6g}; "
             f"{tolerance:g} is rounding)"
         )
     return largest

@@ -1,5 +1,4 @@
-"""Random draws of engines. Invariant: a draw is a function of (seed, key, index) and of nothing
-else.
+"""Random draws of engines. Invariant: a draw is a function of (seed, key, index) alone.
 
 Counter-based, so a rollout's draws depend neither on its neighbours nor on where or when it runs:
 the stream of (seed, key) is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number

@@ -9,7 +9,7 @@ from asyncrl.config.schema import EngineConfig
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes of an engine: `slots` rollouts are decoded at a time, each of at most
-    `context_tokens` tokens (prompt and response), and a chunk leaves about every `chunk_tokens`
+    `context_tokens` tokens (prompt and response), and a chunk is sent about every `chunk_tokens`
     decode steps. All are at least 1.
 
     >>> EngineOptions.of(EngineConfig(slots=8, chunk_tokens=4, context_tokens=64))

@@ -1,9 +1,8 @@
-"""The protocol of engines: what a rollout actor submits, and what it gets back. Invariant: a chunk
-carries the version that sampled it, as the engine itself says.
+"""The protocol of engines: requests that a rollout actor submits, and chunks that come back.
+Invariant: a chunk carries the version that sampled it, as reported by the engine.
 
 An engine is driven by one task (`run`); every other method is called from the same trio thread and
-returns at once, except `load`. It owns no link and knows no coordinator: the rollout actor is its
-shell.
+returns at once, except `load`. It has no link to the coordinator: the rollout actor is its shell.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Request(msgspec.Struct, frozen=True):
     `ids` is the prompt and the `prefix_tokens` response tokens that are known already, int32. At
     most `max_new_tokens` (at least 1) more are sampled, at `temperature` (0: greedy). The draw of
     response token i depends on (run seed, `key`, i) and the distribution alone. `version` pins the
-    weights to a version the engine was told to keep; None follows whatever is current.
+    request to a version that the engine keeps; None follows the current one.
 
     A prompt of three tokens, of whose response two are known; three more are to come, at the
     response's indices 2, 3 and 4:
@@ -54,7 +53,7 @@ class Chunk(msgspec.Struct, frozen=True):
     """Tokens of one rollout from response index `start` (prefix included), sampled under `version`.
 
     `ids` int32 and `behaviour` float32 have equal length, which may be 0 where only `finish` is
-    news. `behaviour` is the log-probability of the temperature-scaled distribution (of the unscaled
+    new. `behaviour` is the log-probability of the temperature-scaled distribution (of the unscaled
     one where greedy) at the moment of sampling. A stop id is part of `ids`.
 
     An answer to the request above in two chunks, between which the weights changed:
@@ -135,11 +134,12 @@ class Engine(Protocol):
         self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False
     ) -> float:
         """Swap to `weights` (by parameter name; None for an engine without weights) between two
-        decode steps, and return the seconds decoding stood still.
+        decode steps, and return the seconds that decoding was paused.
 
         With `pin`, an engine that keeps versions (`Capabilities`) also keeps these to serve
         requests of that version until `unpin`; any number may be kept, and all are decoded side by
-        side. Another one ends requests of another version as `interrupted`."""
+        side. An engine that does not keep versions ends requests of other versions as
+        `interrupted`."""
         ...
 
     def unpin(self, version: int) -> None:
@@ -156,8 +156,8 @@ class Engine(Protocol):
 class AveragingEngine(Engine, Protocol):
     """An engine that also keeps an average of the weights (`Capabilities.keeps_averages`).
 
-    An average of version 4 is kept, and answers; the engine has no version of its own to decode
-    with yet, so a request that is not pinned waits:
+    An average of version 4 is kept, and answers; the engine has no current version yet, so a
+    request that is not pinned waits:
 
     >>> import trio
     >>> from asyncrl.engines.options import EngineOptions
@@ -171,8 +171,7 @@ class AveragingEngine(Engine, Protocol):
 
     async def keep(self, version: int, weights: Mapping[str, torch.Tensor] | None) -> float:
         """Keep the average of `version` to serve requests of that version until `unpin`, and return
-        the seconds decoding stood still. What the engine decodes other requests with stays as it
-        is."""
+        the seconds that decoding was paused. The current weights do not change."""
         ...
 
 
@@ -180,7 +179,7 @@ class AveragingEngine(Engine, Protocol):
 class CanaryEngine(Engine, Protocol):
     """An engine that compares the canary (`Capabilities.compares_canary`).
 
-    Whoever has no servers compares nothing, and is told nothing:
+    An engine without servers has no canary:
 
     >>> from asyncrl.engines.scripted import ScriptedEngine
     >>> hasattr(ScriptedEngine, "expect")
@@ -188,16 +187,16 @@ class CanaryEngine(Engine, Protocol):
     """
 
     def expect(self, version: int, canary: Sequence[float]) -> None:
-        """Hear the trainer's log-probabilities of the canary under `version`, which is loaded next
+        """Set the trainer's log-probabilities of the canary under `version`, which is loaded next
         (`asyncrl.engines.canary`)."""
         ...
 
 
 @runtime_checkable
 class DirectEngine(Engine, Protocol):
-    """An engine whose own weights a publication may write (`Capabilities.direct_transport`).
-
-    It stands still from `quiesce` to `adopt`, or to `resume` if nothing was written:
+    """An engine into whose weights a publication may write directly
+    (`Capabilities.direct_transport`). It is paused from `quiesce` to `adopt`, or to `resume` if
+    nothing was written:
 
     >>> import trio
     >>> from asyncrl.engines.options import EngineOptions
@@ -214,16 +213,16 @@ class DirectEngine(Engine, Protocol):
     """
 
     async def quiesce(self) -> Mapping[str, torch.Tensor]:
-        """Sample nothing more from the next token on, and return the engine's own weights by
-        parameter name, tied ones once, which may be written from then on. One that stands still
-        already just returns them."""
+        """Pause at the next token boundary, and return the engine's own weights by parameter name,
+        tied ones once, for writing. A paused engine just returns them."""
         ...
 
     async def adopt(self, version: int, *, pin: bool = False) -> float:
-        """Go on with what was written, as `version`; `pin` as of `load`. Returns the seconds that
-        decoding stood still."""
+        """Continue with the written weights as `version`; `pin` as in `load`. Returns the seconds
+        that decoding was paused."""
         ...
 
     def resume(self) -> None:
-        """Go on as before: nothing was written. Nothing happens in one that decodes."""
+        """Continue with unchanged weights, since nothing was written. Does nothing if the engine is
+        decoding."""
         ...

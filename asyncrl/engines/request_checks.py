@@ -1,4 +1,4 @@
-"""The checks of a request that all engines share. Invariant: an accepted request can be decoded to
+"""The checks of a request, shared by all engines. Invariant: an accepted request can be decoded to
 its last token."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The scripted engine: tokens, speeds, lengths and failures from a script. Invariant: no torch, and
-the same script, requests and clock give the same chunks.
+"""The scripted engine: tokens, speeds, lengths and failures from a script. Invariant: torch is not
+imported, and the same script, requests and clock give the same chunks.
 
 Time is trio's clock, so under a virtual clock a run takes no time. A slot decodes one token every
 `seconds_per_token` of its own script.
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class Script(msgspec.Struct, frozen=True):
-    """The fate of one request.
+    """The scripted course of one request.
 
     `ids` (int32) and `behaviour` (float32) are the tokens that follow the request's prefix, and
-    `ends` what comes after the last: `stop` and `length` finish the rollout, `hang` never does,
+    `ends` says what follows the last: `stop` and `length` finish the rollout, `hang` never does,
     `crash` raises `ScriptedCrash` from `run`. Cut at the request's budget, a script ends as
     `length`.
     """
@@ -43,7 +43,7 @@ class Script(msgspec.Struct, frozen=True):
 
 
 class ScriptedCrash(Exception):
-    """The script said that the engine fails here."""
+    """Raised where the script has the engine crash."""
 
 
 def hashed(
@@ -99,8 +99,8 @@ class _Slot:
         return self.since + step * self.script.seconds_per_token
 
     def decoded(self, now: float) -> int:
-        """Tokens of the script decoded by `now`, emitted or not. The small part makes up for the
-        rounding of sums of seconds."""
+        """Tokens of the script decoded by `now`, emitted or not. The small term compensates for
+        rounding in sums of seconds."""
         pace = self.script.seconds_per_token
         return (
             self.tokens
@@ -128,10 +128,10 @@ class _Slot:
 class ScriptedEngine:
     """An `AveragingEngine` and `DirectEngine` (see `protocol`) that plays `script`.
 
-    `options.context_tokens` and `vocab_size` bound what `submit` accepts. `idle` hears of waits
-    named `weights` and `requests`, when they end. A request for a version that is not kept ends at
-    once as `interrupted`. Without `keeps_versions` it has one version at a time, as a server does:
-    a load ends what is pinned to another.
+    `options.context_tokens` and `vocab_size` bound what `submit` accepts. `idle` is called for
+    waits named `weights` and `requests`, when they end. A request for a version that is not kept
+    ends at once as `interrupted`. Without `keeps_versions` it holds one version at a time, as a
+    server does: a load ends requests pinned to another.
     """
 
     def __init__(
@@ -191,12 +191,12 @@ class ScriptedEngine:
 
     @property
     def still(self) -> bool:
-        """True from `quiesce` on, until it goes on."""
+        """True from `quiesce` until `adopt` or `resume`."""
         return self._stood is not None
 
     async def adopt(self, version: int, *, pin: bool = False) -> float:
         await trio.lowlevel.checkpoint()
-        assert self._stood is not None, "an engine that decodes has no weights to adopt"
+        assert self._stood is not None, "adopt() needs a quiesced engine"
         stood = trio.current_time() - self._stood
         self._serve(version, pin)
         self.resume()
@@ -211,7 +211,7 @@ class ScriptedEngine:
             self._news.set()
 
     def _take_sampled(self) -> None:
-        """Take what was sampled by now with current weights, under their version."""
+        """Collect the tokens sampled so far under the current version."""
         now = self._now()
         for slot in self._decoding:
             until = slot.decoded(now)
@@ -219,7 +219,7 @@ class ScriptedEngine:
                 self._ready.append(slot.take(until, self._sampled_by(slot.request), ""))
 
     def _now(self) -> float:
-        """The time by which everything is decoded."""
+        """The time at which all tokens are decoded."""
         return trio.current_time() if self._stood is None else self._stood
 
     def _serve(self, version: int, pin: bool) -> None:
@@ -260,7 +260,7 @@ class ScriptedEngine:
         return version
 
     def _end(self, chosen: Callable[[Request], bool]) -> None:
-        """Interrupt the chosen requests, with the tokens they have by now."""
+        """Interrupt the chosen requests, with their tokens so far."""
         now = self._now()
         for slot in [slot for slot in self._decoding if chosen(slot.request)]:
             self._decoding.remove(slot)
@@ -311,7 +311,7 @@ class ScriptedEngine:
             self._idle(cause, trio.current_time() - begun)
 
     def _collect(self) -> None:
-        """Chunks that are complete by now, and the end of what has ended."""
+        """Chunks that are complete by now, including final ones."""
         now = self._now()
         for slot in [slot for slot in self._decoding if slot.due <= now]:
             until = min(slot.tokens, slot.done + self._options.chunk_tokens)

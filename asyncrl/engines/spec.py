@@ -1,4 +1,4 @@
-"""Kinds of engine: what each can do, what it checks before a run, and how one is opened.
+"""Kinds of engine: capabilities, checks before a run, and opening.
 
 `engine.kind` names a class that derives from `EngineKind`: one of `asyncrl.config.engines.ENGINES`,
 or a user's own by `module:name` (docs/extending.md).
@@ -25,13 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineContext:
-    """Everything that an engine is opened with.
+    """The arguments with which an engine is opened.
 
     `run` is the run's directory, `initial` the directory of the model that the run began with,
-    `index` the rollout actor's number (from 0). One that `takes_over` may go on with a server that
-    another actor has left. `model` has the shape of the policy, and its
-    weights mean nothing: they come with the first `load`. `waits` counts idle seconds
-    (`waits.spent`).
+    `index` the rollout actor's number (from 0). One that `takes_over` may take over the server of
+    an earlier actor. `model` has the shape of the policy, but arbitrary weights: the first `load`
+    sets them. `waits` counts idle seconds (`waits.spent`).
     """
 
     config: Config
@@ -52,16 +51,16 @@ class EngineKind(ABC):
 
     @classmethod  # noqa: B027 (few need it)
     def check(cls, config: Config) -> None:
-        """Find what can be known to fail before anything starts. Raises ConfigError."""
+        """Check for errors that are known before a start. Raises ConfigError."""
 
     @classmethod
     @abstractmethod
     def open(cls, context: EngineContext) -> AbstractAsyncContextManager[Engine]:
-        """The engine of one rollout actor, for the length of a block; whatever it started ends
-        with the block."""
+        """The engine of one rollout actor, for the length of a block; all that it started ends with
+        the block."""
 
 
 def engine_kind(name: str) -> type[EngineKind]:
     """The class that `engine.kind` names. Raises ConfigError."""
-    found: type[EngineKind] = ENGINES.find(name)
-    return found
+    kind: type[EngineKind] = ENGINES.find(name)
+    return kind

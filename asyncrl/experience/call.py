@@ -1,9 +1,9 @@
-"""Calls: what is leased to engines. Invariant 4 (parallel arrays): `len(ids) == len(behaviour)` and
-spans tile `[0, tokens)` after every `extend`.
+"""Calls, which are leased to engines. Invariant 4 (parallel arrays): `len(ids) == len(behaviour)`
+and spans tile `[0, tokens)` after every `extend`.
 
 A call samples one response to one context. A rollout of one turn is its own only call, and an
-agent's rollout has a call for each time that the agent asked the model (`episode.py`). Rollouts and
-calls are numbered together, so a lease names a number and nothing else.
+agent's rollout has one for each call that the agent made to the model (`episode.py`). Rollouts and
+calls are numbered together, so a lease names only a number.
 
 Tokens come in through `Call.extend` alone, which checks everything before it changes anything.
 """
@@ -21,7 +21,7 @@ TOKEN_BYTES = 8
 
 
 class ImpossibleEvent(Exception):
-    """An event cannot have happened; the state is what it was before."""
+    """Raised for an event that cannot have happened; the state does not change."""
 
 
 class RolloutStatus(enum.Enum):
@@ -30,8 +30,8 @@ class RolloutStatus(enum.Enum):
     stage. It is judged again where a crash undid its step.
 
     A rollout that an agent plays is `begun` instead of leased, and the agent's calls go waiting →
-    leased (→ waiting …) → answered. A call of an attempt that is over is `unclaimed` until the next
-    one makes it, too."""
+    leased (→ waiting …) → answered. A call of an ended attempt
+    is `unclaimed` until the next attempt makes it again."""
 
     WAITING = "waiting"
     LEASED = "leased"
@@ -47,12 +47,12 @@ class RolloutStatus(enum.Enum):
 
 
 class Call(msgspec.Struct):
-    """One response as far as it is known.
+    """One response, as far as it is generated.
 
     `ids` (`int32`) and `behaviour` (`float32`, log-probabilities) are parallel and little-endian.
-    Copy them where they are kept, because a buffer taken of them keeps the call from growing.
-    `attempt` counts leases, `failures` those that failed; `holder` is the actor that has its lease,
-    empty while nobody does. `finish` is the reason why it is complete; empty before.
+    Copy them before keeping them, because a buffer of them blocks the call from growing. `attempt`
+    counts leases, `failures` those that failed; `holder` is the actor that has its lease, empty
+    without a lease. `finish` is the reason why it is complete; empty before.
     """
 
     id: int
@@ -79,7 +79,7 @@ class Call(msgspec.Struct):
 
     @property
     def resumable(self) -> bool:
-        """True if it was taken back with its tokens, and waits for another lease."""
+        """True if it was requeued with its tokens, and waits for another lease."""
         return self.status is RolloutStatus.WAITING and self.attempt > 0
 
     def extend(self, version: int, start: int, ids: bytes, behaviour: bytes) -> int:
@@ -128,8 +128,8 @@ class Call(msgspec.Struct):
         return end - held
 
     def cut(self, tokens: int) -> int:
-        """Forget all but the first `tokens` response tokens, and return the number of the
-        others. The arrays are replaced, so buffers taken of them stay valid."""
+        """Drop all but the first `tokens` response tokens, and return the number of the others. The
+        arrays are replaced, so buffers taken of them stay valid."""
         forgotten = len(self.ids) // 4 - tokens
         self.ids, self.behaviour = self.ids[: 4 * tokens], self.behaviour[: 4 * tokens]
         self.spans = [
@@ -140,7 +140,7 @@ class Call(msgspec.Struct):
         return forgotten
 
     def release(self) -> int:
-        """Forget the tokens, and return their number. The arrays are replaced, so buffers taken of
+        """Drop the tokens, and return their number. The arrays are replaced, so buffers taken of
         them stay valid."""
         tokens = self.tokens
         self.ids, self.behaviour, self.spans = bytearray(), bytearray(), []

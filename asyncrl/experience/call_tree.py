@@ -1,4 +1,5 @@
-"""The tree of an episode's tokens. Invariant: what each call sampled is in exactly one strand.
+"""The tree of an episode's tokens. Invariant: the sampled tokens of each call are in exactly one
+strand.
 
     root ── prompt ── turn 0 ┬─ tool result ── turn 1 ── leaf      strand 0
                              └─ other result ── turn 2 ── leaf     strand 1, which hangs from 0
@@ -8,14 +9,14 @@
     path     all tokens from the root to a leaf: what of other strands lies before, and the strand
     position a number of tokens of a strand: where another one hangs, or a call ends
 
-A call that goes on where a strand ends makes it longer. Any other call starts a strand of its own,
-which hangs from the last token that it shares, also in the middle of a piece. A strand is never
-split. A training sequence is made of each path, in which only the strand's own turns are trained.
+A call that continues where a strand ends extends it. Any other call starts a new strand, which
+hangs from the last token that it shares, even in the middle of a piece. A strand is never split. A
+training sequence is made of each path, in which only the strand's own turns are trained.
 
-Tokens that are sampled twice are two samples, also where they are equal (a greedy retry). So tokens
+Tokens that are sampled twice are two samples, even if they are equal (a greedy retry). So tokens
 are kept by sample and found by content: beside the strands there is a trie of contents, whose edges
 are pieces of strands. A context is compared with the trie once, at the speed of memory. All other
-work is proportional to what is new.
+work is proportional to the new tokens.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ _FIRST = 64 * ID
 
 
 class _Strand:
-    """The tokens of a strand (`ids`, `int32`), which hangs behind the first `at` tokens of
-    `parent`; `base` tokens lie before them on the path."""
+    """The tokens of a strand (`ids`, `int32`), which hangs after the first `offset` tokens of
+    `parent`; `base` tokens precede them on the path."""
 
-    __slots__ = ("at", "base", "ids", "parent")
+    __slots__ = ("base", "ids", "offset", "parent")
 
-    def __init__(self, parent: _Strand | None, at: int) -> None:
-        self.parent, self.at = parent, at
-        self.base: int = parent.base + at if parent is not None else 0
+    def __init__(self, parent: _Strand | None, offset: int) -> None:
+        self.parent, self.offset = parent, offset
+        self.base: int = parent.base + offset if parent is not None else 0
         self.ids = bytearray()
 
     @property
@@ -70,19 +71,19 @@ class CallTree:
         self._ends: dict[tuple[int, int], _Strand] = {}
 
     def add(self, context: bytes, sampled: bytes) -> TreePosition:
-        """One call: what it was given and what it sampled (`int32` ids). Returns the position after
-        its last token. Raises ValueError, with nothing changed, where `context` is empty, or either
-        is no whole tokens."""
+        """Add one call: its context and its sampled tokens (`int32` ids). Returns the position
+        after its last token. Raises ValueError, with nothing changed, where `context` is empty, or
+        one of them is not whole tokens."""
         if not context or len(context) % ID or len(sampled) % ID:
             raise ValueError(
                 f"a call of {len(context)} bytes of context and {len(sampled)} sampled ones is not "
                 "of int32, at least one of them given"
             )
         position, known = self._walk(self._root, context)
-        given = context[known * ID :]
-        if not (new := given + sampled):
+        rest = context[known * ID :]
+        if not (new := rest + sampled):
             return position
-        last, shared = (position, 0) if given else self._walk(position, sampled)
+        last, shared = (position, 0) if rest else self._walk(position, sampled)
         strand = self._ending(position, shared)
         if shared * ID == len(new):
             self._ends[id(last.strand), last.tokens] = strand
@@ -102,16 +103,15 @@ class CallTree:
             pieces.append(bytes(strand.ids[: tokens * ID]))
             if strand.parent is None:
                 break
-            strand, tokens = strand.parent, strand.at
+            strand, tokens = strand.parent, strand.offset
         return b"".join(reversed(pieces))
 
     def strands(
         self, ends: Sequence[TreePosition], sizes: Sequence[int]
     ) -> Iterator[tuple[int | None, int, list[bytes | int]]]:
-        """The strands in the order in which they began: the number of the one that each hangs from,
-        the tokens before it on its path, and its pieces: tokens given (`int32` ids), and the
-        numbers of the calls. Call `n` sampled `sizes[n]` tokens, at least one, and `ends[n]` is
-        what `add` returned for it.
+        """The strands in the order in which they began: the number of its parent, the tokens before
+        it on its path, and its pieces: given tokens (`int32` ids), and numbers of calls. Call `n`
+        sampled `sizes[n]` tokens, at least one, and `ends[n]` is the result of `add` for it.
 
         Example: the three calls of the example above give `(None, 0, [[1, 2], 0, [5], 1])` and
         `(0, 2, [[9], 2])`.
@@ -123,16 +123,16 @@ class CallTree:
         for strand, sampled in zip(self._strands, calls, strict=True):
             pieces, at = list[bytes | int](), 0
             for last, number in sorted(sampled):
-                if given := bytes(strand.ids[at * ID : (last - sizes[number]) * ID]):
-                    pieces.append(given)
+                if context := bytes(strand.ids[at * ID : (last - sizes[number]) * ID]):
+                    pieces.append(context)
                 pieces.append(number)
                 at = last
             parent = None if strand.parent is None else numbers[id(strand.parent)]
             yield parent, strand.base, pieces
 
     def _walk(self, start: TreePosition, content: bytes) -> tuple[TreePosition, int]:
-        """Follow `content` from a position as far as the trie goes: where that is, and how many
-        tokens of `content` lie before."""
+        """Follow `content` from a position as far as the trie matches. Returns the position
+        reached, and the number of matched tokens."""
         strand, at, done = start.strand, start.tokens * ID, 0
         while True:
             same = common(strand.ids, at, content, done)
@@ -146,20 +146,20 @@ class CallTree:
         return TreePosition(strand, at // ID), done // ID
 
     def _ending(self, position: TreePosition, shared: int) -> _Strand:
-        """The strand that ends at a position; a new one where none does, or where another has the
-        `shared` tokens it would go on with."""
+        """The strand that ends at a position; a new one where there is none, or where another
+        strand already has the `shared` next tokens."""
         if position.tokens == position.strand.tokens and not shared:
             return position.strand
-        found = self._ends.pop((id(position.strand), position.tokens), None)
-        if found is None:
-            found = _Strand(position.strand, position.tokens)
-            self._strands.append(found)
-        return found
+        strand = self._ends.pop((id(position.strand), position.tokens), None)
+        if strand is None:
+            strand = _Strand(position.strand, position.tokens)
+            self._strands.append(strand)
+        return strand
 
 
 def common(one: bytes | bytearray, a: int, other: bytes, b: int) -> int:
-    """The number of bytes, in whole tokens, that `one` from `a` on and `other` from `b` on have in
-    common. Compares little more than these."""
+    """The length in bytes, in whole tokens, of the common prefix of `one` from `a` on and `other`
+    from `b` on. It compares little more than that."""
     limit = min(len(one) - a, len(other) - b)
     done, step = 0, _FIRST
     while done < limit:
@@ -179,10 +179,10 @@ def common(one: bytes | bytearray, a: int, other: bytes, b: int) -> int:
 
 
 def joined(spans: Sequence[Span]) -> list[Span]:
-    """Adjacent spans of one version as one."""
-    found: list[Span] = []
+    """Spans, with adjacent ones of one version merged."""
+    merged: list[Span] = []
     for span in spans:
-        if found and found[-1].end == span.start and found[-1].version == span.version:
-            span = Span(span.version, found.pop().start, span.end)
-        found.append(span)
-    return found
+        if merged and merged[-1].end == span.start and merged[-1].version == span.version:
+            span = Span(span.version, merged.pop().start, span.end)
+        merged.append(span)
+    return merged

@@ -1,11 +1,11 @@
-"""An agent's episode, while it is played. Invariant: a call's context never changes, and the agent
-of an attempt has only the calls that it made itself.
+"""An agent's episode, while it is played. Invariant: a call's context never changes, and an attempt
+has only the calls that its own agent made.
 
-An episode is a rollout, and its calls are what is leased. An agent that dies is played again from
-the top: the calls that it makes again are known by their keys, and are answered with what there is
-(`Reused`). What no attempt makes again is `orphaned` when the episode is sealed. Then nothing is
-left of it but its turns, in the order in which they were made, and the strands in which they lie.
-`call_tree.py` draws the tree of an episode's tokens and defines its words.
+An episode is a rollout, and its calls are leased. An agent that dies is played again from the top:
+its repeated calls are recognized by their keys, and answered with the existing tokens (`Reused`).
+Calls that the last attempt did not repeat are `orphaned` when the episode is sealed. After that,
+only its turns, in the order in which they were made, and their strands remain. `call_tree.py` draws
+the tree of an episode's tokens and defines its words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asyncrl.experience.sequence import ID_BYTES, TrainingSequence
 from asyncrl.messages import Finish, Span
 
 AfterCall = tuple[int, int]
-"""A call, and a number of tokens of what it was given and sampled, from the start."""
+"""A call, and a number of its tokens from the start, given and sampled."""
 
 
 class AgentCall(Call, kw_only=True):
@@ -36,9 +36,9 @@ class AgentCall(Call, kw_only=True):
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
-    """A call of an episode that is over: how many tokens it sampled, how it ended (empty where its
-    agent did not wait for that), the reward that its agent gave it, and the tool whose failed call
-    it was, empty where it was none."""
+    """A call of an ended episode: the number of its sampled tokens, its finish (empty where its
+    agent did not wait for it), its reward by the agent, and the tool whose failed call it was, else
+    empty."""
 
     tokens: int
     finish: Finish
@@ -47,7 +47,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Strand(msgspec.Struct, frozen=True, array_like=True):
-    """A strand of the tree (`call_tree.py`): it hangs behind the first `tokens` tokens of the path
+    """A strand of the tree (`call_tree.py`): it hangs after the first `tokens` tokens of the path
     of strand `parent` (None: from the root). Its `pieces` are tokens that were given (`int32` ids)
     and turns, by their numbers.
 
@@ -63,11 +63,10 @@ class Strand(msgspec.Struct, frozen=True, array_like=True):
 
 class Episode(msgspec.Struct):
     """An episode that is not sealed. `attempt` counts its agents, `failures` those that failed, and
-    `holder` is the actor that has the present one, empty while there is none. `calls` are all there
-    are, in the order in which they were made first, and `used` the numbers of those that this
-    attempt has made, in its order. `rewards` are this attempt's, by call; that of the whole is
-    under None. `failed` has the tools of its calls that failed, by call. `notes` are results that
-    any attempt has noted."""
+    `holder` is the actor that has the present one, empty without one. `calls` are all calls, in the
+    order in which they were first made, and `used` the numbers of those that this attempt made, in
+    its order. `rewards` are this attempt's, by call; that of the whole is under None. `failed` has
+    the tools of failed calls, by call. `notes` are results noted by any attempt."""
 
     attempt: int = 0
     failures: int = 0
@@ -88,22 +87,22 @@ class Episode(msgspec.Struct):
         for call in self.calls:
             if call.id == number:
                 return call
-        raise ImpossibleEvent(f"call {number} is none of this episode")
+        raise ImpossibleEvent(f"call {number} is not in this episode")
 
     def next_key(self, rollout_key: int, asked: bytes) -> int:
-        """The key of a call that is `asked` for so (its context and how it is sampled): the same in
-        each attempt that asks so as often. Equal calls of one attempt have different keys, and so
-        different draws."""
+        """The key of a call with this `asked` (its context and sampling settings): the n-th equal
+        call has the same key in each attempt. Equal calls of one attempt have different keys, and
+        so different draws."""
         keys = {call.key for call in self.calls if call.id in self.used}
         for occurrence in count():
             text = b"%d/%d/" % (rollout_key, occurrence) + asked
             key = int.from_bytes(sha256(text).digest()[:8], "little") >> 1
             if key not in keys:
                 return key
-        raise AssertionError("there is always another key")
+        raise AssertionError("keys do not run out")
 
     def context(self, call: AgentCall) -> bytes:
-        """All that a call was given: `int32` ids."""
+        """The whole context of a call: `int32` ids."""
         pieces, after = [call.given], call.after
         while after is not None:
             parent, tokens = self.find(after[0]), after[1]
@@ -113,19 +112,19 @@ class Episode(msgspec.Struct):
                 pieces.append(own[: (tokens - before) * ID_BYTES])
                 after = parent.after
             else:
-                assert parent.after is not None, "nothing lies before the first token"
+                assert parent.after is not None, "the first token has no predecessor"
                 after = parent.after[0], tokens
         return b"".join(reversed(pieces))
 
     def needed(self, call: AgentCall) -> int:
-        """The number of sampled tokens of a call that the contexts of others go on from."""
-        given = len(self.context(call)) // ID_BYTES
+        """The number of a call's sampled tokens that the contexts of other calls include."""
+        context_tokens = len(self.context(call)) // ID_BYTES
         ends = (c.after[1] for c in self.calls if c.after is not None and c.after[0] == call.id)
-        return max(0, max(ends, default=0) - given)
+        return max(0, max(ends, default=0) - context_tokens)
 
-    def place(self, context: bytes) -> tuple[AfterCall | None, bytes]:
-        """Place of a call with this context: the `after` and the `given` of its `Called`. Of calls
-        that share as much with it the first counts.
+    def locate(self, context: bytes) -> tuple[AfterCall | None, bytes]:
+        """Position in the tree of a call with this context: the `after` and the `given` of its
+        `Called`. Of calls that share equally much with it, the first counts.
 
         Example: call 9 was given [1, 2] and sampled [3]. The context [1, 2, 3, 4] is after (9, 3),
         with [4] given.
@@ -144,11 +143,11 @@ class Episode(msgspec.Struct):
 def gathered(
     episode: Episode,
 ) -> tuple[bytearray, bytearray, list[Span], list[Turn], list[Strand]]:
-    """Result of an episode. Of the calls that its agent used: the sampled tokens, one turn
-    after another (ids, behaviour, spans), the turns, and the strands. Each turn is in one strand;
-    calls that sampled nothing are left out.
+    """Result of an episode, from the calls that its agent used: the sampled tokens, one turn after
+    another (ids, behaviour, spans), the turns, and the strands. Each turn is in one strand; calls
+    that sampled nothing are omitted.
 
-    Example: call 9 was given [1, 2] and sampled [3, 4]; call 10 went on with [5] and sampled [6].
+    Example: call 9 was given [1, 2] and sampled [3, 4]; call 10 continued with [5] and sampled [6].
 
         ids [3, 4, 6], turns of 2 and 1 tokens, strands [Strand(None, 0, [[1, 2], 0, [5], 1])]
     """
@@ -170,13 +169,12 @@ def gathered(
 
 
 def turn_rewards(turns: Sequence[Turn]) -> list[float]:
-    """The reward of each turn; 0 for one that was given none."""
+    """The reward of each turn; 0 for one without."""
     return [0.0 if turn.reward is None else turn.reward for turn in turns]
 
 
 def turn_tokens(turns: Sequence[Turn], strand: Strand) -> list[tuple[int, int]]:
-    """The turns that lie in a strand, in its order: their numbers, and how many tokens each
-    sampled.
+    """The turns of a strand, in its order: their numbers, and their numbers of sampled tokens.
 
     >>> turn_tokens([Turn(2, "stop"), Turn(3, "stop")], Strand(None, 0, [bytes(8), 1]))
     [(1, 3)]
@@ -187,20 +185,20 @@ def turn_tokens(turns: Sequence[Turn], strand: Strand) -> list[tuple[int, int]]:
 def failed_tokens(
     turns: Sequence[Turn], strand: Strand, tools: Collection[str]
 ) -> tuple[tuple[int, int], ...]:
-    """The sampled tokens [start, end) of a strand, counted from its first one, of turns that were
-    failed calls of these `tools`; `*` stands for all.
+    """The sampled tokens [start, end) of a strand, counted from its first one, of failed calls of
+    these `tools`; `*` stands for all.
 
     >>> turns = [Turn(2, "stop"), Turn(3, "stop", failed="search")]
     >>> failed_tokens(turns, Strand(None, 0, [bytes(8), 0, 1]), ["search"])
     ((2, 5),)
     """
-    found, at = list[tuple[int, int]](), 0
+    ranges, at = list[tuple[int, int]](), 0
     for turn, tokens in turn_tokens(turns, strand):
         tool = turns[turn].failed
         if tool and (tool in tools or "*" in tools):
-            found.append((at, at + tokens))
+            ranges.append((at, at + tokens))
         at += tokens
-    return tuple(found)
+    return tuple(ranges)
 
 
 def errors_in(
@@ -214,23 +212,23 @@ def errors_in(
     ((1, 2), (3, 5))
     """
     starts = [0, *accumulate(turn.tokens for turn in turns)]
-    found, at = list[tuple[int, int]](), 0
+    ranges, at = list[tuple[int, int]](), 0
     for turn, tokens in turn_tokens(turns, strand):
         moved = at - starts[turn]
         for start, end in errors:
             low, high = max(start, starts[turn]), min(end, starts[turn] + tokens)
             if low < high:
-                found.append((low + moved, high + moved))
+                ranges.append((low + moved, high + moved))
         at += tokens
-    return tuple(found)
+    return tuple(ranges)
 
 
 def path_counts(turns: Sequence[Turn], strands: Sequence[Strand]) -> list[list[tuple[int, int]]]:
-    """Of each strand, its sampled tokens in runs: the number of paths that a run is in, and its
+    """The sampled tokens of each strand in runs: the number of paths that include a run, and its
     tokens.
 
-    Example: of a strand [2 given, a turn of 3], behind whose first 4 tokens another one hangs, two
-    of the sampled tokens are in both paths.
+    Example: another strand hangs after the first 4 tokens of a strand [2 given, a turn of 3], so
+    two of the sampled tokens are in both paths.
 
     >>> some = [Turn(3, "stop"), Turn(2, "stop")]
     >>> path_counts(some, [Strand(None, 0, [bytes(8), 0]), Strand(0, 4, [bytes(4), 1])])
@@ -241,7 +239,7 @@ def path_counts(turns: Sequence[Turn], strands: Sequence[Strand]) -> list[list[t
         if (parent := strands[number].parent) is not None:
             paths[parent] += paths[number]
             hanging[parent].append((strands[number].tokens, paths[number]))
-    found = list[list[tuple[int, int]]]()
+    counts = list[list[tuple[int, int]]]()
     for strand, others in zip(strands, hanging, strict=True):
         runs, at = list[tuple[int, int]](), strand.tokens
         for piece in strand.pieces:
@@ -257,17 +255,17 @@ def path_counts(turns: Sequence[Turn], strands: Sequence[Strand]) -> list[list[t
                 else:
                     runs.append((through, high - low))
             at = end
-        found.append(runs)
-    return found
+        counts.append(runs)
+    return counts
 
 
 def rewritten(turns: Sequence[Turn], strands: Sequence[Strand]) -> int:
     """The number of strands that leave their parent inside a reply: it came back with other tokens
-    than were sampled, because it was edited, cut, or because the chat template renders it in
-    another way. One that samples again from where a reply begins is a retry.
+    than sampled, because it was edited or cut, or because the chat template renders it differently.
+    A strand that samples again from the start of a reply is a retry.
 
-    Example: turn 0 samples two tokens behind two of the prompt. A call that is given the prompt,
-    one of them and another token is rewritten; so is one that has the prompt and other tokens.
+    Example: turn 0 samples two tokens after two of the prompt. A call with the prompt, one of them
+    and another token is rewritten; so is one with the prompt and other tokens.
 
     >>> some = [Turn(2, "stop"), Turn(1, "stop"), Turn(1, "stop")]
     >>> first = Strand(None, 0, [bytes(8), 0])
@@ -278,7 +276,7 @@ def rewritten(turns: Sequence[Turn], strands: Sequence[Strand]) -> int:
     """
 
     def before(number: int, at: int) -> int | None:
-        """The tokens of its turn that lie before this token of a path; None where it was given."""
+        """The tokens of its turn before this token of a path; None where it was given."""
         strand = strands[number]
         if at < strand.tokens and strand.parent is not None:
             return before(strand.parent, at)
@@ -300,7 +298,7 @@ def rewritten(turns: Sequence[Turn], strands: Sequence[Strand]) -> int:
 def path_tokens(turns: Sequence[Turn], strands: Sequence[Strand]) -> int:
     """The tokens of all strands, each from the root to its leaf.
 
-    Example: of a strand [2 given, a turn of 3] and one behind its first 4 tokens, [1 given, a turn
+    Example: of a strand [2 given, a turn of 3] and one after its first 4 tokens, [1 given, a turn
     of 2], these are 5 + 7.
     """
     return sum(
@@ -321,17 +319,17 @@ def sequences(
     strands: Sequence[Strand],
     errors: Sequence[tuple[int, int]] = (),
 ) -> list[TrainingSequence]:
-    """One sequence for each strand, from the root to its leaf. The mask of one alone marks a
-    sampled token: that of its own strand. The arguments are what `gathered` gives, and the `errors`
+    """One sequence for each strand, from the root to its leaf. Only the sequence of its own strand
+    marks a sampled token in its mask. The arguments are results of `gathered`, and the `errors`
     that a verifier found, [start, end) of the tokens of all turns.
 
     Example: of the strands above, with `prompt` and `other` of two tokens each, `tool_result` of
     one, and turns of two, one and three tokens, the masks are 001101 and 0000000111.
     """
     starts = [0, *accumulate(turn.tokens for turn in turns)]
-    found: list[TrainingSequence] = []
+    built: list[TrainingSequence] = []
     for strand in strands:
-        parent = b"" if strand.parent is None else found[strand.parent].ids
+        parent = b"" if strand.parent is None else built[strand.parent].ids
         path = bytearray(parent[: strand.tokens * ID_BYTES])
         mask, logprobs = bytearray(strand.tokens), bytearray(strand.tokens * ID_BYTES)
         placed: list[Span] = []
@@ -353,7 +351,7 @@ def sequences(
             logprobs += behaviour[start * ID_BYTES : end * ID_BYTES]
             mask += b"\x01" * (end - start)
             finish = turns[piece].finish
-        found.append(
+        built.append(
             TrainingSequence(
                 bytes(path),
                 bytes(mask),
@@ -363,4 +361,4 @@ def sequences(
                 errors_in(turns, strand, errors),
             )
         )
-    return found
+    return built

@@ -1,4 +1,4 @@
-"""Transitions of what an agent does. Invariant: as in `transitions.py`, an event that cannot have
+"""Transitions for events of agents. Invariant: as in `transitions.py`, an event that cannot have
 happened raises ImpossibleEvent and changes nothing."""
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from asyncrl.experience.rollout import Rollout
 from asyncrl.experience.state import ExperienceState
 
 COMPLETE = ("stop", "length")
-"""Endings of a response that is complete."""
+"""Finish reasons of complete responses."""
 
 
 def _begun(state: ExperienceState, event: e.Begun) -> None:
     rollout = state.find(event.rollout, RolloutStatus.WAITING)
     if (episode := rollout.episode) is None:
-        raise ImpossibleEvent(f"rollout {rollout.id} is no agent's: it is leased, and not begun")
+        raise ImpossibleEvent(f"rollout {rollout.id} is not an agent's: it is leased, not begun")
     if event.attempt != episode.attempt + 1:
         raise ImpossibleEvent(
             f"rollout {rollout.id} was begun {episode.attempt} times, so its next attempt is not "
             f"{event.attempt}"
         )
     if not event.holder:
-        raise ImpossibleEvent(f"rollout {rollout.id} was begun by nobody")
+        raise ImpossibleEvent(f"rollout {rollout.id} was begun without a holder")
     state.work_index.move(state.groups[rollout.group], rollout, RolloutStatus.BEGUN)
     episode.attempt, episode.holder = event.attempt, event.holder
 
@@ -37,11 +37,11 @@ def _called(state: ExperienceState, event: e.Called) -> None:
     if event.call != state.next_rollout:
         raise ImpossibleEvent(f"the next call is {state.next_rollout}, and this is {event.call}")
     if any(call.key == event.key and _lives(call) for call in episode.calls):
-        raise ImpossibleEvent(f"rollout {rollout.id} has a call of the key {event.key} already")
+        raise ImpossibleEvent(f"rollout {rollout.id} already has a call of the key {event.key}")
     if len(event.given) & 3 or not (event.given or event.after):
         raise ImpossibleEvent(
-            f"call {event.call} was given {len(event.given)} bytes, which are not whole int32, or "
-            "none at all"
+            f"call {event.call} was given {len(event.given)} bytes, which are empty or not whole "
+            "int32"
         )
     if event.after is not None:
         parent = episode.find(event.after[0])
@@ -78,7 +78,7 @@ def _answered(state: ExperienceState, event: e.Answered) -> None:
     call = leased_call(state, event.call, event.attempt)
     refuse_unfinished(event.call, event.finish)
     if not isinstance(call, AgentCall):
-        raise ImpossibleEvent(f"rollout {call.id} is no agent's: it is sealed, and not answered")
+        raise ImpossibleEvent(f"rollout {call.id} is not an agent's: it is sealed, not answered")
     state.work_index.move(state.groups[call.group], call, RolloutStatus.ANSWERED)
     call.holder, call.finish = "", event.finish
 
@@ -88,7 +88,7 @@ def _reused(state: ExperienceState, event: e.Reused) -> None:
     call = episode.find(event.call)
     if call.id in episode.used or not _lives(call):
         raise ImpossibleEvent(
-            f"the agent of rollout {rollout.id} has made call {call.id} already, or it is buried"
+            f"the agent of rollout {rollout.id} already made call {call.id}, or it is buried"
         )
     episode.used.append(call.id)
     if call.status is RolloutStatus.UNCLAIMED:
@@ -117,7 +117,7 @@ def _noted(state: ExperienceState, event: e.Noted) -> None:
     rollout, episode = _played(state, event)
     if not event.name or event.name in episode.notes:
         raise ImpossibleEvent(
-            f"rollout {rollout.id} has a note {event.name!r} already, or it has no name"
+            f"rollout {rollout.id} already has a note {event.name!r}, or it has no name"
         )
     episode.notes[event.name] = event.value
 
@@ -128,11 +128,11 @@ def _rewarded(state: ExperienceState, event: e.Rewarded) -> None:
         raise ImpossibleEvent(f"rollout {rollout.id} was given {event.reward}, which is no reward")
     if event.call is not None and event.call not in episode.used:
         raise ImpossibleEvent(
-            f"the agent of rollout {rollout.id} gave a reward to call {event.call}, which it has "
-            "not made"
+            f"the agent of rollout {rollout.id} gave a reward to call {event.call}, which it did "
+            "not make"
         )
     if event.call in episode.rewards:
-        raise ImpossibleEvent(f"rollout {rollout.id} was given this reward before")
+        raise ImpossibleEvent(f"rollout {rollout.id} already has this reward")
     episode.rewards[event.call] = event.reward
 
 
@@ -140,8 +140,8 @@ def _tool_failed(state: ExperienceState, event: e.ToolFailed) -> None:
     rollout, episode = _played(state, event)
     if not event.tool or event.call not in episode.used or event.call in episode.failed:
         raise ImpossibleEvent(
-            f"call {event.call} of rollout {rollout.id} cannot have failed: it has failed before, "
-            "or is not of this attempt, or its tool has no name"
+            f"call {event.call} of rollout {rollout.id} cannot fail: it failed before, or is not "
+            "of this attempt, or its tool has no name"
         )
     episode.failed[event.call] = event.tool
 
@@ -177,7 +177,7 @@ EPISODE_TRANSITIONS: dict[type, Callable[[ExperienceState, Any], None]] = {
 
 
 def leased_call(state: ExperienceState, number: int, attempt: int) -> Call:
-    """The call, or the rollout of one turn, which is leased for the `attempt`-th time."""
+    """The call, or the rollout of one turn, that is leased for the `attempt`-th time."""
     call = state.find_call(number, RolloutStatus.LEASED)
     if attempt != call.attempt:
         raise ImpossibleEvent(
@@ -188,7 +188,7 @@ def leased_call(state: ExperienceState, number: int, attempt: int) -> Call:
 
 
 def refuse_unfinished(number: int, finish: str) -> None:
-    """Raise ImpossibleEvent for an ending that completes no response."""
+    """Raise ImpossibleEvent for a finish that does not complete a response."""
     if finish not in COMPLETE:
         raise ImpossibleEvent(
             f"rollout {number} was sealed as {finish!r}: a response is complete by "
@@ -197,8 +197,8 @@ def refuse_unfinished(number: int, finish: str) -> None:
 
 
 def seal_episode(state: ExperienceState, event: e.Sealed) -> Rollout:
-    """The episode is over: what its agent has used is the rollout's own, and the rest is discarded
-    as `orphaned`. Returns the rollout."""
+    """End an episode: keep the calls that its agent used in the rollout, and discard the rest as
+    `orphaned`. Returns the rollout."""
     rollout, episode = _played(state, event)
     _refuse_leased(rollout, episode)
     orphaned = sum(call.tokens for call in episode.calls if call.id not in episode.used)
@@ -209,8 +209,8 @@ def seal_episode(state: ExperienceState, event: e.Sealed) -> Rollout:
 
 
 def bury_call(state: ExperienceState, call: AgentCall, reason: str) -> None:
-    """A call failed for good: its tokens are discarded. They stay as context of what its agent went
-    on with."""
+    """Bury a call that failed for good, and discard its tokens. They stay as context of later
+    calls."""
     if call.status in (RolloutStatus.ANSWERED, RolloutStatus.BURIED):
         raise ImpossibleEvent(f"call {call.id} is {call.status.value}: it cannot fail any more")
     episode = state.rollouts[call.rollout].episode
@@ -227,7 +227,7 @@ def bury_call(state: ExperienceState, call: AgentCall, reason: str) -> None:
 
 
 def forget_calls(state: ExperienceState, rollout: Rollout) -> None:
-    """The calls of an episode are live no more."""
+    """Remove the calls of an episode from the live ones."""
     assert rollout.episode is not None
     for call in rollout.episode.calls:
         if _lives(call):
@@ -239,9 +239,9 @@ def _played(
     state: ExperienceState,
     event: e.Called | e.Cut | e.Reused | e.Noted | e.Rewarded | e.ToolFailed | e.Left | e.Sealed,
 ) -> tuple[Rollout, Episode]:
-    """The rollout, which an agent plays for the attempt that the event names, and its episode."""
+    """The rollout that an agent plays in the attempt that the event names, and its episode."""
     rollout = state.find(event.rollout, RolloutStatus.BEGUN)
-    assert rollout.episode is not None, "nothing else is begun"
+    assert rollout.episode is not None, "only episodes are begun"
     if event.attempt != rollout.episode.attempt:
         raise ImpossibleEvent(
             f"rollout {rollout.id} is played for the {rollout.episode.attempt}th time, and this is "
@@ -251,15 +251,16 @@ def _played(
 
 
 def _refuse_leased(rollout: Rollout, episode: Episode) -> None:
-    """Raise ImpossibleEvent while an engine has a call of this episode."""
+    """Raise ImpossibleEvent while an engine holds a call of this episode."""
     for call in episode.calls:
         if call.status is RolloutStatus.LEASED:
             raise ImpossibleEvent(
-                f"rollout {rollout.id} is played no more, and {call.holder} still has its call "
+                f"rollout {rollout.id} is not played any more, but {call.holder} still has its "
+                "call "
                 f"{call.id}"
             )
 
 
 def _lives(call: AgentCall) -> bool:
-    """True if the call did not fail for good."""
+    """True if the call is not buried."""
     return call.status is not RolloutStatus.BURIED

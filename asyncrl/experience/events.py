@@ -1,8 +1,7 @@
-"""Events: all that can happen to experience. Invariant: the state is a fold of these events and of
-nothing else.
+"""Events: all that can happen to experience. Invariant: the state is a fold of these events alone.
 
-The journal keeps events. They hold no clock and no choice: the coordinator decides, and the event
-says what it decided. Token arrays are bytes: `int32` ids and `float32` log-probabilities,
+The journal stores events. They hold no clock and no choice: the coordinator decides, and an event
+records the decision. Token arrays are bytes: `int32` ids and `float32` log-probabilities,
 little-endian.
 """
 
@@ -14,19 +13,19 @@ from asyncrl.messages import Finish, Split, Verdict
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Something that happened. Its class name is its tag in the journal."""
+    """Base of events. Its class name is its tag in the journal."""
 
 
 class Admitted(Event, frozen=True):
     """A prompt became group `group` of `size` rollouts, numbered from `first`.
 
-    `prompt_index` is the prompt's place in its split of the task, and `prompt` its `int32` ids.
+    `prompt_index` is the prompt's position in its split of the task, and `prompt` its `int32` ids.
     `version` pins the weights (evaluation). `restarts` is the group, discarded as stale, whose
-    prompt starts again here: such a group does not move the cursor over the prompts. `key` seeds
-    the draws of its first rollout, and one more those of each later one. `cursor` is the place in
-    the stream of prompts from which the next training prompt is looked for. The answers to a
-    held-out prompt are `sampled`, or greedy. With `played` its rollouts are episodes of an agent,
-    each of at most `max_new_tokens` sampled tokens in all.
+    prompt restarts here: such a group does not move the cursor over the prompts. `key` seeds the
+    draws of its first rollout, and each later one adds 1. `cursor` is the position in the stream of
+    prompts from which the next training prompt is searched. The answers to a held-out prompt are
+    `sampled`, or greedy. With `played` its rollouts are episodes of an agent, each of at most
+    `max_new_tokens` sampled tokens in total.
 
     Example: `Admitted(3, 24, 8, "train", 17, ids, 512)`: the prompt at 17 became group 3, with
     rollouts 24 to 31 of at most 512 tokens each.
@@ -57,8 +56,8 @@ class Leased(Event, frozen=True):
 
 
 class Extended(Event, frozen=True):
-    """The holder's engine sampled these tokens under `version`; they follow the `start` tokens that
-    were there. Example: `start` 4 and 12 bytes of ids add the response tokens 4, 5 and 6."""
+    """The holder's engine sampled these tokens under `version`; they follow the first `start`
+    tokens. Example: `start` 4 and 12 bytes of ids add the response tokens 4, 5 and 6."""
 
     rollout: int
     attempt: int
@@ -70,8 +69,8 @@ class Extended(Event, frozen=True):
 
 class Sealed(Event, frozen=True):
     """The response is complete, by a stop id or by its token budget, and waits for a verdict. Of an
-    episode: its agent has ended, or was cut off (`length`); what the `attempt`-th agent used is
-    kept, and the calls that it did not make are discarded as `orphaned`."""
+    episode: its agent has ended, or was cut off (`length`); the calls that the `attempt`-th agent
+    used are kept, and the others are discarded as `orphaned`."""
 
     rollout: int
     attempt: int
@@ -88,15 +87,15 @@ class Begun(Event, frozen=True):
 
 
 class Called(Event, frozen=True):
-    """The agent of this attempt asked the model: call `call`, numbered among the rollouts, of at
+    """The agent of this attempt made call `call` to the model, numbered among the rollouts, of at
     most `max_new_tokens` tokens.
 
-    Its context is the first `tokens` tokens of what call `after[0]` was given and sampled, for
-    `after = (call, tokens)`, and then the `int32` ids `given`; with None, these alone. `key` seeds
-    its draws. It is made of the rollout's key, the context and how it is sampled, so the next
-    attempt knows the call again by it.
+    Its context is the first `tokens` given and sampled tokens of call `after[0]`, for `after =
+    (call, tokens)`, and then the `int32` ids `given`; with None, these alone. `key` seeds its
+    draws. It is derived from the rollout's key, the context and the sampling settings, so the next
+    attempt recognizes the call by it.
 
-    Example: call 9 was given 10 tokens and sampled 4. `Called(3, 1, 10, (9, 14), ids, …)` goes on
+    Example: call 9 was given 10 tokens and sampled 4. `Called(3, 1, 10, (9, 14), ids, …)` continues
     where it ended, with the `ids` of a tool's result.
     """
 
@@ -119,9 +118,8 @@ class Answered(Event, frozen=True):
 
 
 class Cut(Event, frozen=True):
-    """The agent of a call has what it needs: the first `tokens` sampled tokens. The call was taken
-    back before, and is answered with these; what was sampled behind them is discarded as
-    `unused`."""
+    """The agent of a call needs only its first `tokens` sampled tokens. The call was requeued
+    before, and is answered with these; the sampled tokens after them are discarded as `unused`."""
 
     rollout: int
     attempt: int
@@ -130,8 +128,8 @@ class Cut(Event, frozen=True):
 
 
 class Reused(Event, frozen=True):
-    """The agent of this attempt made a call that an earlier attempt had made: what is there of it
-    is its answer, and it goes on from there if it is not complete."""
+    """The agent of this attempt repeated a call of an earlier attempt: the existing tokens are its
+    answer, and it continues from there if it is not complete."""
 
     rollout: int
     attempt: int
@@ -139,8 +137,8 @@ class Reused(Event, frozen=True):
 
 
 class Noted(Event, frozen=True):
-    """The agent of this attempt has a result (of a tool, say) under a name: later attempts are
-    given it, and do not compute it again."""
+    """The agent of this attempt noted a result (of a tool, say) under a name: later attempts get
+    it, and do not compute it again."""
 
     rollout: int
     attempt: int
@@ -159,8 +157,8 @@ class Rewarded(Event, frozen=True):
 
 
 class ToolFailed(Event, frozen=True):
-    """The agent of this attempt said that one of its calls was a call of the tool `tool`, which
-    failed."""
+    """The agent of this attempt reported that one of its calls was a failed call of the tool
+    `tool`."""
 
     rollout: int
     attempt: int
@@ -169,8 +167,9 @@ class ToolFailed(Event, frozen=True):
 
 
 class Left(Event, frozen=True):
-    """The agent of this attempt is gone, and has not ended its episode. Its calls were taken back
-    before. The rollout waits for the next attempt; with `failed` it counts as a failure of it."""
+    """The agent of this attempt left without ending its episode. Its calls were requeued before.
+    The rollout waits for the next attempt; with `failed` this counts as a failure of the
+    rollout."""
 
     rollout: int
     attempt: int
@@ -179,9 +178,9 @@ class Left(Event, frozen=True):
 
 
 class Requeued(Event, frozen=True):
-    """An unfinished rollout, or call, was taken back with its tokens. It is resumed under another
-    lease, before any new one is leased. `reason` names why; with `failed` it counts as a failure of
-    it."""
+    """An unfinished rollout, or call, was requeued with its tokens. It is resumed under another
+    lease, before any new one is leased, for the named reason; with `failed` this counts as a
+    failure of it."""
 
     rollout: int
     attempt: int
@@ -191,15 +190,15 @@ class Requeued(Event, frozen=True):
 
 class Buried(Event, frozen=True):
     """A rollout failed for good. Its tokens are discarded under `reason`, and its group can
-    complete without it. Of a call: its tokens are discarded, and its agent hears of it."""
+    complete without it. Of a call: its tokens are discarded, and its agent is told."""
 
     rollout: int
     reason: str
 
 
 class LateTokens(Event, frozen=True):
-    """Tokens arrived for a rollout that was no longer with their sender: generated, and discarded
-    as `late`."""
+    """Tokens arrived for a rollout that their sender no longer holds: generated, and discarded as
+    `late`."""
 
     tokens: int
 
@@ -220,8 +219,8 @@ class Taken(Event, frozen=True):
 
 
 class Trained(Event, frozen=True):
-    """The optimizer step that took a rollout is done: `trained` tokens entered the loss unmasked,
-    `discarded` were left out, by reason."""
+    """The optimizer step that took a rollout is done: `trained` tokens entered the loss,
+    `discarded` ones did not, by reason."""
 
     rollout: int
     trained: int
@@ -237,14 +236,14 @@ class StoredForReplay(Event, frozen=True):
 
 
 class Replayed(Event, frozen=True):
-    """`step` trains these kept groups once more, and they are kept no longer."""
+    """`step` trains these kept groups once more, and they are not kept any more."""
 
     step: int
     groups: list[int]
 
 
 class Discarded(Event, frozen=True):
-    """A judged rollout that no step has taken left without being trained, for the named reason
+    """A judged rollout that no step has taken was dropped untrained, for the named reason
     (filtered, too few verdicts, stale)."""
 
     rollout: int
@@ -252,8 +251,8 @@ class Discarded(Event, frozen=True):
 
 
 class Dropped(Event, frozen=True):
-    """A whole group left without being trained, for the named reason (filtered, too few verdicts,
-    stale, evaluation, …). With `restart`, its prompt starts again, before any new one."""
+    """A whole group was dropped untrained, for the named reason (filtered, too few verdicts, stale,
+    evaluation, …). With `restart`, its prompt is admitted again, before any new one."""
 
     group: int
     reason: str
@@ -261,7 +260,7 @@ class Dropped(Event, frozen=True):
 
 
 class Published(Event, frozen=True):
-    """The publication of `version` is decided: engines go on under it, and the groups trained for
+    """The publication of `version` is decided: engines continue with it, and the groups trained for
     it are no longer live."""
 
     version: int

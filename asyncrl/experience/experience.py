@@ -1,13 +1,13 @@
-"""The heart: what experience there is, as a fold of events. Invariants 1-4 and 8: the ledger
-balances, a rollout ends once and is trained at most once, arrays stay parallel, and folding the
-same events gives the same state.
+"""The heart: experience as a fold of events. Invariants 1-4 and 8: the ledger balances, a rollout
+ends once and is trained at most once, arrays stay parallel, and folding the same events gives the
+same state.
 
     events.py       what can happen
     state.py        the fields, and the questions: what is due
     transitions.py  what each event changes
     recovery.py     the state after a crash
 
-`Experience.apply` returns nothing: what is due next is asked of the state.
+`Experience.apply` returns nothing: queries of the state tell what is due next.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from asyncrl.experience.state import ExperienceState
 
 
 class Experience(ExperienceState):
-    """The state, and the way in for events.
+    """The state, changed by events.
 
     Example: a prompt is admitted as a group of two rollouts, and both wait for a lease.
 
@@ -32,7 +32,7 @@ class Experience(ExperienceState):
     """
 
     def apply(self, event: AnyEvent) -> None:
-        """Take the event in. Raises ImpossibleEvent, with the state as it was, for an event that
+        """Apply an event. Raises ImpossibleEvent, with the state unchanged, for an event that
         cannot have happened."""
         transitions.apply(self, event)
 

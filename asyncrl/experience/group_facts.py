@@ -1,4 +1,4 @@
-"""The facts of a group that its members' advantages are made of."""
+"""The facts of a group from which its members' advantages are computed."""
 
 from __future__ import annotations
 

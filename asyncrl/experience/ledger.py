@@ -1,7 +1,7 @@
-"""The ledger: counts of what became of all tokens and rollouts. Invariant 1 (ledger): `total =
+"""The ledger: counts of all tokens and rollouts, by their end. Invariant 1 (ledger): `total =
 trained + Σ discarded[reason] + live` at every event.
 
-Nothing else remains of a rollout that is over, so the ledger's size is the number of reasons.
+Ended rollouts remain only in these counts, so the ledger's size is the number of reasons.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import msgspec
 
 
 class Account(msgspec.Struct):
-    """Counts of one thing: the `total` that came in (tokens generated, rollouts admitted), and what
-    became of it.
+    """Counts of one kind: the `total` that came in (tokens generated, rollouts admitted), and their
+    ends.
 
     Example: 100 tokens came in, 60 of them were trained, and 10 were stale.
 
@@ -31,17 +31,17 @@ class Account(msgspec.Struct):
     discarded: dict[str, int] = msgspec.field(default_factory=dict)
 
     def enter(self, count: int) -> None:
-        """`count` more came in, and are live."""
+        """Count `count` more, which are live."""
         self.total += count
         self.live += count
 
     def train(self, count: int) -> None:
-        """`count` of the live were trained."""
+        """Count `count` of the live as trained."""
         self.live -= count
         self.trained += count
 
     def discard(self, count: int, reason: str) -> None:
-        """`count` of the live leave without being trained; none leaves no trace."""
+        """Count `count` of the live as discarded; a count of 0 adds no reason."""
         if count:
             self.live -= count
             self.discarded[reason] = self.discarded.get(reason, 0) + count
@@ -60,9 +60,9 @@ class Ledger(msgspec.Struct):
     rollouts: Account = msgspec.field(default_factory=Account)
 
     def end(self, trained: int, discarded: Mapping[str, int]) -> None:
-        """A rollout is over, and this became of its tokens. It counts as trained if any token was
-        trained, and else as discarded for the reason that took the most tokens (of equal ones the
-        first by name). A rollout without tokens is `empty`."""
+        """Count an ended rollout and its tokens. It counts as trained if any token was trained, and
+        else as discarded for the reason with the most tokens (of equal ones the first by name). A
+        rollout without tokens is `empty`."""
         self.tokens.train(trained)
         for reason, count in discarded.items():
             self.tokens.discard(count, reason)
@@ -80,7 +80,7 @@ class Ledger(msgspec.Struct):
 
     def summary(self) -> dict[str, dict[str, int | dict[str, int]]]:
         """The ledger under the names of `summary.json`: `tokens.generated`, `rollouts.admitted`,
-        and what became of them."""
+        and their ends."""
         return {
             thing: {
                 entered: a.total,

@@ -1,12 +1,11 @@
-"""The state that a run goes on from after a crash. Invariant: nothing that was generated or judged
-is lost, and nothing is trained twice.
+"""The state from which a run resumes after a crash. Invariant: no generated token and no verdict is
+lost, and nothing is trained twice.
 
-Training starts again from a checkpoint. What happened to experience since then stands: prompts
-admitted, tokens streamed, verdicts given, groups dropped. What happened to the weights is gone. So
-what was taken for a step since then is undone, and *prescribed*: the same rollouts are taken for
-the same steps, in the same order and as many at a time. The redone steps therefore compute what
-they had computed, every version is again what it was, and the versions that stamped later tokens
-are still true. While anything is prescribed, nothing is generated.
+Training resumes from a checkpoint. Later changes of experience stay: prompts admitted, tokens
+streamed, verdicts given, groups dropped. Later changes of the weights are lost. So the takings of
+later steps are undone, and *prescribed*: the same rollouts are taken for the same steps, in the
+same order and as many at a time. The redone steps therefore compute the same versions again, and
+the versions of later tokens remain true. While a step is prescribed, nothing is generated.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from asyncrl.experience.state import ExperienceState, in_training
 
 
 def recovered(base: Experience, events: Iterable[e.AnyEvent]) -> Experience:
-    """The state after `events`, of which only those that made experience count. `base` is changed:
-    it is the state that the checkpoint belongs to, or one recovered from it before. Raises
-    ImpossibleEvent where the events do not follow from it."""
+    """The state after `events`, of which only those that changed experience count. `base` is
+    modified: it is the state of the checkpoint, or one recovered from it before. Raises
+    ImpossibleEvent where the events do not follow it."""
     _undo_open_steps(base)
     published = base.version  # the last one at the event
     for event in events:
         match event:
             case e.Taken(step, rollouts):
-                # a step redone before this crash had taken the same
+                # a step that was redone before this crash took the same
                 _prescribe(base, step, rollouts)
             case e.Published(version):
                 base.steps.closed = max(base.steps.closed, version)
@@ -44,8 +43,8 @@ def recovered(base: Experience, events: Iterable[e.AnyEvent]) -> Experience:
 
 
 def _undo_open_steps(state: ExperienceState) -> None:
-    """Rollouts that are taken and not trained are judged again, and prescribed for the step that
-    had them, before all that is prescribed."""
+    """Set rollouts that are taken but not trained back to judged, and prescribe them for their
+    step, before all others that are prescribed."""
     open_steps = dict.fromkeys(
         rollout.step for rollout in state.taken() if rollout.step is not None
     )
@@ -59,8 +58,8 @@ def _undo_open_steps(state: ExperienceState) -> None:
 
 
 def _prescribe(state: ExperienceState, step: int, rollouts: Iterable[int]) -> None:
-    """`step`, the last one that has anything prescribed or a later one, has to take these live
-    rollouts; once is enough."""
+    """Prescribe these live rollouts for `step`, the last prescribed one or a later one; it is
+    idempotent."""
     taking = [state.find(number, RolloutStatus.JUDGED) for number in rollouts]
     if state.steps.prescribe(step, [rollout.id for rollout in taking]):
         for rollout in taking:

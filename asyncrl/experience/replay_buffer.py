@@ -1,8 +1,8 @@
 """The replay buffer: trained groups that are kept to be trained once more. Invariant: each is
-replayed at most once, and by no step after its last.
+replayed at most once, and not after its last step.
 
-A kept group is over for the ledger: it was trained, and is counted there once. Each of its tokens
-keeps the version and the log-probability that it was sampled with.
+For the ledger a kept group has ended: it was trained, and is counted once. Each of its tokens keeps
+the version and the log-probability of its sampling.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from asyncrl.messages import Finish, Scored, Span
 
 class ReplayMember(msgspec.Struct, array_like=True):
     """A rollout as it was trained: its arrays, spans, finish, turns and strands as in `Rollout`,
-    its reward, the parts of that, and the errors that its verifier found."""
+    its reward and parts, and the errors that its verifier found."""
 
     rollout: int
     ids: bytearray
@@ -36,8 +36,8 @@ class ReplayMember(msgspec.Struct, array_like=True):
 
 
 class ReplayGroup(msgspec.Struct, array_like=True):
-    """A group that was trained: its prompt (`int32` ids) and its members with a reward. `until` is
-    the last step that may replay it."""
+    """A trained group: its prompt (`int32` ids) and its members with a reward. `until` is the last
+    step that may replay it."""
 
     group: int
     prompt: bytes
@@ -61,12 +61,12 @@ class ReplayGroup(msgspec.Struct, array_like=True):
 
     @property
     def facts(self) -> GroupFacts:
-        """The facts that its members' advantages are made of, as `Group.facts`."""
+        """The facts from which its members' advantages are computed, as in `Group.facts`."""
         parts = [member.parts for member in self.members]
         return GroupFacts(list(self.rewards), parts, list(self.lengths), self.turns)
 
     def sequences(self, member: ReplayMember) -> list[TrainingSequence]:
-        """Sequences of a member, to be trained again, as `Group.sequences` gave them."""
+        """Sequences of a member, to be trained again, as in `Group.sequences`."""
         if member.strands:
             return sequences(
                 member.ids,
@@ -89,7 +89,7 @@ class ReplayGroup(msgspec.Struct, array_like=True):
 
     @property
     def oldest(self) -> int:
-        """The smallest version that sampled a token; `until` where there is no token."""
+        """The smallest version that sampled a token; `until` without tokens."""
         return min(
             (span.version for member in self.members for span in member.spans), default=self.until
         )
@@ -112,17 +112,17 @@ class ReplayBuffer(msgspec.Struct):
 
     def keep(self, group: Group, until: int) -> None:
         """Keep the members with a reward of a group that a step has taken. It shares their arrays:
-        call it before their tokens are released, which leaves these arrays as they are. Raises
-        ImpossibleEvent for a group that no step has taken, of which any member was trained already,
-        or that is kept already."""
+        call it before their tokens are released, which does not change these arrays. Raises
+        ImpossibleEvent for a group that no step has taken, with a member that was already trained,
+        or that is already kept."""
         if group.id in self.kept:
-            raise ImpossibleEvent(f"group {group.id} is kept already")
+            raise ImpossibleEvent(f"group {group.id} is already kept")
         if any(
             member.step is not None and member.status is not RolloutStatus.TAKEN
             for member in group.members
         ):
             raise ImpossibleEvent(
-                f"group {group.id} was trained before it was kept, in part at least: its tokens "
+                f"group {group.id} was trained before it was kept, at least in part: its tokens "
                 "are released"
             )
         members = [
@@ -146,9 +146,8 @@ class ReplayBuffer(msgspec.Struct):
         self.kept[group.id] = ReplayGroup(group.id, group.prompt, until, members)
 
     def replay(self, step: int, groups: Sequence[int]) -> list[ReplayGroup]:
-        """`step` trains these groups again, and they are not kept any longer. Raises
-        ImpossibleEvent, with all as it was, for a group that is not kept, that is named twice, or
-        whose last step is over."""
+        """Remove these groups, which `step` trains again. Raises ImpossibleEvent, and changes
+        nothing, for a group that is not kept, that is named twice, or whose last step is over."""
         for number in groups:
             kept = self.kept.get(number)
             if kept is None or groups.count(number) > 1:
@@ -163,6 +162,6 @@ class ReplayBuffer(msgspec.Struct):
         return [self.kept.pop(number) for number in groups]
 
     def publish(self, version: int) -> None:
-        """The steps before `version` are over: forget the groups that no later one may replay."""
+        """Drop the groups that no step from `version` on may replay."""
         for number in [number for number, kept in self.kept.items() if kept.until < version]:
             del self.kept[number]

@@ -1,6 +1,4 @@
-"""Rollouts and groups. Invariant: prompts come in through `Group.of` alone, which checks everything
-before it makes a group.
-"""
+"""Rollouts and groups. Invariant: only `Group.of` creates groups, after all checks."""
 
 from __future__ import annotations
 
@@ -32,22 +30,22 @@ FINISHED = frozenset(
         RolloutStatus.BURIED,
     }
 )
-"""Stages at which nothing more is waited for: such a member lets its group complete."""
+"""Statuses of members that let their group complete."""
 
 ENDED = frozenset({RolloutStatus.TRAINED, RolloutStatus.DISCARDED, RolloutStatus.BURIED})
-"""The ends of a rollout's life. An ended rollout holds no tokens."""
+"""Statuses of ended rollouts, which hold no tokens."""
 
 
 class Rollout(Call):
     """One member of a group. A rollout of one turn is a call, its response to the prompt.
 
-    `sealed` is its place in the order of sealing, from 1; 0 before. `judged` is the same for
-    verdicts. `step` is the one that has taken it, or that has to take it again after a crash; None
+    `sealed` is its position in the order of sealing, from 1; 0 before. `judged` is the same for
+    verdicts. `step` is the step that has taken it, or must take it again after a crash; None
     before.
 
-    An agent's rollout is an `episode` until it is sealed, and the tokens are its calls'. Then they
-    are the rollout's own, one turn after another, and `turns` and `strands` say where they belong;
-    `agent_reward` is the reward that its agent gave it, None where it gave none.
+    An agent's rollout is an `episode` until it is sealed, with the tokens in its calls. Then the
+    rollout has the tokens of its turns, one after another, and `turns` and `strands` give their
+    structure; `agent_reward` is the reward by its agent, None without one.
     """
 
     sealed: int = 0
@@ -75,14 +73,14 @@ class Rollout(Call):
         return self.finish == "length"
 
     def gather(self) -> None:
-        """End the episode: what its agent used is the rollout's own, and the rest is forgotten."""
+        """End the episode: keep what its agent used in the rollout, and drop the rest."""
         assert self.episode is not None
         self.ids, self.behaviour, self.spans, self.turns, self.strands = gathered(self.episode)
         self.attempt, self.agent_reward = self.episode.attempt, self.episode.rewards.get(None)
         self.episode = None
 
     def release(self) -> int:
-        """Forget the tokens, and return their number."""
+        """Drop the tokens, and return their number."""
         tokens = self.tokens
         super().release()
         self.turns, self.strands, self.episode = [], [], None
@@ -92,12 +90,11 @@ class Rollout(Call):
 class Group(msgspec.Struct):
     """One prompt and its rollouts.
 
-    `prompt` is `int32` ids; `prompt_index` its place in its split of the task; `version` pins the
-    weights (evaluation) or is None; `key` is its first rollout's, and `sampled` is
-    of held-out ones (see `Admitted`). `ordinal` is the number of groups of its split admitted
-    before. Taken as it was admitted: `prior`, the mean of
-    the rewards of its prompt's earlier visits and what they count for (`History.prior`), and
-    `admitted_version`, the version last published, 0 before the first.
+    `prompt` is `int32` ids; `prompt_index` its position in its split of the task; `version` pins
+    the weights (evaluation) or is None; `key` is its first rollout's, and `sampled` is of held-out
+    ones (see `Admitted`). `ordinal` is the number of groups of its split admitted before. Fixed at
+    its admission: `prior`, the mean of the rewards of its prompt's earlier visits and their weight
+    (`History.prior`), and `admitted_version`, the version last published, 0 before the first.
     """
 
     id: int
@@ -116,8 +113,8 @@ class Group(msgspec.Struct):
     def of(
         cls, event: Admitted, ordinal: int, prior: tuple[float, float], admitted_version: int
     ) -> Self:
-        """The group that was admitted, all of its rollouts waiting. Raises ImpossibleEvent for one
-        without rollouts or budget, or with a negative `prompt_index`."""
+        """The admitted group, with all rollouts waiting. Raises ImpossibleEvent for one without
+        rollouts or budget, or with a negative `prompt_index`."""
         if event.size < 1 or event.max_new_tokens < 1 or event.prompt_index < 0:
             raise ImpossibleEvent(
                 f"group {event.group} needs a rollout, a token to sample and a prompt: "
@@ -156,7 +153,7 @@ class Group(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """True if every member is judged or buried, or was."""
+        """True if every member is, or was, judged or buried."""
         return all(member.status in FINISHED for member in self.members)
 
     @property
@@ -166,12 +163,12 @@ class Group(msgspec.Struct):
 
     @property
     def begun(self) -> bool:
-        """True if a step has taken any member, or has to take it again."""
+        """True if a step has taken any member, or must take it again."""
         return any(member.step is not None for member in self.members)
 
     @property
     def scored(self) -> list[Rollout]:
-        """The members with a reward, in order: what a step takes."""
+        """The members with a reward, in order, which a step takes."""
         return [member for member in self.members if isinstance(member.verdict, Scored)]
 
     @property
@@ -185,8 +182,7 @@ class Group(msgspec.Struct):
 
     @property
     def rewards(self) -> list[float]:
-        """The rewards there are, in the order of `scored`. Their number is what `k_min` asks
-        for."""
+        """The rewards, in the order of `scored`. `k_min` bounds their number."""
         return [
             member.verdict.reward for member in self.members if isinstance(member.verdict, Scored)
         ]
@@ -217,12 +213,12 @@ class Group(msgspec.Struct):
 
     @property
     def facts(self) -> GroupFacts:
-        """The facts that its members' advantages are made of."""
+        """The facts from which its members' advantages are computed."""
         return GroupFacts(self.rewards, self.parts, self.lengths, self.turns)
 
     def sequences(self, member: Rollout) -> list[TrainingSequence]:
-        """All that is trained of a member: the prompt and what there is of its response; of a
-        sealed episode a sequence for each strand."""
+        """The training sequences of a member: the prompt with its response so far; for a sealed
+        episode, one for each strand."""
         errors = member.verdict.errors if isinstance(member.verdict, Scored) else ()
         if member.strands:
             return sequences(
@@ -235,19 +231,19 @@ class Group(msgspec.Struct):
         ]
 
     def sequence_tokens(self, member: Rollout) -> int:
-        """The tokens of its `sequences` together, given ones included; what strands share counts
-        for each."""
+        """The tokens of its `sequences` together, given ones included; shared tokens count for each
+        strand."""
         if member.strands:
             return path_tokens(member.turns, member.strands)
         return self.prompt_tokens + member.tokens
 
     def comparable(self, verdict: Scored) -> bool:
-        """True if a verdict has as many parts as each of those that there are."""
+        """True if a verdict has as many parts as the existing ones."""
         return all(len(parts) == len(verdict.parts) for parts in self.parts)
 
     def others(self, rollout: Rollout) -> list[float]:
-        """The rewards of the members other than this one, the first judged first, whatever became
-        of them since."""
+        """The rewards of the members other than this one, in the order of judging, including ended
+        ones."""
         others = (member for member in self.members if member is not rollout)
         scored = [(m.judged, m.verdict.reward) for m in others if isinstance(m.verdict, Scored)]
         return [reward for _, reward in sorted(scored)]

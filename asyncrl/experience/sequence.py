@@ -1,11 +1,11 @@
-"""The one form of tokens that are trained. Invariant: `ids`, `mask` and `behaviour` have one item
-for each token, and `spans` tile exactly what `mask` marks.
+"""The one form of trained tokens. Invariant: `ids`, `mask` and `behaviour` have one item for each
+token, and `spans` tile exactly what `mask` marks.
 
 A rollout of one turn, a member of the replay buffer and a leaf of a recorded session all become a
 `TrainingSequence`. From there to the trainer's micro-batch there is one path.
 
-In a micro-batch a sequence lies as far as its last marked token, because what follows has no part
-in the loss. Of behaviour and mask only the marked tokens travel; the spans say where they belong.
+A micro-batch has a sequence up to its last marked token, because the rest is not in the loss. It
+has behaviour and mask of the marked tokens only; the spans give their positions.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ ID_BYTES = 4
 
 
 class TrainingSequence(msgspec.Struct, frozen=True):
-    """Tokens, and which of them are trained.
+    """Tokens, with a mask of the trained ones.
 
     `ids` (`int32`), `mask` (`uint8`) and `behaviour` (`float32`) are little-endian. `mask` is 1
-    where a token was sampled and is to be trained; `behaviour` is its log-probability there, and 0
-    elsewhere. `spans` say which version sampled the marked tokens: their positions count from the
-    first token of the sequence, ascend, and do not overlap. `errors` are those that a verifier
-    found wrong, or of failed calls of tools: [start, end) of the marked tokens. `finish` says how
-    the last sampled response of it ended; empty where it has not, or that is not known.
+    where a token was sampled and is trained; `behaviour` is its log-probability there, and 0
+    elsewhere. `spans` give the versions that sampled the marked tokens: their positions count from
+    the first token of the sequence, ascend, and do not overlap. `errors` are tokens that a verifier
+    found wrong, or of failed calls of tools: [start, end) of the marked tokens. `finish` is the
+    finish of its last sampled response; empty where that is open or unknown.
 
     Example: a prompt of two tokens, three sampled ones, one given by a tool, and two sampled ones,
     of which the last is of a newer version.
@@ -69,12 +69,12 @@ class TrainingSequence(msgspec.Struct, frozen=True):
         >>> sequence.mask, sequence.spans
         (b'\\x00\\x00\\x01\\x01\\x01', (Span(version=4, start=2, end=5),))
         """
-        given = len(prompt) // ID_BYTES
+        before = len(prompt) // ID_BYTES
         return cls(
             ids=prompt + ids,
-            mask=bytes(given) + b"\x01" * (len(ids) // ID_BYTES),
+            mask=bytes(before) + b"\x01" * (len(ids) // ID_BYTES),
             behaviour=bytes(len(prompt)) + behaviour,
-            spans=tuple(Span(s.version, given + s.start, given + s.end) for s in spans),
+            spans=tuple(Span(s.version, before + s.start, before + s.end) for s in spans),
             finish=finish,
             errors=tuple(errors),
         )
@@ -96,8 +96,8 @@ class TrainingSequence(msgspec.Struct, frozen=True):
 
     @property
     def response_tokens(self) -> int:
-        """Tokens from the first marked one to the last marked one, given ones between them
-        included."""
+        """Tokens from the first marked one to the last marked one, including given ones between
+        them."""
         return self.spans[-1].end - self.spans[0].start if self.spans else 0
 
     def sample(
@@ -113,7 +113,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
         turns: Iterable[tuple[int, int]] = (),
         path_counts: Iterable[tuple[int, int]] = (),
     ) -> Sample:
-        """The head of this sequence in a micro-batch, with what its loss needs to know (see
+        """The head of this sequence in a micro-batch, with the facts for its loss (see
         `Sample`)."""
         return Sample(
             rollout,
@@ -133,8 +133,8 @@ class TrainingSequence(msgspec.Struct, frozen=True):
 
 
 def joined_ids(sequences: Iterable[TrainingSequence]) -> bytes:
-    """`int32` ids of all sequences, each as far as its last marked token: buffer 0 of `MicroBatch`
-    and of `ScoreProximal`."""
+    """`int32` ids of all sequences, each up to its last marked token: buffer 0 of `MicroBatch` and
+    of `ScoreProximal`."""
     return b"".join(
         memoryview(s.ids)[: ID_BYTES * (s.prompt_tokens + s.response_tokens)] for s in sequences
     )

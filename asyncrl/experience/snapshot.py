@@ -1,5 +1,5 @@
-"""A state written down whole, so that a journal need not go back to the beginning. Invariant: no
-field can be derived from the others, so no two of them can contradict each other.
+"""A complete stored state, so that a journal need not start at the beginning. Invariant: no field
+can be derived from the others, so no two of them can contradict each other.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from asyncrl.messages import Split
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """The fields of a state: `Experience.snapshot` gives it, `Experience.of` takes it. `training`,
-    `prescribed` and `closed` are those of `Steps`, the others those of `ExperienceState`."""
+    """The fields of a state: `Experience.snapshot` returns it, `Experience.of` restores it.
+    `training`, `prescribed` and `closed` are those of `Steps`, the others those of
+    `ExperienceState`."""
 
     ledger: Ledger
     version: int | None

@@ -1,14 +1,14 @@
-"""The state of experience, and the questions to it: what is due? Invariant: to ask changes nothing,
-and each question costs what it returns.
+"""The state of experience, with queries of what is due. Invariant: a query changes nothing, and
+costs no more than its result.
 
-What is due next - what to lease, to judge, to train - is not an effect of an event but a question
-to the state (`to_lease`, `to_judge`, `ready`, `judged`, `taken`). A coordinator that has just
-folded its journal asks the same questions and gets the same answers as one that lived through the
-events, so a restart and a run without a crash are one code path.
+The next work - what to lease, to judge, to train - is not an effect of an event but a query of the
+state (`to_lease`, `to_judge`, `ready`, `judged`, `taken`). A coordinator that has just folded its
+journal gets the same answers as one that lived through the events, so a restart and a run without a
+crash are one code path.
 
-Only what is live is held. A group is live until it is dropped, or until the versions that its steps
-made are published. After that the ledger, the history and the audit alone remember it, and for a
-while the replay buffer.
+It holds only live work. A group is live until it is dropped, or until the versions that its steps
+made are published. After that it remains only in the ledger, the history and the audit, and for a
+while in the replay buffer.
 """
 
 from __future__ import annotations
@@ -32,20 +32,19 @@ from asyncrl.messages import Split
 
 
 class ExperienceState:
-    """Every live rollout and group, the ledger, and what is due. Read it; only events change it
-    (`transitions.py`), and a recovery (`recovery.py`).
+    """Every live rollout and group, the ledger, and what is due. It is read-only: only events
+    (`transitions.py`) and a recovery (`recovery.py`) change it.
 
-    `rollouts` are the rollouts that have not ended, by number, and `groups` the live groups; among
-    the members of a group may be ended ones. Of what is not sealed, `calls` has what engines are
-    leased: rollouts of one turn, and agents' calls, which are numbered together. `version` is the
-    one last published, None before the first; `step` the last one that took something, None before.
+    `rollouts` are the rollouts that have not ended, by number, and `groups` the live groups; the
+    members of a group may include ended ones. `calls` has the unsealed work that is leased to
+    engines: rollouts of one turn, and agents' calls, numbered together. `version` is the one last
+    published, None before the first; `step` the last one that took rollouts, None before.
     `next_group` and `next_rollout` are the numbers of the next `Admitted`, the latter also of the
-    next `Called`. `checkpoint` is the last one. `restarts` maps each stale group whose prompt is to
-    be admitted again, before any new one, to its `prompt_index`.
-
-    Of each split `prompts` counts the prompts admitted (a restarted one once: the cursor into the
-    data), and `ordinals` the groups admitted. `sealings` and `judgements` count the rollouts ever
-    sealed and judged. `begun` are the live groups of which a step has taken something.
+    next `Called`. `checkpoint` is the last one. `restarts` maps each stale group whose prompt must
+    be admitted again, before any new one, to its `prompt_index`. Of each split `prompts` counts the
+    prompts admitted (a restarted one once: the cursor into the data), and `ordinals` the groups
+    admitted. `sealings` and `judgements` count the rollouts ever sealed and judged. `begun` are the
+    live groups of which a step has taken a member.
     """
 
     def __init__(self) -> None:
@@ -80,7 +79,7 @@ class ExperienceState:
 
     @property
     def groups_untaken(self) -> int:
-        """The live training groups of which no step has taken anything."""
+        """The live training groups of which no step has taken a member."""
         return self.groups_live - len(self.begun)
 
     @property
@@ -90,8 +89,8 @@ class ExperienceState:
 
     @property
     def rollouts_live(self) -> int:
-        """The training rollouts that are not over: generated, judged, ready, or taken for a step
-        whose version is not published."""
+        """The training rollouts that have not ended: being generated, judged, ready, or taken for a
+        step whose version is not published."""
         return self.work_index.open["train"] + self.steps.size
 
     @property
@@ -107,20 +106,19 @@ class ExperienceState:
 
     @property
     def prescribed(self) -> tuple[int, list[Rollout]] | None:
-        """The step and the rollouts that have to be taken next, because a crash undid their taking;
+        """The step and the rollouts that must be taken next, because a crash undid their taking;
         None where nothing is prescribed."""
         due = self.steps.due
         return due and (due[0], [self.rollouts[rollout] for rollout in due[1]])
 
     @property
     def closed(self) -> int:
-        """The last version that was ever published. What a crash undid of the steps before it is
-        made again exactly as it was."""
+        """The last version that was ever published. Undone steps before it are redone exactly."""
         return self.steps.closed
 
     def find(self, number: int, *statuses: RolloutStatus) -> Rollout:
-        """The live rollout of this number, which has one of these statuses. Raises ImpossibleEvent
-        where there is none."""
+        """The live rollout of this number, with one of these statuses. Raises ImpossibleEvent where
+        there is none."""
         rollout = self.rollouts.get(number)
         if rollout is None:
             raise ImpossibleEvent(
@@ -134,14 +132,14 @@ class ExperienceState:
         return rollout
 
     def find_call(self, number: int, status: RolloutStatus) -> Call:
-        """The live call of this number, which has this status; of one turn, the rollout. Raises
+        """The live call of this number, with this status; for one turn, the rollout. Raises
         ImpossibleEvent where there is none."""
         if (call := self.calls.get(number)) is not None and call.status is status:
             return call
         if isinstance(call, AgentCall):
             raise ImpossibleEvent(f"call {number} is {call.status.value}, not {status.value}")
-        found = self.find(number, status)
-        raise ImpossibleEvent(f"rollout {found.id} is an agent's: only its calls are leased")
+        rollout = self.find(number, status)
+        raise ImpossibleEvent(f"rollout {rollout.id} is an agent's: only its calls are leased")
 
     def to_lease(self, split: Split, n: int) -> list[Call]:
         """At most `n` calls that wait for a lease, those of one turn being rollouts: resumable ones
@@ -150,7 +148,7 @@ class ExperienceState:
         return [self.calls[call] for call in self.work_index.to_lease(split, n)]
 
     def to_begin(self, split: Split, n: int) -> list[Rollout]:
-        """At most `n` episodes that wait for an agent: those that were played before first, then
+        """At most `n` episodes that wait for an agent: those with an earlier attempt first, then
         new ones, each the oldest first."""
         return [self.rollouts[rollout] for rollout in self.work_index.to_begin(split, n)]
 
@@ -160,24 +158,23 @@ class ExperienceState:
         return [self.rollouts[rollout] for rollout in self.work_index.to_judge(after)]
 
     def ready(self, split: Split = "train") -> list[Group]:
-        """Complete groups (each member judged or buried) of which no step has taken anything, the
+        """Complete groups (each member judged or buried) of which no step has taken a member, the
         oldest first.
 
         Never waits for an older unfinished group. The oldest is the one with the smallest version
         among its tokens, since lag is counted from there; among equals the one admitted first.
-        `len(group.rewards)` may be anything from 0 up: groups below `k_min` are for the coordinator
-        to drop.
+        `len(group.rewards)` may be any number from 0: the coordinator drops groups below `k_min`.
         """
         return [self.groups[group] for group in self.work_index.ready(split)]
 
     def judged(self) -> list[Rollout]:
-        """Training rollouts with a verdict that no step has taken, whether their groups are
-        complete or not, the oldest first."""
+        """Training rollouts with a verdict that no step has taken, from complete and incomplete
+        groups, the oldest first."""
         return [self.rollouts[rollout] for rollout in self.work_index.judged()]
 
     def oldest(self, but: Container[int] = ()) -> Group | None:
-        """The training group admitted first of those with a member that has not ended and that no
-        step has taken, `but` for these rollouts."""
+        """The first admitted training group with a member that has not ended and that no step has
+        taken, ignoring the rollouts in `but`."""
         for group in self.groups.values():
             if group.split == "train" and any(
                 m.step is None and m.status not in ENDED and m.id not in but for m in group.members
@@ -186,20 +183,20 @@ class ExperienceState:
         return None
 
     def taken(self) -> list[Rollout]:
-        """Rollouts that steps have taken and the trainer has not accounted for, in the order of
+        """Rollouts that steps have taken but the trainer has not reported yet, in the order of
         taking."""
         return [
             self.rollouts[rollout] for rollout in self.steps.taken() if rollout in self.rollouts
         ]
 
     def statuses(self) -> Counter[RolloutStatus]:
-        """The number of live rollouts of each status; a status that none has is left out."""
+        """The number of live rollouts of each status, without zeros."""
         return +self.work_index.statuses
 
     # ------------------------------------------------------------------------------------ snapshot
 
     def snapshot(self) -> Snapshot:
-        """The state, to be written down at once: it shares what will change."""
+        """The state for storing, which must be written at once: it shares mutable parts."""
         return Snapshot(
             ledger=self.ledger,
             version=self.version,
@@ -223,7 +220,7 @@ class ExperienceState:
 
     @classmethod
     def of(cls, written: Snapshot) -> Self:
-        """The state that was written down. It takes what the snapshot holds."""
+        """The stored state. It takes over the parts of the snapshot."""
         self = cls()
         self.ledger, self.history, self.audit = written.ledger, written.history, written.audit
         self.replay_buffer, self.restarts = written.replay_buffer, written.restarts
@@ -256,5 +253,5 @@ class ExperienceState:
 
 
 def in_training(rollout: Rollout) -> bool:
-    """True if a step has taken it, and need not take it again."""
+    """True if a step has taken it, and it is not prescribed again."""
     return rollout.step is not None and rollout.status is not RolloutStatus.JUDGED

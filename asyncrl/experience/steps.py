@@ -1,8 +1,8 @@
-"""The rollouts that each step took. Invariant: what is prescribed is taken again exactly as it was,
-in its order, before anything else is taken.
+"""The rollouts that each step took. Invariant: prescribed takings are repeated exactly, in order,
+before any other taking.
 
-Rollouts are held by their numbers. Those that were taken together are one *taking*, and a step may
-take several times.
+Rollouts are held by their numbers. Rollouts that are taken together are one *taking*, and a step
+may have several.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Takings = dict[int, list[list[int]]]
 
 class Steps(msgspec.Struct):
     """`training`: the takings of steps whose version is not published. `prescribed`: the takings
-    that have to be taken again after a crash. `closed`: the last version that was ever published;
-    the steps before it take what they had, and nothing else.
+    that must be repeated after a crash. `closed`: the last version that was ever published; the
+    steps before it may only repeat their takings.
 
     Example: step 4 took rollouts 0 and 1 together, and then 5. A crash undoes it, and 0 and 1 are
     due first.
@@ -40,8 +40,7 @@ class Steps(msgspec.Struct):
 
     @property
     def due(self) -> tuple[int, list[int]] | None:
-        """The step and the rollouts that have to be taken next; None where nothing is
-        prescribed."""
+        """The step and the rollouts that must be taken next; None where nothing is prescribed."""
         for step, takings in self.prescribed.items():
             return step, takings[0]
         return None
@@ -71,13 +70,13 @@ class Steps(msgspec.Struct):
         ]
 
     def take(self, step: int, taking: list[int]) -> None:
-        """`step` takes these rollouts. Raises ImpossibleEvent, and takes nothing, where something
-        else is due."""
+        """Take these rollouts for `step`. Raises ImpossibleEvent, and takes nothing, where other
+        ones are due."""
         if (due := self.due) is not None:
             if (step, taking) != due:
                 raise ImpossibleEvent(
-                    f"step {step} takes rollouts {taking}, but step {due[0]} has to take "
-                    f"{due[1]} first"
+                    f"step {step} takes rollouts {taking}, but step {due[0]} must take {due[1]} "
+                    "first"
                 )
             takings = self.prescribed[step]
             del takings[0]
@@ -86,14 +85,14 @@ class Steps(msgspec.Struct):
         self.training.setdefault(step, []).append(taking)
 
     def publish(self, version: int) -> None:
-        """`version` is published: the takings of the steps before it are over."""
+        """End the takings of the steps before `version`, which is published."""
         self.closed = max(self.closed, version)
         for step in [step for step in self.training if step < version]:
             del self.training[step]
 
     def undo(self, steps: Iterable[int]) -> list[int]:
-        """Prescribe for these steps what they took, before all that is prescribed. Returns the
-        rollouts that they had taken, in order."""
+        """Prescribe the takings of these steps again, before all that is prescribed. Returns their
+        rollouts, in order."""
         undone = {step: self.training.pop(step) for step in steps}
         later = self.prescribed
         self.prescribed = {step: takings + later.pop(step, []) for step, takings in undone.items()}
@@ -101,8 +100,8 @@ class Steps(msgspec.Struct):
         return [rollout for takings in undone.values() for taking in takings for rollout in taking]
 
     def prescribe(self, step: int, taking: list[int]) -> bool:
-        """`step`, the last one that has anything prescribed or a later one, has to take these
-        rollouts. False if that was prescribed already."""
+        """Prescribe these rollouts for `step`, the last prescribed one or a later one. Returns
+        False if they were already prescribed."""
         takings = self.prescribed.setdefault(step, [])
         new = taking not in takings
         if new:

@@ -1,5 +1,5 @@
-"""Training sequences as the message that a learner takes. Invariant: whoever trains (a run's
-coordinator, a loop written by hand) packs here, so that both train alike.
+"""Training sequences as a message for a learner. Invariant: a run's coordinator and a loop written
+by hand both pack here, so that both train alike.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from asyncrl.staleness.loss_mask import loss_mask, trainable_by_lag
 
 
 class TrainingMessage(NamedTuple):
-    """A micro-batch with its three buffers, and how many of its tokens may enter the loss, by
-    lag."""
+    """A micro-batch with its three buffers, and the number of its tokens that may enter the loss,
+    by lag."""
 
     message: MicroBatch
     buffers: tuple[bytes, bytes, bytes]
@@ -35,9 +35,9 @@ def training_message(
 ) -> TrainingMessage:
     """Pack sequences as micro-batch `index` of a step, with the facts of groups by their number.
 
-    Tokens older than `max_lag` versions stay out of the loss, and with `mask_truncated` responses
-    that were cut at their budget do. Lengths are sent only where advantages compare the
-    `whole_step`, and parts and turns only of groups that have some.
+    Tokens older than `max_lag` versions stay out of the loss; with `mask_truncated`, so do
+    responses that were cut at their budget. Lengths are sent only where advantages compare the
+    `whole_step`, and parts and turns only of groups that have them.
     """
     samples, sequences = list[Sample](), list[TrainingSequence]()
     mask, trainable = bytearray(), Counter[int]()

@@ -31,8 +31,8 @@ from asyncrl.messages import Scored
 def _admitted(state: ExperienceState, event: e.Admitted) -> None:
     if (event.group, event.first) != (state.next_group, state.next_rollout):
         raise ImpossibleEvent(
-            f"group {event.group} from rollout {event.first} was admitted, "
-            f"but next are group {state.next_group} and rollout {state.next_rollout}"
+            f"group {event.group} from rollout {event.first} was admitted, but the next are group "
+            f"{state.next_group} and rollout {state.next_rollout}"
         )
     group = Group.of(
         event,
@@ -43,7 +43,7 @@ def _admitted(state: ExperienceState, event: e.Admitted) -> None:
     if event.restarts is not None and state.restarts.get(event.restarts) != event.prompt_index:
         raise ImpossibleEvent(
             f"group {event.group} restarts prompt {event.prompt_index} of group "
-            f"{event.restarts}, which does not wait for that"
+            f"{event.restarts}, which does not wait for a restart"
         )
     state.groups[group.id] = group
     for member in group.members:
@@ -72,9 +72,9 @@ def _leased(state: ExperienceState, event: e.Leased) -> None:
             f"is not {event.attempt}"
         )
     if not event.holder:
-        raise ImpossibleEvent(f"rollout {call.id} was leased to nobody")
+        raise ImpossibleEvent(f"rollout {call.id} was leased without a holder")
     if not state.groups[call.group].prompt:
-        raise ImpossibleEvent(f"rollout {call.id} was leased, and its prompt has no token")
+        raise ImpossibleEvent(f"rollout {call.id} was leased, but its prompt has no token")
     state.work_index.move(state.groups[call.group], call, RolloutStatus.LEASED)
     call.attempt, call.holder = event.attempt, event.holder
 
@@ -84,7 +84,7 @@ def _extended(state: ExperienceState, event: e.Extended) -> None:
     pinned = state.groups[call.group].version
     if pinned is not None and event.version != pinned:
         raise ImpossibleEvent(
-            f"rollout {call.id} is pinned to version {pinned}, and got tokens of version "
+            f"rollout {call.id} is pinned to version {pinned}, but got tokens of version "
             f"{event.version}"
         )
     state.ledger.tokens.enter(call.extend(event.version, event.start, event.ids, event.behaviour))
@@ -110,8 +110,8 @@ def _requeued(state: ExperienceState, event: e.Requeued) -> None:
     call = leased_call(state, event.rollout, event.attempt)
     if not call.remaining:
         raise ImpossibleEvent(
-            f"rollout {call.id} has its {call.max_new_tokens} tokens: it is to be "
-            "sealed as 'length', not requeued"
+            f"rollout {call.id} has its {call.max_new_tokens} tokens: it must be sealed as "
+            "'length', not requeued"
         )
     state.work_index.move(state.groups[call.group], call, RolloutStatus.WAITING)
     call.holder = ""
@@ -132,7 +132,7 @@ def _buried(state: ExperienceState, event: e.Buried) -> None:
 
 def _late_tokens(state: ExperienceState, event: e.LateTokens) -> None:
     if event.tokens < 1:
-        raise ImpossibleEvent(f"{event.tokens} late tokens are none")
+        raise ImpossibleEvent(f"{event.tokens} late tokens are not a positive number")
     state.ledger.tokens.enter(event.tokens)
     state.ledger.tokens.discard(event.tokens, "late")
 
@@ -144,8 +144,7 @@ def _judged(state: ExperienceState, event: e.Judged) -> None:
         numbers = [event.verdict.reward, *event.verdict.parts]
         if not all(map(math.isfinite, numbers)):
             raise ImpossibleEvent(
-                f"rollout {rollout.id} was scored {numbers}: what is not a finite reward is "
-                "no verdict"
+                f"rollout {rollout.id} was scored {numbers}: only finite rewards are verdicts"
             )
         if not event.verdict.fits(rollout.tokens):
             raise ImpossibleEvent(
@@ -154,7 +153,7 @@ def _judged(state: ExperienceState, event: e.Judged) -> None:
             )
         if not group.comparable(event.verdict):
             raise ImpossibleEvent(
-                f"rollout {rollout.id} was scored by {len(event.verdict.parts)} rewards, and "
+                f"rollout {rollout.id} was scored by {len(event.verdict.parts)} rewards, but "
                 "others of its group were not"
             )
     state.judgements += 1
@@ -172,18 +171,18 @@ def _taken(state: ExperienceState, event: e.Taken) -> None:
     rollouts = [state.find(number, RolloutStatus.JUDGED) for number in event.rollouts]
     if not rollouts or len(set(event.rollouts)) < len(rollouts):
         raise ImpossibleEvent(
-            f"step {event.step} takes rollouts {event.rollouts}: one at least, and each once"
+            f"step {event.step} takes rollouts {event.rollouts}: it needs at least one, and each "
+            "once"
         )
     for rollout in rollouts:
         if state.groups[rollout.group].split != "train" or not isinstance(rollout.verdict, Scored):
             raise ImpossibleEvent(
-                f"rollout {rollout.id} cannot be trained: it is of an evaluation, or without "
-                "a reward"
+                f"rollout {rollout.id} cannot be trained: it is of an evaluation, or has no reward"
             )
         if any(span.version > event.step for span in rollout.spans):
             raise ImpossibleEvent(
-                f"rollout {rollout.id} has tokens of a version that only step {event.step} "
-                "makes, or a later one"
+                f"rollout {rollout.id} has tokens of a version that only step {event.step} or a "
+                "later one makes"
             )
     state.steps.take(event.step, event.rollouts)
     for rollout in rollouts:
@@ -230,7 +229,7 @@ def _stored_for_replay(state: ExperienceState, event: e.StoredForReplay) -> None
     group = state.groups[event.group]
     if any(member.step is not None and member.step >= event.until for member in group.members):
         raise ImpossibleEvent(
-            f"group {group.id} is to be replayed until step {event.until}, and is trained then for "
+            f"group {group.id} would be replayed until step {event.until}, but is trained then for "
             "the first time"
         )
     state.replay_buffer.keep(group, event.until)
@@ -247,7 +246,7 @@ def _discarded(state: ExperienceState, event: e.Discarded) -> None:
     _named(event.reason)
     if rollout.step is not None:
         raise ImpossibleEvent(
-            f"rollout {rollout.id} has to be taken again: it is in the weights of versions "
+            f"rollout {rollout.id} must be taken again: it is in the weights of versions "
             "that were published"
         )
     group = state.groups[rollout.group]
@@ -264,20 +263,22 @@ def _discarded(state: ExperienceState, event: e.Discarded) -> None:
 def _dropped(state: ExperienceState, event: e.Dropped) -> None:
     group = state.groups.get(event.group)
     if group is None:
-        raise ImpossibleEvent(f"group {event.group} is not live: it was never admitted, or is over")
+        raise ImpossibleEvent(
+            f"group {event.group} is not live: it was never admitted, or has ended"
+        )
     if group.id in state.begun:
         raise ImpossibleEvent(
-            f"group {group.id} was taken, or a part of it: only the trainer can account for that"
+            f"group {group.id} was taken, at least in part: only the trainer's report can end it"
         )
     if group.begun:
         raise ImpossibleEvent(
-            f"group {group.id} has to be taken again: it is in the weights of versions that "
+            f"group {group.id} must be taken again: it is in the weights of versions that "
             "were published"
         )
     _named(event.reason)
     if event.restart and group.split != "train":
         raise ImpossibleEvent(
-            f"group {group.id} is for {group.split}: only a training prompt starts again"
+            f"group {group.id} is for {group.split}: only a training prompt restarts"
         )
     if group.complete:
         state.work_index.withdraw(group)
@@ -296,8 +297,8 @@ def _published(state: ExperienceState, event: e.Published) -> None:
         )
     if (due := state.steps.due) is not None and due[0] < event.version:
         raise ImpossibleEvent(
-            f"version {event.version} cannot be published before step {due[0]} has taken "
-            "again what it had"
+            f"version {event.version} cannot be published before step {due[0]} has repeated its "
+            "takings"
         )
     for number in state.steps.made(event.version):
         if number in state.rollouts:
@@ -317,7 +318,7 @@ def _checkpointed(state: ExperienceState, event: e.Checkpointed) -> None:
 
 
 def apply(state: ExperienceState, event: e.AnyEvent) -> None:
-    """Take the event into the state. Raises ImpossibleEvent, with the state as it was, for an event
+    """Apply an event to the state. Raises ImpossibleEvent, with the state unchanged, for an event
     that cannot have happened."""
     _TRANSITIONS[type(event)](state, event)
 
@@ -326,10 +327,10 @@ def apply(state: ExperienceState, event: e.AnyEvent) -> None:
 
 
 def _leased_rollout(state: ExperienceState, event: e.Sealed) -> Rollout:
-    """The rollout of one turn whose lease ends so."""
+    """The rollout of one turn whose lease this event ends."""
     call = leased_call(state, event.rollout, event.attempt)
     if not isinstance(call, Rollout):
-        raise ImpossibleEvent(f"call {call.id} is no rollout: it is answered, and not sealed")
+        raise ImpossibleEvent(f"call {call.id} is not a rollout: it is answered, not sealed")
     return call
 
 
@@ -339,7 +340,7 @@ def _discard(
     reason: str,
     status: RolloutStatus = RolloutStatus.DISCARDED,
 ) -> None:
-    """A live rollout ends untrained: its tokens are discarded under `reason`."""
+    """End a live rollout untrained, and discard its tokens under `reason`."""
     group = state.groups[rollout.group]
     if rollout.episode is not None:
         forget_calls(state, rollout)
@@ -353,8 +354,8 @@ def _discard(
 
 
 def _member_finished(state: ExperienceState, group: Group) -> None:
-    """A member was judged or buried. The last one of its group completes it, and counts as one
-    visit of its prompt."""
+    """Note that a member was judged or buried. The last one completes its group, which counts as
+    one visit of its prompt."""
     if group.split == "train" and group.complete:
         solved = sum(isinstance(m.verdict, Scored) and m.verdict.exact for m in group.members)
         state.history.record(
@@ -368,16 +369,16 @@ def _member_finished(state: ExperienceState, group: Group) -> None:
 
 
 def _complete_or_over(state: ExperienceState, group: Group) -> None:
-    """A member was judged, buried or discarded: the group may be over now, or ready to be
-    taken."""
+    """Update a group after a member was judged, buried or discarded: it may have ended, or be
+    ready."""
     _forget_if_over(state, group)
     if group.id in state.groups:
         state.work_index.offer(group)
 
 
 def _forget_if_over(state: ExperienceState, group: Group) -> None:
-    """Forget a group that is over, and in no step whose version is still to be published. A group
-    that was buried whole stays until it is dropped by name."""
+    """Remove a group that has ended, unless a step of it has an unpublished version. A group with
+    all members buried stays until it is dropped by name."""
     published = state.version or 0
     over = group.ended and any(
         member.status is not RolloutStatus.BURIED for member in group.members
@@ -387,14 +388,14 @@ def _forget_if_over(state: ExperienceState, group: Group) -> None:
 
 
 def _forget(state: ExperienceState, group: Group) -> None:
-    """The group is not live any more."""
+    """Remove a group from the live ones."""
     state.begun.discard(group.id)
     del state.groups[group.id]
     state.groups_live -= group.split == "train"
 
 
 def _facts(group: Group, rollout: Rollout) -> Facts:
-    """The audit's facts of a rollout whose generation is over."""
+    """The audit's facts of a rollout whose generation has ended."""
     spans, attempts = rollout.spans, rollout.attempt
     if (episode := rollout.episode) is not None:
         spans = [span for call in episode.calls for span in call.spans]
@@ -415,7 +416,7 @@ def _facts(group: Group, rollout: Rollout) -> Facts:
 def _named(reason: str) -> None:
     """Raise ImpossibleEvent for an empty reason."""
     if not reason:
-        raise ImpossibleEvent("tokens are discarded for a named reason, and this one has no name")
+        raise ImpossibleEvent("tokens need a named reason to be discarded, and this one is empty")
 
 
 _TRANSITIONS: dict[type, Callable[[ExperienceState, Any], None]] = {

@@ -1,9 +1,9 @@
 """Sorted lists of the work that is due. Invariant: they follow from the live groups alone, so they
-can be derived from these and are never written down.
+are derived from these and never stored.
 
-Rollouts, calls and groups are held by their numbers, in the order in which the state gives them
-out. They get another status through `move` and in no other way. So the lists, and the size of the
-queue, are right after every event.
+Rollouts, calls and groups are held by their numbers, in the order in which the state returns them.
+Only `move` changes their status. So the lists, and the size of the queue, are correct after every
+event.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class WorkIndex(msgspec.Struct):
 
     `queue_items` and `queue_bytes` measure the experience queue: training rollouts that are sealed
     or judged, and not taken. `statuses` counts live rollouts and agents' calls of each status; a
-    status that none has any more may be there with zero. `open` counts the rollouts of each split
-    that no step has taken.
+    status may be present with zero. `open` counts the rollouts of each split that no step has
+    taken.
     """
 
     statuses: Counter[RolloutStatus] = msgspec.field(default_factory=Counter)
@@ -54,8 +54,8 @@ class WorkIndex(msgspec.Struct):
         return [call for _, call in self._waiting[split][:n]]
 
     def to_begin(self, split: Split, n: int) -> list[int]:
-        """At most `n` episodes without an agent: those that had one first, then new ones, each the
-        oldest first."""
+        """At most `n` episodes without an agent: those with an earlier one first, then new ones,
+        each the oldest first."""
         return [rollout for _, rollout in self._unbegun[split][:n]]
 
     def to_judge(self, after: int) -> list[int]:
@@ -76,7 +76,7 @@ class WorkIndex(msgspec.Struct):
         return [rollout for _, rollout in self._judged]
 
     def enter(self, group: Group, call: Call) -> None:
-        """List a live rollout of this group, or a call of one, under the status that it has."""
+        """List a live rollout of this group, or a call of one, under its status."""
         status = call.status
         self.statuses[status] += 1
         if isinstance(call, Rollout):
@@ -94,9 +94,9 @@ class WorkIndex(msgspec.Struct):
                 insort(self._judged, (call.oldest, call.id))
 
     def leave(self, group: Group, call: Call) -> None:
-        """Take a rollout or a call off the list of its status. Its place in a list is found by its
-        fields, so these must not change while it is there: `attempt` while it waits, `sealed` and
-        its tokens once it is sealed, its verdict and `step` once it is judged."""
+        """Remove a rollout or a call from the list of its status. Its fields determine its position
+        in a list, so these must not change while it is listed: `attempt` while it waits, `sealed`
+        and its tokens once it is sealed, its verdict and `step` once it is judged."""
         status = call.status
         self.statuses[status] -= 1
         if isinstance(call, Rollout):
@@ -114,28 +114,28 @@ class WorkIndex(msgspec.Struct):
                 _remove(self._judged, (call.oldest, call.id))
 
     def move(self, group: Group, call: Call, status: RolloutStatus) -> None:
-        """Give a rollout or a call another status; there is no other way."""
+        """Change the status of a rollout or a call; only this method may."""
         self.leave(group, call)
         call.status = status
         if status not in ENDED:
             self.enter(group, call)
 
     def promise(self, rollout: Rollout, step: int) -> None:
-        """Reserve a judged rollout for `step`: it is offered to no other."""
+        """Reserve a judged rollout for `step`: it is not offered to another."""
         _remove(self._judged, (rollout.oldest, rollout.id))
         rollout.step = step
 
     def offer(self, group: Group) -> None:
-        """List a group as ready if it is complete and no step has taken any of it."""
+        """List a group as ready if it is complete and no step has taken a member."""
         if group.complete and not group.begun:
             insort(self._complete[group.split], (group.oldest, group.id))
 
     def withdraw(self, group: Group) -> None:
-        """Take a ready group off the list; it must be what it was when it was listed."""
+        """Remove a ready group from the list; it must not have changed since it was listed."""
         _remove(self._complete[group.split], (group.oldest, group.id))
 
     def _waiting_for(self, group: Group, call: Call) -> tuple[list[tuple[bool, int]], Any]:
-        """The list of what waits as this does, and its key there."""
+        """The list for waiting work of this kind, and the key there."""
         episode = call.episode if isinstance(call, Rollout) else None
         if episode is not None:
             return self._unbegun[group.split], (not episode.attempt, call.id)

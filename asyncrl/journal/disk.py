@@ -1,8 +1,8 @@
-"""Protocols of a journal's storage. Invariant: a commit is whole or not there at all, and what is
-there is the first events, each once, in order.
+"""Protocols of a journal's storage. Invariant: a commit is stored whole or not at all, and the
+stored events are the first ones, each once, in order.
 
-`Disk` is all that the writer knows, so that the simulation can give it a disk that fills up, fails
-or forgets. The real one is `sqlite.SqliteDisk`.
+The writer only uses `Disk`, so that the simulation can give it a disk that fills up, fails or loses
+data. The real one is `sqlite.SqliteDisk`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from asyncrl.experience.snapshot import Snapshot
 
 
 class JournalError(Exception):
-    """The journal cannot be read or written; the message is a sentence that says what to do."""
+    """Raised where the journal cannot be read or written; the message is one sentence with a
+    remedy."""
 
 
 class DiskNotReady(Exception):
-    """A commit could not be made, and left no trace. It may be tried again; `remedy` says what
-    makes it succeed."""
+    """Raised for a commit that failed without a trace. It may be retried; `remedy` says what makes
+    it succeed."""
 
     remedy: ClassVar[str]
 
@@ -42,7 +43,7 @@ class Unwritable(DiskNotReady):
 
 
 class Locked(DiskNotReady):
-    """A commit found that another process writes, or keeps others from writing."""
+    """A commit found that another process writes, or holds a lock."""
 
     remedy = "end the process that holds it"
 
@@ -56,8 +57,8 @@ class EventRows(msgspec.Struct, frozen=True):
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """Write the snapshot of the state after event `number`, which the checkpoint of `version`
-    belongs to. It takes the place of one of the same number."""
+    """Write the snapshot of the state after event `number`, for the checkpoint of `version`. It
+    replaces one of the same number."""
 
     number: int
     version: int
@@ -65,8 +66,8 @@ class Keep(msgspec.Struct, frozen=True):
 
 
 class Compact(msgspec.Struct, frozen=True):
-    """Delete the events up to the newest snapshot for `version`, and older snapshots: nobody goes
-    back behind it any more."""
+    """Delete the events up to the newest snapshot for `version`, and older snapshots, which are not
+    needed any more."""
 
     version: int
 
@@ -93,15 +94,15 @@ class Disk(Protocol):
         ...
 
     async def commit(self, writes: Sequence[Write]) -> None:
-        """Carry out all of it, in order, or none. Raises DiskNotReady where it may be tried
-        again, and JournalError where nothing can ever be written again."""
+        """Carry out all of it, in order, or none. Raises DiskNotReady where a retry may succeed,
+        and JournalError where the journal cannot be written any more."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 class JournalReader(Protocol):
-    """Contents of a disk, to be read, also while somebody writes."""
+    """Contents of a disk for reading, also during writes."""
 
     def events(self, after: int) -> Iterator[tuple[int, AnyEvent]]:
         """Pairs of number and event: the events with a number larger than `after`, in order. Raises

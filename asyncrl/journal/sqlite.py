@@ -1,5 +1,5 @@
-"""A journal's file: SQLite in WAL mode. Invariant: it never skips what it cannot read, and says in
-a sentence why it cannot.
+"""A journal's file: SQLite in WAL mode. Invariant: it never skips unreadable data, but raises a
+sentence with the reason.
 
 With `synchronous=NORMAL` a commit survives the death of any process at any moment; the loss of the
 machine's power may undo the commits since SQLite's last checkpoint, and never leaves a journal that
@@ -10,8 +10,8 @@ not know, and none that it does.
 
 A row holds many events, encoded as one msgpack array and numbered by its first: a row for each
 event would cost several times as much. Compacted rows leave free pages, which later rows take: the
-file grows to what two checkpoint intervals need, and no further. The log grows while anybody's
-reading transaction is open, and is cut back to `WAL_BYTES` after it.
+file grows to what two checkpoint intervals need, and no further. The log grows while a reading
+transaction is open, and is truncated to `WAL_BYTES` after it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from asyncrl.journal.disk import (
 )
 
 FORMAT = 4
-"""Number of what a journal's rows mean: the tables, and the names and fields of events and
-snapshots. Whoever changes one of these adds one. 3: a snapshot in one row, of at most
-10⁹ bytes. 2: the names before `Requeued`, `LateTokens`,
-`StoredForReplay`, `prompt_index`, `split` and `holder`. 1: no snapshots."""
+"""Format number of a journal: of its tables, and of the names and fields of events and snapshots.
+Increase it when one of these changes. 3: a snapshot in one row, of at most 10⁹ bytes. 2: the names
+before `Requeued`, `LateTokens`, `StoredForReplay`, `prompt_index`, `split` and `holder`. 1: no
+snapshots."""
 PART_BYTES = 2**26
 """Bytes of a snapshot that one row has: SQLite takes no row of more than 10⁹."""
 BUSY_S = 5.0
@@ -53,7 +53,7 @@ BUSY_S = 5.0
 LAST = 2**62
 """The largest number of an event; no run has so many."""
 WAL_BYTES = 8 * 2**20
-"""Bytes that the write-ahead log is cut back to where it grew further."""
+"""Bytes to which the write-ahead log is truncated after it grew further."""
 
 _OBSTACLES: dict[int, type[DiskNotReady]] = {
     sqlite3.SQLITE_FULL: DiskFull,  # ENOSPC
@@ -68,7 +68,7 @@ _decode_snapshot = msgspec.msgpack.Decoder(Snapshot).decode
 
 
 class SqliteDisk:
-    """The writer's connection. One thread at a time uses it."""
+    """The writer's connection, used by one thread at a time."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, last: int) -> None:
         self.last = last
@@ -284,7 +284,7 @@ def _parts(data: bytes | bytearray) -> Iterator[bytes | bytearray]:
 
 
 class _Misfit(Exception):
-    """A value that this asyncrl writes into no row."""
+    """Raised for a value that this asyncrl never writes into a row."""
 
 
 def _event_row(row: tuple[object, object]) -> tuple[int, bytes]:
@@ -292,15 +292,15 @@ def _event_row(row: tuple[object, object]) -> tuple[int, bytes]:
 
 
 def _number(value: object, least: int = 0) -> int:
-    """A column's number: SQLite keeps to no type that a table was made with."""
+    """A column's number, checked because SQLite does not enforce column types."""
     if not isinstance(value, int) or not least <= value <= LAST:
-        raise _Misfit("a number of an event or a version is none")
+        raise _Misfit("a number of an event or a version is not a number")
     return value
 
 
 def _blob(value: object) -> bytes:
     if not isinstance(value, bytes):
-        raise _Misfit("there are no bytes where its data should be")
+        raise _Misfit("its data is not bytes")
     return value
 
 
@@ -314,12 +314,14 @@ def _check(connection: sqlite3.Connection, path: Path, run: str | None) -> None:
     ours = {"header", "events"} <= names <= {"header", "events", "snapshots"}
     header = connection.execute("SELECT format, run FROM header").fetchone() if ours else None
     if header is None:
-        raise JournalError(f"{path} is a database, but no journal of asyncrl: give another run.dir")
+        raise JournalError(
+            f"{path} is a database, but not a journal of asyncrl: give another run.dir"
+        )
     version, its_run = header
     if version != FORMAT:
         raise JournalError(
-            f"the journal {path} has format {escaped(repr(version), 20)}, and this asyncrl reads "
-            f"format {FORMAT}: go on with the asyncrl that wrote it, or start a run in another "
+            f"the journal {path} has format {escaped(repr(version), 20)}, but this asyncrl reads "
+            f"format {FORMAT}: continue with the asyncrl that wrote it, or start a run in another "
             "run.dir"
         )
     if run is not None and its_run != run:
@@ -342,14 +344,14 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _obstacle(error: sqlite3.OperationalError) -> type[DiskNotReady] | None:
-    # errors that Python finds itself have no code
+    # errors raised by Python itself have no code
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return _OBSTACLES.get(code) or _OBSTACLES.get(code & 0xFF)
 
 
 @contextmanager
 def _obstacles(path: Path) -> Iterator[None]:
-    """Raise DiskNotReady for an error that may be over when the commit is tried again."""
+    """Raise DiskNotReady for an error after which a retry may succeed."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -365,7 +367,7 @@ def errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.IntegrityError as error:
         raise JournalError(
-            f"the journal {path} got events from somebody else: two runs write to it; give each "
+            f"the journal {path} got events from another writer: two runs write to it; give each "
             "its own run.dir"
         ) from error
     except sqlite3.OperationalError as error:
@@ -373,10 +375,10 @@ def errors(path: Path) -> Iterator[None]:
         raise JournalError(f"the journal {path} could not be used ({error}): {remedy}") from error
     except sqlite3.Error as error:
         raise JournalError(
-            f"{path} is damaged, or no journal at all ({error}): give another run.dir"
+            f"{path} is damaged, or not a journal ({error}): give another run.dir"
         ) from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, _Misfit) as error:
         raise JournalError(
-            f"the journal {path} holds what is no event of this asyncrl "
+            f"the journal {path} holds something that is not an event of this asyncrl "
             f"({escaped(str(error), 300)}): give another run.dir"
         ) from error

@@ -1,13 +1,13 @@
 """The writer of a journal. Invariant: what is on disk is always the first `durable` events, each
 once and in order.
 
-One writer, one commit at a time. Commits are grouped: what `commit_ms` milliseconds or the first
-MiB brought goes together, so a commit's price is paid a few times a second, whatever the event
-rate. Events appended without an await between them are always in one commit, so a crash cannot
-separate them.
+One writer, one commit at a time. Commits are grouped: the events of `commit_ms` milliseconds, or
+the first MiB, go together, so there are only a few commits a second, whatever the event rate.
+Events appended without an await between them are always in one commit, so a crash cannot separate
+them.
 
 The writer waits for a disk that is full, or that another process has locked. Nothing is lost
-meanwhile: whoever brings events waits for `room`, and `trouble` says why.
+meanwhile: producers of events wait for `room`, and `trouble` says why.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ holds one at a time."""
 LIMIT_BYTES = 32 * 2**20
 FULL_S = 300.0
 RETRY_S = 1.0
-"""Seconds between two tries of a commit that could not be made."""
+"""Seconds between retries of a failed commit."""
 BeforeCommit = Callable[[bool], Awaitable[None]]
-"""`before_commit(forced)` writes what belongs beside the journal. It is `forced` to the disk before
-a state is, whose checkpoint a run may go on from."""
+"""`before_commit(forced)` writes data that belongs beside the journal. It is `forced` to disk
+before a state from whose checkpoint a run may resume."""
 
 _encoder = msgspec.msgpack.Encoder()
 _encode_into = _encoder.encode_into
@@ -94,7 +94,8 @@ class JournalStatistics(NamedTuple):
 
 
 class Journal:
-    """The writer. Made by `open`, or `over` a disk; every method is called from the trio thread."""
+    """The writer. `open` creates it, or `over` for a disk; every method is called from the trio
+    thread."""
 
     def __init__(
         self,
@@ -157,12 +158,12 @@ class Journal:
         full_s: float = FULL_S,
         before_commit: BeforeCommit | None = None,
     ) -> AsyncIterator[Journal]:
-        """Write to `disk`, which it takes, inside the block; leaving it, also by an error, commits
-        what was appended.
+        """Write to `disk`, which it owns, inside the block; leaving it, also by an error, commits
+        all appended events.
 
-        At most about `limit_bytes` wait for the disk (see `room`). A disk that is full or locked is
-        tried again for `full_s` seconds, and so is an OSError of `before_commit`. Raises
-        JournalError where it can not be written, out of the writer's task as well.
+        At most about `limit_bytes` wait for the disk (see `room`). Commits to a full or locked disk
+        are retried for `full_s` seconds, also after an OSError of `before_commit`. Raises
+        JournalError where it cannot be written, out of the writer's task as well.
         """
         journal = cls(disk, commit_ms, limit_bytes, full_s, before_commit)
         try:
@@ -193,8 +194,8 @@ class Journal:
 
     @property
     def trouble(self) -> str:
-        """The reason why nothing can be written at the moment, though nothing is lost; empty where
-        it can."""
+        """The reason why commits are blocked at the moment, without loss; empty where they are
+        not."""
         return str(self._obstacle or "")
 
     @property
@@ -203,8 +204,8 @@ class Journal:
         return sum(_size(write) for writes in (self._in_flight, self._writes) for write in writes)
 
     def append(self, event: AnyEvent) -> int:
-        """Put the event after all others and return its number. Never blocks. Raises JournalError
-        once writing has failed."""
+        """Append the event and return its number. Never blocks. Raises JournalError once writing
+        has failed."""
         self._raise_failure()
         row = self._writes[-1] if self._writes else None
         if not isinstance(row, _Row) or len(row.data) >= ROW_BYTES:
@@ -217,32 +218,32 @@ class Journal:
         return self._appended
 
     def keep(self, version: int, experience: Experience) -> int:
-        """Write the state down, as of now, for the checkpoint of `version`; returns the number of
-        the last event, which is its name."""
+        """Store the current state for the checkpoint of `version`; returns the number of the last
+        event, which is its name."""
         self._raise_failure()
         self._put(Keep(self._appended, version, _encoder.encode(experience.snapshot())))
         return self._appended
 
     def compact(self, version: int) -> None:
-        """Forget what lies before the newest state kept for `version`, where there is one: nobody
-        goes back further."""
+        """Drop all before the newest state kept for `version`, where there is one, as it is not
+        needed any more."""
         self._put(Compact(version))
 
     def abandon(self, version: int) -> None:
-        """Forget the states kept for versions above `version`: their checkpoints are gone."""
+        """Drop the states kept for versions above `version`, whose checkpoints are gone."""
         self._put(Abandon(version))
 
     async def room(self) -> None:
         """Return once less than `limit_bytes` wait for the disk: the writer's back-pressure, to be
-        awaited before taking in more. The wait ends, by JournalError, when a full disk was tried
-        for long enough. Where there is room already other tasks do not run meanwhile: it is asked
-        for at every message."""
+        awaited before taking in more. The wait ends by JournalError when retries on a full disk
+        take too long. Where there is room it does not yield to other tasks, because it is called
+        for every message."""
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._wait_for(lambda: self.pending_bytes < self._limit_bytes)
 
     async def flush(self) -> None:
-        """Return once everything so far is on disk: events, states, and what is to be forgotten.
-        Raises JournalError where that failed."""
+        """Return once everything so far is on disk: events, states, and deletions. Raises
+        JournalError where that failed."""
         await trio.lowlevel.checkpoint()
         target = self._asked
         await self._wait_for(lambda: self._written >= target)
@@ -292,14 +293,13 @@ class Journal:
             while obstacle := await self._commit():
                 if trio.current_time() - began >= self._full_s:
                     self._give_up(
-                        f"{obstacle}, and that for {self._full_s:g} s: {obstacle.remedy}, and "
-                        "resume the run"
+                        f"{obstacle}, for {self._full_s:g} s: {obstacle.remedy}, and resume the run"
                     )
-                await trio.sleep(RETRY_S)  # nobody says when a disk has room again
+                await trio.sleep(RETRY_S)  # there is no notice when a disk has room again
 
     async def _commit(self) -> DiskNotReady | None:
-        """Write what was appended, or return what is in the way. Shielded: what has left the buffer
-        has to reach the disk."""
+        """Write the appended events, or return the obstacle. Shielded: events that left the buffer
+        must reach the disk."""
         writes = self._in_flight = self._in_flight + self._writes
         self._writes = []
         if not writes:
@@ -315,7 +315,7 @@ class Journal:
         except DiskNotReady as obstacle:
             self._obstacle = obstacle
             return obstacle
-        # whatever the error is, these events are not on disk, so no later ones may be
+        # whatever the error, these events are not on disk, so no later ones may be
         except BaseException as error:
             self._fail(
                 error

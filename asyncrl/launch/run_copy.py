@@ -32,7 +32,7 @@ from asyncrl.launch.stored_copy import (
     refuse_unfit_store,
 )
 from asyncrl.runtime.run_dir import JOURNAL, METRICS, ORIGINS, PACKED, RUN_TOML
-from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, complete, place
+from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, checkpoint_path, complete
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def copy_run(run: Path, copy: Path) -> None:
     history = SqliteHistory(journal)
     known = {version for _, version in history.snapshots()}
     for checkpoint in complete(run):
-        _copy_checkpoint(checkpoint.path, place(copy, checkpoint.version))
+        _copy_checkpoint(checkpoint.path, checkpoint_path(copy, checkpoint.version))
     copied = {checkpoint.version for checkpoint in complete(copy)}
     if history.forgotten and not known & copied:
         raise CheckpointError("its checkpoints were replaced faster than they can be copied")

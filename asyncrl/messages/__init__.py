@@ -113,7 +113,7 @@ from asyncrl.messages.trainer_messages import (
 )
 
 ALL: tuple[type[Message], ...] = tuple(Message.__subclasses__())
-"""Every message there is: what a link may decode, and nothing else."""
+"""Every message: the only types that a link decodes."""
 
 __all__ = [
     "ALL",

@@ -25,8 +25,8 @@ class TcpAddress(msgspec.Struct, frozen=True):
 
     @property
     def loopback(self) -> bool:
-        """True if it can only be reached from this machine. Another name than `localhost` is not
-        asked for: who answers may lie."""
+        """True if it can only be reached from this machine. Names other than `localhost` are not
+        resolved, because a resolver may lie."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -54,7 +54,7 @@ def parse_address(text: str) -> Address:
 
 def tcp_address(text: str) -> TcpAddress:
     """The address of a port, written as `tcp:host:port`. Raises ValueError."""
-    found = parse_address(text)
-    if not isinstance(found, TcpAddress):
+    address = parse_address(text)
+    if not isinstance(address, TcpAddress):
         raise ValueError(f"{text!r} is no address of a machine: write tcp:host:port")
-    return found
+    return address

@@ -8,7 +8,7 @@ from asyncrl.messages.parts import Finish, Message, Split
 class Play(Message, frozen=True):
     """Coordinator to agents actor: have an agent play this rollout, for the `attempt`-th time.
     `seed` is the same in each attempt. The agent may sample `max_new_tokens` in all. `notes` are
-    what earlier attempts have noted."""
+    those of earlier attempts."""
 
     rollout: int
     attempt: int
@@ -21,7 +21,7 @@ class Play(Message, frozen=True):
 
 
 class Ask(Message, frozen=True):
-    """Agents actor to coordinator: the agent of this attempt asks the model, at the temperature of
+    """Agents actor to coordinator: the agent of this attempt calls the model, at the temperature of
     its `Play`; `number` counts its calls from 0. `stops` are the strings that end the answer for
     it. Buffer 0: `int32` context."""
 
@@ -34,9 +34,9 @@ class Ask(Message, frozen=True):
 
 class Reply(Message, frozen=True):
     """Coordinator to agents actor: the next tokens of an answer, all sampled under `version`;
-    `finish` is empty while it goes on. With `refused`, a sentence, there is no answer, or no more
-    of it; with `length` there is none for any other call either, because the episode is as long as
-    it may be. Buffer 0: `int32` ids. Buffer 1: `float32` behaviour log-probabilities."""
+    `finish` is empty until its end. With `refused`, a sentence, there is no answer, or no more of
+    it; with `length` other calls get none either, because the episode has reached its budget.
+    Buffer 0: `int32` ids. Buffer 1: `float32` behaviour log-probabilities."""
 
     rollout: int
     attempt: int
@@ -47,8 +47,7 @@ class Reply(Message, frozen=True):
 
 
 class Enough(Message, frozen=True):
-    """Agents actor to coordinator: the agent has what it needs of an answer, its first `tokens`
-    tokens."""
+    """Agents actor to coordinator: the agent needs only the first `tokens` tokens of an answer."""
 
     rollout: int
     attempt: int
@@ -86,7 +85,8 @@ class GiveFailure(Message, frozen=True):
 
 class Played(Message, frozen=True):
     """Agents actor to coordinator: the agent has ended, by itself (`stop`) or cut off (`length`).
-    With `failed`, the name of a reason, it has not, and `text` says why: another attempt is due."""
+    With `failed`, the name of a reason, its attempt failed, and `text` says why: another attempt is
+    due."""
 
     rollout: int
     attempt: int
@@ -96,7 +96,7 @@ class Played(Message, frozen=True):
 
 
 class StopPlaying(Message, frozen=True):
-    """Coordinator to agents actor: this attempt is over; end its agent, and say nothing more of
+    """Coordinator to agents actor: this attempt is over; end its agent, and send nothing more about
     it."""
 
     rollout: int
@@ -104,4 +104,4 @@ class StopPlaying(Message, frozen=True):
 
 
 AgentMessage = Ask | Enough | Note | GiveReward | GiveFailure | Played
-"""Everything that an agents actor says of its episodes."""
+"""All messages of an agents actor about its episodes."""

@@ -42,16 +42,16 @@ class Wait(Part, frozen=True):
 
 
 Increase = Annotated[float, msgspec.Meta(ge=0)]
-"""Of a counter, which cannot go down: another one does not parse."""
+"""Increase of a counter; a negative one does not parse."""
 
 
 Command = Literal["micro-batch", "proximal scores", "optimizer step", "checkpoint"]
-"""The work that a trainer is told to do, one at a time."""
+"""The commands of a trainer, one at a time."""
 
 
 class Busy(Part, frozen=True):
-    """A trainer has been at `command` for so many seconds. Those in which its process did not run
-    are not among them."""
+    """A trainer has worked on `command` for this many seconds, not counting standstills of its
+    process."""
 
     command: Command
     seconds: Duration
@@ -61,7 +61,7 @@ class Report(Message, frozen=True):
     """Actor to coordinator, about once a second: its work since the last report.
 
     `idle` maps a cause to seconds spent waiting for it; `counts` maps a counter to its increase;
-    `waits` is the table now. `busy` is what a trainer is at; None: it waits for a command. Beside
+    `waits` is the table now. `busy` is a trainer's current command; None: it waits for one. Beside
     that it has been writing a checkpoint for `saving_s`; None: it writes none.
     """
 

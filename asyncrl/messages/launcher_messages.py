@@ -29,12 +29,12 @@ class Replace(Message, frozen=True):
 
 class Draining(Message, frozen=True):
     """Coordinator to launcher: the run is over and drains; an actor whose process ends from now on
-    is not started again."""
+    is not restarted."""
 
 
 class Progress(Part, frozen=True):
-    """Something that takes long: `what`, so much `done` `of` so much (0 of 0: it is not counted),
-    in so many seconds. `left_s` are those still to come, None where nobody knows."""
+    """Progress of a long task: `what`, with `done` `of` its parts (0 of 0: not counted), in
+    `seconds`. `left_s` are the remaining ones, None where unknown."""
 
     what: str
     done: float
@@ -83,8 +83,8 @@ class StatusUpdate(Message, frozen=True):
 
 
 Healable = Literal["lost", "stalled"]
-"""Ends of a life of a run after which another life may do better: the trainer's link ended, or
-nothing went on."""
+"""Ends of a life of a run after which another life may do better: the trainer's link ended, or the
+run stalled."""
 
 
 class RunFinished(Message, frozen=True):

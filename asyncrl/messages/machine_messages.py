@@ -20,7 +20,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=255)]
 AgentId = Annotated[str, Meta(min_length=32, max_length=32)]
 """The id of one agent's process."""
 JoinedRole = Literal["rollout", "trainer", "reward"]
-"""A role of whose actors a machine that joins can have some."""
+"""A role whose actors may run on a machine that joins."""
 
 
 class Join(Message, frozen=True):
@@ -36,7 +36,7 @@ class Join(Message, frozen=True):
 
 
 class JoinRefused(Message, frozen=True):
-    """Launcher to agent: the machine takes no part, for this reason, a whole sentence."""
+    """Launcher to agent: the machine is refused, for this reason, a whole sentence."""
 
     reason: str
 
@@ -89,7 +89,7 @@ class StartActor(Message, frozen=True):
 
 
 class KillActor(Message, frozen=True):
-    """Launcher to agent: kill this start of an actor. One that has ended is left as it is."""
+    """Launcher to agent: kill this start of an actor. One that has ended is ignored."""
 
     role: Role
     index: int
@@ -109,11 +109,11 @@ class ActorExited(Message, frozen=True):
 
 class MachineLeaving(Message, frozen=True):
     """Agent to launcher, once: this machine was told to leave. It takes no actor any more, and its
-    actors end when they have given back what they hold."""
+    actors end when they have returned what they hold."""
 
 
 class Alive(Message, frozen=True):
-    """Each to the other, every few seconds: I am there."""
+    """Both ways, every few seconds: a sign of life."""
 
 
 class RunOver(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""Pieces that several messages and events are made of: spans and verdicts."""
+"""Common pieces of messages and events: spans and verdicts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 Role = Literal["coordinator", "rollout", "agents", "reward", "trainer", "launcher"]
 Split = Literal["train", "evaluation"]
 Finish = Literal["", "stop", "length", "interrupted"]
-"""The reason why a rollout's chunk is its last under this lease; empty while it goes on."""
+"""The reason why a rollout's chunk is its last under this lease; empty for any other chunk."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -33,7 +33,7 @@ class Span(Part, frozen=True):
 
 
 RIGHT = 1.0
-"""The reward of a fully right answer, at least."""
+"""The least reward of a fully right answer."""
 
 
 class Scored(Part, frozen=True, tag=True):
@@ -49,7 +49,7 @@ class Scored(Part, frozen=True, tag=True):
     errors: list[tuple[int, int]] = []
 
     def fits(self, tokens: int) -> bool:
-        """True if its errors lie in a response of so many tokens, ascend, and do not overlap."""
+        """True if its errors lie in a response of this many tokens, ascend, and do not overlap."""
         bounds = [bound for error in self.errors for bound in error]
         within = not bounds or (bounds[0] >= 0 and bounds[-1] <= tokens)
         return (

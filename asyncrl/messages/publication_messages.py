@@ -18,9 +18,9 @@ class Publish(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Coordinator to rollout actor: receive `version` into a staging place, while decoding goes
-    on, and with `average` its average after it. With `direct` join the others and say so; pause
-    when `Quiesce` comes, and receive into the engine's own weights."""
+    """Coordinator to rollout actor: receive `version` into staging, while decoding continues, and
+    with `average` its average after it. With `direct` join the others and confirm; pause when
+    `Quiesce` comes, and receive into the engine's own weights."""
 
     publication: int
     version: int
@@ -40,8 +40,8 @@ class Joined(Message, frozen=True):
 
 
 class Quiesce(Message, frozen=True):
-    """Coordinator to rollout actor: decode no more, from the next token on; your engine's weights
-    are about to be written."""
+    """Coordinator to rollout actor: pause decoding at the next token boundary; the engine's weights
+    will be written."""
 
     publication: int
 
@@ -60,7 +60,7 @@ class Transfer(Message, frozen=True):
 
 class Resend(Message, frozen=True):
     """Coordinator to rollout actor or trainer: this sending is over, and the weights will be sent
-    again. What was written is of no version: the engine is paused until they have come."""
+    again. The written weights are torn: the engine stays paused until they have come."""
 
     publication: int
 
@@ -99,7 +99,7 @@ class Commit(Message, frozen=True):
 
 
 class Abort(Message, frozen=True):
-    """Coordinator to rollout actor or trainer: forget what is staged; the old version stays."""
+    """Coordinator to rollout actor or trainer: drop the staged weights; the old version stays."""
 
     publication: int
 

@@ -13,15 +13,15 @@ class EngineReady(Message, frozen=True):
 
 
 class Leaving(Message, frozen=True):
-    """Rollout actor to coordinator, once: its process was told to end. It is to be given nothing
-    more, asked for what it holds, and drained."""
+    """Rollout actor to coordinator, once: its process was told to end. The coordinator gives it no
+    more work, takes back what it holds, and drains it."""
 
 
 class Lease(Part, frozen=True):
     """One rollout to generate. `prefix_tokens` of its response are known already (it is resumed);
     at most `max_new_tokens` more may be sampled. `key` and a token's index decide that token's
-    draw, whoever the neighbours are. `version` pins the weights (evaluation), or is None: whatever
-    is current."""
+    draw, independently of other rollouts. `version` pins the weights (evaluation); None: the
+    current ones."""
 
     rollout: int
     attempt: int

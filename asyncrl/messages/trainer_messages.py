@@ -78,12 +78,12 @@ class MicroBatch(Message, frozen=True):
 
 
 class ScoreProximal(Message, frozen=True):
-    """Coordinator to trainer, before the step is closed (`proximal = boundary`): score what was
-    sampled under the version there is, and late under earlier ones, and keep it for when it is
-    trained. `live` are all the rollouts whose scores may still be asked for; the others' are
-    forgotten. `oldest` is the oldest version that more tokens may come of: its weights and those
-    since are held. None: that of the step. Buffer 0: `int32` ids, for each sample its prompt and
-    then what there is of its response."""
+    """Coordinator to trainer, before the step is closed (`proximal = boundary`): score tokens that
+    were sampled under the current version, and late ones under earlier versions, and keep the
+    scores until they are trained. `live` are all rollouts whose scores may still be needed; the
+    others' are dropped. `oldest` is the oldest version from which more tokens may come: its weights
+    and later ones are held. None: that of the step. Buffer 0: `int32` ids, for each sample its
+    prompt and then what there is of its response."""
 
     step: int
     samples: list[Sample]

@@ -1,11 +1,11 @@
 """Adapters (LoRA, arXiv 2106.09685), which learn in place of a model's weights. Invariant: the
-base, which is all of the model but its adapters, is never changed.
+base, all of the model except its adapters, never changes.
 
 Beside the weight W of a layer stand two small matrices of its type, A [rank, in] and B [out, rank];
 the layer computes W x + alpha / rank · B A x. B begins as zero, so the model begins as its base.
-The layers are peft's, and so are the names that adapters are published and saved under. Whoever has
-the base makes of it and the adapters the weights that a model without adapters would have
-(`merged`). Which base it is says its digest.
+The layers are peft's, and so are the names that adapters are published and saved under. A receiver
+with the same base computes from it and the adapters the weights that a model without adapters would
+have (`merged`). A digest identifies the base.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from asyncrl.training.models import ModelError, model_with, parameters_for_publi
 
 ADAPTERS = "adapter_model.safetensors"
 _NAME = "default"
-"""The name that peft has for a model's only adapters."""
+"""peft's name for a model's only adapters."""
 _PREFIX = "base_model.model."
 """The beginning of each name in peft's files."""
 _CONFIG = "asyncrl_lora"
-"""Attribute of a model that has adapters: what peft knows of them."""
+"""Attribute of a model with adapters: peft's configuration of them."""
 _BASE = "asyncrl_base"
-"""Attribute of a model that has adapters: the digest of its base, once somebody asked."""
+"""Attribute of a model that has adapters: the digest of its base, once it was computed."""
 
 
 def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
-    """Give the layers that the settings name an adapter each, and have nothing else learn. Raises
-    ModelError where a target is no linear layer."""
+    """Add an adapter to each layer that the settings name, and freeze all else. Raises ModelError
+    where a target is no linear layer."""
     import peft  # takes seconds, and few runs need it
 
     targets = _targets(model, lora)
-    config: Any = peft.LoraConfig  # which says that alpha is whole, and does not mind
+    config: Any = peft.LoraConfig  # typed as an integer, but any number works
     made = config(
         task_type="CAUSAL_LM",
         base_model_name_or_path=str(Path(model.name_or_path or "").resolve()),
@@ -55,7 +55,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
             if any(is_of(target, name) for target in targets)
         ),
     )
-    # without memory, which they are given here, of the base's kind: a fake one has fake ones
+    # created without memory, then allocated here like the base: fake for a fake base
     peft.inject_adapter_in_model(made, model, _NAME, low_cpu_mem_usage=True)
     for _, layer in _layers(model):
         like = layer.base_layer.weight
@@ -86,8 +86,8 @@ def adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def published(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """(name, detached tensor) of what a publication sends: the weights, or adapters alone. These
-    come after an empty tensor whose name is the digest of their base, so that a receiver with
+    """(name, detached tensor) of all that a publication sends: the weights, or adapters alone.
+    Adapters follow an empty tensor whose name is the digest of their base, so that a receiver with
     another base refuses the plan."""
     if not adapted(model):
         yield from parameters_for_publication(model)
@@ -97,8 +97,8 @@ def published(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def merged(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """(name, detached tensor) of each weight that the model has with its adapters in it, as
-    `parameters_for_publication` gives those of one without. The sum is made in float32 and rounded
+    """(name, detached tensor) of each weight of the model with its adapters merged, as in
+    `parameters_for_publication` of a model without adapters. The sum is made in float32 and rounded
     once to the weight's own type; weights without an adapter are the base's own."""
     sums = {id(layer.base_layer.weight): layer for _, layer in _layers(model)}
     for name, parameter in _base(model):
@@ -111,7 +111,7 @@ def merged(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 def merged_model(model: PreTrainedModel) -> PreTrainedModel:
     """The model without adapters that has the same weights, in host memory; the model itself where
-    it has none. Nothing need be able to be computed with it."""
+    it has none. The result is for writing, not for computing."""
     if not adapted(model):
         return model
     weights = {name: tensor.cpu() for name, tensor in merged(model)}
@@ -121,22 +121,22 @@ def merged_model(model: PreTrainedModel) -> PreTrainedModel:
 def base_digest(model: nn.Module) -> str:
     """Equal for equal bases only, of one type: 128 bits of BLAKE2b over the names and bytes of all
     weights, in hex. It is computed once for each model, at about 1 GB/s."""
-    found: str | None = getattr(model, _BASE, None)
-    if found is None:
+    known: str | None = getattr(model, _BASE, None)
+    if known is None:
         digest = hashlib.blake2b(digest_size=16)
         for name, parameter in _base(model):
             digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}\n".encode())
             flat = parameter.detach().cpu().contiguous().view(-1)
             digest.update(flat.view(torch.uint8).numpy().data)
-        found = digest.hexdigest()
-        setattr(model, _BASE, found)
-    return found
+        known = digest.hexdigest()
+        setattr(model, _BASE, known)
+    return known
 
 
 @torch.no_grad()
 def set_adapters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Have the adapters that `adapters` gave; other tensors are left out. Raises ValueError, and
-    changes nothing, where one is missing or of another shape."""
+    """Load the result of `adapters`; other tensors are ignored. Raises ValueError, and changes
+    nothing, where an adapter is missing or has another shape."""
     own = dict(_matrices(model))
     for name, parameter in own.items():
         if name not in tensors or tensors[name].shape != parameter.shape:
@@ -146,8 +146,8 @@ def set_adapters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def write_adapters(folder: Path, model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
-    """Write what `adapters` gave of a model, in host memory, as peft does: `adapter_config.json`
-    and `adapter_model.safetensors`."""
+    """Write a result of `adapters`, in host memory, as peft does: `adapter_config.json` and
+    `adapter_model.safetensors`."""
     getattr(model, _CONFIG).save_pretrained(folder)
     save_file(dict(tensors), folder / ADAPTERS, metadata={"format": "pt"})
 
@@ -171,14 +171,14 @@ def _targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
     there = sorted({name.rpartition(".")[2] for name in linear})
 
     def others(target: str) -> list[str]:
-        """Names that end so, of what can have no adapter."""
+        """Names with this ending, of modules that cannot have an adapter."""
         return [name for name in names if is_of(target, name) and name not in linear]
 
     for target in lora.named_targets:
         if (other := others(target)) or not any(is_of(target, name) for name in linear):
             what = f"{other[0]} is none" if other else "there is no such layer"
             raise ModelError(
-                f"model.lora.targets has {target!r}, and adapters are of linear layers before the "
+                f"model.lora.targets has {target!r}, but adapters need linear layers before the "
                 f"output layer: {what} in {type(model).__name__}; it has {', '.join(there)}"
             )
     if named := lora.named_targets:
@@ -201,7 +201,7 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _base(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters that a model has without adapters, by the names that they have there."""
+    """The parameters that a model has without adapters, by their names there."""
     matrices = {id(parameter) for _, parameter in _matrices(model)}
     for name, parameter in model.named_parameters():
         if id(parameter) not in matrices:

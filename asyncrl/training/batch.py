@@ -1,12 +1,10 @@
-"""A micro-batch as tensors. Invariant: the facts of a sampled token have the same place in every
-tensor.
+"""A micro-batch as tensors. Invariant: a sampled token has the same index in every tensor.
 
-From here on only sampled tokens count. Given tokens are context: they are in the forward passes,
-and nothing is predicted for them. So the mask of a sequence may have any holes, and whatever comes
-after this module sees none.
+Later modules see only sampled tokens. Given tokens are context: they are in the forward passes, but
+nothing is predicted for them. So the mask of a sequence may have any gaps, without any effect after
+this module.
 
-Nothing here is done token by token in Python: samples and spans are, and numpy spreads them over
-their tokens.
+Python loops over samples and spans, and numpy expands them to tokens.
 """
 
 from __future__ import annotations
@@ -27,11 +25,10 @@ class Batch(NamedTuple):
     """The packed batches of a micro-batch, and one item for each sampled token in every tensor.
 
     `behaviour` is its log-probability (float32), `mask` is True where it may enter the loss (bool),
-    `truncated` where it may not because its response was cut, `errors` where its verifier found it
-    wrong (bool),
-    `sample_index` the place of its sample in the batch (int64), `version` the version that sampled
-    it, and `lag` the step minus that (int64 >= 0). `scores` are its log-probabilities under the
-    policies that do not learn, by their names (float32). `share` is float32 [samples]
+    `truncated` where it may not because its response was cut, `errors` where its verifier marked an
+    error (bool), `sample_index` the index of its sample in the batch (int64), `version` the version
+    that sampled it, and `lag` the step minus that (int64 >= 0). `scores` are its log-probabilities
+    under the policies that do not learn, by their names (float32). `share` is float32 [samples]
     (`Sample.share`), and `leaves` how often each token counts (float32); None: all once.
     """
 
@@ -55,10 +52,10 @@ def read(
     shared: bool,
     device: str = "cpu",
 ) -> Batch:
-    """The tensors of a micro-batch with at least one sample; what samples have in common at their
-    start is `shared` or not, and passes are for the type of `device` (`pack`). Raises ValueError
-    where the buffers or the spans do not fit it, or a token is newer than the policy that the step
-    starts from."""
+    """The tensors of a micro-batch with at least one sample; common prefixes of samples are
+    `shared` or not, and passes are sized for the type of `device` (`pack`). Raises ValueError where
+    the buffers or the spans do not fit it, or a token is newer than the policy that the step starts
+    from."""
     if len(buffers) != 3:
         raise ValueError(f"a micro-batch comes with 3 buffers, not {len(buffers)}")
     ids, behaviour, mask = (
@@ -92,8 +89,8 @@ def read(
 
 
 def _leaves(samples: Sequence[Sample]) -> Tensor | None:
-    """Give the times that each sampled token counts, float32; None where all count once. Raises
-    ValueError where the runs are not of a sample's tokens."""
+    """The number of times that each sampled token counts, float32; None where all count once.
+    Raises ValueError where the runs are not of a sample's tokens."""
     if not any(sample.path_counts for sample in samples):
         return None
     runs = list[tuple[int, int]]()
@@ -109,8 +106,8 @@ def _leaves(samples: Sequence[Sample]) -> Tensor | None:
 def texts(
     samples: Sequence[Sample], ids: NDArray[np.int32], *, shared: bool, device: str = "cpu"
 ) -> list[PackedBatch]:
-    """Sequences laid out for forward passes as `pack` does, in which sampled tokens alone are
-    predicted. Raises ValueError where the ids are not of the samples."""
+    """Sequences packed for forward passes (`pack`), in which only sampled tokens are predicted.
+    Raises ValueError where ids and samples do not match."""
     every = pack(
         ids,
         [s.prompt_tokens for s in samples],
@@ -121,8 +118,8 @@ def texts(
     if all(s.sampled_tokens == s.response_tokens for s in samples):
         return every
     sampled = torch.from_numpy(_sampled(samples))
-    place = torch.cumsum(sampled, dim=0) - 1
-    return [_without_given(packed, sampled[packed.tokens], place) for packed in every]
+    sampled_index = torch.cumsum(sampled, dim=0) - 1
+    return [_without_given(packed, sampled[packed.tokens], sampled_index) for packed in every]
 
 
 def versions(samples: Sequence[Sample]) -> NDArray[np.int64]:
@@ -158,12 +155,12 @@ def _sampled(samples: Sequence[Sample]) -> NDArray[np.bool_]:
     return np.repeat(np.tile([False, True], len(lengths) // 2), lengths)
 
 
-def _without_given(packed: PackedBatch, sampled: Tensor, place: Tensor) -> PackedBatch:
-    """The packed batch with sampled tokens alone to be predicted (bool [tokens]). `place` is the
+def _without_given(packed: PackedBatch, sampled: Tensor, sampled_index: Tensor) -> PackedBatch:
+    """The packed batch, predicting only sampled tokens (bool [tokens]). `sampled_index` is the
     index of each response token of the micro-batch among the sampled ones (int64)."""
     return packed._replace(
         logit_positions=packed.logit_positions[sampled],
         sequences=packed.sequences[sampled],
         targets=packed.targets[sampled],
-        tokens=place[packed.tokens[sampled]],
+        tokens=sampled_index[packed.tokens[sampled]],
     )

@@ -1,7 +1,7 @@
-"""The checkpoints of a run, and a check of each. Invariant: a directory that has the name of a
-checkpoint was complete when it got it.
+"""The checkpoints of a run, and a check of each. Invariant: a directory was complete when it got
+the name of a checkpoint.
 
-`verify` finds damage since then. Nothing here imports torch: the coordinator asks.
+`verify` finds damage since then. Nothing here imports torch, since the coordinator uses it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _NAME = re.compile(r"step-(\d{6,})")
 
 
 class CheckpointError(Exception):
-    """A checkpoint that cannot be written or used; the message is one sentence for a person."""
+    """Raised for a checkpoint that cannot be written or used; the message is one sentence."""
 
 
 class Digest(msgspec.Struct, frozen=True):
-    """Size and hash of a file as it was written: 128 bits of BLAKE2b, in hex, which is faster than
-    SHA-256 where the processor has no instructions for that, and as fast where it has."""
+    """Size and hash of a file when it was written: 128 bits of BLAKE2b, in hex, which is faster
+    than SHA-256 where the processor has no instructions for that, and as fast where it has."""
 
     size: int
     blake2b: str
 
 
 class Scalars(msgspec.Struct, frozen=True):
-    """`version` of the weights, `cursor`, the number of the last journalled event they belong to,
-    and every other file by its name. `base`: the digest of the model that the weights are adapters
-    of; empty where they are whole."""
+    """`version` of the weights, `cursor`, the number of the last journalled event that they
+    include, and every other file by its name. `base`: the digest of the model that the weights are
+    adapters of; empty where they are whole."""
 
     version: int
     cursor: int
@@ -50,7 +50,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     version: int
 
     def verify(self) -> None:
-        """Read all of it. Raises CheckpointError where it is not what was written."""
+        """Read all files. Raises CheckpointError where one differs from what was written."""
         for name, digest in scalars(self.path).files.items():
             if name in ("", "..") or Path(name).name != name:
                 raise CheckpointError(
@@ -58,20 +58,21 @@ class Checkpoint(msgspec.Struct, frozen=True):
                 )
             if not (
                 self.path / name
-            ).is_file():  # a pipe would be waited for, a device read without end
+            ).is_file():  # reading a pipe would block, a device would not end
                 raise CheckpointError(f"{self.path} is damaged: {name} is no file")
             try:
-                found = digested(self.path / name)
+                actual = digested(self.path / name)
             except OSError as error:
                 raise CheckpointError(
                     f"{self.path} is damaged: {name} cannot be read: {error.strerror}"
                 ) from error
-            if found != digest:
-                raise CheckpointError(f"{self.path} is damaged: {name} is not what was written")
+            if actual != digest:
+                raise CheckpointError(
+                    f"{self.path} is damaged: {name} differs from what was written"
+                )
 
     def set_aside(self) -> None:
-        """Take its name from it, so that nothing starts from it; somebody may want to look at
-        it."""
+        """Rename it, so that nothing starts from it, and keep it for inspection."""
         aside = self.path.with_name(f".aside-{self.path.name}")
         shutil.rmtree(aside, ignore_errors=True)
         self.path.rename(aside)
@@ -83,11 +84,11 @@ def digested(contents: Path | bytes) -> Digest:
     if isinstance(contents, bytes):
         return Digest(len(contents), hashed(contents).hexdigest())
     with contents.open("rb") as file:
-        found = hashlib.file_digest(file, hashed)
-        return Digest(os.fstat(file.fileno()).st_size, found.hexdigest())
+        digest = hashlib.file_digest(file, hashed)
+        return Digest(os.fstat(file.fileno()).st_size, digest.hexdigest())
 
 
-def place(run_dir: str | Path, version: int) -> Path:
+def checkpoint_path(run_dir: str | Path, version: int) -> Path:
     """Path of the checkpoint of `version`, written or not."""
     return Path(run_dir) / _FOLDER / f"step-{version:06d}"
 
@@ -112,11 +113,11 @@ def latest(run_dir: str | Path) -> Path | None:
 
 
 def scalars(path: str | Path) -> Scalars:
-    """Read what a checkpoint says of itself. Raises CheckpointError."""
+    """Read the scalars of a checkpoint. Raises CheckpointError."""
     file = Path(path) / SCALARS
     try:
         return msgspec.json.decode(file.read_bytes(), type=Scalars)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(
-            f"training cannot go on from {path}, because {file.name} cannot be read: {error}"
+            f"training cannot resume from {path}, because {file.name} cannot be read: {error}"
         ) from error

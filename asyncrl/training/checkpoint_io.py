@@ -1,15 +1,14 @@
-"""Writing and reading one checkpoint. Invariant: it is seen complete or not at all, and training
+"""Writing and reading one checkpoint. Invariant: it is visible complete or not at all, and training
 resumes from it exactly.
 
-It is written in two parts: `take` copies the learner's state, for which training stands, and
-`write` writes the copy, beside training. `checkpoints/step-000100/` is a Hugging Face model
-directory (config.json, model.safetensors, or shards of it and their index, tokenizer) that also
-holds the trainer's state: `trainer.safetensors` with the optimizer's moments,
-the masters of a model of a smaller type than float32, the state of torch's generator, what is known
-of a proximal policy that is an earlier one, the weights of a reference policy that was reset and
-the average of the weights; and `trainer.json` with the scalars. It is written under another name in
-the same folder, brought to the disk, and only then renamed. A run has one writer. Nothing is
-pickled.
+It is written in two parts: `take` copies the learner's state while training waits, and `write`
+writes the copy beside training. `checkpoints/step-000100/` is a Hugging Face model directory
+(config.json, model.safetensors, or shards of it and their index, tokenizer) that also holds the
+trainer's state: `trainer.safetensors` with the optimizer's moments, the masters of a model of a
+smaller type than float32, the state of torch's generator, scores and weights of earlier versions
+for the proximal policy, the weights of a reference policy that was reset and the average of the
+weights; and `trainer.json` with the scalars. It is written under another name in the same folder,
+synced to disk, and only then renamed. A run has one writer. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ from asyncrl.training.checkpoint_index import (
     SCALARS,
     CheckpointError,
     Scalars,
+    checkpoint_path,
     complete,
     digested,
-    place,
 )
 from asyncrl.training.learner import Learner
 from asyncrl.training.staging import Staging
@@ -60,7 +59,7 @@ TOKENIZER = (
     "chat_template.jinja",
 )
 SHARD = "5GB"
-"""Size of a file of weights at most, unless one weight has more."""
+"""Largest size of a weights file, unless a single weight is larger."""
 _PARTIAL = ".partial-"
 _GENERATOR = "generator"
 _PROXIMAL = "proximal/"
@@ -73,7 +72,7 @@ logger = logging.getLogger(__name__)
 
 class StagedCheckpoint(NamedTuple):
     """A copy of a learner's state. `model` has the copied weights; one with adapters is the
-    learner's own, and `adapters` are the copies. `state` is what TENSORS holds."""
+    learner's own, and `adapters` are the copies. `state` is the content of TENSORS."""
 
     version: int
     cursor: int
@@ -85,22 +84,22 @@ class StagedCheckpoint(NamedTuple):
 
 def take(learner: Learner, cursor: int, staging: Staging) -> StagedCheckpoint | None:
     """Copy the learner's state between two steps, over the last copy in `staging`. Every rank takes
-    part in it, and rank 0 has the copy; None for others."""
+    part; rank 0 returns the copy, others None."""
     staging.begin()
-    rank, model, found = learner.rank, learner.model, None
+    rank, model, copied = learner.rank, learner.model, None
     if rank.index:
         rank.gathered(model)
         _state(learner, staging)
     elif adapted(model):
         copies = {name: staging.copied(tensor) for name, tensor in adapters(model)}
         state = _state(learner, staging)
-        found = StagedCheckpoint(learner.version, cursor, model, copies, base_digest(model), state)
+        copied = StagedCheckpoint(learner.version, cursor, model, copies, base_digest(model), state)
     else:
         whole = staging.model(rank.gathering(model), model, rank.computes(model))
         state = _state(learner, staging)
-        found = StagedCheckpoint(learner.version, cursor, whole, {}, "", state)
+        copied = StagedCheckpoint(learner.version, cursor, whole, {}, "", state)
     staging.end()
-    return found
+    return copied
 
 
 def write(
@@ -108,9 +107,9 @@ def write(
 ) -> Path:
     """Write a copy as the checkpoint of its version, with the tokenizer files of the model
     directory `tokenizer`; then delete all but the newest `keep` (at least 1), or warn of those that
-    cannot be deleted. Any number of ranks can go on from it. Raises CheckpointError where it cannot
-    be written; what was there stays."""
-    path = place(run_dir, staged.version)
+    cannot be deleted. Any number of ranks can resume from it. Raises CheckpointError where it
+    cannot be written; existing checkpoints stay."""
+    path = checkpoint_path(run_dir, staged.version)
 
     def fill(folder: Path) -> None:
         if staged.base:
@@ -119,8 +118,8 @@ def write(
             _write_model(folder, staged.model, Path(tokenizer))
         save_file(dict(staged.state), folder / TENSORS)
         files = {file.name: digested(file) for file in sorted(folder.iterdir())}
-        found = Scalars(staged.version, staged.cursor, files, staged.base)
-        (folder / SCALARS).write_bytes(msgspec.json.encode(found))
+        scalars = Scalars(staged.version, staged.cursor, files, staged.base)
+        (folder / SCALARS).write_bytes(msgspec.json.encode(scalars))
 
     _publish(path, fill)
     for old in complete(run_dir)[:-keep]:
@@ -137,13 +136,13 @@ def save(
     """Take a copy and write it at once (`take`, `write`). Every rank takes part; rank 0 writes."""
     staged = take(learner, cursor, Staging())
     if staged is None:
-        return place(run_dir, learner.version)
+        return checkpoint_path(run_dir, learner.version)
     return write(run_dir, staged, tokenizer, keep=keep)
 
 
 def export(path: str | Path, model: PreTrainedModel, tokenizer: str | Path) -> Path:
-    """Write the model alone, with its adapters in its weights, as a Hugging Face model directory at
-    `path`, in place of what is there. Raises CheckpointError."""
+    """Write the model alone, with its adapters merged into its weights, as a Hugging Face model
+    directory at `path`, in place of what is there. Raises CheckpointError."""
     path, whole = Path(path), merged_model(model)
     _publish(path, lambda folder: _write_model(folder, whole, Path(tokenizer)))
     return path
@@ -159,10 +158,9 @@ def export_adapters(path: str | Path, model: PreTrainedModel) -> Path:
 
 
 def restore(path: str | Path, learner: Learner) -> Scalars:
-    """Give a learner, whose model was loaded from the checkpoint at `path`, its version and its
-    optimizer's state, and torch its generator's; where its model has adapters, these too. Raises
-    CheckpointError where the state is broken, or of another model or base; the learner is then as
-    it was."""
+    """Restore the version and optimizer of a learner, whose model was loaded from the checkpoint at
+    `path`, the adapters of its model if it has any, and torch's generator. Raises CheckpointError
+    where the state is broken, or of another model or base; the learner does not change then."""
     state = read_state(Path(path))
     stored_adapters = _adapters(state.path, state.scalars, learner.model)
     restore_state(state, learner)
@@ -172,13 +170,13 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
 
 
 def restore_state(state: StoredState, learner: Learner) -> None:
-    """Give a learner whose model has the weights of a checkpoint the rest of its state. Raises
-    CheckpointError as `restore`."""
-    path, found, tensors = state.path, state.scalars, dict(state.tensors)
+    """Restore the rest of the state of a learner whose model has the weights of a checkpoint.
+    Raises CheckpointError as `restore`."""
+    path, scalars, tensors = state.path, state.scalars, dict(state.tensors)
     generator = tensors.pop(_GENERATOR, None)
     if generator is None:
         raise CheckpointError(
-            f"training cannot go on from {path}, because its {TENSORS} has no state of the "
+            f"training cannot resume from {path}, because its {TENSORS} has no state of the "
             "random generator"
         )
     proximal, stored_masters, policies, average = (
@@ -194,7 +192,7 @@ def restore_state(state: StoredState, learner: Learner) -> None:
         name: tensor.shape for name, tensor in stored_masters.items()
     }:
         raise CheckpointError(
-            f"training cannot go on from {path}, because its {TENSORS} is of a model of another "
+            f"training cannot resume from {path}, because its {TENSORS} is of a model of another "
             "type or size"
         )
     moments_of: dict[str, dict[str, Tensor]] = {}
@@ -204,7 +202,7 @@ def restore_state(state: StoredState, learner: Learner) -> None:
             tensor.dim() and tensor.shape != parameters[parameter].shape
         ):
             raise CheckpointError(
-                f"training cannot go on from {path}, because its {TENSORS} is of another model "
+                f"training cannot resume from {path}, because its {TENSORS} is of another model "
                 f"({parameter})"
             )
         # a copy: mapped from the file it lies at any address, and kernels round differently there
@@ -216,42 +214,42 @@ def restore_state(state: StoredState, learner: Learner) -> None:
     try:
         if learner.proximal_logprobs:
             learner.proximal_logprobs.restore(proximal)
-        learner.kl_terms.restore(found.version, policies)
+        learner.kl_terms.restore(scalars.version, policies)
         if learner.average:
             learner.average.restore(average)
     except ValueError as error:
         raise CheckpointError(
-            f"training cannot go on from {path}, because in its {TENSORS} {error}"
+            f"training cannot resume from {path}, because in its {TENSORS} {error}"
         ) from error
     for name, tensor in copies.items():
         tensor.copy_(learner.rank.sharded(stored_masters[name], like=tensor))
     learner.optimizer.state.clear()
     for parameter, moments in moments_of.items():
         learner.optimizer.state[parameters[parameter]] = moments
-    learner.version = found.version
+    learner.version = scalars.version
     torch.set_rng_state(generator)
 
 
-def _adapters(path: Path, found: Scalars, model: PreTrainedModel) -> dict[str, Tensor]:
+def _adapters(path: Path, scalars: Scalars, model: PreTrainedModel) -> dict[str, Tensor]:
     """The adapters of a checkpoint, none for a model without. Raises CheckpointError where they do
     not fit the model or its base."""
-    if found.base != (base_digest(model) if adapted(model) else ""):
+    if scalars.base != (base_digest(model) if adapted(model) else ""):
         raise CheckpointError(
-            f"training cannot go on from {path}, because its adapters belong to another model than "
-            "the run now starts from: put back the weights that model.path had"
+            f"training cannot resume from {path}, because its adapters belong to another model "
+            "than the run now starts from: put back the weights that model.path had"
         )
-    if not found.base:
+    if not scalars.base:
         return {}
     try:
         tensors = load_file(path / ADAPTERS)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"training cannot go on from {path}, because {ADAPTERS} cannot be read: {error}"
+            f"training cannot resume from {path}, because {ADAPTERS} cannot be read: {error}"
         ) from error
     own = {name: tensor.shape for name, tensor in adapters(model)}
     if {name: tensor.shape for name, tensor in tensors.items()} != own:
         raise CheckpointError(
-            f"training cannot go on from {path}, because its {ADAPTERS} has adapters of other "
+            f"training cannot resume from {path}, because its {ADAPTERS} has adapters of other "
             "layers or another rank"
         )
     return tensors
@@ -259,7 +257,7 @@ def _adapters(path: Path, found: Scalars, model: PreTrainedModel) -> dict[str, T
 
 def _state(learner: Learner, staging: Staging) -> dict[str, Tensor]:
     """Copies of the optimizer's state as `<moment>/<parameter>`, of scores and weights of earlier
-    versions, and of the generator's state. Every rank takes part in it, and rank 0 has them."""
+    versions, and of the generator's state. Every rank takes part, and rank 0 returns them."""
     rank, state = learner.rank, dict[str, Tensor]()
 
     def keep(name: str, tensor: Tensor) -> None:
@@ -290,8 +288,8 @@ def _write_model(folder: Path, model: PreTrainedModel, tokenizer: Path) -> None:
 
 
 def _publish(path: Path, write: Callable[[Path], None]) -> None:
-    """Have a directory written under another name and brought to the disk, then give it its name,
-    in place of what has it now."""
+    """Write a directory under another name, sync it to disk, and rename it, replacing the previous
+    one."""
     partial = path.parent / f"{_PARTIAL}{path.name}"
     try:
         for left in path.parent.glob(f"{_PARTIAL}*"):
@@ -321,8 +319,8 @@ def _delete(path: Path) -> None:
 
 
 def _left(path: Path, error: OSError) -> None:
-    """Say that there is what nobody needs: it takes room, and harms nothing else."""
-    logger.warning("%s could not be deleted: %s; delete it to have its room", path, error)
+    """Warn of a directory that is not needed: it only takes space."""
+    logger.warning("%s could not be deleted: %s; delete it to free its space", path, error)
 
 
 def _sync(path: Path) -> None:

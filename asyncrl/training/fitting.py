@@ -1,5 +1,5 @@
-"""Settings with which a trainer fits the memory that there is. Invariant: what is advised was
-predicted to fit, and what costs less was predicted not to.
+"""Settings with which a trainer fits the available memory. Invariant: advised settings were
+predicted to fit, and all cheaper changes were predicted not to.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SHORTENED = (0.75, 0.5, 0.25, 0.125)
 def fitting(
     config: Config, limit: int, predicted: Callable[[Config], MemoryParts] = predict
 ) -> PredictedMemory:
-    """Predict the memory of a run's trainer, and where it is more than `limit` bytes (0: nobody
-    knows) look for settings that need less."""
+    """Predict the memory of a run's trainer, and where it is more than `limit` bytes (0: unknown)
+    search for settings that need less."""
     parts = predicted(config)
-    # what a pass has is all that settings change
+    # settings change only the memory of a pass
     if limit and parts.total > limit and parts.state + parts.step <= limit:
         for words, changed in changes(config):
             if (total := predicted(changed).total) <= limit:
@@ -35,17 +35,17 @@ def fitting(
 
 
 def changes(config: Config) -> Iterator[tuple[str, Config]]:
-    """Other settings, in words, those that cost least first; each has the ones before it, too."""
+    """Other settings, in words, the cheapest first; each includes the ones before it."""
     tokens, response = config.engine.context_tokens, config.rollout.max_new_tokens
-    said = list[str]()
+    settings = list[str]()
     if config.train.micro_tokens > tokens:
         config = _with(config, train={"micro_tokens": tokens})
-        said.append(f"train.micro_tokens = {tokens}")
-        yield said[0], config
+        settings.append(f"train.micro_tokens = {tokens}")
+        yield settings[0], config
     if not config.train.recompute_activations:
         config = _with(config, train={"recompute_activations": True})
-        said.append("train.recompute_activations = true")
-        yield ", ".join(said), config
+        settings.append("train.recompute_activations = true")
+        yield ", ".join(settings), config
     for share in SHORTENED:
         shorter = max(1, int(share * response))
         context = tokens - response + shorter
@@ -62,7 +62,7 @@ def changes(config: Config) -> Iterator[tuple[str, Config]]:
             f"rollout.max_new_tokens = {shorter}",
             f"engine.context_tokens = train.micro_tokens = {context}",
         )
-        recomputed = [one for one in said if "recompute" in one]
+        recomputed = [one for one in settings if "recompute" in one]
         yield ", ".join([*recomputed, *words]), changed
 
 
@@ -79,8 +79,8 @@ def main() -> None:
     """Print the memory of the trainer of a run.toml as JSON, for processes without torch:
     `python -m asyncrl.training.fitting RUN.TOML LIMIT`."""
     path, limit = sys.argv[1:]
-    found = fitting(configuration.read(Path(path)), int(limit))
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+    fit = fitting(configuration.read(Path(path)), int(limit))
+    sys.stdout.buffer.write(msgspec.json.encode(fit))
 
 
 if __name__ == "__main__":

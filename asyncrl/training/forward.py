@@ -1,15 +1,15 @@
-"""Packed batches through a model. Invariant: a rollout's log-probabilities are those it has alone,
-up to rounding, whatever shares its pass.
+"""Forward passes of packed batches. Invariant: a rollout's log-probabilities are those it has
+alone, up to rounding, whichever samples share its pass.
 
-A model computes each token by itself but for attention, and transformers' models leave attention to
-a function that can be chosen. Ours gives each place of a prefix tree its own path. So what several
-samples share is computed once, and autograd adds up the gradients that each of them gives it. A
-model that looks at other tokens in another way gets whole samples, as rows or one after the other.
-`asyncrl.training.trial` finds out which of these a model computes rightly.
+A model computes each token independently except for attention, and transformers' models let the
+attention function be replaced. Ours makes each place of a prefix tree attend to its own path. So a
+shared prefix is computed once, and autograd sums the gradients of all samples that share it. A
+model that mixes tokens in another way gets whole samples, as rows or one by one.
+`asyncrl.training.trial` determines which of these are correct for a model.
 
-Logits are the largest tensor of a pass: 5 GB of 8,000 tokens and 151,936 ids. So no more of them
-than LOGIT_BYTES are made at a time where nothing but its output layer makes a model's logits, and
-they are made again in the backward pass.
+Logits are the largest tensor of a pass: 5 GB of 8,000 tokens and 151,936 ids. So where a model's
+output layer alone makes its logits, at most LOGIT_BYTES are computed at a time, and computed again
+in the backward pass.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from asyncrl.training.trees.block_attention import BlockAttention, ComparedAtten
 from asyncrl.training.trees.table_attention import TableAttention
 
 NAME, PLAIN = "asyncrl_packed", "sdpa"
-"""Our attention function among those of transformers, and the one that it stands for."""
+"""Names of our attention function, and of the one that it replaces, in transformers."""
 
 
 LOGIT_BYTES = 2**28
-"""Bytes of float32 logits that are made at a time."""
+"""Bytes of float32 logits that are computed at a time."""
 Measure = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-"""Figures of tokens, each [tokens], by their logits (float32 [tokens, vocabulary]) and their ids
+"""Measures of tokens, each [tokens], from their logits (float32 [tokens, vocabulary]) and their ids
 (int64 [tokens])."""
 
 Passes = Literal["packed", "padded", "alone"]
-"""The ways to give a model samples: each token once, with our attention; row by row, padded on the
-right; or each row in a pass of its own, without padding."""
+"""The ways to pass samples to a model: each token once, with our attention; row by row, padded on
+the right; or each row in a pass of its own, without padding."""
 
-_FOUND = "asyncrl_passes"
+_PASSES = "asyncrl_passes"
 """Attribute of a model that has been tried: its `Passes`."""
 _BLOCKS = "asyncrl_blocks"
 """Attribute of a model whose attention is computed by blocks."""
@@ -52,15 +52,15 @@ _CHUNKS = "asyncrl_chunks"
 
 
 def passes(model: PreTrainedModel) -> Passes:
-    """Passes of a model: those that were found to be right for it (`give`), or, of a model that
-    nobody has tried, those that it says it can do."""
-    found: Passes | None = getattr(model, _FOUND, None)
-    return found or ("packed" if may_share(model) else "padded")
+    """Passes of a model: those that were set after a trial (`use_passes`), or, for an untried
+    model, those that its configuration implies."""
+    tried: Passes | None = getattr(model, _PASSES, None)
+    return tried or ("packed" if may_share(model) else "padded")
 
 
-def give(model: PreTrainedModel, found: Passes) -> None:
-    """Have the model given samples in this way from now on."""
-    setattr(model, _FOUND, found)
+def use_passes(model: PreTrainedModel, way: Passes) -> None:
+    """Pass samples to the model in this way from now on."""
+    setattr(model, _PASSES, way)
 
 
 def shares(model: PreTrainedModel) -> bool:
@@ -80,8 +80,8 @@ class TreeAttention(Protocol):
 
 
 def attention_of(model: PreTrainedModel, packed: PackedBatch) -> TreeAttention:
-    """The attention that a packed batch has in this model: by blocks where these were found to
-    agree with the tables (`attend_in_blocks`)."""
+    """The attention of a packed batch in this model: by blocks if these agree with the tables
+    (`attend_in_blocks`), else by tables."""
     if getattr(model, _BLOCKS, False):
         return BlockAttention(packed.ends, model.device)
     return TableAttention(packed.tables, packed.unpack_index, model.device)
@@ -89,7 +89,7 @@ def attention_of(model: PreTrainedModel, packed: PackedBatch) -> TreeAttention:
 
 def blocks_distance(model: PreTrainedModel, packed: PackedBatch) -> float:
     """Distance between attention by tables and by blocks in a pass of the model, in float32, with
-    gradients: the largest of all layers, over the size of the numbers."""
+    gradients: the largest of all layers, relative to the size of the numbers."""
     compared = ComparedAttention(
         TableAttention(packed.tables, packed.unpack_index, model.device),
         BlockAttention(packed.ends, model.device),
@@ -100,20 +100,20 @@ def blocks_distance(model: PreTrainedModel, packed: PackedBatch) -> float:
 
 
 def attend_in_blocks(model: PreTrainedModel) -> None:
-    """Have the model's attention computed by blocks from now on."""
+    """Compute the model's attention by blocks from now on."""
     setattr(model, _BLOCKS, True)
 
 
 def make_logits_in_chunks(model: PreTrainedModel) -> None:
-    """Have the model's logits made in chunks from now on. Its output layer alone must make them
+    """Compute the model's logits in chunks from now on. Its output layer alone must make them
     (`output_layer.makes_the_logits`)."""
     setattr(model, _CHUNKS, True)
 
 
 def may_share(model: PreTrainedModel) -> bool:
-    """True if a model says that it can be given each token once: all its layers have full
-    attention, computed by torch's own function through the interface that ours is registered with,
-    and nothing else of it looks at other tokens."""
+    """True if a model's configuration allows each token once: all its layers have full attention,
+    computed by torch's own function through the interface that ours is registered with, and nothing
+    else in it mixes tokens."""
     config: Any = model.config
     return (
         bool(model._supports_attention_backend)
@@ -127,8 +127,8 @@ def may_share(model: PreTrainedModel) -> bool:
 def log_probabilities(model: PreTrainedModel, packed: PackedBatch, temperature: float) -> Tensor:
     """Log-probability of each response token under the temperature-scaled distribution,
     float32 [tokens], with gradient."""
-    (found,) = measured(model, packed, temperature, lambda *given: (log_probability(*given),))
-    return found
+    (logprobs,) = measured(model, packed, temperature, lambda *rows: (log_probability(*rows),))
+    return logprobs
 
 
 def log_probability(logits: Tensor, targets: Tensor) -> Tensor:
@@ -140,9 +140,8 @@ def log_probability(logits: Tensor, targets: Tensor) -> Tensor:
 def measured(
     model: PreTrainedModel, packed: PackedBatch, temperature: float, measure: Measure
 ) -> tuple[Tensor, ...]:
-    """Figures that `measure` gives of all response tokens and the logits that they are drawn from,
-    over the temperature; with gradient. It is called for each chunk of them, and must not mix
-    tokens."""
+    """Results of `measure` for all response tokens and their logits, over the temperature; with
+    gradient. It is called for each chunk of tokens, and must not mix them."""
     targets = packed.targets.to(model.device)
     layer: nn.Module = model.get_output_embeddings()
     ids: Any = layer.weight
@@ -155,10 +154,10 @@ def measured(
 
     inputs = torch.split(_outputs(model, packed, inputs=True), chunk)
     parts = zip(inputs, torch.split(targets, chunk), strict=True)
-    found = [
+    measures = [
         checkpoint(of_chunk, *part, use_reentrant=False, preserve_rng_state=False) for part in parts
     ]
-    return tuple(torch.cat(each) for each in zip(*found, strict=True))
+    return tuple(torch.cat(each) for each in zip(*measures, strict=True))
 
 
 def entropies(logits: Tensor) -> Tensor:
@@ -169,7 +168,7 @@ def entropies(logits: Tensor) -> Tensor:
     2.0
     """
     p = logits.softmax(-1)
-    # a token that cannot be has no part in it, and 0 * -inf is NaN
+    # impossible tokens contribute nothing, but 0 * -inf is NaN
     return logits.logsumexp(-1) - (p * logits.masked_fill(p == 0, 0.0)).sum(-1)
 
 
@@ -178,7 +177,8 @@ def response_logits(model: PreTrainedModel, packed: PackedBatch, temperature: fl
     vocabulary] (float64 where the model is), with gradient.
 
     The output layer runs at the positions that predict response tokens only (and a few more, so
-    that there are few sizes), and what follows is float32 at least, whatever the model's type.
+    that there are few sizes), and later computations are in float32 at least, whatever the model's
+    type.
     """
     return _exact(_outputs(model, packed, inputs=False)) / temperature
 
@@ -201,18 +201,18 @@ def _outputs(model: PreTrainedModel, packed: PackedBatch, *, inputs: bool) -> Te
         for first in range(0, len(table.sequences), size):
             here = torch.nonzero((row >= first) & (row < first + size))[:, 0]
             if len(here):
-                # alone: without the padding, and without what predicts nothing
+                # alone: without padding and tokens that predict nothing
                 width = int(column[here].max()) + 1 if alone else table.keys.shape[1]
-                given = table.keys[first : first + size, :width].to(device)
+                keys = table.keys[first : first + size, :width].to(device)
                 wanted = (row[here] - first) * width + column[here]
-                pieces.append(_at(model, wanted.to(device), inputs=inputs, input_ids=ids[given]))
+                pieces.append(_at(model, wanted.to(device), inputs=inputs, input_ids=ids[keys]))
                 places.append(here)
     order = torch.argsort(torch.cat(places)).to(device)
     return torch.cat(pieces)[order]
 
 
 def _exact(logits: Tensor) -> Tensor:
-    """Logits in float32 at least: the types with fewer digits are not for what follows."""
+    """Logits in float32 at least: smaller types are too coarse for later computations."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -236,11 +236,11 @@ def _packed(
         )
 
 
-def _at(model: PreTrainedModel, places: Tensor, *, inputs: bool, **given: Any) -> Tensor:
+def _at(model: PreTrainedModel, places: Tensor, *, inputs: bool, **arguments: Any) -> Tensor:
     """Logits of a pass at these places of the output layer's input, flattened; or that input. The
-    layer runs there, and then at the first of all for what is missing to a size; or at one place
-    alone. By a hook, so that whatever the model does to its logits afterwards (scale, soft cap) is
-    done to these too."""
+    layer runs there, plus at repeated first places that fill up the size; or at one place alone.
+    This uses a hook, so that later changes of the logits by the model (scale, soft cap) apply,
+    too."""
     padded = F.pad(places, (0, missing_to_size(len(places))))
     caught: list[Tensor] = []
 
@@ -255,7 +255,7 @@ def _at(model: PreTrainedModel, places: Tensor, *, inputs: bool, **given: Any) -
     hook = layer.register_forward_pre_hook(select)
     try:
         with recomputed(model):
-            logits: Tensor = model(**given, use_cache=False).logits
+            logits: Tensor = model(**arguments, use_cache=False).logits
     finally:
         hook.remove()
     return caught[0] if inputs else logits[0, : len(places)]
@@ -263,7 +263,7 @@ def _at(model: PreTrainedModel, places: Tensor, *, inputs: bool, **given: Any) -
 
 @contextmanager
 def _attention(model: PreTrainedModel) -> Iterator[None]:
-    """Meanwhile the model's attention is ours."""
+    """Use our attention in the model for the length of the block."""
     config: Any = model.config
     config._attn_implementation = NAME
     try:

@@ -1,4 +1,4 @@
-"""A policy that does not learn. Invariant: scoring with it touches neither the model that learns
+"""A policy that does not learn. Invariant: scoring with it changes neither the model that learns
 nor its gradients.
 
 It is a model of its own, without gradients: a second copy of the weights, or another model with the
@@ -21,18 +21,17 @@ from asyncrl.training.packing import PackedBatch
 
 
 class FrozenPolicy:
-    """A model that gives tokens their log-probabilities. It takes `model` as its own."""
+    """A model that scores tokens. It owns `model`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         nn.Module.train(model, False)
         nn.Module.requires_grad_(model, False)
-        accelerate(model)  # as the learner's: equal weights must round alike
+        accelerate(model)  # as in the learner: equal weights must round alike
         self.model = model
 
     @staticmethod
     def like(model: PreTrainedModel) -> FrozenPolicy:
-        """A copy of a model as it is now. The base of adapters is never changed, and both have
-        it."""
+        """A copy of a model as it is now. The base of adapters never changes, and both share it."""
         changing = {id(p) for _, p in learning(model)}
         copies = {
             id(p): nn.Parameter(
@@ -50,14 +49,14 @@ class FrozenPolicy:
 
     @torch.no_grad()
     def become(self, weights: Mapping[str, Tensor]) -> None:
-        """Take these weights, each rounded to the model's type. Raises ValueError, and changes
+        """Load these weights, each rounded to the model's type. Raises ValueError, and changes
         nothing, where they are of another model."""
         own = dict(learning(self.model))
         if {n: p.shape for n, p in own.items()} != {n: w.shape for n, w in weights.items()}:
-            raise ValueError("the weights of a policy that is kept are of another model")
+            raise ValueError("the stored weights of the policy are of another model")
         for name, parameter in own.items():
             parameter.copy_(weights[name])
 
     def weights(self) -> dict[str, Tensor]:
-        """Its weights by name, detached, tied ones once; of adapters these alone."""
+        """Its weights by name, detached, tied ones once; with adapters, only these."""
         return {name: parameter.detach() for name, parameter in learning(self.model)}

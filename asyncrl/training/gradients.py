@@ -1,9 +1,9 @@
-"""Advantages of a micro-batch, and the gradients that some of them need. Invariant: no gradient
-that is being accumulated is touched.
+"""Advantages of a micro-batch, and the gradients that some of them need. Invariant: the gradients
+that are being accumulated do not change.
 
 A minimum-variance baseline weighs a group's rewards by the squared norm of each rollout's own
-gradient, which is known after a pass over the group only; so it costs one more forward and backward
-pass of every rollout alone, and its approximation one more forward pass.
+gradient, which is known only after a pass over the group. So it costs one more forward and backward
+pass of each single rollout, and its approximation one more forward pass.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def token_advantages(
     if credit == "to_go":
         if not (isinstance(advantage, GroupAdvantage) and advantage.by_turn):
             raise ValueError(f"{advantage.kind} does not compare rewards to go")
-        given = RewardedSamples(batch.samples, batch.rewards, batch.parts, turns=batch.turns)
+        samples = RewardedSamples(batch.samples, batch.rewards, batch.parts, turns=batch.turns)
         trained = torch.ones(len(batch.samples), dtype=torch.bool)
-        return to_go_tensor(advantage, given), trained
+        return to_go_tensor(advantage, samples), trained
     gradients = None
     if advantage.needs_gradients:
         here = Counter(sample.group for sample in batch.samples)
@@ -54,15 +54,15 @@ def token_advantages(
                     "needs all of them"
                 )
         gradients = ModelGradients(tensors, len(batch.samples), model, temperature)
-    found = advantage_tensors(
+    advantages = advantage_tensors(
         advantage,
         RewardedSamples(batch.samples, batch.rewards, batch.parts, gradients, batch.lengths),
     )
-    return found.value[tensors.sample_index], found.trainable
+    return advantages.value[tensors.sample_index], advantages.trainable
 
 
 class ModelGradients:
-    """Gradients of a micro-batch's rollouts by the model's parameters, computed when asked for.
+    """Gradients of a micro-batch's rollouts by the model's parameters, computed on demand.
     Satisfies `asyncrl.algorithms.advantages.GradientNorms`."""
 
     def __init__(
@@ -74,8 +74,8 @@ class ModelGradients:
     def exact(self) -> tuple[Tensor, Tensor]:
         """The ratio of current to behaviour policy of each sample's whole rollout, and the squared
         norm of the gradient of its log-probability; float64 [samples], over the tokens that arrived
-        and are finite. A norm that is not finite is 0: the step's own gradient is not either then,
-        and is not taken."""
+        and are finite. A norm that is not finite is 0: the step's own gradient is not finite either
+        then, and is skipped."""
         batch = self._batch
         weight = torch.ones(self._samples, dtype=torch.float64)
         norm_squared = torch.zeros(self._samples, dtype=torch.float64)
@@ -114,7 +114,7 @@ class ModelGradients:
                     self._model,
                     packed,
                     self._temperature,
-                    lambda *given: (log_probability(*given), logit_norm(*given)),
+                    lambda *rows: (log_probability(*rows), logit_norm(*rows)),
                 )
             of_packed, finite = log_ratio(current, batch.behaviour[tokens].to(current.device))
             log[tokens], usable[tokens] = of_packed.cpu(), batch.mask[tokens] & finite.cpu()

@@ -1,9 +1,9 @@
 """Micro-batches that wait for their step to be closed. Invariant: each sample is in one minibatch,
 with all of its group.
 
-Mostly a micro-batch gives its gradient as soon as it comes. Where a step takes several updates, or
-a correction compares tokens of the whole step, that is not possible: then it is held, with what the
-policy that the step starts from says of its tokens.
+Usually the gradient of a micro-batch is computed as soon as it arrives. Where a step takes several
+updates, or a correction compares tokens of the whole step, that is not possible. Then it is held,
+with the log-probabilities of its tokens under the policy that the step starts from.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class HeldBatch(NamedTuple):
     `trainable` (bool [samples]).
 
     Of the policy that the step starts from, float32 [tokens]: the log-probabilities `start`, and
-    the `entropy`; None where nobody asks. `prox`: log-probabilities of the proximal policy, None
-    where that is the behaviour policy. `outcome` (int64 [tokens], -1: none yet) changes with each
-    update.
+    the `entropy`; None where they are not needed. `prox`: log-probabilities of the proximal policy,
+    None where that is the behaviour policy. `outcome` (int64 [tokens], -1: none yet) changes with
+    each update.
     """
 
     samples: Sequence[Sample]
@@ -39,13 +39,13 @@ class HeldBatch(NamedTuple):
     outcome: Tensor
 
     def proximal(self, packed: PackedBatch, current: Tensor) -> Tensor | None:
-        """Log-probabilities of a packed batch's tokens under the proximal policy, where the
-        `current` ones are; None where that is the behaviour policy."""
+        """Log-probabilities of a packed batch's tokens under the proximal policy, on the device of
+        `current`; None where that is the behaviour policy."""
         return None if self.prox is None else self.prox[packed.tokens].to(current.device)
 
     def settle(self, packed: PackedBatch, outcome: Tensor, trained: int) -> None:
-        """Note what an update made of a packed batch's tokens, int64 [tokens]. A token that an
-        update trained has the outcome `trained`, whatever the others did."""
+        """Record the outcomes of a packed batch's tokens in an update, int64 [tokens]. A token that
+        any update trained keeps the outcome `trained`."""
         before = self.outcome[packed.tokens]
         self.outcome[packed.tokens] = torch.where(before == trained, before, outcome.cpu())
 
@@ -58,14 +58,13 @@ class HeldPart(NamedTuple):
 
 
 def minibatches(every: Sequence[HeldBatch], count: int) -> list[list[HeldPart]]:
-    """Divide what is held into `count` (at least 1) parts with as many groups, or one more, in the
-    order in which the groups came. Parts without a group, where there are fewer of them, are left
-    out."""
+    """Divide held batches into `count` (at least 1) parts of equally many groups, up to one, in the
+    order of the groups. Parts without a group are omitted."""
     groups = list(dict.fromkeys(sample.group for held in every for sample in held.samples))
-    place = {group: number * count // len(groups) for number, group in enumerate(groups)}
+    minibatch = {group: number * count // len(groups) for number, group in enumerate(groups)}
     parts: list[list[HeldPart]] = [[] for _ in range(count)]
     for held in every:
-        whose = torch.tensor([place[sample.group] for sample in held.samples])
+        whose = torch.tensor([minibatch[sample.group] for sample in held.samples])
         for packed in held.batch.packed:
             of_token = whose[held.batch.sample_index[packed.tokens]]
             for number in torch.unique(of_token).tolist():
@@ -79,7 +78,7 @@ def token_counts(
     samples: Sequence[Sample], sample_index: Tensor, outcome: Tensor, reasons: Sequence[str]
 ) -> list[TokenCount]:
     """Count each sample's tokens by their `outcome` (int64 [tokens]), an index of `reasons`, of
-    which the first is to be trained."""
+    which the first means trained."""
     table = torch.zeros(len(samples), len(reasons), dtype=torch.int64)
     table.index_put_((sample_index, outcome), torch.ones_like(outcome), accumulate=True)
     return [

@@ -1,15 +1,15 @@
-"""The divergence from policies that do not learn, in what is learned: a reference, a teacher.
-Invariant: each token counts by itself, so that a step may be split anyhow; a reward counts where
-the whole group is.
+"""Divergence terms from policies that do not learn: a reference, a teacher. Invariant: each token
+counts by itself, so that a step may be split in any way; rewards change only where the whole group
+is present.
 
 A term has one of three places.
-- `loss`: an estimate is added to the loss of each token that is trained. What pulls is its
-  gradient (`asyncrl.algorithms.reference_kl`).
+- `loss`: an estimate is added to the loss of each trained token. It acts through its gradient
+  (`asyncrl.algorithms.reference_kl`).
 - `advantage`: an estimate is subtracted from each token's own advantage, of the current policy. The
   policy gradient does the rest: with k1 the mean is the gradient of each token's KL.
 - `reward`: the sum over all sampled tokens of a rollout, of the policy that sampled them, is
   subtracted from its reward, before the advantage. So it is normalized with the rewards, and each
-  token of a rollout answers for all.
+  token of a rollout is charged with the whole sum.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from asyncrl.training.output_layer import float32_output
 from asyncrl.training.trial import try_passes
 
 Served = Mapping[str, NDArray[np.float32]]
-"""Log-probabilities that servers gave a micro-batch's sampled tokens, [tokens], by the name of the
-policy."""
+"""Log-probabilities of a micro-batch's sampled tokens, scored by servers, [tokens], by the name of
+the policy."""
 
 
 class KlTerm(NamedTuple):
@@ -59,8 +59,8 @@ class KlTerm(NamedTuple):
 class KlAdded(NamedTuple):
     """Additions to the response tokens of a packed batch, each [tokens]: `advantage` (float32,
     without gradient), `loss` (float32, with the gradient of the current policy), `finite` (bool),
-    False where another policy's log-probability is needed and is no number. `log_ratios`: current
-    over each other policy, without gradient, 0 where not finite."""
+    False where a needed log-probability of another policy is no number. `log_ratios`: current over
+    each other policy, without gradient, 0 where not finite."""
 
     advantage: Tensor
     loss: Tensor
@@ -84,7 +84,7 @@ class KlTerms:
         """Log-probabilities of the micro-batch's sampled tokens under each other policy, float32
         [tokens], by its name; `served` has those of servers. Raises ValueError where one of these
         is missing, or has another number of tokens."""
-        found = dict[str, Tensor]()
+        scores = dict[str, Tensor]()
         for term in self._terms:
             if term.policy is None:
                 if term.name not in served:
@@ -94,13 +94,13 @@ class KlTerms:
                         f"{len(served[term.name])} scores of the {term.name} came for "
                         f"{len(batch.behaviour)} tokens"
                     )
-                found[term.name] = torch.from_numpy(served[term.name])
+                scores[term.name] = torch.from_numpy(served[term.name])
                 continue
-            scores = torch.empty_like(batch.behaviour)
+            scored = torch.empty_like(batch.behaviour)
             for packed in batch.packed:
-                scores[packed.tokens] = term.policy.score(packed, self._temperature).cpu()
-            found[term.name] = scores
-        return found
+                scored[packed.tokens] = term.policy.score(packed, self._temperature).cpu()
+            scores[term.name] = scored
+        return scores
 
     def rewarded(self, batch: MicroBatch, tensors: Batch) -> MicroBatch:
         """The micro-batch with the rewards of its rollouts less their divergence. Raises ValueError
@@ -115,8 +115,8 @@ class KlTerms:
         return batch
 
     def added(self, batch: Batch, tokens: Tensor, current: Tensor) -> KlAdded:
-        """Find what is added to those of the micro-batch's tokens whose places are `tokens`
-        (int64): `current` is their log-probability, with its gradient."""
+        """Compute the additions to the micro-batch's tokens with the indexes `tokens` (int64):
+        `current` is their log-probability, with its gradient."""
         advantage, loss = torch.zeros_like(current.detach()), torch.zeros_like(current.detach())
         usable, logs = torch.ones_like(advantage, dtype=torch.bool), dict[str, Tensor]()
         for term in self._terms:
@@ -131,7 +131,8 @@ class KlTerms:
         return KlAdded(advantage, loss, usable, logs)
 
     def stepped(self, version: int, model: PreTrainedModel) -> bool:
-        """The model has become `version`: reset what is due. Returns True if anything was."""
+        """Reset the policies that are due at `version`, now the model's. Returns True if any
+        was."""
         due = [
             term.policy
             for term in self._terms
@@ -142,8 +143,8 @@ class KlTerms:
         return bool(due)
 
     def tensors(self, version: int) -> dict[str, Tensor]:
-        """The weights that have been reset until `version`, for a checkpoint; the others are
-        where they were."""
+        """The weights of policies that were reset by `version`, for a checkpoint; the others have
+        their initial ones."""
         return {
             f"{term.name}/{name}": weight
             for term in self._reset(version)
@@ -151,8 +152,8 @@ class KlTerms:
         }
 
     def restore(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Have what `tensors` gave at `version`. Raises ValueError, and changes nothing, where it
-        is of another model or not complete."""
+        """Load the result of `tensors` at `version`. Raises ValueError, and changes nothing, where
+        it is of another model or incomplete."""
         for term in self._reset(version):
             prefix = f"{term.name}/"
             assert term.policy is not None
@@ -171,10 +172,10 @@ class KlTerms:
 def open_kl_terms(
     config: Config, initial: Path, dtype: torch.dtype, learns: PreTrainedModel
 ) -> KlTerms:
-    """The terms that a run's settings ask for, with the models of its policies on the trainer's
-    device; `initial` is the model directory that the run starts from, and `learns` the model that
-    learns, as it starts. Of adapters a reference without a path has copies alone, and the base is
-    that model's. Raises ModelError."""
+    """The terms of a run's settings, with the models of its policies on the trainer's device;
+    `initial` is the model directory that the run starts from, and `learns` the model that learns,
+    as it starts. With adapters, a reference without a path copies these alone, and shares the base.
+    Raises ModelError."""
 
     def opened(path: str | Path) -> FrozenPolicy:
         if not path and adapted(learns):
@@ -206,8 +207,8 @@ def open_kl_terms(
 
 
 def _less(batch: MicroBatch, subtracted: Sequence[float], name: str) -> MicroBatch:
-    """The micro-batch with so much less reward for each of its rollouts, the sum of what is
-    `subtracted` for its samples."""
+    """The micro-batch with lower rewards: each rollout's by the sum of `subtracted` over its
+    samples."""
     whole = defaultdict[tuple[int, int | None], float](float)
     for sample, less in zip(batch.samples, subtracted, strict=True):
         whole[sample.group, sample.member] += less
@@ -218,8 +219,8 @@ def _less(batch: MicroBatch, subtracted: Sequence[float], name: str) -> MicroBat
     for sample in batch.samples:
         if sample.member is None:
             raise ValueError(
-                f"rollout {sample.rollout} does not say which member of its group it is, and with "
-                f"the divergence from the {name} in its reward it must"
+                f"rollout {sample.rollout} does not name its member of the group, which the "
+                f"divergence from the {name} in its reward needs"
             )
         reward = sample.reward - whole[sample.group, sample.member]
         rewards[sample.group][sample.member] = reward

@@ -1,10 +1,10 @@
 """One optimizer step from many micro-batches. Invariant: the gradient is the same however the
 rollouts are split.
 
-The loss of a step is a sum over its tokens, divided by what `train.loss_mean` says. Each
+The loss of a step is a sum over its tokens, divided according to `train.loss_mean`. Each
 micro-batch adds the gradient of its own sum, and the division happens once, when the step is closed
-and the divisor is known. What is said of a whole rollout is computed where all of it is: a rollout
-is never split over packed batches.
+and the divisor is known. Values of a whole rollout can be computed because a rollout is never split
+over packed batches.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Learner:
     taken, from that of the checkpoint or 0.
 
     `temperature` is that of sampling, `budget` the tokens that a response may have. Dropout stays
-    off: current and behaviour log-probabilities must be of the same policy. `past` is what is known
-    of earlier versions, where the proximal policy is one of them. `counts` are what `accumulate`
-    returns, of the micro-batches that were held until the last step was closed. `kl_terms` are what
-    policies that do not learn add; `supervised` is the loss of examples. `rank` is this process's
-    among those that train the model, which has its shards of it; each of them is told the same.
+    off: current and behaviour log-probabilities must be of the same policy. `past` has the scores
+    of earlier versions, where the proximal policy is one of them. `counts` are the results of
+    `accumulate` for micro-batches that were held until the last step was closed. `kl_terms` are the
+    terms of policies that do not learn; `supervised` is the loss of examples. `rank` is this
+    process's rank among those that train the model, with its shards; all ranks get the same calls.
     """
 
     def __init__(
@@ -122,16 +122,16 @@ class Learner:
 
     @property
     def _changed(self) -> list[torch.nn.Parameter]:
-        """Weights that the optimizer changes."""
+        """The weights that the optimizer changes."""
         return [master for _, master in self.master_weights.named()]
 
     def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview | bytes]) -> None:
-        """Score and keep what the message has, while the weights are those of its step. Raises
-        ValueError where the proximal policy is not `boundary`, the buffer does not fit the message,
-        or the message is of another step."""
+        """Score the texts of the message, and keep the scores, while the weights are those of its
+        step. Raises ValueError where the proximal policy is not `boundary`, the buffer does not fit
+        the message, or the message is of another step."""
         if self._staleness.proximal != "boundary" or self.proximal_logprobs is None:
             raise ValueError(
-                f"texts to be scored came, and the proximal policy is {self._staleness.proximal}"
+                f"texts to be scored came, but the proximal policy is {self._staleness.proximal}"
             )
         if message.step != self.version:
             raise ValueError(
@@ -148,12 +148,11 @@ class Learner:
     ) -> list[TokenCount]:
         """Add the gradient of a micro-batch, or hold it until the step is closed; `buffers` are the
         three of `MicroBatch`, `served` the log-probabilities of its sampled tokens by servers
-        (`KlTerms.scores`). Returns, for each sample of a batch that is not held, what became of its
-        response tokens: trained, or discarded as `stale`, `truncated` or `error` (masked on
+        (`KlTerms.scores`). Returns, for each sample of a batch that is not held, the outcomes of
+        its response tokens: trained, or discarded as `stale`, `truncated` or `error` (masked on
         arrival), `median` (its rollout is the one that others are compared with), `nonfinite` (a
-        log-probability that is no number), or by the kind of the correction that left it out.
-        Raises ValueError where batch and buffers do not fit each other, or the batch is of another
-        step."""
+        log-probability that is no number), or as the kind of the correction that rejected it.
+        Raises ValueError where batch and buffers do not match, or the batch is of another step."""
         if batch.step != self.version:
             raise ValueError(
                 f"a micro-batch of step {batch.step} came while step {self.version} was being "
@@ -222,7 +221,7 @@ class Learner:
         trainable: Tensor,
         scores: Tensor | None,
     ) -> HeldBatch:
-        """Keep what is known of a micro-batch before the first update of its step."""
+        """Hold a micro-batch with its scores before the first update of its step."""
         start, prox, entropies = (torch.zeros_like(tensors.behaviour) for _ in range(3))
         for index in self.rank.share(tensors.packed):
             if index is None:
@@ -235,9 +234,13 @@ class Learner:
                 continue
             with torch.no_grad():
                 current, entropy = self._predict(packed)
-            found, unknown = self._proximal(tensors, packed, current, facts, scores)
+            proximal_logprobs, unknown = self._proximal(tensors, packed, current, facts, scores)
             self._whole = self._whole.merge(Sums(proximal_unknown=unknown))
-            for of_all, of_packed in ((start, current), (prox, found), (entropies, entropy)):
+            for of_all, of_packed in (
+                (start, current),
+                (prox, proximal_logprobs),
+                (entropies, entropy),
+            ):
                 if of_packed is not None:
                     of_all[packed.tokens] = of_packed.cpu()
         # an update may give another rank these tokens
@@ -271,14 +274,14 @@ class Learner:
                 tokens = self._loss.tokens(facts, current, prox, added, entropy)
                 (corrected,) = self._loss.corrected([tokens]) if known is None else [known[index]]
                 facts = facts._replace(start=held.start[packed.tokens].to(outcome.device))
-                found = self._backward(facts, tokens, corrected, added)
-                outcome = torch.where(facts.arrived, found, outcome)
+                trained = self._backward(facts, tokens, corrected, added)
+                outcome = torch.where(facts.arrived, trained, outcome)
             held.settle(packed, outcome, TRAINED)
         return self._update(number)
 
     def _known(self, parts: Sequence[HeldPart], *, first: bool) -> list[Folded]:
-        """Corrections of a whole minibatch, which costs a forward pass of it where the weights are
-        not any more those that the step starts from."""
+        """Corrections of a whole minibatch. It costs a forward pass where the weights have changed
+        since the start of the step."""
         every = list[Tokens]()
         for held, packed in parts:
             facts, _ = self._facts(held.batch, packed, held.advantage, held.trainable)
@@ -298,8 +301,8 @@ class Learner:
     def _facts(
         self, batch: Batch, packed: PackedBatch, advantage: Tensor, trainable: Tensor
     ) -> tuple[ResponseTokens, Tensor]:
-        """Facts of a packed batch's response tokens, and the outcomes (int64) of those that did not
-        arrive."""
+        """Facts of a packed batch's response tokens, and the outcomes (int64) of those masked on
+        arrival."""
         behaviour, advantage, fresh, sample_index, lag = (
             of_batch[packed.tokens].to(self.model.device)
             for of_batch in (batch.behaviour, advantage, batch.mask, batch.sample_index, batch.lag)
@@ -319,10 +322,10 @@ class Learner:
         return facts, torch.where(fresh, MEDIAN, masked)
 
     def _predict(self, packed: PackedBatch) -> tuple[Tensor, Tensor | None]:
-        """Log-probability of each response token, and the entropy that it was drawn from where that
-        is needed; float32 [tokens], with a gradient where the loss has one."""
-        found = measured(self.model, packed, self._temperature, self._measure)
-        return found[0], found[1] if self._loss.needs_entropy else None
+        """Log-probability of each response token, and the entropy of its distribution where that is
+        needed; float32 [tokens], with a gradient where the loss has one."""
+        measures = measured(self.model, packed, self._temperature, self._measure)
+        return measures[0], measures[1] if self._loss.needs_entropy else None
 
     def _measure(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         current = log_probability(logits, targets)
@@ -335,14 +338,14 @@ class Learner:
     ) -> Tensor:
         """Add the gradient of these tokens' losses; returns the outcomes (int64) of those that
         arrived."""
-        found = self._loss.of(facts, tokens, corrected, added)
-        total = found.total
-        if total is None and self.rank.size > 1:  # others wait for this backward pass
+        loss = self._loss.of(facts, tokens, corrected, added)
+        total = loss.total
+        if total is None and self.rank.size > 1:  # other ranks wait for this backward pass
             total = tokens.current.sum() * 0.0
         if total is not None:
             total.backward()  # type: ignore[no-untyped-call]
-        self._sums = self._sums.merge(found.sums)
-        return found.outcome
+        self._sums = self._sums.merge(loss.sums)
+        return loss.outcome
 
     def _proximal(
         self,
@@ -353,8 +356,8 @@ class Learner:
         scores: Tensor | None,
     ) -> tuple[Tensor | None, int]:
         """Log-probabilities under the proximal policy, float32 [tokens], or None where that is the
-        behaviour policy; and of how many tokens that arrived their own version's are not known, so
-        that they have the current ones."""
+        behaviour policy; and the number of arrived tokens whose own version's are unknown, which
+        get the current ones."""
         match self._staleness.proximal:
             case "behaviour":
                 return None, 0
@@ -367,25 +370,24 @@ class Learner:
                 return self.average.policy.score(packed, self._temperature), 0
             case "boundary" | "snapshot":
                 assert self.proximal_logprobs is not None and scores is not None
-                found = self.proximal_logprobs.completed(
+                logprobs = self.proximal_logprobs.completed(
                     scores[packed.tokens], packed, batch.version[packed.tokens], facts.arrived.cpu()
                 )
-                found = proximal.scored(found.to(current.device), current, facts.lag)
-                scores[packed.tokens] = found.cpu()
-                unknown = torch.isnan(found)
+                logprobs = proximal.scored(logprobs.to(current.device), current, facts.lag)
+                scores[packed.tokens] = logprobs.cpu()
+                unknown = torch.isnan(logprobs)
                 return (
-                    torch.where(unknown, current.detach(), found),
+                    torch.where(unknown, current.detach(), logprobs),
                     int((unknown & facts.arrived).sum()),
                 )
 
     def step(self) -> dict[str, float]:
-        """Close the step: an update, or one for each minibatch and pass, and make the next version.
-
-        Where no token was trained, or the gradient is not finite, the weights stay as they are, and
-        the version advances all the same. Returns what `Sums.metrics` does over all updates, the
-        means over them of `grad_norm` (before clipping), `lr` as it was used, `lr_scale` (what the
-        effective sample size leaves of it, see `vcpo.learning_rate_scale`) and `skipped` (1 where
-        the weights stayed), and `updates`, how many changed them.
+        """Close the step: update once, or once for each minibatch and pass, and make the next
+        version. Where no token was trained, or the gradient is not finite, the weights do not
+        change, but the version advances. Returns `Sums.metrics` over all updates; the means over
+        them of `grad_norm` (before clipping), `lr` as used, `lr_scale` (the factor by effective
+        sample size, see `vcpo.learning_rate_scale`) and `skipped` (1 where the weights did not
+        change); and `updates`, the number that changed them.
         """
         if self.proximal_logprobs:
             self.proximal_logprobs.close(self.version)
@@ -406,7 +408,7 @@ class Learner:
         sums, self._whole, self._held = self._whole, Sums(), []
         self.version += 1
         if self.kl_terms.stepped(self.version, self.model):
-            self.optimizer.state.clear()  # its moments are of the loss that was (ProRL)
+            self.optimizer.state.clear()  # its moments belong to the old loss (ProRL)
         if self.average:
             self.average.update()
         learned = {"supervised_loss": fmean(update.supervised for update in made)}

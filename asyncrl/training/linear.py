@@ -1,9 +1,9 @@
-"""Linear layers through oneDNN. Invariant: the same layers with the same parameters under the same
-names; only who multiplies differs.
+"""Linear layers through oneDNN. Invariant: layers, parameters and names stay the same; only the
+multiplication differs.
 
 torch multiplies float32 matrices on a CPU with MKL, which on some vendors' processors reaches less
-than half of what oneDNN does, and offers oneDNN to inference alone. So here is its backward.
-Weights are given to oneDNN as they are: nothing is repacked after an update.
+than half of oneDNN's speed, and offers oneDNN for inference only. So its backward is here. oneDNN
+reads the weights in place: nothing is repacked after an update.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 _OPERATOR = "_linear_pointwise"
-"""A private one: another build of torch may lack it."""
+"""A private operator: another build of torch may lack it."""
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -39,7 +39,7 @@ class _Multiply(torch.autograd.Function):
         of_weight = None
         if ctx.needs_input_grad[1]:
             flat = x.reshape(-1, x.shape[-1])
-            # The longer side of the weight is the faster one to have as oneDNN's output channels.
+            # oneDNN is faster with the longer side of the weight as its output channels.
             of_weight = (
                 _multiply(flat.t(), g.t()).t()
                 if g.shape[1] > flat.shape[1]
@@ -49,7 +49,7 @@ class _Multiply(torch.autograd.Function):
 
 
 class OneDnnLinear(nn.Linear):
-    """`nn.Linear`, through oneDNN where it is of float32 on a CPU, and of anything at all."""
+    """`nn.Linear`, through oneDNN for non-empty float32 inputs on a CPU."""
 
     def forward(self, input: Tensor) -> Tensor:
         """As `nn.Linear`: [..., in] to [..., out]."""
@@ -64,11 +64,9 @@ class OneDnnLinear(nn.Linear):
 
 
 def accelerate(model: nn.Module) -> bool:
-    """Give every plain linear layer of a float32 model on a CPU to oneDNN, on processors where that
-    is faster; says whether it did.
-
-    The layers change their class in place; parameters, their names and what is saved stay as they
-    are.
+    """Run every plain linear layer of a float32 model on a CPU through oneDNN, on processors where
+    that is faster; returns True if it did. The layers change their class in place; parameters,
+    their names and checkpoints stay the same.
     """
     layers = [m for m in model.modules() if type(m) is nn.Linear]
     if (
@@ -83,14 +81,14 @@ def accelerate(model: nn.Module) -> bool:
 
 
 def _faster() -> bool:
-    """True if oneDNN is the faster of the two on this processor. Its maker decides, and not a
-    clock: the two round differently, and a resumed run has to multiply as it did before."""
+    """True if oneDNN is faster on this processor. This depends on its vendor, not on a measurement:
+    MKL and oneDNN round differently, and a resumed run must multiply as before."""
     available = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, _OPERATOR)  # type: ignore[no-untyped-call]
     return available and not _intel()
 
 
 def _intel() -> bool:
-    """True if MKL's own maker made the processor."""
+    """True if the processor is from MKL's own vendor."""
     try:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,9 +1,9 @@
-"""The loss of a packed batch: corrections, objective, and what each token counts. Invariant: sums
-alone leave here, so that the step's gradient does not depend on how the step was split.
+"""The loss of a packed batch: corrections, objective, and the weight of each token. Invariant: it
+returns sums only, so that the step's gradient does not depend on how the step was split.
 
-The objective's loss is of the tokens that corrections kept. What is added to it (`kl_tau`,
-`entropy_bonus`) is of the tokens that count in the divisor, so that it is their mean: with
-`loss_divisor = all` a rejected token is still held back.
+The objective's loss is over the tokens that corrections kept. Additional terms (`kl_tau`,
+`entropy_bonus`) are over the tokens that count in the divisor, so that they are means: with
+`loss_divisor = all` a rejected token is still regularized.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from asyncrl.training.sums import Sums
 
 TRAINED, STALE, MEDIAN, NONFINITE, TRUNCATED, ERROR = range(6)
 """Outcomes of a response token. From 6 on an outcome is 6 + the index, in the list, of the
-correction that left it out."""
+correction that rejected it."""
 REASONS = ("", "stale", "median", "nonfinite", "truncated", "error")
 
 
 class ResponseTokens(NamedTuple):
     """Facts of a packed batch's response tokens, each a tensor of shape [tokens]: the
-    log-probability `behaviour` (float32), its `advantage` (float32), its `lag` and
-    `sample_index` (int64), and `arrived` (bool): it may enter the loss. `share` (float32) is of the
-    samples: the part of a rollout that each is. `leaves` (float32) says how often each token
-    counts; None: all once. `start` (float32) is a token's log-probability under the policy that the
-    step starts from; None where that is the current one.
+    log-probability `behaviour` (float32), its `advantage` (float32), its `lag` and `sample_index`
+    (int64), and `arrived` (bool): it may enter the loss. `share` (float32) is per sample: its part
+    of a rollout. `leaves` (float32) says how often each token counts; None: all once. `start`
+    (float32) is a token's log-probability under the policy that the step starts from; None where
+    that is the current one.
     """
 
     behaviour: Tensor
@@ -53,8 +53,8 @@ class ResponseTokens(NamedTuple):
 
 class LossParts(NamedTuple):
     """`total`: the sum of the losses, a scalar with its gradient, to be divided by the step's
-    divisor; None where no token has any. `outcome`: int64 [tokens], of the tokens that arrived.
-    `sums`: what the step's metrics are made of."""
+    divisor; None where no token has a loss. `outcome`: int64 [tokens], of the tokens that arrived.
+    `sums`: the sums for the step's metrics."""
 
     total: Tensor | None
     outcome: Tensor
@@ -62,8 +62,8 @@ class LossParts(NamedTuple):
 
 
 class Loss:
-    """The loss that the settings ask for. `budget` is how many tokens a response may have, which
-    `loss_mean = constant` needs; raises ValueError where it does and there is none."""
+    """The loss of the settings. `budget` is the number of tokens that a response may have; raises
+    ValueError where `loss_mean = constant` and it is missing."""
 
     def __init__(
         self, train: TrainConfig, staleness: StalenessConfig, budget: int | None = None
@@ -74,22 +74,22 @@ class Loss:
         self._mean, self._divisor = loss_mean(train), train.loss_divisor
         self._kl_tau, self._entropy_bonus = train.kl_tau, train.entropy_bonus
         if self._mean == "constant" and budget is None:
-            raise ValueError("loss_mean is constant, and nobody said what a response may have")
+            raise ValueError("loss_mean is constant, which needs the budget of a response")
         self._budget = budget or 1
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Words for the outcomes, in their order; empty for what is trained."""
+        """Names of the outcomes, in their order; empty for trained."""
         return (*REASONS, *(entry.kind for entry in self._corrections))
 
     @property
     def learns_entropy(self) -> bool:
-        """True if the loss has the entropy of the tokens in it."""
+        """True if the loss includes the entropy of the tokens."""
         return self._entropy_bonus > 0
 
     @property
     def needs_entropy(self) -> bool:
-        """True if the loss has it in it, or a correction reads it."""
+        """True if the loss includes it, or a correction reads it."""
         return self.learns_entropy or any("entropy" in entry.reads for entry in self._corrections)
 
     @property
@@ -105,11 +105,11 @@ class Loss:
         added: KlAdded,
         entropy: Tensor | None = None,
     ) -> Tokens:
-        """Response tokens as corrections and objectives are given them. `current` are their
-        log-probabilities and `entropy` the entropies of what they were drawn from, where it is
-        needed; float32 [tokens], with a gradient where there is one. `prox` are log-probabilities
-        of the proximal policy; None where that is the behaviour policy. `added` is what policies
-        that do not learn add."""
+        """Response tokens in the form of corrections and objectives. `current` are their
+        log-probabilities and `entropy` the entropies of their distributions, where needed; float32
+        [tokens], with a gradient where there is one. `prox` are log-probabilities of the proximal
+        policy; None where that is the behaviour policy. `added` are the terms of policies that do
+        not learn."""
         ratios = proximal.log_ratios(current, facts.behaviour, prox)
         return Tokens(
             log_ratio=ratios.log_ratio,
@@ -124,8 +124,8 @@ class Loss:
         )
 
     def corrected(self, parts: Sequence[Tokens]) -> list[Folded]:
-        """Fold the corrections over tokens of some parts, of different rollouts each, together.
-        What corrections count is with the first part."""
+        """Apply the corrections to the tokens of several parts with different rollouts together.
+        The first part gets the counts of corrections."""
         folded = apply_corrections(self._corrections, _joined(parts), weighted=self._weighted)
         sizes = [len(part.mask) for part in parts]
         pieces = zip(
@@ -135,14 +135,14 @@ class Loss:
             strict=True,
         )
         return [
-            Folded(weight, kept, rejected_by, {} if place else folded.diagnostics)
-            for place, (weight, kept, rejected_by) in enumerate(pieces)
+            Folded(weight, kept, rejected_by, {} if number else folded.diagnostics)
+            for number, (weight, kept, rejected_by) in enumerate(pieces)
         ]
 
     def of(
         self, facts: ResponseTokens, tokens: Tokens, corrected: Folded, added: KlAdded
     ) -> LossParts:
-        """Give the loss of these tokens, at least one of which arrived."""
+        """Compute the loss of these tokens, at least one of which arrived."""
         usable = tokens.mask
         kept = corrected.kept & usable
         minimized = token_loss(self._objective, tokens._replace(mask=kept), self._bounds)

@@ -1,10 +1,10 @@
 """Float32 copies of a model's parameters. Invariant: after `round` each parameter is its master,
 rounded to its own type.
 
-A step of Adam changes a weight by about the learning rate. In bfloat16, with eight bits, a weight
-of 0.02 does not notice 1e-6. So what the optimizer changes is float32 (Micikevicius et al. 2018,
-arXiv:1710.03740, section 3.1), gradients are summed in float32, and the model computes, and is
-published, as what engines have: the rounded weights.
+A step of Adam changes a weight by about the learning rate. In bfloat16, with eight bits, adding
+1e-6 to a weight of 0.02 has no effect. So the optimizer changes float32 weights (Micikevicius et
+al. 2018, arXiv:1710.03740, section 3.1), gradients are summed in float32, and the model computes
+with, and publishes, the rounded weights that engines have.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from asyncrl.training.adapters import learning
 
 
 class MasterWeights:
-    """Weights that the optimizer changes, those of parameters that learn. For a float32 parameter
+    """The weights that the optimizer changes, of parameters that learn. For a float32 parameter
     that is the parameter itself; for one of a smaller type a float32 copy with a gradient of its
     own, to which the parameter's gradient is added as soon as it is complete. `computes` is the
-    type that the model computes in where that is not its parameters' own, as that of several ranks
-    may be.
+    type in which the model computes where that differs from its parameters' own, as it may with
+    several ranks.
 
-    A step of 2^-9 is lost in bfloat16 at 1, and is not in the master:
+    A step of 2^-9 at 1 is lost in bfloat16, but not in the master:
 
     >>> model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
     >>> _ = nn.init.ones_(model.weight)
@@ -52,8 +52,9 @@ class MasterWeights:
         return ((name, master) for name, _, master in self._pairs)
 
     def copies(self) -> dict[str, Tensor]:
-        """The masters that are more than what is published, by name, detached: those of a smaller
-        type, and all where the model computes in a smaller one (`computes`)."""
+        """The masters that are more precise than the published weights, by name, detached: those of
+        parameters of a smaller type, and all where the model computes in a smaller one
+        (`computes`)."""
         return {
             name: master.detach()
             for name, parameter, master in self._pairs
@@ -62,7 +63,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def round(self) -> None:
-        """Bring the masters into the model."""
+        """Round the masters into the model's parameters."""
         for _, parameter, master in self._pairs:
             if master is not parameter:
                 parameter.copy_(master)
@@ -76,9 +77,9 @@ class _Add:
         self._master = master
 
     def __call__(self, parameter: Tensor) -> None:
-        found, parameter.grad = parameter.grad, None
-        assert found is not None
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
         if self._master.grad is None:
-            self._master.grad = found.float()
+            self._master.grad = gradient.float()
         else:
-            self._master.grad += found
+            self._master.grad += gradient

@@ -1,12 +1,12 @@
-"""The memory that a trainer needs at most. Invariant: what is counted is the trainer's own code, on
-tensors that have shapes and no numbers.
+"""The peak memory of a trainer. Invariant: it measures the trainer's own code, on tensors that have
+shapes and no numbers.
 
 The model is built without memory for its weights (torch's fake tensors), the longest samples that a
 micro-batch may have are packed as training packs them, and then one pass forwards and backwards and
 one step of the optimizer run, while every storage is counted from its first tensor to its last. So
-the prediction knows of the packing, the attention, the chunks of logits and the layers that are
-computed again by itself. It does not know what kernels take inside, what an allocator leaves
-unused, and what a driver takes for itself.
+the prediction includes the packing, the attention, the chunks of logits and recomputed layers
+without modelling them. It does not include memory inside kernels, unused memory of an allocator,
+and memory of a driver.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ LOGITS, ACTIVATIONS = "logits", "activations"
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts storages of tensors that come out of torch's operations in the block, until the last
-    tensor of each is gone. `vocabulary`: the last dimension of what are logits."""
+    """Counts storages of tensors returned by torch's operations in the block, until the last tensor
+    of each is freed. `vocabulary`: the last dimension of logits."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -61,21 +61,21 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        found = function(*args, **(kwargs or {}))
-        for one in tree_iter(found):
+        output = function(*args, **(kwargs or {}))
+        for one in tree_iter(output):
             if isinstance(one, Tensor):
                 logits = one.dim() > 1 and one.shape[-1] == self._vocabulary
                 self._count(one, LOGITS if logits else ACTIVATIONS)
-        return found
+        return output
 
     def peak(self) -> dict[str, int]:
-        """The bytes of each part when there were the most, since this was asked last."""
-        found, self._peak = self._peak, dict(self._live)
+        """The bytes of each part at the peak since the last call."""
+        peak, self._peak = self._peak, dict(self._live)
         self._most = self._live.total()
-        return found
+        return peak
 
     def hold(self, part: str, tensors: Iterable[Tensor]) -> None:
-        """Count these, too, as that part."""
+        """Count these tensors as part `part`, too."""
         for tensor in tensors:
             self._count(tensor, part)
 
@@ -95,10 +95,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def predict(config: Config) -> MemoryParts:
-    """Most bytes of a rank of the trainer of `config`, whose model is at `model.path`. Of several
+    """Peak bytes of a rank of the trainer of `config`, whose model is at `model.path`. Of several
     ranks each has its part of float32 weights, gradients and moments, and in a pass the weights
     that it gathers; that is an estimate (`bench/sharded_memory.py` compares it). Raises ModelError,
-    and whatever the model raises."""
+    and any error of the model."""
     ranks = ranks_of(config.train)
     dtype = getattr(torch, config.model.dtype)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -129,12 +129,12 @@ def predict(config: Config) -> MemoryParts:
 
 
 def worst_batches(config: Config, vocabulary: int, *, shared: bool) -> list[PackedBatch]:
-    """The largest packed batches of a micro-batch of the longest samples: of prompts that have
-    nothing in common, and of one prompt."""
+    """The largest packed batches of a micro-batch of the longest samples: with unrelated prompts,
+    and with one prompt."""
     samples, longest = longest_samples(config)
     response = longest - 1 if config.agent.run else min(config.rollout.max_new_tokens, longest - 1)
     ids = np.random.default_rng(0).integers(0, vocabulary, (samples, longest)).astype(np.int32)
-    found = []
+    batches = []
     for one_prompt in (False, True)[:samples]:
         if one_prompt:
             ids[:, : longest - response] = ids[0, : longest - response]
@@ -145,13 +145,13 @@ def worst_batches(config: Config, vocabulary: int, *, shared: bool) -> list[Pack
             shared=shared,
             device=config.train.device,
         )
-        found.append(max(packed, key=lambda batch: len(batch.ids)))
-    return found
+        batches.append(max(packed, key=lambda batch: len(batch.ids)))
+    return batches
 
 
 def peak_of(model: PreTrainedModel, batches: Sequence[PackedBatch], config: Config) -> MemoryParts:
-    """The most that passes of these `batches` and a step after them have, where gradients and
-    moments are there already. Of a model with numbers this computes, and changes it."""
+    """The peak of passes of these `batches` and a step after them, where gradients and moments
+    already exist. With a model that has numbers, this runs the step and changes the model."""
     masters = MasterWeights(model)
     changed = [master for _, master in masters.named()]
     optimizer = adamw(changed, config.train)
@@ -160,24 +160,24 @@ def peak_of(model: PreTrainedModel, batches: Sequence[PackedBatch], config: Conf
         master.grad = torch.zeros_like(master)
     optimizer.step()
     live.hold("weights", [*model.parameters(), *model.buffers()])
-    live.hold("masters", changed)  # those that are the weights are counted already
+    live.hold("masters", changed)  # masters that are the weights were already counted
     live.hold("gradients", [master.grad for master in changed if master.grad is not None])
     live.hold(
         "optimizer",
         [
-            found
+            logprobs
             for of_one in optimizer.state.values()
-            for found in of_one.values()
-            if isinstance(found, Tensor)
+            for logprobs in of_one.values()
+            if isinstance(logprobs, Tensor)
         ],
     )
     with live:
         for packed in batches:
-            (found,) = measured(
-                model, packed, config.rollout.temperature, lambda *given: (log_probability(*given),)
+            (logprobs,) = measured(
+                model, packed, config.rollout.temperature, lambda *rows: (log_probability(*rows),)
             )
-            found.sum().backward()  # type: ignore[no-untyped-call]
-            del found
+            logprobs.sum().backward()  # type: ignore[no-untyped-call]
+            del logprobs
         of_pass = live.peak()
         nn.utils.clip_grad_norm_(changed, config.train.grad_clip)
         optimizer.step()
@@ -194,33 +194,33 @@ def _policies(config: Config, model: PreTrainedModel) -> int:
     learn, ranks = [parameter for _, parameter in learning(model)], ranks_of(config.train)
     weights = sum(parameter.nbytes for parameter in learn)
     averaged = 4 * sum(parameter.numel() for parameter in learn)
-    if ranks > 1:  # these keep no model of it
+    if ranks > 1:  # these need no model in the trainer
         averaged = -(-averaged // ranks)
     else:
         averaged += sum(each.nbytes for each in learn if each.dtype != torch.float32)
     # `boundary` keeps more only where engines lag behind by more
     versions = {"boundary": 1, "snapshot": config.staleness.max_lag}
-    found = versions.get(config.staleness.proximal, 0) * weights
-    found += averaged if config.train.ema else 0
+    needed = versions.get(config.staleness.proximal, 0) * weights
+    needed += averaged if config.train.ema else 0
     for policy in (config.reference, config.teacher):
         if not policy.coefficient or policy.server:
             continue
         if not policy.path and adapted(model):
-            found += weights
+            needed += weights
             continue
         with FakeTensorMode():
             path = policy.path or config.model.path
             other = empty_model(path, getattr(torch, config.model.dtype))
-        found += sum(tensor.nbytes for tensor in other.parameters())
-    return found
+        needed += sum(tensor.nbytes for tensor in other.parameters())
+    return needed
 
 
 def _pass_of_rank(model: PreTrainedModel, alone: int, ranks: int) -> int:
-    """Bytes that a pass of one of several ranks has, where that of a model which is not divided has
-    `alone`. The most are there in the backward pass of a layer, where what is of no layer is
-    gathered, and two layers, and the gradient of one is made float32; or when that of another piece
-    is: all activations are gone then, and there is its gradient as it was computed, in float32, and
-    this rank's shard of that."""
+    """Bytes of a pass on one of several ranks, from those of an undivided model, `alone`. The peak
+    is in the backward pass of a layer, with all weights outside of layers gathered, and two layers,
+    while the gradient of one is converted to float32; or when the gradient of another piece is:
+    then all activations are freed, and its gradient exists as computed, in float32, and as this
+    rank's shard."""
     embedding, seen, sizes = model.get_input_embeddings(), set[int](), dict[nn.Module, int]()
     for piece in pieces(model):
         own = [parameter for parameter in piece.parameters() if id(parameter) not in seen]
@@ -240,8 +240,8 @@ def _vocabulary(model: PreTrainedModel) -> int:
 
 
 def _untouched(model: PreTrainedModel) -> bool:
-    """True if the model's logits are the very tensor that its output layer gave: without numbers
-    `makes_the_logits` cannot be asked. A model of which that is not known has its logits whole."""
+    """True if the model's logits are the same tensor that its output layer returned:
+    `makes_the_logits` needs numbers. Where it is unknown, logits are assumed whole."""
     layer: nn.Module = model.get_output_embeddings()
     made: list[Tensor] = []
     hook = layer.register_forward_hook(lambda _, __, output: made.append(output))

@@ -1,5 +1,5 @@
-"""The memory of a trainer in its parts. No torch here: `asyncrl check` reads what another process
-predicted."""
+"""The memory of a trainer in its parts. Without torch, since `asyncrl check` reads the prediction
+of another process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from asyncrl.config import Config
 
 
 class MemoryParts(msgspec.Struct, frozen=True):
-    """Bytes that a trainer has: `weights` as the model computes with them, `masters` in float32,
+    """Bytes of a trainer: `weights` as the model computes with them, `masters` in float32,
     `gradients`, the optimizer's moments, and `policies`, the weights of those beside the one that
-    learns. Of a pass, when it has the most: `logits`, whatever has a number for each id of the
-    vocabulary, and `activations`, all else, kept for the backward pass or computed in it. `step`:
-    what the optimizer computes beside its moments."""
+    learns. Of a pass, at its peak: `logits`, all tensors with a number for each id of the
+    vocabulary, and `activations`, all others, kept for the backward pass or computed in it. `step`:
+    temporary tensors of the optimizer."""
 
     weights: int
     masters: int
@@ -26,12 +26,12 @@ class MemoryParts(msgspec.Struct, frozen=True):
 
     @property
     def state(self) -> int:
-        """Those that are there all the time."""
+        """The bytes that are always in use."""
         return self.weights + self.masters + self.gradients + self.optimizer + self.policies
 
     @property
     def total(self) -> int:
-        """The most of it, in a pass or in a step."""
+        """The peak, in a pass or in a step."""
         return self.state + max(self.activations + self.logits, self.step)
 
 
@@ -48,8 +48,8 @@ def longest_samples(config: Config) -> tuple[int, int]:
 
 
 class PredictedMemory(msgspec.Struct, frozen=True):
-    """Bytes of a trainer, and, where they are too many, other settings in words that would fit with
-    the bytes that they need; empty where none is known."""
+    """Bytes of a trainer, and, where they are too many, other settings in words that would fit,
+    with their bytes; empty where none is known."""
 
     parts: MemoryParts
     fitting: str = ""

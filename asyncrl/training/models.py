@@ -27,7 +27,7 @@ logging.disable_progress_bar()  # of weights read and written: a log is not a te
 
 
 class ModelError(Exception):
-    """A model directory that cannot be used; the message is one sentence for a person."""
+    """Raised for a model directory that cannot be used; the message is one sentence."""
 
 
 def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -43,8 +43,8 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrain
         other = (
             ", which are pickles: convert them to safetensors" if any(path.glob("*.bin")) else ""
         )
-        found = "only *.bin weights" + other if other else "no weights (no *.safetensors)"
-        raise ModelError(f"the model directory {path} has {found}")
+        problem = "only *.bin weights" + other if other else "no weights (no *.safetensors)"
+        raise ModelError(f"the model directory {path} has {problem}")
     _own_shards(path)
     try:
         model, info = _AUTO.from_pretrained(
@@ -56,9 +56,10 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrain
             use_safetensors=True,
             output_loading_info=True,
         )
-    except Exception as error:  # transformers raises what it likes of files that do not fit
+    except Exception as error:  # transformers raises any exception for files that do not fit
         raise ModelError(
-            f"the weights in {path} cannot be read, so they are cut off or not of this model: "
+            f"the weights in {path} cannot be read, so they are truncated or belong to another "
+            "model: "
             f"{_first_line(error)}"
         ) from error
     if missing := sorted(info["missing_keys"]) or sorted(
@@ -66,7 +67,7 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrain
     ):
         raise ModelError(
             f"the weights in {path} are not complete: {missing[0]} and {len(missing) - 1} more "
-            "are missing or of another shape"
+            "are missing or have another shape"
         )
     for parameter in model.parameters():
         parameter.data = (
@@ -76,8 +77,8 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrain
 
 
 def empty_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The model at `path` with weights of no meaning, which a publication replaces. It needs
-    config.json alone. Raises ModelError."""
+    """The model at `path` with arbitrary weights, which a publication replaces. It needs only
+    config.json. Raises ModelError."""
     config = _config(Path(path))
     try:
         with no_init_weights():
@@ -101,8 +102,8 @@ def parameters_for_publication(model: PreTrainedModel) -> Iterator[tuple[str, Te
 def model_with(
     weights: Mapping[str, Tensor], config: PretrainedConfig, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """A model of these weights, which it does not copy; it has no buffers, so that it can be
-    written and not computed with."""
+    """A model with these weights, which are not copied. It has no buffers: it is for writing, not
+    for computing."""
     with torch.device("meta"):
         model: PreTrainedModel = _AUTO.from_config(
             copy.deepcopy(config), dtype=dtype, trust_remote_code=False
@@ -134,13 +135,13 @@ def _config(path: Path) -> PretrainedConfig:
         foreign = next(_kernels(config.to_dict() | vars(config)), None)
     except Exception as error:
         raise ModelError(
-            f"{path / 'config.json'} is not a configuration that transformers knows: "
+            f"{path / 'config.json'} is not a configuration that transformers supports: "
             f"{_first_line(error)}"
         ) from error
     if foreign:
         raise ModelError(
-            f"{path / 'config.json'} asks for code from elsewhere ({foreign!r}), which is not "
-            "run: take that line out"
+            f"{path / 'config.json'} asks for code from elsewhere ({foreign!r}), which is never "
+            "run: remove that line"
         )
     assert isinstance(config, PretrainedConfig)
     return config
@@ -156,8 +157,7 @@ def _kernels(value: object) -> Iterator[str]:
 
 
 def _own_shards(path: Path) -> None:
-    """An index says which files have the weights: transformers would open any, pickles and those of
-    other directories too."""
+    """Refuse an index that names files elsewhere or pickles, since transformers would open them."""
     if (path / "adapter_config.json").exists():
         raise ModelError(
             f"the model directory {path} has an adapter, which names another model: merge the "
@@ -171,12 +171,12 @@ def _own_shards(path: Path) -> None:
         for shard in shards:
             if Path(shard).name != shard or not shard.endswith(".safetensors"):
                 raise ModelError(
-                    f"{index} names {shard!r}, and only *.safetensors beside it are read"
+                    f"{index} names {shard!r}, but only *.safetensors beside it are read"
                 )
 
 
 class _Index(msgspec.Struct):
-    """A sharded model's index: the file of each weight."""
+    """The index of a sharded model: the file of each weight."""
 
     weight_map: dict[str, str]
 

@@ -1,4 +1,4 @@
-"""The optimizer of a learner: AdamW (arXiv 1711.05101), whose decay is of matrices alone."""
+"""The optimizer of a learner: AdamW (arXiv 1711.05101), with decay for matrices only."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from asyncrl.config.schema import TrainConfig
 
 
 def adamw(weights: Sequence[nn.Parameter], train: TrainConfig) -> torch.optim.AdamW:
-    """AdamW of these weights, with the settings' rate, memories and decay. What has one dimension,
-    as the scales of norms and biases do, is not pulled towards zero: for a scale that is no small
-    weight, but a layer that says nothing."""
+    """AdamW of these weights, with the settings' rate, memories and decay. One-dimensional weights
+    (the scales of norms, biases) do not decay: a scale near zero would not be a small weight, but a
+    layer without output."""
     groups: list[dict[str, Any]] = [
         {"params": [weight for weight in weights if weight.dim() >= 2]},
         {"params": [weight for weight in weights if weight.dim() < 2], "weight_decay": 0.0},

@@ -1,6 +1,6 @@
-"""The output layer of a model: one that computes in float32, whatever type the model has, and
-whether it alone makes the logits. Invariant: the same layer with the same parameters under the same
-names.
+"""The output layer of a model: a variant that computes in float32, whatever the model's type, and a
+check that it alone makes the logits. Invariant: the same layer with the same parameters under the
+same names.
 
 In bfloat16 a logit near 20 is a multiple of 1/8, and engine and trainer round differently there:
 MiniMax-M1 (arXiv 2506.13585, section 3.2) found most of their mismatch in this one layer. Its
@@ -29,22 +29,22 @@ class Float32Linear(nn.Linear):
 
 
 def float32_output(model: PreTrainedModel) -> None:
-    """Have the output layer of a model compute in float32. It changes its class in place. Raises
+    """Make the output layer of a model compute in float32. It changes its class in place. Raises
     ModelError for a model whose output layer is of another kind."""
     layer = model.get_output_embeddings()
     if not isinstance(layer, nn.Linear):
         raise ModelError(
             f"the output layer of the model ({type(model).__name__}) is a {type(layer).__name__} "
-            "and no linear layer, so it cannot compute in float32: set model.output_dtype to "
+            "and not a linear layer, so it cannot compute in float32: set model.output_dtype to "
             "weights"
         )
     layer.__class__ = Float32Linear
 
 
 def makes_the_logits(model: PreTrainedModel) -> bool:
-    """True if the model's logits are what its output layer gives, and nothing is done to them
-    afterwards (a scale, a soft cap). It is tried with numbers that a trained model may have: those
-    of a new one are so small that a soft cap would not show."""
+    """True if the model's logits are the unchanged result of its output layer, without a scale or a
+    soft cap. The test uses numbers as of a trained model, because those of a new one are too small
+    for a soft cap to show."""
     layer: nn.Module = model.get_output_embeddings()
     made: list[Tensor] = []
 

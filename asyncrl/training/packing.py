@@ -1,10 +1,10 @@
-"""Sequences packed for forward passes. Invariant: a token stands after its own past and nothing
-else, whatever shares its pass.
+"""Sequences packed for forward passes. Invariant: a token follows its own past and nothing else,
+whichever samples share its pass.
 
 The samples of one forward pass are a `PackedBatch`: a prefix tree of them, whose places stand one
-after another, without padding. What samples have in common at their start stands there once, and
-the last token of each not at all, as it predicts nothing. That is what a model computes token by
-token. Attention alone needs whole samples; it has tables of rows (`AttentionTable`).
+after another, without padding. A common prefix of samples is stored once, and the last token of
+each is omitted, as it predicts nothing. A model computes these places token by token. Only
+attention needs whole samples; it has tables of rows (`AttentionTable`).
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from asyncrl.training.trees.attention_tables import AttentionTable, attention_ta
 from asyncrl.training.trees.prefix_tree import Ints, PrefixTree, prefix_tree, ranges
 
 PACKED_TOKENS = 3072
-"""Largest cost of a packed batch, in tokens, its rows counted with QUERY_SHARE and KEY_SHARE: so
-much stays in the caches of a CPU core while it is worked on. Where twice the cost of the longest
-sample of the micro-batch alone is more, it is that: there must be memory for it anyway."""
+"""Largest cost of a packed batch, in tokens, its rows counted with QUERY_SHARE and KEY_SHARE: as
+much as stays in the caches of a CPU core during a pass. It is twice the cost of the micro-batch's
+longest sample where that is more, since there must be memory for it anyway."""
 CUDA_TOKENS = 10_240
 """The same on a GPU: a micro-batch of 8,192 tokens whatever its lengths, or the longest sample. Its
 caches hold no pass: weights and gradients go through its memory once a pass, in bfloat16 with
 float32 gradients about 18 bytes of a parameter, for 6 operations with each token. An H100 does 295
 of them in the time of a byte (989 TFLOP/s, 3.35 TB/s), so memory takes as long as they do at 900
-tokens, and a ninth of it at 8,192. Activations grow with tokens, so it is no more. No GPU has shown
-that yet."""
+tokens, and a ninth of it at 8,192. Activations grow with tokens, so it is not more. This was not
+measured on a GPU yet."""
 TREE_TOKENS = 8192
-"""Largest cost of a packed batch where it would be divided deep inside a tree, which has what is
-shared there computed once more: as many tokens as a micro-batch has if nobody says otherwise."""
+"""Largest cost of a packed batch where it would be divided deep inside a tree, so that the shared
+part there is computed again: the default number of tokens of a micro-batch."""
 REPEATED = 0.03
-"""Share of a packed batch that may be repeated in the next one before the tree is kept whole."""
+"""Largest share of a packed batch that is repeated in the next one, before the tree is kept
+whole."""
 QUERY_SHARE, KEY_SHARE = 0.15, 0.1
 """Costs of a query and of a key (and its value) in a row, as shares of a token's cost in the packed
 batch: of all in a layer."""
 
 
 class PackedBatch(NamedTuple):
-    """Some samples of a micro-batch, for one forward pass.
+    """Samples of a micro-batch for one forward pass.
 
     `tree`: those samples, without their last tokens. `ids`, `positions`, `ends`: of each of its
     places, int64 [places], the id, the position in its sample, and the place after the last that
@@ -53,8 +54,8 @@ class PackedBatch(NamedTuple):
     token, int64 [tokens]: `logit_positions`, the place of the token before; `sequences`, its sample
     in the tree; `targets`, its id; `tokens`, its index among the micro-batch's response tokens.
 
-    Two samples with the prompt 7 8, and the responses 1 2 and 3. The last token of a response
-    stands nowhere, and the places are padded to 8:
+    Two samples with the prompt 7 8, and the responses 1 2 and 3. The last token of a response has
+    no place, and the places are padded to 8:
 
     >>> ids = np.array([7, 8, 1, 2, 7, 8, 3], dtype=np.int32)
     >>> (packed,) = pack(ids, prompt_tokens=[2, 2], response_tokens=[2, 1], shared=True)
@@ -95,9 +96,9 @@ def pack(
     device: str = "cpu",
 ) -> list[PackedBatch]:
     """Lay out samples: `ids` has, for each, its prompt (at least one token) and then its response.
-    What they have in common at their start is `shared`, or stands once for each. A sample is in one
-    packed batch, whole, of a size for this type of `device`. Raises ValueError where lengths and
-    ids disagree or a prompt is empty."""
+    A common prefix is `shared`, or stored for each sample. Each sample is whole in one packed
+    batch, of a size for this type of `device`. Raises ValueError where lengths and ids disagree or
+    a prompt is empty."""
     prompts, responses = (
         np.asarray(prompt_tokens, dtype=np.int64),
         np.asarray(response_tokens, dtype=np.int64),
@@ -107,8 +108,7 @@ def pack(
         raise ValueError(f"{len(ids)} token ids came for samples of {lengths.sum()} tokens in all")
     if (prompts < 1).any():
         raise ValueError(
-            "a sample has an empty prompt: its first response token would have nothing to be "
-            "predicted from"
+            "a sample has an empty prompt: its first response token could not be predicted"
         )
     answering = np.flatnonzero(responses)
     if not len(answering):
@@ -154,9 +154,9 @@ def pass_tokens(device: str, longest: float) -> float:
 
 
 def _divided(tree: PrefixTree, device: str) -> list[tuple[int, int]]:
-    """The sequences [begin, end) of each packed batch. What shares nothing begins a new one where
-    all that shares with it fits there and not in this one; otherwise a tree is divided where it
-    costs too much for one, with what is shared there in both."""
+    """The sequences [begin, end) of each packed batch. A tree (sequences with a common prefix)
+    starts a new batch if it fits there whole, but not in this one. Otherwise a tree is divided
+    where it costs too much for one batch, with the shared part in both."""
     keys = KEY_SHARE * tree.length
     alone, cost = (
         (1 + QUERY_SHARE) * own + keys for own in (tree.length, tree.length - tree.shared)
@@ -205,8 +205,8 @@ def cost(packed: PackedBatch) -> float:
 
 
 def part_of(packed: PackedBatch, wanted: Tensor) -> PackedBatch:
-    """Pack the wanted response tokens alone (bool [tokens], at least one of them), without samples
-    that have none of them."""
+    """Pack only the wanted response tokens (bool [tokens], at least one), without samples that have
+    none."""
     chosen = wanted.numpy()
     needed, sequences = np.unique(packed.sequences.numpy()[chosen], return_inverse=True)
     places = packed.logit_positions.numpy()[chosen]

@@ -1,11 +1,11 @@
-"""Log-probabilities of tokens under the version that sampled them, once that version is past.
-Invariant: a token has the score of its own version or NaN; no other version stands in for it here.
+"""Log-probabilities of tokens under the version that sampled them, after that version ended.
+Invariant: a token has the score of its own version or NaN, never that of another version.
 
-Two ways lead there. With the weights of every version that may be asked for, a token is scored when
-it is trained (`snapshot`). Or it is scored just before its version ends, by the learner's own
-model, and the score is kept until it is trained (`boundary`): four bytes a token of the rollouts
-that live. For what came too late the weights of that version are held, and of those that engines
-have not left yet: of one, where a publication takes less than a step.
+There are two ways. With the weights of every version that may be needed, a token is scored when it
+is trained (`snapshot`). Or it is scored just before its version ends, by the learner's own model,
+and the score is kept until it is trained (`boundary`): four bytes a token of live rollouts. For
+tokens that arrive after that, the weights of versions that engines still use are held: of one,
+where a publication takes less than a step.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class ProximalLogprobs:
         self._scores: dict[tuple[int, int], NDArray[np.float32]] = {}
         self._trained: set[int] = (
             set()
-        )  # in this step: whether they are to be trained again is not said yet
+        )  # in this step: it is not known yet whether they are trained again
         self._oldest = -1
 
     @property
     def rollouts(self) -> list[int]:
-        """Those that have scores."""
+        """Rollouts that have scores."""
         return sorted({rollout for rollout, _ in self._scores})
 
     def score_proximal(
         self, message: ScoreProximal, buffers: Sequence[memoryview | bytes], version: int
     ) -> None:
         """Score the tokens of `message` that have no score yet and were sampled under `version`,
-        which the model is now, or under one whose weights are held; forget the rollouts that do not
-        live. Raises ValueError where the buffer does not fit the message."""
+        the model's own, or under one whose weights are held; forget rollouts that are not live.
+        Raises ValueError where the buffer does not fit the message."""
         if len(buffers) != 1:
             raise ValueError(f"texts to be scored come with 1 buffer, not {len(buffers)}")
         if message.samples:
@@ -83,8 +83,8 @@ class ProximalLogprobs:
         self._scores = {of: scores for of, scores in self._scores.items() if of[0] in live}
 
     def remember(self, samples: Sequence[Sample], scores: Tensor) -> None:
-        """Keep what training has found out of rollouts that may be trained again: their scores,
-        float32 [tokens], NaN where unknown."""
+        """Keep the scores of trained rollouts that may be trained again, float32 [tokens], NaN
+        where unknown."""
         self._keep(samples, scores)
         self._trained.update(sample.rollout for sample in samples)
 
@@ -115,8 +115,8 @@ class ProximalLogprobs:
     def completed(
         self, scores: Tensor, packed: PackedBatch, version: Tensor, asked: Tensor
     ) -> Tensor:
-        """`scores` of a packed batch's response tokens, with those that are NaN and `asked` for
-        (bool) scored where the weights of their `version` (int64) are held. All are [tokens]."""
+        """`scores` of a packed batch's response tokens, where `asked` (bool) NaN scores are
+        computed if the weights of their `version` (int64) are held. All are [tokens]."""
         scores = scores.clone()
         for held in self.snapshots.versions:
             wanted = asked & torch.isnan(scores) & (version == held)
@@ -127,14 +127,14 @@ class ProximalLogprobs:
         return scores
 
     def close(self, version: int) -> None:
-        """Hold the weights of `version`, which the model is now and soon no more, and release those
-        that no more tokens come of."""
+        """Hold the weights of `version`, which the model is about to leave, and release those of
+        versions without further tokens."""
         self.snapshots.keep(version, self._model)
         self.snapshots.release(self._oldest - 1)
         self._trained.clear()
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it, for a checkpoint."""
+        """All of its state, for a checkpoint."""
         weights = {_WEIGHTS + name: tensor for name, tensor in self.snapshots.tensors().items()}
         if not self._scores:
             return weights
@@ -147,8 +147,8 @@ class ProximalLogprobs:
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Have what `tensors` gave. Raises ValueError, and changes nothing, where it is of another
-        model or damaged."""
+        """Load the result of `tensors`. Raises ValueError, and changes nothing, where it is of
+        another model or damaged."""
         scores = dict[tuple[int, int], NDArray[np.float32]]()
         if _SCORES in tensors:
             try:

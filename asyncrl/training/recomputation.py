@@ -1,9 +1,9 @@
-"""A model's layers computed again in the backward pass, in place of keeping what is between (which
-others call activation checkpointing). Invariant: the gradients are the same, to the bit.
+"""Recomputation of a model's layers in the backward pass, instead of keeping their intermediate
+results (activation checkpointing). Invariant: the gradients are the same, to the bit.
 
-A layer that is computed again has to be the one that was computed. Attention is chosen by a setting
-of the model that is ours during a forward pass only, so each layer is given that of its first pass
-once more. Without it the gradient is that of other attention: wrong, and nothing says so.
+A recomputed layer must use the same attention as the first time. A setting of the model selects
+attention, and it is ours only during a forward pass, so each layer gets the one of its first pass
+again. Otherwise the gradient would be of another attention, silently wrong.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from asyncrl.training.models import ModelError
 
 _RECOMPUTES = "asyncrl_recomputes"
-"""Attribute of a model whose layers are computed again in the backward pass."""
+"""Attribute of a model whose layers are recomputed in the backward pass."""
 
 
 def recompute(model: PreTrainedModel) -> None:
-    """Have the model's layers computed again in the backward pass from now on: of each layer only
-    what it is given is kept. Dropout has to be off. Raises ModelError for a model of which
-    transformers does not say what its layers are."""
+    """Recompute the model's layers in the backward pass from now on: only the inputs of each layer
+    are kept. Dropout must be off. Raises ModelError for a model whose layers transformers does not
+    declare."""
     if not any(isinstance(module, GradientCheckpointingLayer) for module in model.modules()):
         raise ModelError(
-            f"the model ({type(model).__name__}) has no layers that can be computed again in the "
+            f"the model ({type(model).__name__}) has no layers that can be recomputed in the "
             "backward pass: set train.recompute_activations to false"
         )
     setattr(model, _RECOMPUTES, True)
@@ -38,8 +38,8 @@ def recompute(model: PreTrainedModel) -> None:
 
 @contextmanager
 def recomputed(model: PreTrainedModel) -> Iterator[None]:
-    """Forward passes of the model meanwhile keep what its layers are given, and no more, where
-    `recompute` was asked for and there are gradients. The backward pass may come afterwards."""
+    """Make forward passes in the block keep only the inputs of layers, if `recompute` was called
+    and there are gradients. The backward pass may come after the block."""
     if not (getattr(model, _RECOMPUTES, False) and torch.is_grad_enabled()):
         yield
         return
@@ -55,7 +55,7 @@ def recomputed(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _kept(config: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Output of a layer, of which what it is given is kept."""
+    """Output of a layer, keeping only its inputs."""
     attention = config._attn_implementation
 
     def again(*args: Any, **kwargs: Any) -> Any:

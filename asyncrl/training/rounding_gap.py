@@ -15,9 +15,9 @@ _SEED = 20_240_817
 
 
 def rounding_gap(model: PreTrainedModel, dtype: torch.dtype) -> float:
-    """The mean absolute difference of the log-probabilities of `TOKENS` fixed ids (nats a token)
-    by `model`, and by `model` with its weights rounded to `dtype`. Both compute in the model's own
-    type, so it is of rounded weights alone. It takes a copy of the weights while it lasts."""
+    """The mean absolute difference of the log-probabilities of `TOKENS` fixed ids (nats a token) by
+    `model`, and by `model` with its weights rounded to `dtype`. Both compute in the model's own
+    type, so only the rounding of weights matters. It makes a temporary copy of the weights."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
     rounded = {name: weight.to(dtype).to(weight.dtype) for name, weight in weights.items()}
     difference = _log_probabilities(model, weights) - _log_probabilities(model, rounded)
@@ -25,7 +25,7 @@ def rounding_gap(model: PreTrainedModel, dtype: torch.dtype) -> float:
 
 
 def _log_probabilities(model: PreTrainedModel, weights: dict[str, Tensor]) -> Tensor:
-    """Log-probabilities of the ids behind the first, `[TOKENS]` float64."""
+    """Log-probabilities of the ids after the first, `[TOKENS]` float64."""
     embeddings: Any = model.get_input_embeddings()
     ids = np.random.default_rng(_SEED).integers(0, embeddings.num_embeddings, TOKENS + 1)
     batch = torch.from_numpy(ids).to(model.device)[None]

@@ -1,4 +1,4 @@
-"""Learning rate as a pure function of the step. Invariant: nothing about it needs to be saved."""
+"""Learning rate as a pure function of the step. Invariant: it has no state to save."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The weights of versions that are past. Invariant: scoring with them touches neither the model
-that learns nor its gradients.
+"""The weights of past versions. Invariant: scoring with them changes neither the model that learns
+nor its gradients.
 
-A model of its own scores: it has the learner's architecture and no memory of its own for weights,
-and is pointed at the snapshot that is asked for. So the learner's weights may be read meanwhile (a
-publication does), and a gradient that is being accumulated stays as it is. Each snapshot takes the
-memory of the weights that learn once; the base of adapters is the learner's own.
+A separate model scores: it has the learner's architecture and no memory of its own for weights, and
+is pointed at the requested snapshot. So the learner's weights may be read at the same time (by a
+publication), and accumulated gradients do not change. Each snapshot takes the memory of the weights
+that learn once; the base of adapters is the learner's own.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Snapshots:
 
     @property
     def versions(self) -> list[int]:
-        """Those that can be scored with, oldest first."""
+        """Versions that can score, oldest first."""
         return sorted(self._held)
 
     def keep(self, version: int, model: PreTrainedModel) -> None:
-        """Copy the weights of `version`, the learner's own, and release the versions that are too
-        old with it."""
+        """Copy the weights of `version`, the learner's own, and release versions that become too
+        old."""
         if self.most:
             self._held[version] = {name: p.detach().clone() for name, p in learning(model)}
         self.release(version - self.most)
 
     def release(self, version: int) -> None:
-        """Forget `version` and what is older."""
+        """Release `version` and older ones."""
         self._held = {held: weights for held, weights in self._held.items() if held > version}
 
     def score(self, version: int, packed: PackedBatch, temperature: float) -> Tensor:
@@ -59,7 +59,7 @@ class Snapshots:
             return log_probabilities(self._scorer, packed, temperature)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Give what a checkpoint keeps: each weight as `<version>/<parameter>`."""
+        """All weights for a checkpoint, as `<version>/<parameter>`."""
         return {
             f"{version}/{name}": weight
             for version, weights in self._held.items()
@@ -67,19 +67,20 @@ class Snapshots:
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Hold what `tensors` gave, of the newest `most` versions of them. Raises ValueError where
-        it is of another model."""
+        """Load the result of `tensors`, of its newest `most` versions. Raises ValueError where it
+        is of another model."""
         expected = dict(learning(self._scorer))
-        found: dict[int, dict[str, Tensor]] = {}
+        restored: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             version, _, name = key.partition("/")
             if name not in expected or tensor.shape != expected[name].shape:
                 raise ValueError(f"a weight of an earlier version is of another model ({name})")
             # a copy: mapped from the file it lies at any address, and kernels round differently
             # there
-            found.setdefault(int(version), {})[name] = tensor.clone().to(expected[name])
-        if any(weights.keys() != expected.keys() for weights in found.values()):
+            restored.setdefault(int(version), {})[name] = tensor.clone().to(expected[name])
+        if any(weights.keys() != expected.keys() for weights in restored.values()):
             raise ValueError("the weights of an earlier version are not complete")
         self._held = {
-            version: found[version] for version in sorted(found)[max(0, len(found) - self.most) :]
+            version: restored[version]
+            for version in sorted(restored)[max(0, len(restored) - self.most) :]
         }

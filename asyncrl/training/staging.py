@@ -1,9 +1,9 @@
-"""Copies of a trainer's state in host memory. Invariant: what was copied stays as it is, whatever
-is trained, until the next copy is begun.
+"""Copies of a trainer's state in host memory. Invariant: a copy does not change, whatever is
+trained, until the next copy begins.
 
-A checkpoint is written from a copy, beside training, so training stands only for the copying. Its
-memory is kept from one copy to the next: that of a new one would be given by the kernel page by
-page, which takes longer than the copying itself.
+A checkpoint is written from a copy, beside training, so training waits only for the copying. Its
+memory is reused for the next copy: the kernel would provide new memory page by page, which takes
+longer than the copying itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Kind = tuple[torch.dtype, torch.Size]
 
 
 class Staging:
-    """Buffers in host memory, by type and shape: names of what is copied differ from one copy to
-    the next. From a GPU they are pinned, so that a copy runs at the bus's speed."""
+    """Buffers in host memory, by type and shape: names of tensors differ from one copy to the next.
+    From a GPU they are pinned, so that a copy runs at the bus's speed."""
 
     def __init__(self) -> None:
         self._free = defaultdict[Kind, list[Tensor]](list)
@@ -32,8 +32,8 @@ class Staging:
         self._model: PreTrainedModel | None = None
 
     def begin(self) -> None:
-        """Begin a copy: whatever the last one has may be written over from now on. Buffers that it
-        had no use for are freed."""
+        """Begin a copy, which may overwrite the last one. Buffers that the last one did not use are
+        freed."""
         self._free.clear()
         for buffer in self._taken:
             self._free[buffer.dtype, buffer.shape].append(buffer)
@@ -52,8 +52,8 @@ class Staging:
         self, weights: Iterable[tuple[str, Tensor]], like: PreTrainedModel, dtype: torch.dtype
     ) -> PreTrainedModel:
         """A model of `dtype` with copies of these `weights`, complete at `end`, and all else as
-        `like`, for writing: nothing need be able to be computed with it. It is made at the first
-        copy, as that changes settings of the process, and takes as long as a copy."""
+        `like`, for writing, not for computing. It is created at the first copy only, as that
+        changes settings of the process and takes as long as a copy."""
         for name, weight in weights:
             if name not in self._weights:
                 self._weights[name] = _buffer(weight)

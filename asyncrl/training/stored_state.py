@@ -1,5 +1,4 @@
-"""The trainer's state of a checkpoint, as it is stored, and how ranks that cannot read it are given
-it."""
+"""The trainer's stored state of a checkpoint, and its transfer to ranks that cannot read it."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ TENSORS = "trainer.safetensors"
 
 class StoredState(NamedTuple):
     """Scalars of a checkpoint, and every tensor of the trainer's state, by name. `path` is for
-    sentences about it."""
+    messages."""
 
     path: Path
     scalars: Scalars
@@ -28,27 +27,27 @@ class StoredState(NamedTuple):
 
 def read_state(path: Path) -> StoredState:
     """Read the state of the checkpoint at `path`. Raises CheckpointError."""
-    found = scalars(path)
+    stored_scalars = scalars(path)
     try:
         with safe_open(path / TENSORS, framework="pt") as stored:
             names = stored.keys()  # no mapping: it cannot be iterated over itself
             tensors: dict[str, Tensor] = {name: stored.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"training cannot go on from {path}, because {TENSORS} cannot be read: {error}"
+            f"training cannot resume from {path}, because {TENSORS} cannot be read: {error}"
         ) from error
-    return StoredState(path, found, tensors)
+    return StoredState(path, stored_scalars, tensors)
 
 
 def share_state(state: StoredState | None, device: torch.device) -> StoredState | None:
-    """Give every rank the state that rank 0 has, in host memory; None where it has none. All ranks
-    of the default group call this, and `device` is theirs."""
-    given = None
+    """Send rank 0's state to every rank, in host memory; None where it has none. All ranks of the
+    default group call this, and `device` is theirs."""
+    sent = None
     if state is not None:
-        said = msgspec.json.encode((str(state.path), state.scalars))
-        given = SharedTensors(said, state.tensors)
-    found = share(given, device)
-    if not found.said:
+        encoded = msgspec.json.encode((str(state.path), state.scalars))
+        sent = SharedTensors(encoded, state.tensors)
+    received = share(sent, device)
+    if not received.said:
         return None
-    path, of_itself = msgspec.json.decode(found.said, type=tuple[str, Scalars])
-    return StoredState(Path(path), of_itself, dict(found.tensors))
+    path, of_itself = msgspec.json.decode(received.said, type=tuple[str, Scalars])
+    return StoredState(Path(path), of_itself, dict(received.tensors))

@@ -19,10 +19,9 @@ class Sums(NamedTuple):
     `trained`: tokens in the loss. `arrived`: tokens that were not masked on arrival. `clipped`:
     trained tokens whose gradient a bound of the objective changed. `proximal_unknown`: tokens whose
     proximal log-probability is not known, so that they have the current one. `loss` is the sum over
-    the trained tokens, each with its weight in the mean, and `divisor` what it is divided by.
-    `by_lag` is of current against behaviour policy. `corrections` are the diagnostics of the list
-    of corrections. `policies` are sums over the trained tokens of what other policies say
-    (`KlAdded.sums`)."""
+    the trained tokens, each with its weight in the mean, and `divisor` its divisor. `by_lag` is of
+    current against behaviour policy. `corrections` are the diagnostics of the list of corrections.
+    `policies` are sums over the trained tokens for other policies (`KlAdded.sums`)."""
 
     trained: int = 0
     arrived: int = 0
@@ -35,7 +34,7 @@ class Sums(NamedTuple):
     policies: Mapping[str, float] = {}
 
     def merge(self, other: Sums) -> Sums:
-        """Add up both steps' parts."""
+        """The sum of both."""
         corrections = dict(self.corrections)
         for name, value in other.corrections.items():
             corrections[name] = corrections[name] + value if name in corrections else value
@@ -62,9 +61,11 @@ class Sums(NamedTuple):
         return _encode((*numbers, by_lag.sums.tolist(), scalars, dict(policies)))
 
     @classmethod
-    def decoded(cls, said: bytes) -> Self:
-        """The sums that `encoded` gave."""
-        trained, arrived, clipped, unknown, loss, divisor, by_lag, scalars, policies = _decode(said)
+    def decoded(cls, encoded: bytes) -> Self:
+        """The sums in the bytes of `encoded`."""
+        trained, arrived, clipped, unknown, loss, divisor, by_lag, scalars, policies = _decode(
+            encoded
+        )
         corrections = {
             name: torch.tensor(value, dtype=torch.float64) for name, value in scalars.items()
         }
@@ -72,8 +73,8 @@ class Sums(NamedTuple):
         return cls(trained, arrived, clipped, unknown, loss, divisor, sums, corrections, policies)
 
     def metrics(self) -> dict[str, float]:
-        """Give `loss` as it is minimized, `clip_fraction` of the trained tokens, `weight_mean`, the
-        mean weight that the corrections give them, `kept_fraction` (trained of the tokens not
+        """Metrics: `loss` as it is minimized, `clip_fraction` of the trained tokens, `weight_mean`,
+        the mean weight that the corrections give them, `kept_fraction` (trained of the tokens not
         stale), those of `Divergence.means` in all and of `ByLag.metrics` by lag, the sums
         `<correction>_<what>`, the means of `policies`, the counts `trained_tokens` and
         `proximal_unknown`, and `proximal_unknown_fraction` of the tokens not stale."""

@@ -1,5 +1,5 @@
-"""A supervised loss beside that of reinforcement learning. Invariant: what is drawn for an update
-is a function of the seed and the update, so that there is nothing to save.
+"""A supervised loss beside that of reinforcement learning. Invariant: the examples of an update are
+a function of the seed and the update, so that there is no state to save.
 
 The loss is the mean over the response tokens that were drawn, its own divisor, and not of the
 sampled ones. It is that of the model's own distribution, at temperature 1.
@@ -21,8 +21,8 @@ from asyncrl.training.packing import pack
 
 
 def open_supervised(config: Config, initial: Path) -> SupervisedLoss | None:
-    """The loss that a run's settings ask for, None where they ask for none; `initial` is the model
-    directory that the run starts from. Raises TaskError."""
+    """The loss of a run's settings, None where they have none; `initial` is the model directory
+    that the run starts from. Raises TaskError."""
     settings = config.supervised
     if not settings.coefficient:
         return None
@@ -49,7 +49,7 @@ class SupervisedLoss:
         """The examples of an update of the step that starts from `version`, all different."""
         draws = np.random.default_rng([self._seed, version, update])
         places = draws.choice(len(self._examples), self._batch, replace=False)
-        return [self._examples[place] for place in places.tolist()]
+        return [self._examples[index] for index in places.tolist()]
 
     def backward(self, model: PreTrainedModel, version: int, update: int) -> float:
         """Add the gradient of an update's loss to that of the model's parameters. Returns the mean,

@@ -1,14 +1,13 @@
-"""Trial of a model: does it leave others' tokens alone? Invariant: a model that is trained has
-given tokens, in the passes that it is trained with, the log-probabilities that it gives them after
-their own past and nothing else.
+"""Trial of a model, to find passes that keep samples independent. Invariant: in the passes of
+training, a trained model gives tokens the same log-probabilities as after their own past alone.
 
-transformers' flags say much about attention, and not all of it: some models that have them take no
-attention of ours, some look at what is padded, and some look ahead. So a few texts are given to the
-model: first each token's past by itself, then all of them as training gives them (`Passes`), the
-cheapest way first. The first that agrees is taken. A model for which none does cannot be trained.
+transformers' flags about attention are not reliable: some models that have them ignore our
+attention, some attend to padding, and some look ahead. So the model computes a few texts: first
+each token's past by itself, then all of them as in training (`Passes`), the cheapest way first. The
+first way that agrees is used. A model for which none agrees cannot be trained.
 
 Texts are short, unless the model looks back over a window that ends within the run's own context:
-then they are longer than that, as what happens beyond a window is not seen within it.
+then they are longer than that, to test tokens beyond the window.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from asyncrl.training.forward import (
     Passes,
     attend_in_blocks,
     blocks_distance,
-    give,
     log_probabilities,
     make_logits_in_chunks,
     may_share,
+    use_passes,
 )
 from asyncrl.training.models import ModelError
 from asyncrl.training.output_layer import makes_the_logits
 from asyncrl.training.packing import pack
 
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
-"""Largest mean distance in nats, over a text's tokens, that rounding may make."""
+"""Largest mean distance in nats, over a text's tokens, that rounding may cause."""
 COARSE = 0.25
-"""The same of the types with fewer digits: their logits alone are off by up to 0.1."""
+"""The same for smaller types, whose logits alone are off by up to 0.1."""
 WINDOWS = (
     "sliding_window",
     "index_topk",
@@ -48,22 +47,23 @@ WINDOWS = (
     "local_attention",
     "window_size",
 )
-"""Names that configurations have for how far a layer looks back, or at how many tokens."""
+"""Names in configurations for the distance that a layer looks back, or its number of tokens."""
 PROMPT, RESPONSES = 5, (9, 3, 6)
 """Tokens of the trial's prompts, and of its responses. The first two have the same prompt."""
 SCORED = 9
-"""Tokens at the end of a response that are looked at."""
+"""Tokens at the end of a response that are compared."""
 BRANCHES, BRANCH_TOKENS = 40, 64
 """Sequences of the tree that blocks of attention are tried with, and tokens of each: several
 blocks."""
 BLOCKS_TOLERANCE = 1e-3
-"""Largest distance of attention by blocks from that by tables, over the size of the numbers."""
+"""Largest distance of attention by blocks from that by tables, relative to the size of the
+numbers."""
 
 
 class Trial(NamedTuple):
     """Result of a trial: `passes` agree, within `distance` (nats, the largest mean of a text's
-    tokens); `refused` says of each cheaper way why it does not; `attention` is a sentence about it,
-    empty where there is but one."""
+    tokens); `refused` gives the reason against each cheaper way; `attention` is a sentence about
+    it, empty where there is only one."""
 
     passes: Passes
     distance: float
@@ -95,8 +95,8 @@ class _Texts(NamedTuple):
         return cls(np.concatenate(ids).astype(np.int32), [PROMPT] * 3, responses)
 
     def scored(self) -> Iterator[tuple[int, int, int]]:
-        """Of each token that is looked at: its text, its place among all ids, and its index among
-        all response tokens."""
+        """For each compared token: its text, its position among all ids, and its index among all
+        response tokens."""
         start = tokens = 0
         for text, (prompt, response) in enumerate(zip(self.prompts, self.responses, strict=True)):
             for index in range(max(0, response - SCORED), response):
@@ -105,30 +105,30 @@ class _Texts(NamedTuple):
             tokens += response
 
     def start(self, text: int) -> int:
-        """Place of the first id of a text."""
+        """Position of the first id of a text."""
         return sum(self.prompts[:text]) + sum(self.responses[:text])
 
 
 def try_passes(model: PreTrainedModel, tokens: int) -> Trial:
-    """Try a model, and have it given samples from now on in the cheapest passes that are right for
-    it. No text of the run has more than `tokens` tokens. Raises ModelError where none are right."""
+    """Try a model, and use the cheapest correct passes for it from now on. No text of the run has
+    more than `tokens` tokens. Raises ModelError where none are correct."""
     texts = _Texts.of(_vocabulary(model), _beyond_windows(model, tokens))
     scored = list(texts.scored())
     with torch.no_grad():
         try:
             expected = torch.tensor([_after_its_past(model, texts, *token) for token in scored])
-        except Exception as error:  # a model may raise what it likes of ids that it does not take
+        except Exception as error:  # a model may raise anything for ids that it rejects
             raise ModelError(_sentence(model, f"it fails at a text ({_said(error)})")) from error
         if not bool(expected.isfinite().all()):
-            raise ModelError(_sentence(model, "its log-probabilities of a text are no numbers"))
+            raise ModelError(_sentence(model, "its log-probabilities of a text are not numbers"))
         of_text = torch.tensor([text for text, _, _ in scored])
-        at = torch.tensor([index for _, _, index in scored])
+        indexes = torch.tensor([index for _, _, index in scored])
         refused: list[str] = []
         ways: tuple[Passes, ...] = ("packed", "padded", "alone")
         for way in ways if may_share(model) else ways[1:]:
-            give(model, way)
+            use_passes(model, way)
             try:
-                off = (_all_at_once(model, texts)[at].cpu() - expected).abs()
+                off = (_all_at_once(model, texts)[indexes].cpu() - expected).abs()
             except Exception as error:  # noqa: BLE001 (as above; the next way may do)
                 refused.append(f"{way} passes fail ({_said(error)})")
                 continue
@@ -141,14 +141,14 @@ def try_passes(model: PreTrainedModel, tokens: int) -> Trial:
                 return Trial(way, distance, tuple(refused), attention)
             refused.append(f"{way} passes are {distance:.1g} nats off")
     raise ModelError(
-        _sentence(model, "a token's log-probability changes with what stands after or beside it")
+        _sentence(model, "a token's log-probability changes with tokens after or beside it")
         + f" ({'; '.join(refused)})"
     )
 
 
 def try_blocks(model: PreTrainedModel, tokens: int) -> str:
-    """Have a model's attention computed by blocks from now on if they agree with the tables, on a
-    tree with sequences of at most `tokens` tokens; returns a sentence about it."""
+    """Compute a model's attention by blocks from now on if they agree with the tables, on a tree
+    with sequences of at most `tokens` tokens; returns a sentence about it."""
     random, length = np.random.default_rng(0), min(tokens, BRANCH_TOKENS)
     rows = random.integers(0, _vocabulary(model), (BRANCHES, length))
     for row in range(1, BRANCHES):
@@ -157,7 +157,7 @@ def try_blocks(model: PreTrainedModel, tokens: int) -> str:
     packed = pack(rows.ravel().astype(np.int32), prompts, responses, shared=True)
     try:
         distance = max(blocks_distance(model, batch) for batch in packed)
-    except Exception as error:  # noqa: BLE001 (a compiler may raise what it likes; tables do)
+    except Exception as error:  # noqa: BLE001 (a compiler may raise anything; tables are used then)
         return f"attention by tables, as blocks fail ({_said(error)})"
     if not distance <= BLOCKS_TOLERANCE:
         return f"attention by tables, as blocks are {distance:.1g} off"
@@ -167,23 +167,23 @@ def try_blocks(model: PreTrainedModel, tokens: int) -> str:
 
 def _all_at_once(model: PreTrainedModel, texts: _Texts) -> Tensor:
     """Log-probability of each response token as training computes it, float32 [tokens]."""
-    found = torch.full((sum(texts.responses),), torch.nan)
+    logprobs = torch.full((sum(texts.responses),), torch.nan)
     for packed in pack(texts.ids, texts.prompts, texts.responses, shared=may_share(model)):
-        found[packed.tokens] = log_probabilities(model, packed, 1.0).cpu()
-    return found
+        logprobs[packed.tokens] = log_probabilities(model, packed, 1.0).cpu()
+    return logprobs
 
 
 def _after_its_past(
-    model: PreTrainedModel, texts: _Texts, text: int, place: int, index: int
+    model: PreTrainedModel, texts: _Texts, text: int, position: int, index: int
 ) -> float:
-    """Log-probability of the id at `place`, from a pass that has nothing but the ids before it."""
-    past = torch.from_numpy(texts.ids[texts.start(text) : place].astype(np.int64))
+    """Log-probability of the id at `position`, from a pass over only the ids before it."""
+    past = torch.from_numpy(texts.ids[texts.start(text) : position].astype(np.int64))
     logits: Tensor = model(input_ids=past[None].to(model.device), use_cache=False).logits[0, -1]
-    return float(logits.float().log_softmax(-1)[int(texts.ids[place])])
+    return float(logits.float().log_softmax(-1)[int(texts.ids[position])])
 
 
 def _vocabulary(model: PreTrainedModel) -> int:
-    """Ids that the model knows."""
+    """Size of the model's vocabulary."""
     embeddings: Any = model.get_input_embeddings()
     return int(embeddings.weight.shape[0])
 

@@ -1,7 +1,6 @@
 """An exponential moving average of the weights. Invariant: it is the mean of all versions so far,
-each `decay` times the weight of the next; the initial one is a version as any other.
-
-So it is not pulled to where the run began, as an average that starts there is (PPO-EWMA, arXiv
+each with `decay` times the weight of the next; the initial one is a version like any other. So it
+is not biased to the start of the run, as an average that starts there is (PPO-EWMA, arXiv
 2110.00641, section 3.2, divides by the sum of the weights too). It is float32 whatever the model's
 type.
 """
@@ -23,8 +22,8 @@ _TOTAL, _WEIGHTS = "total", "weights/"
 
 
 class WeightAverage:
-    """The average of a model's weights, of `decay` in (0, 1), and `policy`, the model that has it.
-    Several ranks have shards of it, as they have of the model, and no policy."""
+    """The average of a model's weights, of `decay` in (0, 1), and `policy`, the model with these
+    weights. Several ranks have shards of it, as of the model, and no policy."""
 
     def __init__(
         self, model: PreTrainedModel, weights: MasterWeights, decay: float, rank: Rank = ALONE
@@ -42,14 +41,14 @@ class WeightAverage:
         self._total = 1.0
 
     def gathered(self) -> PreTrainedModel | None:
-        """The whole model with the average, as `Rank.gathered` gives it: every rank takes part."""
+        """The whole model with the average, as in `Rank.gathered`: every rank takes part."""
         if self.policy:
             return self.policy.model
         return self._rank.gathered(self._model, self._average)
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the weights of one more version in."""
+        """Add the weights of one more version."""
         before, self._total = self._total, self._decay * self._total + 1.0
         for name, average in self._average.items():
             average.mul_(self._decay * before / self._total)
@@ -57,16 +56,16 @@ class WeightAverage:
         self._round()
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of all of it, for a checkpoint, each whole when it is its turn; every rank
-        takes part, and takes all."""
+        """(name, tensor) of the whole average, for a checkpoint, one at a time; every rank takes
+        part, and consumes all."""
         for name, average in self._average.items():
             yield _WEIGHTS + name, self._rank.whole(average)
         yield _TOTAL, torch.tensor(self._total, dtype=torch.float64)
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Have what `tensors` gave. Raises ValueError, and changes nothing, where it is of another
-        model or not complete."""
+        """Load the result of `tensors`. Raises ValueError, and changes nothing, where it is of
+        another model or incomplete."""
         shapes = {_WEIGHTS + name: average.shape for name, average in self._average.items()}
         if {name: tensor.shape for name, tensor in tensors.items()} != shapes | {
             _TOTAL: torch.Size([])

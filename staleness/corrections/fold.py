@@ -54,12 +54,12 @@ def apply_corrections(
     kept, weight = tokens.mask, tokens.mask.float()
     rejected_by = tokens.sample_index.new_full(tokens.sample_index.shape, -1)
     diagnostics: dict[str, Tensor] = {}
-    for place, correction in enumerate(corrections):
+    for number, correction in enumerate(corrections):
         if correction.only_weighs and not weighted:
             raise ValueError(f"{correction.kind} weighs by a ratio that the objective has already")
         before, result = kept, correction.apply(tokens, kept)
         kept = result.kept
-        rejected_by = rejected_by.masked_fill(before & ~kept, place)
+        rejected_by = rejected_by.masked_fill(before & ~kept, number)
         weight = weight * (result.weight if weighted or not correction.weighs_by_ratio else kept)
         for name, value in result.diagnostics.items():
             key = f"{correction.kind}_{name}"

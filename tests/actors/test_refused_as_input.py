@@ -46,7 +46,7 @@ async def test_an_output_layer_that_cannot_compute_in_float32(
         await roles.ROLES[role](place)
     assert ended.value.code == BAD_INPUT
     (sentence,) = capsys.readouterr().err.splitlines()
-    assert "is a Identity and no linear layer" in sentence
+    assert "is a Identity and not a linear layer" in sentence
     assert "set model.output_dtype to weights" in sentence
 
 

@@ -219,7 +219,7 @@ class TestMedian:
     def test_which_member_it_is_must_be_said(self, kind: str) -> None:
         with pytest.raises(
             ValueError,
-            match=f"rollout 7 does not say which member of its group it is, and for {kind} it must",
+            match=f"rollout 7 does not name its member of the group, which {kind} needs",
         ):
             advantages(kind, [Sample(7, 0, 1, 1, 1.0, [])], {0: [1.0, 1.0, 0.0]}, {})
 
@@ -347,7 +347,7 @@ class TestReinforcePlusPlus:
     @pytest.mark.parametrize("kind", ["reinforce_pp", "reinforce_pp_baseline"])
     def test_lengths_must_be_of_the_members(self, kind: str) -> None:
         members = {0: [1.0, 0.0]}
-        with pytest.raises(ValueError, match="lengths of 1 members came"):
+        with pytest.raises(ValueError, match="lengths came of 1 members"):
             advantages(kind, whole(members), members, {}, {0: [3]})
 
 

@@ -335,10 +335,10 @@ def test_a_token_has_the_advantage_of_its_own_turn_in_whichever_strand() -> None
 @pytest.mark.parametrize(
     ("turns", "of_turns", "said"),
     [
-        ([(0, 2), (3, 1)], OF_TURNS, "none of its 3 turns"),
-        ([(-1, 3)], OF_TURNS, "none of its 3 turns"),
-        ([(0, 4), (1, -1)], OF_TURNS, "are not its 3 sampled tokens"),
-        ([(0, 3)], {4: [[0.5]]}, "2 rewards, and the turns of 1 members"),
+        ([(0, 2), (3, 1)], OF_TURNS, "or its 3 turns"),
+        ([(-1, 3)], OF_TURNS, "or its 3 turns"),
+        ([(0, 4), (1, -1)], OF_TURNS, "do not match its 3 sampled tokens"),
+        ([(0, 3)], {4: [[0.5]]}, "2 rewards, but turns came of 1 members"),
         ([(0, 3)], {4: [[0.5, math.nan, 0.5], [0.5]]}, "a turn whose reward is not finite"),
     ],
 )

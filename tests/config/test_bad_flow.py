@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[list[str], list[str], str]] = {
     "a weight on top of the objective's own": (
         ["staleness.correction=token_tis", "staleness.proximal=behaviour"],
         ["staleness.proximal", "staleness.correction", "train.objective"],
-        "token_tis would weigh by it once more",
+        "token_tis would weight by it again",
     ),
     "more verdicts than rollouts": (
         ["rollout.k_min=9"],
@@ -95,7 +95,7 @@ REFUSED: dict[str, tuple[list[str], list[str], str]] = {
     "rollouts alone, and prompts that start again": (
         [*FIRST_K, "staleness.on_stale=restart"],
         ["train.unit", "staleness.on_stale"],
-        "a prompt cannot start again while rollouts of it are trained: set unit to group, or "
+        "a prompt cannot restart while rollouts of it are trained: set unit to group, or "
         "on_stale to mask or drop",
     ),
     "fewer rollouts for harder prompts": (
@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[list[str], list[str], str]] = {
     "one forward pass, and nothing that bounds its ratio": (
         [ONE_FORWARD, "staleness.correction=opsm,kpop,geometric_mask,age_decay"],
         ["train.objective", "staleness.correction"],
-        "does not bound its ratio, and no correction here does: list icepop, mis, k3, dppo or "
+        "does not bound its ratio, and no listed correction does: list icepop, mis, k3, dppo or "
         "m2po, or set objective to clip",
     ),
     "one forward pass, and bounds on another ratio": (
@@ -248,7 +248,7 @@ def test_the_defaults_and_the_main_job_need_no_advice() -> None:
         (
             ["train.advantage=gdpo", "task.name=jsonl", "task.path=x", "task.verifier=mine:judge"],
             "rollout.filter",
-            "groups whose rewards differ and whose sums do not are left out",
+            "groups whose rewards differ but whose sums do not are left out",
         ),
         (
             ["staleness.max_lag=0", "staleness.depth=0", "train.replay_groups=2"],
@@ -258,7 +258,7 @@ def test_the_defaults_and_the_main_job_need_no_advice() -> None:
         (
             ["staleness.max_lag=0", "staleness.depth=0", "staleness.correction=icepop,age_decay"],
             "staleness.correction",
-            "no token that is trained has an age",
+            "no trained token has a lag",
         ),
         (
             ["staleness.max_lag=0", "staleness.depth=0", "staleness.proximal=boundary"],
@@ -349,32 +349,32 @@ def test_check_shows_advice_below_what_follows_and_goes_on(
             "cispo",
             "weight ≤ 1.28; advantage first_k, by rollout",
         ),
-        ([], "correction", "icepop", "says what is kept; the objective's own ratio weighs it"),
+        ([], "correction", "icepop", "selects tokens; the objective's own ratio weights them"),
         (
             ["staleness.correction=k3,age_decay"],
             "correction",
             "k3, age_decay",
-            "says what is kept; the objective's own ratio weighs it",
+            "selects tokens; the objective's own ratio weights them",
         ),
         (
             ["staleness.correction=none"],
             "correction",
             "none",
-            "no token is left out, or weighs less",
+            "no token is left out or weighs less",
         ),
         (["staleness.correction=age_decay"], "correction", "age_decay", "weighs by age"),
         (
             ["staleness.proximal=boundary"],
             "correction",
             "icepop",
-            "what is kept weighs by its ratio",
+            "kept tokens are weighted by their ratio",
         ),
         (["train.step_tokens=5000"], "rollouts per step", "by their tokens", "groups of 8"),
         (
             ["train.step_tokens=5000"],
             "response tokens per step",
             "≥ 5,000",
-            "they close a step, and batch_groups does not",
+            "they close a step, instead of batch_groups",
         ),
         (
             ["rollout.sizing=difficulty"],
@@ -441,7 +441,7 @@ def test_check_shows_advice_below_what_follows_and_goes_on(
             ["staleness.on_stale=restart"],
             "lag, worst",
             "4",
-            "the prompt of older tokens starts again",
+            "the prompt of older tokens restarts",
         ),
     ],
 )

@@ -96,7 +96,7 @@ def test_the_journal_holds_two_checkpoint_intervals(
     value, meaning = table(*sets)["journal"]
     assert value == f"≤ {size(journal_bytes(load(None, sets, {})))}"
     assert meaning.startswith(said) and meaning.endswith(
-        "; what is filtered, stale or evaluated comes on top"
+        "; filtered, stale and evaluated rollouts come on top"
     )
 
 
@@ -117,7 +117,7 @@ def test_an_event_takes_no_more_beside_its_tokens_than_is_said() -> None:
 def test_slots_that_stay_empty_are_said() -> None:
     assert table("engine.slots=300")["slots"] == (
         "300",
-        "44 more than live rollouts: they stay empty",
+        "44 more than live rollouts, so they stay empty",
     )
 
 

@@ -29,7 +29,7 @@ SWITCH = (*LENT, "rollout.lending=switch", "train.device=cuda")
         ([*LENT, "rollout.lending=often"], "priority, switch"),
         ([*LENT, "rollout.lending=switch", "staleness.finish_on=own"], "set finish_on to mixed"),
         ([*SERVERS, "train.device=cuda", *LENT], "set lending to switch"),
-        ([*SERVERS, *LENT, "rollout.lending=switch"], "set both devices to the same"),
+        ([*SERVERS, *LENT, "rollout.lending=switch"], "set both to the same kind of device"),
         ([*SERVERS, *SWITCH, "engine.sglang.backend=nccl"], "set backend to gloo"),
         (
             [*SERVERS, *SWITCH, "train.ranks=3", "engine.sglang.tensor_parallel=4"],

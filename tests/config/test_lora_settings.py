@@ -29,12 +29,15 @@ def refusal(*sets: str) -> str:
         (["model.lora.rank=-1"], "model.lora.rank is -1, and must be a whole number at least 0"),
         (["model.lora.rank=2", "model.lora.alpha=0"], "and must be a number above 0"),
         (["model.lora.dropout=0.1"], "there is no setting model.lora.dropout"),
-        (["model.lora.rank=2", "model.lora.targets=[]"], "no layer has an adapter by that"),
-        (["model.lora.rank=2", "model.lora.targets=['']"], "no layer has an adapter by that"),
-        (["model.lora.rank=2", "model.lora.targets=['all-linear', 'q']"], "not beside others"),
+        (["model.lora.rank=2", "model.lora.targets=[]"], "no layer would have an adapter"),
+        (["model.lora.rank=2", "model.lora.targets=['']"], "no layer would have an adapter"),
+        (
+            ["model.lora.rank=2", "model.lora.targets=['all-linear', 'q']"],
+            "cannot be beside others",
+        ),
         (["model.lora.rank=2", "publication.path=direct"], "set path to staged"),
         (["model.lora.rank=2", "publication.dtype=bfloat16"], "set dtype to model"),
-        (["model.lora.rank=2", "train.ranks=2"], "several ranks divide weights that learn"),
+        (["model.lora.rank=2", "train.ranks=2"], "adapters with several ranks are not supported"),
     ],
 )
 def test_contradictions_are_refused(sets: list[str], said: str) -> None:

@@ -97,7 +97,7 @@ def test_a_file_may_name_them_in_one_string(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("icepopp", "has the kind 'icepopp', which there is not; the nearest is icepop."),
+        ("icepopp", "has the kind 'icepopp', which does not exist; the nearest is icepop."),
         ("icepop,", "has the kind ''"),
         ("", "has the kind ''"),
         ("icepop,none", "has none beside others"),
@@ -190,7 +190,7 @@ def test_any_list_is_read_as_it_was_written(
         assert read(path) == config
     except ConfigError as error:
         assert (
-            "weigh by the ratio" in str(error)
+            "weight by the ratio" in str(error)
             and sum(entry.weighs_by_ratio for entry in entries) > 1
         )
 
@@ -222,11 +222,11 @@ TWICE = "staleness.correction=icepop,icepop"
             ["staleness.correction"],
             "the band [lo, hi] of icepop is empty: lower lo or raise hi",
         ),
-        ([TWICE], ["staleness.correction"], "icepop is there twice"),
+        ([TWICE], ["staleness.correction"], "icepop is listed twice"),
         (
             ["staleness.correction=icepop,token_tis"],
             ["staleness.proximal", "staleness.correction", "train.objective"],
-            "token_tis would weigh by it once more: leave token_tis out",
+            "token_tis would weight by it again: remove token_tis",
         ),
         (
             ["staleness.correction=sequence_tis", "train.objective=gspo"],
@@ -241,17 +241,17 @@ TWICE = "staleness.correction=icepop,icepop"
         (
             ["staleness.correction=icepop,token_tis", "staleness.proximal=boundary"],
             ["staleness.correction", "staleness.proximal"],
-            "both icepop and token_tis weigh by the ratio",
+            "both icepop and token_tis weight by the ratio",
         ),
         (
             ["staleness.correction=mis,kpop", "train.objective=reinforce"],
             ["train.objective"],
-            "both mis and kpop weigh by the ratio",
+            "both mis and kpop weight by the ratio",
         ),
         (
             ["train.objective=gspo", "train.loss_mean=token"],
             ["train.objective", "train.loss_mean"],
-            "the long ones would count more: set loss_mean to auto or rollout",
+            "long ones would count more: set loss_mean to auto or rollout",
         ),
         (
             ["train.objective=gspo", "train.loss_mean=constant"],
@@ -321,7 +321,7 @@ TWICE = "staleness.correction=icepop,icepop"
         (
             [*FIRST_K, "train.replay_groups=1"],
             ["train.unit", "train.replay_groups"],
-            "trained again are whole groups",
+            "only whole groups are trained again",
         ),
         (
             [*FIRST_K, "rollout.k_min=8"],
@@ -428,11 +428,11 @@ def test_the_mean_follows_the_objective_unless_it_is_said(sets: list[str], mean:
 @pytest.mark.parametrize(
     ("sets", "said"),
     [
-        ([], "what the engine sampled from"),
+        ([], "the policy that the engine sampled from"),
         (["staleness.proximal=recompute"], "the ratio is 1, and clipping does nothing"),
         (["staleness.proximal=recompute", "train.objective=reinforce"], "of the step itself"),
         (["staleness.proximal=recompute", "train.passes=2"], "of the step itself"),
-        (["staleness.proximal=loglinear"], "guessed between behaviour and current"),
+        (["staleness.proximal=loglinear"], "interpolated between behaviour and current"),
         (["staleness.proximal=snapshot", "staleness.max_lag=7"], "≤ 7 more copies of the weights"),
         (["staleness.proximal=boundary"], "≤ 4 and mostly 1, and ≤ 32.0 KiB of scores"),
     ],

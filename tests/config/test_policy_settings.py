@@ -34,9 +34,9 @@ REWARD = ("reference.coefficient=0.1", "reference.kl_in=reward", "rollout.filter
         ),
         (
             ["reference.coefficient=1", "reference.reset_every=5", "reference.path=m"],
-            "begins as the model that the run starts from",
+            "starts as the model of the run",
         ),
-        ([*REWARD, "rollout.filter=zero_variance"], "the filter would leave their groups out"),
+        ([*REWARD, "rollout.filter=zero_variance"], "the filter would drop their groups"),
         ([*REWARD, "train.advantage=reinforce_pp"], "reinforce_pp compares rewards of other"),
         ([*REWARD, "train.unit=rollout", "train.advantage=first_k"], "set unit to group"),
         ([*REWARD, "rollout.group_size=64"], "raise micro_tokens to 16384"),

@@ -53,7 +53,7 @@ def test_machines_of_the_trainer_have_as_many_ranks_each() -> None:
 @pytest.mark.parametrize(
     ("cluster", "ranks", "said"),
     [
-        ({"trainer_agents": 1}, 2, "no machine joins a run of this one alone"),
+        ({"trainer_agents": 1}, 2, "no machine joins a local run"),
         ({"kind": "agents", "trainer_agents": 1}, 3, "make ranks a multiple of 2"),
         ({"kind": "ray", "trainer_agents": 3}, 6, "make ranks a multiple of 4"),
         ({"kind": "agents", "trainer_agents": 1}, 4, None),

@@ -55,11 +55,11 @@ def test_what_is_whole_passes(sets: tuple[str, ...]) -> None:
         ),
         ((SGLANG, LAUNCH, "engine.sglang.router=http://r:1"), ("engine.sglang.router", "urls")),
         ((SGLANG, LAUNCH, "staleness.finish_on=own"), ("finish_on", "mixed")),
-        ((SGLANG, URLS, TWO), ("engine.sglang.host", "http://a:30000 would look for weights")),
+        ((SGLANG, URLS, TWO), ("engine.sglang.host", "http://a:30000 would fetch weights")),
         ((SGLANG, LAUNCH, "engine.sglang.backend=nccl"), ("engine.sglang.device", "gloo")),
         (
             (SGLANG, LAUNCH, "engine.sglang.api_key_file=key"),
-            ("engine.sglang.api_key_file", "gets a key of its own"),
+            ("engine.sglang.api_key_file", "gets its own key"),
         ),
         (
             (SGLANG, LAUNCH, 'engine.sglang.arguments=["--api-key", "mine"]'),

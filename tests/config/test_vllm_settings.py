@@ -25,14 +25,14 @@ def test_what_is_whole_passes() -> None:
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        ((VLLM,), ("engine.vllm.launch", "engine.vllm.urls", "who runs the servers")),
+        ((VLLM,), ("engine.vllm.launch", "engine.vllm.urls", "set launch for servers")),
         ((VLLM, 'engine.sglang.launch=["python"]'), ("engine.vllm.launch",)),
         ((VLLM, LAUNCH, URLS, TWO), ("engine.vllm.launch", "engine.vllm.urls")),
         ((VLLM, URLS, HOST), ("engine.vllm.urls", "set rollout.actors to 2")),
-        ((VLLM, URLS, TWO), ("engine.vllm.host", "would look for weights at its own loopback")),
+        ((VLLM, URLS, TWO), ("engine.vllm.host", "would fetch weights from its own loopback")),
         ((VLLM, 'engine.vllm.urls=["a:1"]', HOST), ("engine.vllm.urls", "http://host:port")),
         ((VLLM, LAUNCH, "engine.vllm.backend=nccl"), ("engine.vllm.device", "gloo")),
-        ((VLLM, LAUNCH, "engine.vllm.api_key_file=key"), ("gets a key of its own",)),
+        ((VLLM, LAUNCH, "engine.vllm.api_key_file=key"), ("gets its own key",)),
         ((VLLM, LAUNCH, 'engine.vllm.arguments=["--uds=/x"]'), ("engine.vllm.arguments", "--uds")),
         ((VLLM, LAUNCH, "publication.path=direct"), ("publication.path", "engine.kind")),
         ((VLLM, LAUNCH, "staleness.finish_on=own"), ("finish_on", "mixed")),

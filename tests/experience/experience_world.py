@@ -362,7 +362,7 @@ class World(RuleBasedStateMachine):
                 "again": before.context,
                 "branch": before.path[: 4 * (1 + cut % (len(before.path) // 4))] + tool,
             }[way]
-        after, given = episode.place(context)
+        after, given = episode.locate(context)
         x = self.experience
         self.apply(
             e.Called(

@@ -65,7 +65,7 @@ def test_once_and_until_its_last_step() -> None:
     replay_buffer = ReplayBuffer()
     for number in (1, 2, 3):
         replay_buffer.keep(taken(number, [Scored(1.0)]), until=number + 5)
-    with pytest.raises(ImpossibleEvent, match="group 1 is kept already"):
+    with pytest.raises(ImpossibleEvent, match="group 1 is already kept"):
         replay_buffer.keep(taken(1, [Scored(1.0)]), until=9)
     with pytest.raises(ImpossibleEvent, match="until step 6, and this is step 7"):
         replay_buffer.replay(7, [3, 1])

@@ -793,10 +793,10 @@ def test_what_is_no_journal_is_refused_in_a_sentence(path: Path) -> None:
     with pytest.raises(JournalError, match="could not be used"):
         open_once(path / "no" / "such" / "directory")
     path.write_bytes(b"not a database " * 99)
-    refused(path, "no journal at all")
+    refused(path, "or not a journal")
     path.unlink()
     change(path, "CREATE TABLE header (x)")
-    refused(path, "no journal of asyncrl")
+    refused(path, "not a journal of asyncrl")
 
 
 def test_another_format_or_run_is_refused_in_a_sentence(path: Path) -> None:
@@ -825,7 +825,7 @@ def test_what_users_tools_leave_in_a_journal_does_no_harm(path: Path) -> None:
     open_once(path)
     assert journal.fold(path) == Experience()
     change(path, "DELETE FROM header")
-    refused(path, "no journal of asyncrl")
+    refused(path, "not a journal of asyncrl")
 
 
 def test_a_journal_of_before_states_were_kept_is_refused_in_a_sentence(path: Path) -> None:
@@ -834,8 +834,8 @@ def test_a_journal_of_before_states_were_kept_is_refused_in_a_sentence(path: Pat
     change(path, "INSERT INTO header VALUES (1, '')")
     refused(
         path,
-        "has format 1, and this asyncrl reads format 4: go on with the asyncrl that wrote it, or "
-        "start a run in another run.dir",
+        "has format 1, but this asyncrl reads format 4: continue with the asyncrl that wrote it, "
+        "or start a run in another run.dir",
     )
 
 
@@ -854,7 +854,7 @@ def test_a_journal_of_the_names_before_is_refused_and_no_event_of_it_is_read(pat
     change(path, "INSERT INTO events VALUES (1, ?)", msgspec.msgpack.encode(old))
     change(path, "INSERT INTO snapshots VALUES (3, 1, ?)", msgspec.msgpack.encode([{}, 1]))
     before = path.read_bytes()
-    refused(path, "has format 2, and this asyncrl reads format 4: go on with the asyncrl", "r")
+    refused(path, "has format 2, but this asyncrl reads format 4: continue with the asyncrl", "r")
     for read in (SqliteHistory(path).snapshots, lambda: SqliteHistory(path).snapshot(3)):
         with pytest.raises(JournalError, match="has format 2"):
             read()
@@ -864,7 +864,7 @@ def test_a_journal_of_the_names_before_is_refused_and_no_event_of_it_is_read(pat
 def test_a_row_that_holds_no_events_is_refused_in_a_sentence(path: Path) -> None:
     open_once(path)
     change(path, "INSERT INTO events VALUES (1, ?)", b"\x91\x92\xa7Unknown\x01")
-    refused(path, "no event of this asyncrl")
+    refused(path, "not an event of this asyncrl")
 
 
 async def test_a_copy_made_while_the_writer_lives_is_whole(path: Path, tmp_path: Path) -> None:

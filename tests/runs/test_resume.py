@@ -345,7 +345,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_is_used(
     assert done.returncode == 0, done.stdout + done.stderr
     log = (run / "logs" / "coordinator-0.log").read_text()
     assert (
-        f"step-{killed.saving - EVERY:06d} is damaged: model.safetensors is not what was "
+        f"step-{killed.saving - EVERY:06d} is damaged: model.safetensors differs from what was "
         "written; it is put aside" in log
     )
     assert summary.read(run / SUMMARY).steps == STEPS
@@ -383,7 +383,7 @@ def test_a_damaged_or_missing_journal_is_refused_before_anything_starts(killed: 
     for wal in run.glob(f"{JOURNAL}-*"):
         wal.unlink()
     path.write_bytes(b"SQLite format 3\0" + b"\xa5" * 8192)
-    refused(run, "is damaged, or no journal at all")
+    refused(run, "is damaged, or not a journal")
     path.unlink()
     refused(run, f"no {JOURNAL}")
 
@@ -416,7 +416,7 @@ def test_a_journal_with_a_byte_changed_or_a_row_gone_is_refused(killed: Lived) -
             "UPDATE events SET data = ? WHERE first = ?",
             (b"\xdd\x00\x00\x00\xff" + data[5:], first),
         )
-    refused(run, "holds what is no event of this asyncrl")
+    refused(run, "holds something that is not an event of this asyncrl")
     with connection:
         connection.execute("UPDATE events SET data = ? WHERE first = ?", (data, first))
         connection.execute(

@@ -154,7 +154,7 @@ def test_a_model_that_looks_ahead_is_refused_in_a_sentence(tmp_path: Path) -> No
     assert done.returncode == 2, done.stdout + done.stderr
     said = done.stderr.strip().splitlines()[-1]
     assert "the model (BertLMHeadModel) cannot be trained here" in said
-    assert "changes with what stands after or beside it" in said and "docs/models.md" in said
+    assert "changes with tokens after or beside it" in said and "docs/models.md" in said
     assert "Traceback" not in done.stderr
 
 

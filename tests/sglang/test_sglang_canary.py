@@ -23,7 +23,7 @@ def test_the_text_is_the_same_every_time_and_of_ordinary_ids_alone(
 
 
 def test_a_vocabulary_without_ordinary_ids() -> None:
-    with pytest.raises(ValueError, match="has no text for a canary"):
+    with pytest.raises(ValueError, match="is too small for a canary text"):
         text(4, {1, 2})
 
 

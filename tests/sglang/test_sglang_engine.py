@@ -434,7 +434,7 @@ async def test_a_stream_that_cannot_be_told_is_given_back_with_what_was_certain(
         await w.ended(1, 2)
         assert w.finishes() == {1: "interrupted", 2: "length"}
         assert len(w.truth(bad)) == told and len(w.truth(good)) == 20
-        assert not w.server.running and "rollout 1 is given back" in caplog.text
+        assert not w.server.running and "rollout 1 is returned" in caplog.text
         assert re.search(said, caplog.text)
 
 
@@ -512,7 +512,7 @@ async def test_a_server_that_somebody_else_paused_is_no_endless_wait(
 
         nursery.start_soon(pause)
         begun = trio.current_time()
-        await fails(w, ServerGone, "somebody else paused it")
+        await fails(w, ServerGone, "another client paused it")
         assert trio.current_time() - begun < 2 * PATIENCE_S
 
 

@@ -126,7 +126,7 @@ def test_an_end_that_says_otherwise_is_named(
     index = data.draw(st.integers(0, len(known) - 1))
     other = data.draw(st.integers(0, 9).filter(lambda version: version != versions[index]))
     lied = [*versions[:index], other, *versions[index + 1 :]]
-    with pytest.raises(SpanError, match="of which it had said"):
+    with pytest.raises(SpanError, match="for which it reported"):
         stream.feed(
             event(last.start, len(last.ids), last.version, ending=END, spans=spans_of(lied))
         )

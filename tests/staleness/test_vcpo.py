@@ -122,7 +122,7 @@ class TestMinimumVariance:
     @pytest.mark.parametrize("broken", [-1.0, math.nan, math.inf])
     def test_weights_and_norms_must_be_numbers(self, broken: float) -> None:
         for weight, norm in ((broken, 1.0), (1.0, broken)):
-            with pytest.raises(ValueError, match="negative or no number"):
+            with pytest.raises(ValueError, match="negative or not a number"):
                 minimum_variance(samples([0], [1.0]), torch.tensor([weight]), torch.tensor([norm]))
 
 

@@ -19,9 +19,9 @@ from asyncrl.training import checkpoint_io
 from asyncrl.training.checkpoint_index import (
     Checkpoint,
     CheckpointError,
+    checkpoint_path,
     complete,
     latest,
-    place,
     scalars,
 )
 from asyncrl.training.checkpoint_io import export, restore, save
@@ -81,7 +81,7 @@ def test_resumed_training_gives_the_weights_of_training_that_was_never_interrupt
 
 def test_before_the_first_step_there_is_no_optimizer_state(tmp_path: Path, tokenizer: Path) -> None:
     path = save(tmp_path, fresh(), 0, tokenizer)
-    assert path == place(tmp_path, 0)
+    assert path == checkpoint_path(tmp_path, 0)
     assert restore(path, fresh()).cursor == 0
 
 
@@ -129,7 +129,7 @@ def test_keeps_the_newest(tmp_path: Path, tokenizer: Path) -> None:
         learner.version = version
         save(tmp_path, learner, version, tokenizer, keep=2)
     assert [found.path.name for found in complete(tmp_path)] == ["step-1000000", "step-1000001"]
-    assert latest(tmp_path) == place(tmp_path, 1_000_001)
+    assert latest(tmp_path) == checkpoint_path(tmp_path, 1_000_001)
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
@@ -147,12 +147,14 @@ def test_an_old_checkpoint_that_cannot_be_deleted_harms_no_later_one(
     for version in range(1, 5):
         learner.version = version
         monkeypatch.setattr(checkpoint_io.shutil, "rmtree", kept)
-        assert save(tmp_path, learner, version, tokenizer, keep=2) == place(tmp_path, version)
+        assert save(tmp_path, learner, version, tokenizer, keep=2) == checkpoint_path(
+            tmp_path, version
+        )
         monkeypatch.undo()
     assert [found.path.name for found in complete(tmp_path)] == ["step-000003", "step-000004"]
     said = [record.getMessage() for record in caplog.records]
     assert any("step-000001 could not be deleted" in sentence for sentence in said)
-    assert restore(place(tmp_path, 4), fresh()).version == 4
+    assert restore(checkpoint_path(tmp_path, 4), fresh()).version == 4
 
 
 def test_the_same_version_again_replaces(tmp_path: Path, tokenizer: Path) -> None:
@@ -192,7 +194,7 @@ def test_what_a_killed_writer_left_is_not_seen_and_goes_with_the_next(
     (left / "model.safetensors").write_bytes(b"half")
     assert latest(tmp_path) is None
     save(tmp_path, learner, 1, tokenizer)
-    assert not left.exists() and latest(tmp_path) == place(tmp_path, 0)
+    assert not left.exists() and latest(tmp_path) == checkpoint_path(tmp_path, 0)
 
 
 def test_no_run_no_checkpoint(tmp_path: Path) -> None:
@@ -224,7 +226,7 @@ def test_broken_ones_say_so_and_change_nothing(tmp_path: Path, tokenizer: Path) 
     ]:
         with pytest.raises(
             CheckpointError,
-            match=f"training cannot go on from .*broken, because {name} cannot be read",
+            match=f"training cannot resume from .*broken, because {name} cannot be read",
         ):
             restore(broken(name, content), victim)
     with pytest.raises(CheckpointError, match="is of another model"):

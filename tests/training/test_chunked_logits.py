@@ -22,11 +22,11 @@ from asyncrl.training import forward
 from asyncrl.training.batch import read
 from asyncrl.training.forward import (
     entropies,
-    give,
     log_probability,
     make_logits_in_chunks,
     measured,
     response_logits,
+    use_passes,
 )
 from asyncrl.training.gradients import ModelGradients
 from asyncrl.training.learner import Learner
@@ -76,7 +76,7 @@ def test_figures_and_gradients_are_those_of_all_logits(
 ) -> None:
     passes, shared = LAYOUTS[layout]
     model = build(name, torch.float64).eval()
-    give(model, passes)
+    use_passes(model, passes)
     expected = learned(model, shared)
     make_logits_in_chunks(model)
     if recomputed:

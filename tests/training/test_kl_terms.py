@@ -360,6 +360,6 @@ def test_a_checkpoint_without_the_reset_reference_is_refused(tmp_path: Path) -> 
     train(it, 3)
     path = save(tmp_path, it, 0, tmp_path)
     late = learner(term("loss", "k2", build("qwen3"), reset_every=2))
-    with pytest.raises(CheckpointError, match="a policy that is kept are of another model"):
+    with pytest.raises(CheckpointError, match="weights of the policy are of another model"):
         restore(path, late)
     assert late.version == 0 and VOCABULARY == 23

@@ -136,7 +136,7 @@ def test_gspo_is_the_papers(seed: int) -> None:
 
 
 def test_a_constant_needs_to_know_what_a_response_may_have() -> None:
-    with pytest.raises(ValueError, match="nobody said what a response may have"):
+    with pytest.raises(ValueError, match="needs the budget of a response"):
         learner(budget=None, loss_mean="constant")
 
 

@@ -88,7 +88,7 @@ def test_no_weights(directory: Path) -> None:
 def test_weights_that_are_cut_off(directory: Path, keep: int) -> None:
     file = directory / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(ModelError, match="cannot be read, so they are cut off"):
+    with pytest.raises(ModelError, match="cannot be read, so they are truncated"):
         load_model(directory)
 
 

@@ -60,5 +60,5 @@ def test_it_learns_and_its_weights_stay_tied() -> None:
 def test_another_kind_of_layer_is_refused() -> None:
     model = build("qwen3")
     model.set_output_embeddings(torch.nn.Identity())  # type: ignore[no-untyped-call]
-    with pytest.raises(ModelError, match="is a Identity and no linear layer"):
+    with pytest.raises(ModelError, match="is a Identity and not a linear layer"):
         float32_output(model)

@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.training import recomputation
-from asyncrl.training.forward import Passes, attend_in_blocks, give, log_probabilities
+from asyncrl.training.forward import Passes, attend_in_blocks, log_probabilities, use_passes
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import ModelError
 from asyncrl.training.packing import PackedBatch, pack
@@ -89,7 +89,7 @@ def kept_bytes(model: PreTrainedModel, packed: PackedBatch) -> int:
 def test_the_gradients_are_the_same_to_the_bit(name: str, layout: str) -> None:
     passes, shared = LAYOUTS[layout]
     model = build(name).eval()
-    give(model, passes)
+    use_passes(model, passes)
     packed = batch(shared)
     expected = gradients(model, packed)
     recompute(model)
@@ -135,7 +135,7 @@ def test_less_is_kept_for_the_backward_pass(layout: str) -> None:
     config.num_hidden_layers = 6
     config.layer_types = ["full_attention"] * 6
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
-    give(model, passes)
+    use_passes(model, passes)
     packed = batch(shared)
     whole = kept_bytes(model, packed)
     recompute(model)

@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from asyncrl.training.forward import give, log_probabilities, may_share, passes
+from asyncrl.training.forward import log_probabilities, may_share, passes, use_passes
 from asyncrl.training.models import ModelError
 from asyncrl.training.packing import pack
 from asyncrl.training.trial import COARSE, try_passes
@@ -141,7 +141,7 @@ def test_a_model_that_other_rows_change_is_given_each_sample_in_a_pass_of_its_ow
     trial = try_passes(model, 64)
     assert trial.passes == "alone" and "padded passes are" in str(trial)
     assert off(model, rollouts(model, seed=2, count=6)) < 1e-4
-    give(model, "padded")
+    use_passes(model, "padded")
     assert off(model, rollouts(model, seed=2, count=6)) > 1e-2
 
 

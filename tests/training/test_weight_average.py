@@ -151,8 +151,8 @@ def test_settings_that_need_it_say_so() -> None:
             load(None, settings, {})
         assert str(refused.value).count("\n") == 0
     rows = {r.name: r for r in derived(load(None, ["train.ema=0.99"], {}), 2)}
-    assert "evaluations are of the current weights" in rows["average of weights"].meaning
+    assert "the current weights are evaluated" in rows["average of weights"].meaning
     both = load(None, ["train.ema=0.99", "evaluation.weights=ema"], {})
     rows = {r.name: r for r in derived(both, 2)}
-    assert "evaluations are of it" in rows["average of weights"].meaning
+    assert "it is evaluated" in rows["average of weights"].meaning
     assert "about 100 versions" in rows["average of weights"].meaning

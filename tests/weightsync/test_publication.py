@@ -143,7 +143,7 @@ def test_an_average_is_part_of_the_transaction() -> None:
         Decided(VERSION),
         ToMember(4, Commit(NUMBER, VERSION, True)),
     ]
-    with pytest.raises(ValueError, match="and nobody keeps it"):
+    with pytest.raises(ValueError, match="but no engine keeps it"):
         Publication(NUMBER, VERSION, membership, store=store, deadline_s=1.0, average=True)
 
 

@@ -51,7 +51,7 @@ def test_an_engine_may_name_a_transport_of_its_own(monkeypatch: pytest.MonkeyPat
     module.Own, module.Kind, module.none = Own, Kind, 3
     monkeypatch.setitem(sys.modules, "somebodys", module)
     settings = ["engine.kind=somebodys:Kind", "publication.path=direct"]
-    with pytest.raises(ConfigError, match="nothing can be sent straight"):
+    with pytest.raises(ConfigError, match="does not support direct publications"):
         load(None, settings, {})
     Kind.capabilities = Capabilities(direct_transport="somebodys:Own")
     assert transport_of(load(None, settings, {})) is Own

@@ -15,7 +15,7 @@ class ByBroadcast:
     """Broadcasts in a group that is joined once and renewed after a failure. `deadline_s` bounds
     the meeting, and each bucket.
 
-    A server that cannot reach the group's host stands still in the meeting for as long as
+    A server that cannot reach the group's host blocks in the meeting for as long as
     torch.distributed waits: half an hour.
     """
 
@@ -28,9 +28,9 @@ class ByBroadcast:
             return
         server = await client.server_info()
         if (server.tp_size, server.dp_size) != (group.world - 1, 1):
-            found = f"{server.tp_size} tensor-parallel and {server.dp_size} data-parallel ranks"
+            actual = f"{server.tp_size} tensor-parallel and {server.dp_size} data-parallel ranks"
             raise ValueError(
-                f"it has {found}, and the run's tensor_parallel is {group.world - 1}; "
+                f"it has {actual}, and the run's tensor_parallel is {group.world - 1}; "
                 "data-parallel ones cannot be updated"
             )
         invite = partial(

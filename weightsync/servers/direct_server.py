@@ -80,17 +80,22 @@ class DirectServer:
         hashes = None if self._checks is None else self._checks.wanted
         return WantedOfServer(server.tp_size, server.device, hashes)
 
-    async def join(self, place: ServerPlace) -> None:
+    async def join(self, meeting: ServerPlace) -> None:
         """Have the server's ranks meet the others, unless they have already."""
-        if place.name == self._group:
+        if meeting.name == self._group:
             return
         if self._group:
             old, self._group = self._group, ""
             await self._forget(old)
         await self._client.init_group(
-            place.host, place.port, place.world, place.name, place.backend, first=place.first
+            meeting.host,
+            meeting.port,
+            meeting.world,
+            meeting.name,
+            meeting.backend,
+            first=meeting.first,
         )
-        self._group = place.name
+        self._group = meeting.name
 
     async def _forget(self, name: str) -> None:
         """Have the server leave a group, of which it need not know."""
@@ -100,7 +105,7 @@ class DirectServer:
             return
 
     async def pause(self) -> None:
-        """Stand still."""
+        """Pause the server."""
         await self._client.pause(self._mode)
         await session.begin(self._client)
 

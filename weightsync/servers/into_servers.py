@@ -113,10 +113,10 @@ class ServersReceiver:
             job.doing = "waiting for the servers to join the trainer's group"
             first, joins = go.first, list[Callable[[], Awaitable[None]]]()
             for server, wanted in zip(self._servers, answer.servers, strict=True):
-                place = ServerPlace(
+                target = ServerPlace(
                     offer.host, offer.port, go.world, first, offer.name, offer.backend
                 )
-                joins.append(partial(server.join, place))
+                joins.append(partial(server.join, target))
                 first += wanted.ranks
             await _refused_as_failed(*joins)
         self._go = message.publication, go

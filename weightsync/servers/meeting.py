@@ -1,5 +1,5 @@
-"""Meetings of the trainer and of rollout actors whose servers it sends weights to, one for each
-direct publication. Invariant: nobody asks a server to join a group that anybody has refused.
+"""Meetings of the trainer with the rollout actors to whose servers it sends weights, one for each
+direct publication. Invariant: no server is asked to join a group that any participant has refused.
 
     trainer   offers its plan → reads each answer → computes hashes → says go, or why not
     actor     compares the plan with its own → answers what its servers are → waits for go
@@ -88,10 +88,10 @@ class ServerMeeting:
             for rank in range(1, actors + 1)
         ]
 
-    def go(self, found: list[ServerGo]) -> None:
+    def go(self, answers: list[ServerGo]) -> None:
         """Tell each actor, in rank order."""
         with self._job.step("answering the engines"):
-            for rank, go in enumerate(found, 1):
+            for rank, go in enumerate(answers, 1):
                 self._set(f"go/{rank}", go)
 
     # ---- a rollout actor
@@ -109,7 +109,7 @@ class ServerMeeting:
             self._set(f"answer/{rank}", answer)
 
     def wait(self, rank: int) -> ServerGo:
-        """The trainer's word. Raises TransferError where somebody refused."""
+        """The trainer's decision. Raises TransferError where a participant refused."""
         go = self._get(f"go/{rank}", ServerGo, "the other engines to answer")
         if go.error:
             raise TransferError(go.error)

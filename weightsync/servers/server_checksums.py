@@ -45,19 +45,19 @@ class WrongWeights(Exception):
 def sources(ours: Iterable[str], theirs: Collection[str]) -> dict[str, tuple[str, ...]]:
     """For each tensor of the server that is made of ours, the names of its parts, in order. Raises
     UnknownName for one of ours without a place."""
-    found: dict[str, dict[int, str]] = {}
+    names: dict[str, dict[int, str]] = {}
     for name in ours:
-        target, place = name, 0
+        target, index = name, 0
         if name not in theirs:
             module, _, leaf = name.rpartition(".")
             parent, _, own = module.rpartition(".")
-            fused, place = _FUSED.get(own, ("", 0))
+            fused, index = _FUSED.get(own, ("", 0))
             target = f"{parent}.{fused}.{leaf}"
         if target not in theirs:
             raise UnknownName(f"its model has no parameter for {name}")
-        found.setdefault(target, {})[place] = name
+        names.setdefault(target, {})[index] = name
     return {
-        target: tuple(parts[place] for place in sorted(parts)) for target, parts in found.items()
+        target: tuple(parts[index] for index in sorted(parts)) for target, parts in names.items()
     }
 
 
@@ -117,7 +117,7 @@ its hash on each rank."""
 
 class WantedHashes(msgspec.Struct, frozen=True):
     """The hashes that a server's are compared with: for each of its tensors the names of its parts,
-    and the layouts that it may have. Whoever has the weights computes them (`expected`)."""
+    and the layouts that it may have. The process with the weights computes them (`expected`)."""
 
     ranks: int
     tensors: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
@@ -144,10 +144,10 @@ class Checks:
     and shaped as `ours`. `hash_of` is the server's. Raises UnknownName."""
 
     def __init__(
-        self, ours: Mapping[str, Tensor], found: Sequence[Mapping[str, str]], hash_of: Hash
+        self, ours: Mapping[str, Tensor], hashes: Sequence[Mapping[str, str]], hash_of: Hash
     ) -> None:
-        self._hash, self._ranks = hash_of, len(found)
-        self._sources = sources(ours, found[0].keys())
+        self._hash, self._ranks = hash_of, len(hashes)
+        self._sources = sources(ours, hashes[0].keys())
         self._layouts = {
             name: _fitting([ours[part] for part in parts], self._ranks)
             for name, parts in self._sources.items()
@@ -179,19 +179,19 @@ class Checks:
             {name: (self._sources[name], layouts) for name, layouts in self._layouts.items()},
         )
 
-    def verify(self, hashes_of: Expected, found: Sequence[Mapping[str, str]]) -> None:
+    def verify(self, hashes_of: Expected, ranks: Sequence[Mapping[str, str]]) -> None:
         """Compare, and remember what was found out. Raises WrongWeights."""
-        if len(found) != self._ranks or any(
-            name not in rank for rank in found for name in self._sources
+        if len(ranks) != self._ranks or any(
+            name not in rank for rank in ranks for name in self._sources
         ):
             raise WrongWeights(
-                f"checksums came of {len(found)} ranks, or not of all tensors; {self._ranks} "
+                f"checksums came of {len(ranks)} ranks, or not of all tensors; {self._ranks} "
                 f"ranks had {len(self._sources)}"
             )
         wrong: dict[str, str] = {}
         now: dict[str, tuple[str, list[str]]] = {}
         for name, hashes in hashes_of.items():
-            theirs = [rank[name] for rank in found]
+            theirs = [rank[name] for rank in ranks]
             fault: str | None
             if name in self._exact:
                 right = theirs == hashes[self._layouts[name][0]]

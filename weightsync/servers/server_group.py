@@ -82,8 +82,8 @@ class ServerGroup:
         self.world = 1 + ranks
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self.name = _name()
-        """Of the group that is joined, or is to be. `leave` makes a new one: under a name one can
-        meet but once."""
+        """Name of the current or next group. `leave` makes a new one: under a name one can meet but
+        once."""
         self._device = device
         self._bucket_bytes = bucket_bytes
         self._worker = Worker()
@@ -104,8 +104,8 @@ class ServerGroup:
             group.leave()
 
     async def renew(self, ranks: int) -> None:
-        """Leave the group, for one with `ranks` others, in a new store: who waits for somebody in
-        the old one is told. Raises TransferError."""
+        """Leave the group, for one with `ranks` others, in a new store: processes that wait in the
+        old one get an error. Raises TransferError."""
         self.leave()
         self.world = 1 + ranks
         self._store = await trio.to_thread.run_sync(serve_tcp_store, self.host)

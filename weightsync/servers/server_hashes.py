@@ -63,12 +63,12 @@ def of_gpu(pieces: Sequence[Tensor]) -> str:
     if not count:
         return f"{0:016x}"
     size = min(CHUNK, count + -count % TILE)
-    place = torch.arange(size, dtype=torch.int32, device=pieces[0].device)
-    mixed, scratch = torch.empty_like(place), torch.empty_like(place)
+    positions = torch.arange(size, dtype=torch.int32, device=pieces[0].device)
+    mixed, scratch = torch.empty_like(positions), torch.empty_like(positions)
     sums = []
     for words in _chunks(pieces, 4 * size):
-        sums.append(_tiles(words, place, mixed, scratch))
-        place += size
+        sums.append(_tiles(words, positions, mixed, scratch))
+        positions += size
     of_tile = torch.cat(sums, dim=1) ^ _signed(4 * count)
     _mix(of_tile, torch.empty_like(of_tile))
     high, low = of_tile.long()
@@ -103,22 +103,22 @@ def _chunks(pieces: Sequence[Tensor], size: int) -> Iterator[Tensor]:
         yield buffer[:end].view(torch.int32)
 
 
-def _tiles(words: Tensor, place: Tensor, mixed: Tensor, scratch: Tensor) -> Tensor:
+def _tiles(words: Tensor, positions: Tensor, mixed: Tensor, scratch: Tensor) -> Tensor:
     """For each key and tile the sum of what its words are mixed to, int32 [2, tiles]. All are int32
     of one length, `words` may be shorter: the places of its words, and what is overwritten."""
     import torch
 
     count = len(words)
-    place, scratch, of_word = place[:count], scratch[:count], mixed[:count]
+    positions, scratch, of_word = positions[:count], scratch[:count], mixed[:count]
     filled = mixed[: count + -count % TILE]
     filled[count:] = 0
     sums = []
     for factor, seed, turn in _KEYS:
-        torch.mul(place, _signed(factor), out=of_word)
+        torch.mul(positions, _signed(factor), out=of_word)
         of_word += _signed(seed)
-        of_word ^= torch.bitwise_left_shift(place, turn, out=scratch)
+        of_word ^= torch.bitwise_left_shift(positions, turn, out=scratch)
         # places are below 2**31 (a tensor of 8 GiB), so that this shift fills with zeros
-        of_word ^= torch.bitwise_right_shift(place, 32 - turn, out=scratch)
+        of_word ^= torch.bitwise_right_shift(positions, 32 - turn, out=scratch)
         of_word ^= words
         _mix(of_word, scratch)
         sums.append(filled.view(-1, TILE).sum(1).to(torch.int32))

@@ -1,5 +1,5 @@
-"""A server's update session, in which it stands still and takes weights bucket by bucket, each from
-a broadcast of rank 0 in a group that it has joined."""
+"""A server's update session, in which it is paused and loads weights bucket by bucket, each from a
+broadcast of rank 0 in a group that it has joined."""
 
 from __future__ import annotations
 

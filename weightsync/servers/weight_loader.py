@@ -1,6 +1,6 @@
 """Loading of staged weights into one server. Invariant: when `load` returns, the server decodes
-with exactly these weights, under their version; when it raises NotLoaded, it goes on with those it
-had; and when it raises HalfLoaded, it is not to decode any more.
+with exactly these weights, under their version; when it raises NotLoaded, it continues with its old
+ones; and when it raises HalfLoaded, it must not decode any more.
 
     join       names, shapes, dtypes and the server's own parameters compared; group joined or
                files written; checksums computed
@@ -57,9 +57,9 @@ class HalfLoaded(ServerError):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """A load in seconds: `pause_s` the server stood still, of which `transfer_s` for the transfer
-    and `verify_s` for checksums; `canary_s` after that. `difference` is the canary's, in nats;
-    `exact` tensors of the server were compared byte by byte (0: none could be)."""
+    """A load in seconds: `pause_s` that the server was paused, of which `transfer_s` for the
+    transfer and `verify_s` for checksums; `canary_s` after that. `difference` is the canary's, in
+    nats; `exact` tensors of the server were compared byte by byte (0: none could be)."""
 
     pause_s: float
     transfer_s: float
@@ -79,9 +79,9 @@ class Load(NamedTuple):
 
 
 class IntoServer(Sender[Load], Protocol):
-    """A way of staged weights into one server, which stands still from before `begin` until `send`
-    has ended. Between `join` and `leave` lies one `send` at most, and nothing but it changes a
-    weight of the server."""
+    """A way of loading staged weights into one server, which is paused from before `begin` until
+    `send` has ended. Between `join` and `leave` there is at most one `send`, and only it changes
+    weights of the server."""
 
     async def begin(self, load: Load) -> None:
         """Take the last step that changes no weights, in a paused server."""
@@ -233,16 +233,16 @@ class WeightLoader:
 async def acquainted(
     client: ServerClient, architecture: str, weights: Mapping[str, Tensor]
 ) -> Checks | None:
-    """The makeup of a server's model, which is to be of that class and take such weights; None
-    where it has no checksums to tell it."""
+    """The tensor layout of a server's model, which must be of that class and accept such weights;
+    None where it has no checksums to derive it from."""
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     model, server = await client.model_info(), await client.server_info()
     refuse_other_model(model, server, architecture=architecture, dtype=dtype)
     try:
-        found = await client.checksums()
+        ranks = await client.checksums()
     except RequestRefused:
         return None
-    return Checks(weights, [rank.checksums for rank in found], hash_on(server.device))
+    return Checks(weights, [rank.checksums for rank in ranks], hash_on(server.device))
 
 
 async def verify(client: ServerClient, checks: Checks, expected: Expected) -> int:

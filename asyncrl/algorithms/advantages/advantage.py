@@ -1,8 +1,8 @@
 """The protocol of an advantage: what it needs, and how much better each rollout did than expected.
 
-Rewards are plain floats and all sums are of float64; what leaves is float32. An advantage is one
-class. Its class variables say what the configuration, the coordinator and the trainer need to know,
-and one method is the formula. No torch here: the coordinator imports this.
+Rewards are plain floats and all sums are float64; results are float32. An advantage is one class.
+Its class variables describe it for the configuration, the coordinator and the trainer, and one
+method is the formula. No torch here: the coordinator imports this.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Rewards = Mapping[int, Sequence[float]]
 Parts = Mapping[int, Sequence[Sequence[float]]]
 """Group → the parts of each of those rewards, for groups that have any."""
 Lengths = Mapping[int, Sequence[int]]
-"""Group → the sampled tokens of each of those members; for an advantage that is relative to the
-whole step, which may count tokens and not rollouts."""
+"""Group → the sampled tokens of each of those members; for an advantage relative to the whole
+step, which may weight by tokens instead of rollouts."""
 TurnRewards = Mapping[int, Sequence[Sequence[float]]]
-"""Group → the rewards of the turns of each of those members, for groups that agents played; none
+"""Group → the rewards of the turns of each of those members, for groups that agents played; empty
 for a member of one turn."""
 
 LARGEST = 1e38
@@ -31,10 +31,9 @@ LARGEST = 1e38
 
 
 class GradientNorms(Protocol):
-    """Gradients of the rollouts of one micro-batch, which cost a pass when they are asked for.
-
-    Each method gives two float64 tensors of shape [samples]: the ratio of current to behaviour
-    policy of the whole rollout, and the squared norm of the gradient of its log-probability.
+    """Gradients of the rollouts of one micro-batch; each call costs a pass. Each method returns two
+    float64 tensors of shape [samples]: the ratio of current to behaviour policy of the whole
+    rollout, and the squared norm of the gradient of its log-probability.
 
     >>> class Ones:
     ...     def exact(self):
@@ -56,11 +55,11 @@ class GradientNorms(Protocol):
 
 
 class RewardedSamples(NamedTuple):
-    """A micro-batch, as an advantage is given it.
+    """A micro-batch, as input of an advantage.
 
     `rewards` has the groups of `samples`, or every group of the step for an advantage that is
     relative to the whole step, and then `lengths` has them too. `gradients` is None for an
-    advantage that needs none. `turns` are looked at where the credit is by turn alone.
+    advantage that needs none. `turns` are used only where the credit is by turn.
 
     >>> given = RewardedSamples([], {4: [1.0, 0.0]}, {})
     >>> given.rewards[4], given.gradients
@@ -110,17 +109,17 @@ class Advantage(ABC):
             cls.kind = f"{cls.__module__}:{cls.__qualname__}"
 
     @abstractmethod
-    def of(self, given: RewardedSamples) -> Sequence[float | None]:
-        """Advantage of each sample; None for one that is not trained. Raises ValueError for what is
-        not as it must be."""
+    def of(self, batch: RewardedSamples) -> Sequence[float | None]:
+        """Advantage of each sample; None for one that is not trained. Raises ValueError for invalid
+        input."""
 
 
 class MemberAdvantage(Advantage):
     """An advantage of members among others: a table of all members with a verdict, in which each
-    sample has its place.
+    sample has an index.
 
-    `needs_member`: two members of one reward may fare differently, so each sample must say which
-    member it is (`Sample.member`). Otherwise its reward is enough.
+    `needs_member`: members with equal rewards may have different advantages, so each sample must
+    name its member (`Sample.member`). Otherwise its reward is enough.
 
     >>> class AboveHalf(MemberAdvantage):
     ...     def of_members(self, rewards, parts, lengths):
@@ -141,37 +140,40 @@ class MemberAdvantage(Advantage):
         """Advantage of each member of each group of `rewards`, in the same order; None for a member
         that is not trained. Each group has at least one member, and all rewards are finite."""
 
-    def of(self, given: RewardedSamples) -> list[float | None]:
+    def of(self, batch: RewardedSamples) -> list[float | None]:
         """Advantage of each sample. Raises ValueError for a group without members, a reward or part
-        that is not finite, parts of uneven number, and a sample that is none of the members."""
-        if not given.samples:
+        that is not finite, parts of uneven number, and a sample that is not a member."""
+        if not batch.samples:
             return []
-        rewards = given.rewards
+        rewards = batch.rewards
         if not self.whole_step:
-            rewards = {sample.group: rewards.get(sample.group, ()) for sample in given.samples}
+            rewards = {sample.group: rewards.get(sample.group, ()) for sample in batch.samples}
         for group, members in rewards.items():
             check_rewards(group, members)
-        places = [self.place(sample, rewards.get(sample.group, ())) for sample in given.samples]
-        table = self.of_members(rewards, given.parts, given.lengths)
+        indexes = [
+            self.member_index(sample, rewards.get(sample.group, ())) for sample in batch.samples
+        ]
+        table = self.of_members(rewards, batch.parts, batch.lengths)
         for group, members in rewards.items():
             if len(table[group]) != len(members):
                 raise ValueError(
                     f"{self.kind} gives {len(table[group])} advantages to the {len(members)} "
-                    f"members of group {group}; it must give each member one"
+                    f"members of group {group}; it must return one for each member"
                 )
         return [
-            table[sample.group][place] for sample, place in zip(given.samples, places, strict=True)
+            table[sample.group][member]
+            for sample, member in zip(batch.samples, indexes, strict=True)
         ]
 
-    def place(self, sample: Sample, rewards: Sequence[float]) -> int:
-        """Place of a sample among the rewards of its group. Raises ValueError where it has none."""
+    def member_index(self, sample: Sample, rewards: Sequence[float]) -> int:
+        """Index of a sample among the rewards of its group. Raises ValueError where it has none."""
         member = sample.member
         if member is None and not self.needs_member and sample.reward in rewards:
             return rewards.index(sample.reward)
         if member is None and self.needs_member:
             raise ValueError(
-                f"rollout {sample.rollout} does not say which member of its group it is, and for "
-                f"{self.kind} it must"
+                f"rollout {sample.rollout} does not name its member of the group, which "
+                f"{self.kind} needs"
             )
         if member is None or not 0 <= member < len(rewards) or rewards[member] != sample.reward:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The advantage of a rollout that is trained before all of its group is judged."""
+"""The advantage of a rollout that is trained before its whole group is judged."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from asyncrl.algorithms.advantages.advantage import Advantage, RewardedSamples, 
 
 class FirstK(Advantage):
     """`R - baseline`, where the baseline is the mean of the first k of the others that were judged
-    (see `asyncrl.algorithms.advantages.baseline`, also for what it does not make unbiased). It
-    comes with the sample.
+    (see `asyncrl.algorithms.advantages.baseline`, also for remaining biases). The sample carries
+    it.
 
     >>> from asyncrl.messages import Sample
     >>> sample = Sample(
@@ -25,9 +25,9 @@ class FirstK(Advantage):
     unit: ClassVar[Literal["group", "rollout"]] = "rollout"
     settings: ClassVar[frozenset[str]] = frozenset({"prior_visits"})
 
-    def of(self, given: RewardedSamples) -> list[float]:
+    def of(self, batch: RewardedSamples) -> list[float]:
         values = []
-        for sample in given.samples:
+        for sample in batch.samples:
             if sample.baseline is None:
                 raise ValueError(
                     f"rollout {sample.rollout} came without the baseline that first_k subtracts"

@@ -58,8 +58,8 @@ class McGrpo(GroupAdvantage):
     the median reward (the first) is not trained: the others are compared with it.
 
     The authors divide by the median absolute deviation, which is 0 in every odd group of rewards 0
-    and 1. They sample one rollout more than they train, so a group is odd; one that lost a verdict
-    has the median between two members, and all of it is trained.
+    and 1. They sample one rollout more than they train, so a group is odd; if one lost a verdict,
+    its median is between two members, and all members are trained.
 
     >>> McGrpo().of_group([0.0, 4.0, 2.0])
     [-1.0, 1.0, None]

@@ -1,12 +1,11 @@
-"""The baseline of least variance, and its approximation (VCPO, arXiv 2602.17616).
+"""The minimum-variance baseline, and its approximation (VCPO, arXiv 2602.17616).
 
-Invariant: the weight of a rollout is applied once, in the loss; here it says only how much its
-reward counts in the baseline, where it enters as its square. Each group is compared with the
-baseline under which the variance of `sum of w g (R - b)` is smallest, among baselines that are
-given. This one is estimated from the group, the rollout's own reward and gradient among it, so it
-is not unbiased: on a toy of eight rollouts the gradient is 25 % too small, where the plain mean
-with the rollout itself costs 1/8 and the same weights over the others alone cost nothing
-(`tests/staleness/test_selection.py`). The paper's formula is the same.
+Invariant: the weight of a rollout is applied once, in the loss; here, squared, it only weights its
+reward in the baseline. Each group is compared with the baseline under which the variance of `sum of
+w g (R - b)` is smallest, among fixed baselines. This one is estimated from the group, including the
+rollout's own reward and gradient, so it is biased: on a toy of eight rollouts the gradient is 25 %
+too small, where the plain mean including the rollout loses 1/8, and the same weights over the
+others alone lose nothing (`tests/staleness/test_selection.py`). The paper's formula is the same.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ class MinVariance(Advantage):
     kind: ClassVar[str] = "min_variance"
     needs_gradients: ClassVar[bool] = True
 
-    def of(self, given: RewardedSamples) -> list[float]:
-        assert given.gradients is not None
-        return minimum_variance(given.samples, *given.gradients.exact())
+    def of(self, batch: RewardedSamples) -> list[float]:
+        assert batch.gradients is not None
+        return minimum_variance(batch.samples, *batch.gradients.exact())
 
 
 class MinVarianceLogits(Advantage):
@@ -60,9 +59,9 @@ class MinVarianceLogits(Advantage):
     kind: ClassVar[str] = "min_variance_logits"
     needs_gradients: ClassVar[bool] = True
 
-    def of(self, given: RewardedSamples) -> list[float]:
-        assert given.gradients is not None
-        return minimum_variance(given.samples, *given.gradients.from_logits())
+    def of(self, batch: RewardedSamples) -> list[float]:
+        assert batch.gradients is not None
+        return minimum_variance(batch.samples, *batch.gradients.from_logits())
 
 
 def minimum_variance(
@@ -70,34 +69,33 @@ def minimum_variance(
 ) -> list[float]:
     """Advantages `R - b` of the samples.
 
-    `weight` w (>= 0) is the ratio of current to behaviour policy of a whole rollout, as it is: what
-    the loss multiplies the rollout's tokens with is that only as far as no correction truncates it
-    (VCPO's code has the raw ratio here, too). `norm_squared` |g|^2 (>= 0) is the squared norm of
-    the gradient of the sum of its tokens' log-probabilities. Both are [samples], and all trained
-    samples of a group must be here. Where no sample of a group has a gradient the baseline is the
-    mean; where its rewards are all equal, compared exactly, the advantages are zeros. Raises
-    ValueError for a weight or norm that is negative or not finite.
+    `weight` w (>= 0) is the raw ratio of current to behaviour policy of a whole rollout, also where
+    a correction truncates it in the loss (VCPO's code uses the raw ratio here, too). `norm_squared`
+    |g|^2 (>= 0) is the squared norm of the gradient of the sum of its tokens' log-probabilities.
+    Both are [samples], and all trained samples of a group must be here. Where no sample of a group
+    has a gradient the baseline is the mean; where its rewards are all equal, compared exactly, the
+    advantages are zeros. Raises ValueError for a weight or norm that is negative or not finite.
     """
     groups: defaultdict[int, list[int]] = defaultdict(list)
-    for place, sample in enumerate(samples):
-        groups[sample.group].append(place)
+    for number, sample in enumerate(samples):
+        groups[sample.group].append(number)
     importance = [
         2 * _log(w) + _log(n) for w, n in zip(_floats(weight), _floats(norm_squared), strict=True)
     ]
     values = [0.0] * len(samples)
-    for places in groups.values():
-        rewards = [samples[place].reward for place in places]
+    for members in groups.values():
+        rewards = [samples[member].reward for member in members]
         if any(reward != rewards[0] for reward in rewards):
-            baseline = _weighted_mean(rewards, [importance[place] for place in places])
-            for place in places:
-                values[place] = samples[place].reward - baseline
+            baseline = _weighted_mean(rewards, [importance[member] for member in members])
+            for member in members:
+                values[member] = samples[member].reward - baseline
     return values
 
 
 def _floats(values: Tensor) -> list[float]:
     numbers: list[float] = values.double().tolist()
     if not all(0 <= number < math.inf for number in numbers):
-        raise ValueError("a weight or squared gradient norm is negative or no number")
+        raise ValueError("a weight or squared gradient norm is negative or not a number")
     return numbers
 
 
@@ -106,7 +104,8 @@ def _log(number: float) -> float:
 
 
 def _weighted_mean(rewards: Sequence[float], importance: Sequence[float]) -> float:
-    """Mean of the rewards, weighted by `exp(importance)`; evenly where all of that is 0."""
+    """Mean of the rewards, weighted by `exp(importance)`; the plain mean where all weights are
+    0."""
     largest = max(importance)
     shares = [1.0 if largest == -math.inf else math.exp(log - largest) for log in importance]
     return math.fsum(

@@ -1,7 +1,7 @@
 """Means and deviations of the rewards of one set of members.
 
-A standard deviation is always that of a sample (divided by n - 1, as TRL and verl have it), and
-never less than STD_FLOOR. Rewards that are all equal, compared exactly, have no signal: zeros.
+A standard deviation is always that of a sample (divided by n - 1, as in TRL and verl), and at least
+STD_FLOOR. Rewards that are all equal, compared exactly, have no signal: zeros.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def all_equal(rewards: Sequence[float]) -> bool:
 
 
 def normalized(rewards: Sequence[float], counts: Sequence[int] = ()) -> list[float]:
-    """`(R - mean) / std`; with `counts`, as if each reward were there so many times (0 or more).
+    """`(R - mean) / std`; with `counts`, as if each reward occurred that many times (0 or more).
 
     >>> normalized([0.0, 2.0, 4.0])
     [-1.0, 0.0, 1.0]

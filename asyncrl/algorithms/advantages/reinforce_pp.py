@@ -47,8 +47,8 @@ class Gdpo(MemberAdvantage):
             for row in zip(*map(normalized, of_group), strict=True)
         ]
         table = _by_group(rewards, normalized(sums))
-        # The sums of a group are 0 on average, and so are all of them; but not to the last digit,
-        # and no signal is exactly none.
+        # The sums of a group, and of all groups, are 0 on average, but not to the last digit, and
+        # no signal must be exactly 0.
         silent = {group for group, of_group in columns.items() if all(map(all_equal, of_group))}
         return {
             group: [0.0] * len(values) if group in silent else values
@@ -58,7 +58,7 @@ class Gdpo(MemberAdvantage):
 
 class ReinforcePp(MemberAdvantage):
     """`(R - mean) / std` over all tokens of the step, whatever their group: a rollout counts once
-    for each token that it has (REINFORCE++, arXiv 2501.03262, without its KL term; verl whitens the
+    for each of its tokens (REINFORCE++, arXiv 2501.03262, without its KL term; verl whitens the
     same way).
 
     >>> ReinforcePp().of_members({4: [0.0, 2.0], 7: [4.0]}, {}, {4: [1, 1], 7: [1]})
@@ -99,8 +99,8 @@ def _whitened(values: Rewards, lengths: Lengths) -> dict[int, list[float]]:
     for group, of_group in values.items():
         if len(lengths.get(group, ())) != len(of_group):
             raise ValueError(
-                f"group {group} has {len(of_group)} rewards, and the lengths of "
-                f"{len(lengths.get(group, ()))} members came"
+                f"group {group} has {len(of_group)} rewards, but lengths came of "
+                f"{len(lengths.get(group, ()))} members"
             )
     every = [value for members in values.values() for value in members]
     counts = [count for group in values for count in lengths[group]]
@@ -108,7 +108,7 @@ def _whitened(values: Rewards, lengths: Lengths) -> dict[int, list[float]]:
 
 
 def _by_group(rewards: Rewards, values: Sequence[float]) -> dict[int, list[float]]:
-    """`values` of all members, one group after the other, cut into groups again."""
+    """`values` of all members, one group after the other, split into groups again."""
     source = iter(values)
     return {group: [next(source) for _ in members] for group, members in rewards.items()}
 
@@ -122,7 +122,7 @@ def _columns(
     if len(parts) != len(rewards) or len(set(map(len, parts))) > 1:
         raise ValueError(
             f"group {group} has {len(rewards)} rewards, of {[len(row) for row in parts]} parts; "
-            "each must have as many"
+            "all must have equally many"
         )
     columns: list[Sequence[float]] = list(zip(*parts, strict=True))
     for column in columns:

@@ -1,13 +1,15 @@
-"""Rewards to go: what an episode was still to earn at each of its turns (`train.credit = to_go`).
+"""Rewards to go: the reward that an episode still earns from each of its turns on (`train.credit =
+to_go`).
 
-Invariant: each turn of a group is compared among all of its members. One whose episode had ended
-by then has nothing to come, and counts with 0.
+Invariant: each turn of a group is compared among all of its members. A member whose episode had
+ended by then counts with 0.
 
-A mean of the others alone leaves the gradient unbiased (`Rloo`). One that has the member itself in
-it makes it smaller (`DrGrpo`), and by the same at each turn, since as many are compared at each.
+A mean of the others alone leaves the gradient unbiased (`Rloo`). A mean that includes the member
+itself makes it smaller (`DrGrpo`), by the same factor at each turn, since the number of members is
+the same.
 
-The reward of an episode is its whole reward. A turn's own reward says that this part of it was
-earned there, so that turns after it are not credited with it.
+The reward of an episode is its whole reward. A turn's own reward is the part that was earned there,
+so later turns are not credited with it.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from asyncrl.algorithms.advantages.normalization import all_equal
 
 def rewards_to_go(reward: float, turns: Sequence[float]) -> list[float]:
     """At each turn, the episode's `reward` less those of the `turns` before it: so the rewards of
-    this turn and later ones, and what is no turn's. Without turns there is one. What would be
-    larger than LARGEST, either sign, is that.
+    this turn and later ones, and the part that belongs to no turn. Without turns there is one.
+    Values are clamped to LARGEST, either sign.
 
     An episode of 1.5, of which 0.5 are for its first turn, and one of a single turn:
 
@@ -56,7 +58,7 @@ def turn_advantages(
     advantage: GroupAdvantage, rewards: Sequence[float], turns: Sequence[Sequence[float]]
 ) -> list[list[float]]:
     """Advantage of each turn of each member of a group, by its reward to go among those of all
-    members at that turn. Raises ValueError where it leaves a member out.
+    members at that turn. Raises ValueError where the advantage omits a member.
 
     The second member has ended when the first takes its second turn:
 
@@ -65,9 +67,9 @@ def turn_advantages(
     [[0.5, 1.0], [-0.5]]
     """
     table = _table(rewards, turns)
-    found = [advantage.of_group(column) for column in _columns(table)]
+    advantages = [advantage.of_group(column) for column in _columns(table)]
     return [
-        [_known(found[turn][member]) for turn in range(len(row))]
+        [_known(advantages[turn][member]) for turn in range(len(row))]
         for member, row in enumerate(table)
     ]
 
@@ -82,5 +84,5 @@ def _columns(table: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
 
 def _known(value: float | None) -> float:
     if value is None:
-        raise ValueError("an advantage by turn must give each member a number")
+        raise ValueError("an advantage by turn must be a number for each member")
     return value

@@ -1,4 +1,4 @@
-"""No advantage of rewards: for what is learned of a teacher alone."""
+"""No advantage from rewards: for learning only from a teacher."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from asyncrl.algorithms.advantages.advantage import GroupAdvantage
 
 
 class Unrewarded(GroupAdvantage):
-    """0, whatever the rewards. What policies that do not learn add to a token's advantage is then
-    all there is (on-policy distillation).
+    """0, whatever the rewards. A token's advantage then comes only from policies that do not learn
+    (on-policy distillation).
 
     >>> Unrewarded().of_group([0.0, 2.0, 4.0])
     [0.0, 0.0, 0.0]

@@ -15,9 +15,9 @@ class Gspo(Objective):
     times s (GSPO-token, arXiv 2507.18071).
 
     Where the advantage and the weight are the same in all of a rollout, the mean over its tokens
-    has the gradient of the rollout's own loss, as the paper has it, so `train.loss_mean` is
-    `rollout`. (Weighted by length it would be another objective, LUSPO, arXiv 2602.05261.) The
-    paper's bounds are lo = 3e-4, hi = 4e-4.
+    has the gradient of the rollout's own loss, as in the paper, so `train.loss_mean` is `rollout`.
+    (Weighted by length it would be another objective, LUSPO, arXiv 2602.05261.) The paper's bounds
+    are lo = 3e-4, hi = 4e-4.
 
     The mean ratio of this rollout is 2:
 

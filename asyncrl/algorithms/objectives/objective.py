@@ -1,7 +1,7 @@
-"""The protocol of an objective: what it needs of the configuration, and its loss per token.
+"""The protocol of an objective: its requirements on the configuration, and its loss per token.
 
-An objective is one class in one file. Its class variables say what the rules of the configuration
-need to know, and `per_token` is the formula. No torch here: the configuration imports this.
+An objective is one class in one file. Its class variables describe it for the rules of the
+configuration, and `per_token` is the formula. No torch here: the configuration imports this.
 """
 
 from __future__ import annotations
@@ -74,11 +74,10 @@ class Objective(ABC):
     @abstractmethod
     def per_token(self, tokens: Tokens, bounds: ClipBounds) -> TokenLoss:
         """Loss of each token, [tokens]. `log_ratio`, `current` and `advantage` are 0 outside of
-        `tokens.mask`, and what is returned there has no meaning. A ratio of a rollout is over the
-        mask."""
+        `tokens.mask`, and results there are ignored. A ratio of a rollout is over the mask."""
 
     def describe(self, bounds: ClipBounds) -> str:
-        """Say what it does to the ratio, for the table before a run."""
+        """Describe its effect on the ratio, for the table before a run."""
         return "your own"
 
 

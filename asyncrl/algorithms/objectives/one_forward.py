@@ -1,4 +1,4 @@
-"""The ratio itself, for a mask that bounds it."""
+"""The unclipped ratio, for a mask that bounds it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from asyncrl.algorithms.tokens import Tokens
 
 
 class OneForward(Objective):
-    """`-r A`, with the gradient through r: with `log_ratio = current - behaviour` and a mask that
-    IcePop left, that is `-M(k) A` of INTELLECT-3 (arXiv 2512.16144), which needs no other forward
-    pass; with one that DPPO left, `-M r A` of DPPO (arXiv 2602.04879). Without such a mask nothing
-    bounds r but e^20.
+    """`-r A`, with the gradient through r: with `log_ratio = current - behaviour` and the mask of
+    IcePop, that is `-M(k) A` of INTELLECT-3 (arXiv 2512.16144), which needs no other forward pass;
+    with the mask of DPPO, `-M r A` of DPPO (arXiv 2602.04879). Without such a mask, only e^20
+    bounds r.
 
     >>> from asyncrl.staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[1.0, 2.0])

@@ -1,4 +1,4 @@
-"""The clipped surrogate, once and twice."""
+"""The clipped surrogate, and its dual clip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policy gradients with a weight that has no gradient: the log-probability itself is learned."""
+"""Policy gradients with a weight without gradient: only the log-probability has one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncrl.algorithms.tokens import Tokens, sum_by_rollout
 
 class Cispo(Objective):
     """`-sg(min(r, 1 + hi)) A current`: the weight is truncated, and no token loses its gradient
-    (CISPO, MiniMax-M1, arXiv 2506.13585, where the lower bound is put out of reach).
+    (CISPO, MiniMax-M1, arXiv 2506.13585, where the lower bound has no effect).
 
     >>> from asyncrl.staleness.corrections.examples import tokens
     >>> found = Cispo().per_token(tokens(ratios=[1.0, 2.0]), ClipBounds(hi=0.5))
@@ -35,7 +35,7 @@ class Cispo(Objective):
 class Topr(Objective):
     """`-w A current`, with w = 1 where A >= 0, and `min(exp(sum log_ratio), 1)` of the rollout,
     over the mask and without a gradient, where A < 0 (tapered off-policy REINFORCE, arXiv
-    2503.14286). A rollout that the policy has left behind is pushed away no further.
+    2503.14286). A rollout that became unlikely under the policy is pushed away less.
 
     >>> import math
     >>> from asyncrl.staleness.corrections.examples import tokens
@@ -61,7 +61,7 @@ class Topr(Objective):
 
 
 class Reinforce(Objective):
-    """`-A current`: whatever is off-policy in it is left to the corrections' weights.
+    """`-A current`: only the corrections' weights account for off-policy tokens.
 
     >>> from asyncrl.staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[1.0, 1.0], advantage=[2.0, -0.5], behaviour=[-1.0, -3.0])

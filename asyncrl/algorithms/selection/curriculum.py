@@ -1,20 +1,20 @@
-"""Choice of the next prompt. Invariant: it depends on (seed, cursor), on the history and on what is
-live, and on nothing else; and no prompt is left out for good.
+"""Choice of the next prompt. Invariant: it depends only on (seed, cursor), on the history and on
+live groups; and no prompt is skipped forever.
 
-Every curriculum chooses from one stream of prompts: the epochs, each in an order of its own. The
-search for the next prompt begins at a cursor into the stream.
+Every curriculum chooses from one stream of prompts: epochs, each in a different order. The search
+for the next prompt starts at a cursor into the stream.
 
 `in_order`     each in turn, so the n-th prompt is a function of the seed alone
 `unsolved`     prompts that every member solved rest for some epochs (history resampling, SRPO,
                arXiv 2504.14286)
 `difficulty`   of the next few the one that is about half solved: there the rewards of a group vary
                most. The chance p that a rollout solves it is drawn from its Beta posterior, and
-               p (1 - p) is compared, so that a prompt of which little is known is tried (as in
-               VADE; DOTS, arXiv 2506.05316, aims at the same half)
+               p (1 - p) is compared, so that prompts with few visits are tried (as in VADE; DOTS,
+               arXiv 2506.05316, aims at the same half)
 
-With the last two, the next prompt depends on what was judged by then: two runs of one seed that
-differ in speed choose differently. The journal has what was chosen. They choose by earlier visits,
-so they do nothing before the stream has come around once.
+With the last two, the next prompt depends on the verdicts so far: two runs of one seed with
+different speeds choose differently. The journal records the choices. They choose by earlier visits,
+so they have no effect in the first epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol
 from asyncrl.algorithms.selection.prompt_history import History
 
 ORDERS = 4
-"""The orders of so many epochs are kept, 8 bytes for a prompt each."""
+"""Number of epochs whose orders are kept, with 8 bytes for each prompt."""
 
 
 class NextPrompt(NamedTuple):
@@ -42,12 +42,12 @@ class NextPrompt(NamedTuple):
 
 
 class PromptOrder:
-    """The run's stream of `size` (at least 1) prompts: place n is in epoch n // size, and each
+    """The run's stream of `size` (at least 1) prompts: position n is in epoch n // size, and each
     epoch has an order of its own, a function of (seed, epoch). It ends after `epochs` of them; 0:
     never.
 
     >>> stream = PromptOrder(3, seed=0, epochs=2)
-    >>> [stream.prompt_index(place) for place in range(6)], stream.over(6)
+    >>> [stream.prompt_index(position) for position in range(6)], stream.over(6)
     ([0, 2, 1, 0, 1, 2], True)
     """
 
@@ -55,36 +55,36 @@ class PromptOrder:
         self.size = size
         self.seed = seed
         self._epochs = epochs
-        self._orders: dict[int, array[int]] = {}  # of the epochs asked for last
+        self._orders: dict[int, array[int]] = {}  # of the epochs requested last
 
-    def over(self, place: int) -> bool:
-        """Return True if the epochs are over at this place."""
-        return bool(self._epochs) and place >= self._epochs * self.size
+    def over(self, position: int) -> bool:
+        """Return True if the epochs are over at this position."""
+        return bool(self._epochs) and position >= self._epochs * self.size
 
-    def prompt_index(self, place: int) -> int:
-        """Return the prompt at a place.
+    def prompt_index(self, position: int) -> int:
+        """Return the prompt at a position.
 
-        Example: of 3 prompts place 7 is the second one of epoch 2, in the order of that epoch.
+        Example: of 3 prompts position 7 is the second one of epoch 2, in the order of that epoch.
         """
-        epoch, at = divmod(place, self.size)
+        epoch, offset = divmod(position, self.size)
         if (order := self._orders.get(epoch)) is None:
             order = array("q", range(self.size))
             random.Random(f"{self.seed}/{epoch}").shuffle(order)
             if len(self._orders) == ORDERS:
                 del self._orders[next(iter(self._orders))]
             self._orders[epoch] = order
-        return order[at]
+        return order[offset]
 
 
 class Curriculum(Protocol):
-    """Rule for the next prompt. It is made with the stream; docs/extending.md adds one.
+    """Rule for the next prompt. It is created with the stream; docs/extending.md adds one.
 
     >>> class Backwards:
     ...     def __init__(self, stream):
     ...         self._stream = stream
     ...     def next(self, history, live):
-    ...         place = self._stream.size - 1 - history.cursor
-    ...         return NextPrompt(place, history.cursor + 1) if place >= 0 else None
+    ...         position = self._stream.size - 1 - history.cursor
+    ...         return NextPrompt(position, history.cursor + 1) if position >= 0 else None
     >>> rule: Curriculum = Backwards(PromptOrder(3, seed=0, epochs=1))
     >>> rule.next(History(), live=set())
     NextPrompt(prompt_index=2, cursor=1)
@@ -110,19 +110,18 @@ class InOrder:
         self._stream = stream
 
     def next(self, history: History, live: Container[int]) -> NextPrompt | None:
-        place = history.cursor
+        position = history.cursor
         return (
             None
-            if self._stream.over(place)
-            else NextPrompt(self._stream.prompt_index(place), place + 1)
+            if self._stream.over(position)
+            else NextPrompt(self._stream.prompt_index(position), position + 1)
         )
 
 
 class Unsolved:
-    """A prompt that every member of its last group solved rests for `rest` epochs after that one.
-
-    Any other is admitted once in each epoch. Where all are solved, one is found in the `rest` + 2
-    epochs from the cursor on at the latest.
+    """Each prompt once an epoch, except that a prompt that every member of its last group solved
+    rests for `rest` epochs. Where all are solved, the search finds one within `rest` + 2 epochs
+    from the cursor.
 
     Both rollouts of prompt 0 solved it in epoch 0. Epoch 1 has the order 0, 1, 2, and begins with
     prompt 1:
@@ -140,32 +139,30 @@ class Unsolved:
         self._rest = rest
 
     def next(self, history: History, live: Container[int]) -> NextPrompt | None:
-        stream, place = self._stream, history.cursor
-        while not stream.over(place):
-            prompt_index = stream.prompt_index(place)
+        stream, position = self._stream, history.cursor
+        while not stream.over(position):
+            prompt_index = stream.prompt_index(position)
             seen = history.seen.get(prompt_index)
             if (
                 seen is None
                 or not seen.easy
-                or place // stream.size > (seen.cursor - 1) // stream.size + self._rest
+                or position // stream.size > (seen.cursor - 1) // stream.size + self._rest
             ):
-                return NextPrompt(prompt_index, place + 1)
-            place += 1
+                return NextPrompt(prompt_index, position + 1)
+            position += 1
         return None
 
 
 class Difficulty:
-    """Of each `among` places of the stream one is admitted: the one whose drawn p (1 - p) is
-    largest, of those that are not live if there are any. So an epoch admits one in `among` of all
-    prompts.
+    """One of each `among` positions of the stream: the one with the largest drawn p (1 - p),
+    preferably one that is not live. So an epoch admits one in `among` of all prompts.
 
-    A prompt that was not admitted for `patience` epochs is overdue, and of several the one that
-    waits longest comes first. In each later epoch it or one that has waited as long is admitted: a
-    prompt waits for `patience` epochs and one for each other prompt at most, and typically little
-    more than `patience`. At most `among` / `patience` of the admissions go to overdue ones, in the
-    long run.
+    A prompt that was not admitted for `patience` epochs is overdue, and the longest waiting one
+    comes first. Each later epoch admits it, or one that waited as long: a prompt waits at most
+    `patience` epochs plus one for each other prompt, and typically little more than `patience`. In
+    the long run, at most `among` / `patience` of the admissions go to overdue ones.
 
-    Of two prompts all rollouts solved prompt 0, and half of them prompt 1:
+    All rollouts solved prompt 0, and half of them prompt 1:
 
     >>> stream, history = PromptOrder(2, seed=0, epochs=0), History()
     >>> for prompt_index, rewards in enumerate([[1.0] * 8, [1.0, 0.0] * 4]):
@@ -186,23 +183,25 @@ class Difficulty:
             return None
         epoch = start // stream.size
         end = min(start + self._among, (epoch + 1) * stream.size)
-        places = [
-            place for place in range(start, end) if stream.prompt_index(place) not in live
+        positions = [
+            position for position in range(start, end) if stream.prompt_index(position) not in live
         ] or list(range(start, end))
-        waited, place = min((self._admitted(history, place), place) for place in places)
+        waited, position = min(
+            (self._admitted(history, position), position) for position in positions
+        )
         if waited >= (epoch - self._patience) * stream.size + 1:
-            place = max(places, key=lambda place: self._spread(history, place))
-        return NextPrompt(stream.prompt_index(place), end)
+            position = max(positions, key=lambda position: self._spread(history, position))
+        return NextPrompt(stream.prompt_index(position), end)
 
-    def _admitted(self, history: History, place: int) -> int:
-        """Return the cursor after the last admission of the prompt at this place; 0 where there
+    def _admitted(self, history: History, position: int) -> int:
+        """Return the cursor after the last admission of the prompt at this position; 0 where there
         was none."""
-        seen = history.seen.get(self._stream.prompt_index(place))
+        seen = history.seen.get(self._stream.prompt_index(position))
         return seen.cursor if seen is not None else 0
 
-    def _spread(self, history: History, place: int) -> float:
-        """Return the variance of one rollout's success, if its chance is the one drawn here. The
-        draw is keyed by seed and place."""
-        a, b = history.posterior(self._stream.prompt_index(place))
-        p = random.Random(f"{self._stream.seed}/difficulty/{place}").betavariate(a, b)
+    def _spread(self, history: History, position: int) -> float:
+        """Return the variance of one rollout's success, if its chance is the drawn one. The draw is
+        keyed by seed and position."""
+        a, b = history.posterior(self._stream.prompt_index(position))
+        p = random.Random(f"{self._stream.seed}/difficulty/{position}").betavariate(a, b)
         return p * (1 - p)

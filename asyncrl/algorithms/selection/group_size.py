@@ -1,7 +1,8 @@
-"""Number of rollouts of a prompt. Invariant: between `least` and `most`, whatever the history.
+"""Number of rollouts of a prompt. Invariant: it is between `least` and `most`, whatever the
+history.
 
 `fixed`        `least`
-`difficulty`   as many as it takes for one of them to solve the prompt with the chance `FOUND`
+`difficulty`   as many as make it likely (`FOUND`) that one of them solves the prompt
 
 With `difficulty` that is the smallest n with 1 - (1 - p)^n >= FOUND, where p is the posterior mean
 of the chance that one rollout solves the prompt. Example: p = 0.1 needs 22 rollouts, as
@@ -20,7 +21,7 @@ from typing import Protocol
 from asyncrl.algorithms.selection.prompt_history import History
 
 FOUND = 0.9
-"""Chance, aimed at by `difficulty`, that a group has a member that solves the prompt."""
+"""Target of `difficulty`: the chance that a member of a group solves the prompt."""
 
 
 class Sizing(Protocol):

@@ -1,8 +1,7 @@
-"""The stream of prompts of several tasks. Invariant: the task and the prompt at a place are a
-function of the settings, the seed and the place alone, so there is no state that could be lost.
-
-Each place draws its task by the weights of its stage. A task's prompts come in its own order, its
-epochs one after the other, each time it is drawn.
+"""The stream of prompts of several tasks. Invariant: the task and the prompt at a position are a
+function of the settings, the seed and the position alone, so there is no state to lose. Each
+position draws its task by the weights of its stage. Each draw of a task takes its next prompt, in
+its own order, epoch after epoch.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from asyncrl.algorithms.selection.curriculum import PromptOrder
 from asyncrl.messages import Split
 
 BLOCK = 1024
-"""Places whose draws are made together."""
+"""Number of positions that are drawn together."""
 BLOCKS = 8
-"""Blocks whose draws are kept."""
+"""Number of blocks whose draws are kept."""
 
 
 class TaskPart(NamedTuple):
@@ -37,14 +36,14 @@ class TaskPart(NamedTuple):
 
 class MixedOrder(PromptOrder):
     """The run's stream of several tasks' prompts, which are numbered one task after the other. An
-    epoch has as many places as all tasks that are trained have prompts. At the places in `stages`
-    the next weights begin.
+    epoch has as many positions as all trained tasks have prompts. The next weights begin at the
+    positions in `stages`.
 
     >>> parts = [TaskPart("a", {"train": 2}, (1.0, 0.0)), TaskPart("b", {"train": 3}, (0.0, 1.0))]
     >>> stream = MixedOrder(parts, stages=(3,), seed=0, epochs=0)
-    >>> [stream.task(place) for place in range(5)]
+    >>> [stream.task(position) for position in range(5)]
     [0, 0, 0, 1, 1]
-    >>> sorted(stream.prompt_index(place) for place in (3, 4, 5))
+    >>> sorted(stream.prompt_index(position) for position in (3, 4, 5))
     [2, 3, 4]
     """
 
@@ -63,20 +62,22 @@ class MixedOrder(PromptOrder):
         self._stages = list(stages)
         self._weights = list(zip(*(part.shares for part in parts), strict=True))
         self._before = [[0] * len(parts)]  # prompts of each task before each block
-        self._blocks: dict[int, list[int]] = {}  # tasks at the places of blocks asked for last
+        self._blocks: dict[
+            int, list[int]
+        ] = {}  # tasks at the positions of the blocks requested last
 
-    def task(self, place: int) -> int:
-        """Return the number of the task at a place, in the order of the mix."""
-        block, at = divmod(place, BLOCK)
-        return self._block(block)[at]
+    def task(self, position: int) -> int:
+        """Return the number of the task at a position, in the order of the mix."""
+        block, offset = divmod(position, BLOCK)
+        return self._block(block)[offset]
 
-    def prompt_index(self, place: int) -> int:
-        block, at = divmod(place, BLOCK)
+    def prompt_index(self, position: int) -> int:
+        block, offset = divmod(position, BLOCK)
         tasks = self._block(block)
-        task = tasks[at]
+        task = tasks[offset]
         while len(self._before) <= block:
             self._count(len(self._before) - 1)
-        number = self._before[block][task] + tasks[:at].count(task)
+        number = self._before[block][task] + tasks[:offset].count(task)
         return self._offsets[task] + self._streams[task].prompt_index(number)
 
     def _count(self, block: int) -> None:
@@ -87,16 +88,17 @@ class MixedOrder(PromptOrder):
         )
 
     def _block(self, block: int) -> list[int]:
-        if (found := self._blocks.get(block)) is None:
+        if (tasks := self._blocks.get(block)) is None:
             draw = random.Random(f"{self.seed}/mix/{block}")
-            found = [
-                self._drawn(place, draw) for place in range(block * BLOCK, (block + 1) * BLOCK)
+            tasks = [
+                self._drawn(position, draw)
+                for position in range(block * BLOCK, (block + 1) * BLOCK)
             ]
             while len(self._blocks) >= BLOCKS:
                 del self._blocks[next(iter(self._blocks))]
-            self._blocks[block] = found
-        return found
+            self._blocks[block] = tasks
+        return tasks
 
-    def _drawn(self, place: int, draw: random.Random) -> int:
-        weights = self._weights[bisect_right(self._stages, place)]
+    def _drawn(self, position: int, draw: random.Random) -> int:
+        weights = self._weights[bisect_right(self._stages, position)]
         return draw.choices(range(len(weights)), weights)[0]

@@ -1,9 +1,9 @@
 """The history of each training prompt: its rewards at earlier visits. Invariant: it is a fold of
-what was admitted and completed, and the `prior` of a group does not depend on that group.
+admissions and completions, and the `prior` of a group does not depend on that group.
 
-A prompt is visited once for each of its groups. A visit counts half as much at each later one,
-because the policy has moved on: the sums are of the latest visits, however many there were. There
-is one entry of six numbers for each prompt that was ever admitted, and one byte for each of the
+A prompt is visited once for each of its groups. Each later visit halves the weight of a visit,
+because the policy has changed since: the sums follow the latest visits, however many there were. It
+has one entry of six numbers for each prompt that was ever admitted, and one byte for each of the
 last `RECENT` groups.
 """
 
@@ -14,14 +14,14 @@ from collections.abc import Sequence
 import msgspec
 
 SOLVED = 1.0
-"""A rollout solved its prompt where its reward is at least this: what `asyncrl.tasks.Task.verify`
-gives a fully right answer."""
+"""The reward from which on a rollout solved its prompt: that of `asyncrl.tasks.Task.verify` for a
+fully correct answer."""
 
 KEPT = 0.5
 """The weight of a reward after one more visit of its prompt, as a share of its weight before."""
 
 RECENT = 2**16
-"""Number of the last groups of which it is remembered if they had a signal."""
+"""Number of the last groups whose signal is remembered."""
 
 
 class PromptRecord(msgspec.Struct, array_like=True, gc=False):
@@ -50,10 +50,10 @@ class PromptRecord(msgspec.Struct, array_like=True, gc=False):
 
 
 class History(msgspec.Struct):
-    """Every prompt that was admitted for training, by its `prompt_index`. `cursor` is the place in
-    the run's stream of prompts from which the next one is looked for. `recent` has one byte for
+    """Every prompt that was admitted for training, by its `prompt_index`. `cursor` is the position
+    in the run's stream of prompts from which the next one is searched. `recent` has one byte for
     each of the last groups that completed, the oldest first: 1 where its rewards differ, 2 where
-    only those to go do, at any turn of an episode, else 0.
+    only rewards to go differ, at any turn of an episode, else 0.
 
     >>> history = History()
     >>> history.admit(7, 1)
@@ -67,8 +67,8 @@ class History(msgspec.Struct):
     recent: bytearray = msgspec.field(default_factory=bytearray)
 
     def admit(self, prompt_index: int, cursor: int) -> None:
-        """A prompt was admitted, and the next one is looked for from `cursor` on. Not to be called
-        for a prompt that starts again."""
+        """Record an admitted prompt; the next one is searched from `cursor` on. Do not call it for
+        a restarted prompt."""
         self.cursor = cursor
         if (seen := self.seen.get(prompt_index)) is None:
             self.seen[prompt_index] = PromptRecord(cursor)
@@ -84,10 +84,10 @@ class History(msgspec.Struct):
         *,
         differ_to_go: bool = False,
     ) -> None:
-        """A group of `size` rollouts completed with these rewards; none if all of it failed.
-        `solved` of them solved it; None: those with a reward of SOLVED. `differ_to_go`: at any turn
-        its rewards to go differ. Each group is recorded once, when its last member is judged or
-        buried, whatever becomes of it then. Raises KeyError for a prompt that was never
+        """Record a completed group of `size` rollouts with these rewards; none if all of it failed.
+        `solved` of them solved it; None: those with a reward of SOLVED. `differ_to_go`: its rewards
+        to go differ at any turn. Each group is recorded once, when its last member is judged or
+        buried, whatever happens to it then. Raises KeyError for a prompt that was never
         admitted."""
         seen = self.seen[prompt_index]
         if solved is None:
@@ -102,8 +102,8 @@ class History(msgspec.Struct):
             del self.recent[0]
 
     def prior(self, prompt_index: int) -> tuple[float, float]:
-        """The mean of the rewards of earlier visits, and the weight that they have together; (0, 0)
-        where there are none. Taken when a group is admitted, it cannot depend on that group."""
+        """The mean of the rewards of earlier visits, and their total weight; (0, 0) where there are
+        none. It is read when a group is admitted, so it cannot depend on that group."""
         seen = self.seen.get(prompt_index)
         return (
             (seen.total / seen.count, seen.count) if seen is not None and seen.count else (0.0, 0.0)

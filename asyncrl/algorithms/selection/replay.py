@@ -1,9 +1,9 @@
-"""Choice of trained groups that are trained once more, with the versions that sampled them.
-Invariant: no token over `max_lag`, and no group without a signal.
+"""Choice of trained groups to train once more, with the versions that sampled them. Invariant: no
+token over `max_lag`, and no group without a signal.
 
-The rollouts stay as they were, and their spans say which versions sampled them. So lag, mask and
-corrections are those of any old rollout (rollout replay: DOTS, arXiv 2506.05316). The replay buffer
-sees to it that none is replayed twice (asyncrl/experience/replay_buffer.py).
+The rollouts do not change, and their spans have the versions that sampled them. So lag, mask and
+corrections work as for any old rollout (rollout replay: DOTS, arXiv 2506.05316). The replay buffer
+ensures that none is replayed twice (asyncrl/experience/replay_buffer.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """Group that was trained: its number, the smallest version among its tokens, and the rewards
-    that its advantages compare: those of its members, or at each turn those to go.
+    """A trained group: its number, the smallest version among its tokens, and the rewards that its
+    advantages compare: those of its members, or at each turn those to go.
 
     >>> useful(Candidate(group=9, oldest=3, compared=[(1.0, 0.0)]), step=5, max_lag=2)
     True
@@ -42,12 +42,12 @@ def replayed(candidates: Iterable[Candidate], step: int, max_lag: int, count: in
     Example: rewards (1, 0), (1, 1) and (1, 0, 0, 0) have variances 0.25, 0 and 0.1875. With
     `count` 2 the first and the third are chosen, in this order.
     """
-    found = [
+    ranked = [
         (max(map(_variance, c.compared)), c.oldest, c.group)
         for c in candidates
         if useful(c, step, max_lag)
     ]
-    return [group for _, _, group in sorted(found, reverse=True)[:count]]
+    return [group for _, _, group in sorted(ranked, reverse=True)[:count]]
 
 
 def _variance(rewards: Sequence[float]) -> float:

@@ -1,8 +1,8 @@
 """Typed shape of `run.toml`. Invariant: every setting that a run depends on is here, with a unit, a
 range and one line of documentation.
 
-It is frozen, and unknown keys are errors (`load.py` says the nearest name). `derived.py` has what
-follows from the settings.
+It is frozen, and unknown keys are errors (`load.py` suggests the nearest name). `derived.py`
+computes values derived from the settings.
 """
 
 from asyncrl.config.schema.agent_section import PLAYED_ELSEWHERE, AgentConfig

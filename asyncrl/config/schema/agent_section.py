@@ -1,4 +1,4 @@
-"""Settings of agents, who play rollouts of many turns."""
+"""Settings of agents, which play rollouts of many turns."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class AgentConfig(Section, frozen=True):
         str | tuple[str, ...],
         Meta(
             description=(
-                "who plays: `module:name`, a program and its arguments, or `http` for programs "
-                "that ask for episodes; empty: nobody, a rollout is one turn"
+                "the agent: `module:name`, a program and its arguments, or `http` for programs "
+                "that fetch episodes; empty: none, a rollout is one turn"
             )
         ),
     ] = ""
@@ -55,7 +55,7 @@ class AgentConfig(Section, frozen=True):
         float,
         Meta(
             gt=0,
-            description="seconds for which an agent may have the ball: its calls do not count",
+            description="seconds that an agent may work, without the time of its calls",
         ),
     ] = 300.0
     call_s: Annotated[float, Meta(gt=0, description="seconds of one call")] = 600.0
@@ -64,22 +64,22 @@ class AgentConfig(Section, frozen=True):
         Meta(
             gt=0,
             description=(
-                "seconds for which the evaluation of a version holds up the next one, where "
-                "engines keep one alone; then the rest is answered as mixed"
+                "seconds for which the evaluation of a version delays the next one, where engines "
+                "keep only one; then the rest is answered as mixed"
             ),
         ),
     ] = 300.0
     max_calls: Annotated[int, Meta(ge=1, description="calls of an attempt, at most")] = 32
     attempts: Annotated[
-        int, Meta(ge=1, description="failed attempts after which an episode is given up")
+        int, Meta(ge=1, description="failed attempts after which an episode is dropped")
     ] = 3
     sandbox: Annotated[
         Literal["none", "bwrap"],
         Meta(
             description=(
-                "of a program of `run`, and of what tools start by asyncrl.sandbox.programs: "
-                "bwrap, it "
-                "reaches the model and gives no reward; none, it is this user's process"
+                "for a program of `run`, and for programs that tools start by "
+                "asyncrl.sandbox.programs: bwrap, it reaches the model but cannot set rewards; "
+                "none, it is this user's process"
             )
         ),
     ] = "none"
@@ -88,8 +88,8 @@ class AgentConfig(Section, frozen=True):
         PATH,
         Meta(
             description=(
-                "files and folders that a program of `run` sees in the sandbox, besides the "
-                "system and what its command names"
+                "files and folders that a program of `run` sees in the sandbox, besides the system "
+                "and those in its command"
             )
         ),
     ] = ()
@@ -106,8 +106,8 @@ class AgentConfig(Section, frozen=True):
         Literal["template", "as_sampled"],
         Meta(
             description=(
-                "of a chat's earlier replies, what the next call is given: what the chat template "
-                "makes of them, or the very tokens that were sampled"
+                "earlier replies of a chat in the next call: as the chat template renders them, or "
+                "as the tokens that were sampled"
             )
         ),
     ] = "template"
@@ -117,7 +117,8 @@ class AgentConfig(Section, frozen=True):
             ge=0,
             le=65535,
             description=(
-                "on loopback, of the first agents actor's API; the next has the next one; 0: any"
+                "port on loopback of the first agents actor's API; the next actor has the next "
+                "port; 0: any"
             ),
         ),
     ] = 0
@@ -128,29 +129,32 @@ class AgentConfig(Section, frozen=True):
         if self.port and self.port + self.actors > 2**16:
             yield (
                 ("agent.port", "agent.actors"),
-                "each agents actor has a port of its own, and there are not so many: lower port",
+                "each agents actor has a port of its own, and there are too few above this one: "
+                "lower port",
             )
         if self.sandbox != "none" and self.run == PLAYED_ELSEWHERE:
             yield (
                 ("agent.run", "agent.sandbox"),
-                "programs elsewhere are not started by the run, which cannot put them in a "
-                "sandbox: set sandbox to none",
+                "the run does not start programs elsewhere, so it cannot sandbox them: set sandbox "
+                "to none",
             )
         if self.paths and (self.sandbox == "none" or isinstance(self.run, str)):
             yield (
                 ("agent.paths", "agent.sandbox"),
-                "paths are what a program of agent.run sees in the sandbox, and there is none: "
+                "paths are files that a program of agent.run sees in the sandbox, but there is "
+                "none: "
                 "remove paths, or set sandbox to bwrap and run to a command",
             )
         if whole.rollout.truncated == "penalize":
             yield (
                 ("agent.run", "rollout.truncated"),
-                "the band is of one response, and an agent's rollout has many: set truncated to "
+                "the band applies to one response, but an agent's rollout has many: set truncated "
+                "to "
                 "keep or mask",
             )
         if whole.staleness.finish_on == "own":
             yield (
                 ("agent.run", "staleness.finish_on"),
-                "an episode outlives many versions, and engines do not keep them all: set "
+                "an episode outlives many versions, but engines do not keep them all: set "
                 "finish_on to mixed",
             )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ClusterConfig(Section, frozen=True):
-    """The machines of a run: this one alone, or others that join it for its actors."""
+    """The machines of a run: only this one, or others that join it for its actors."""
 
     resumable = EVERY
 
@@ -22,8 +22,8 @@ class ClusterConfig(Section, frozen=True):
         Literal["local", "agents", "ray"],
         Meta(
             description=(
-                "where actors run: local, all here; agents: rollout actors, and what else is set, "
-                "on machines that join by `asyncrl agent`; ray: on nodes of Ray, which starts the "
+                "where actors run: local, all here; agents: rollout actors, and others if set, on "
+                "machines that join by `asyncrl agent`; ray: on nodes of Ray, which starts the "
                 "agents"
             )
         ),
@@ -37,7 +37,7 @@ class ClusterConfig(Section, frozen=True):
             ge=0,
             le=1024,
             description=(
-                "machines that must have joined for the trainer, beside these; each has as many "
+                "machines that must have joined for the trainer, besides these; each has as many "
                 "of train.ranks as this machine"
             ),
         ),
@@ -48,7 +48,7 @@ class ClusterConfig(Section, frozen=True):
             ge=0,
             le=1024,
             description=(
-                "machines that must have joined for reward actors, beside these; 0: those are on "
+                "machines that must have joined for reward actors, besides these; 0: those are on "
                 "this machine"
             ),
         ),
@@ -61,14 +61,14 @@ class ClusterConfig(Section, frozen=True):
         int,
         Meta(ge=0, description="cores that Ray gives an agent; 0: one for each actor there"),
     ] = 0
-    host: Annotated[
-        str, Meta(description="address of this machine at which those that join find it")
-    ] = "127.0.0.1"
+    host: Annotated[str, Meta(description="address of this machine for those that join")] = (
+        "127.0.0.1"
+    )
     port: Annotated[
         int, Meta(ge=0, le=65535, description="port for machines that join; 0: any free one")
     ] = 0
     join_s: Annotated[
-        float, Meta(gt=0, description="seconds in which they have to have joined")
+        float, Meta(gt=0, description="seconds within which they must have joined")
     ] = 600.0
 
     def contradictions(self, whole: Config) -> Contradictions:
@@ -77,8 +77,7 @@ class ClusterConfig(Section, frozen=True):
                 if getattr(self, key):
                     yield (
                         ("cluster.kind", f"cluster.{key}"),
-                        "no machine joins a run of this one alone: set kind to agents or ray, or "
-                        f"{key} to 0",
+                        f"no machine joins a local run: set kind to agents or ray, or {key} to 0",
                     )
             return
         if whole.reward.actors < self.reward_agents:
@@ -114,5 +113,6 @@ class ClusterConfig(Section, frozen=True):
         if self.host in ("0.0.0.0", "::"):  # refused
             yield (
                 ("cluster.host",),
-                "others dial it, and a certificate names it: give one address of this machine",
+                "other machines connect to it, and a certificate names it: give one address of "
+                "this machine",
             )

@@ -1,4 +1,4 @@
-"""Settings of engines, and of the endpoint that they may have."""
+"""Settings of engines and of their servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OURS = ("--api-key", "--config", "--uds")
-"""Arguments of a server that the rollout actor that starts it gives."""
+"""Arguments of a server that the rollout actor sets."""
 
 
 class ServersConfig(Section, frozen=True):
@@ -26,8 +26,7 @@ class ServersConfig(Section, frozen=True):
         tuple[str, ...],
         Meta(
             description=(
-                "command of a Python that has the server, with which each rollout actor starts "
-                "one of its own"
+                "command of a Python that has the server; each rollout actor starts one with it"
             )
         ),
     ] = ()
@@ -35,16 +34,16 @@ class ServersConfig(Section, frozen=True):
         tuple[str, ...],
         Meta(
             description=(
-                "servers that somebody else runs, instead: one for each rollout actor, or "
-                "all that are behind the router"
+                "URLs of servers that run already, instead: one for each rollout actor, or all "
+                "that are behind the router"
             )
         ),
     ] = ()
     api_key_file: Annotated[
-        str, Meta(description="file with the key that servers ask for; empty: they ask for none")
+        str, Meta(description="file with the key that servers require; empty: they require none")
     ] = ""
     device: Annotated[
-        Literal["cpu", "cuda"], Meta(description="what servers that are started run on")
+        Literal["cpu", "cuda"], Meta(description="device of servers that are started")
     ] = "cpu"
     tensor_parallel: Annotated[int, Meta(ge=1, description="devices of a server")] = 1
     arguments: Annotated[
@@ -52,7 +51,7 @@ class ServersConfig(Section, frozen=True):
     ] = ()
     backend: Annotated[
         Literal["gloo", "nccl"],
-        Meta(description="of the broadcast by which a rollout actor gives weights to its server"),
+        Meta(description="backend of the broadcast of a rollout actor to its server"),
     ] = "gloo"
     host: Annotated[
         str, Meta(description="address of this machine at which servers join that broadcast")
@@ -75,20 +74,20 @@ class SglangConfig(ServersConfig, frozen=True):
     resumable = EVERY
 
     router: Annotated[
-        str, Meta(description="address of a router that requests to them go through; empty: none")
+        str, Meta(description="address of a router for requests to them; empty: none")
     ] = ""
     interrupt: Annotated[
         Literal["retract", "in_place", "abort"],
         Meta(
             description=(
-                "unfinished rollouts at a new version: their cache is recomputed, or kept, "
-                "or they are ended and sent again"
+                "unfinished rollouts at a new version: their cache is recomputed or kept, or they "
+                "are aborted and sent again"
             )
         ),
     ] = "retract"
     transfer: Annotated[
         Literal["broadcast", "disk"],
-        Meta(description="how a rollout actor gives weights to its server"),
+        Meta(description="how a rollout actor sends weights to its server"),
     ] = "broadcast"
 
 
@@ -99,7 +98,7 @@ class VllmConfig(ServersConfig, frozen=True):
 
 
 class Servers(NamedTuple):
-    """The servers of a run: the `table` of run.toml that they are in, and what it says."""
+    """The servers of a run: their `table` in run.toml, and its settings."""
 
     table: str
     settings: ServersConfig
@@ -111,7 +110,7 @@ class Servers(NamedTuple):
 
     @property
     def router(self) -> str:
-        """The address of what stands before all of them; empty where nothing does."""
+        """The address of the router before all of them; empty where there is none."""
         return self.settings.router if isinstance(self.settings, SglangConfig) else ""
 
 
@@ -157,7 +156,7 @@ class EngineConfig(Section, frozen=True):
 
     @property
     def servers(self) -> Servers | None:
-        """The servers of the engine that is chosen; None for one that has none."""
+        """The servers of the chosen engine; None for an engine without servers."""
         declared = capabilities(self.kind).tables
         return next(
             (
@@ -185,54 +184,54 @@ SERVER_TABLES = tuple(
     for field in fields(EngineConfig)
     if isinstance(field.default, ServersConfig)
 )
-"""Tables of run.toml that are of servers."""
+"""Tables of run.toml for servers."""
 
 
 def _servers(whole: Config, servers: Servers) -> Contradictions:
-    table, given = servers
-    if bool(given.launch) == bool(given.urls):
+    table, settings = servers
+    if bool(settings.launch) == bool(settings.urls):
         yield (
             ("engine.kind", f"{table}.launch", f"{table}.urls"),
-            "say who runs the servers: launch for one that each rollout actor starts, or urls "
-            "for those that run already",
+            "set launch for servers that rollout actors start, or urls for servers that run "
+            "already",
         )
-    if given.urls and whole.cluster.kind != "local":
+    if settings.urls and whole.cluster.kind != "local":
         yield (
             ("cluster.kind", f"{table}.urls"),
             "an actor starts its server on its own machine: set launch in place of urls, or kind "
             "to local",
         )
-    if given.launch and given.api_key_file:
+    if settings.launch and settings.api_key_file:
         yield (
             (f"{table}.launch", f"{table}.api_key_file"),
-            "a server that is started gets a key of its own: remove api_key_file",
+            "a server that is started gets its own key: remove api_key_file",
         )
-    if any(word.partition("=")[0] in OURS for word in given.arguments):
+    if any(word.partition("=")[0] in OURS for word in settings.arguments):
         yield (
             (f"{table}.arguments",),
             "a server that is started gets its key, or its socket, from the run: remove "
             f"{', '.join(OURS[:-1])} and {OURS[-1]} from them",
         )
-    if isinstance(given, SglangConfig):
-        yield from _sglang(whole, given)
-    if given.urls and not servers.router and len(given.urls) != whole.rollout.actors:
+    if isinstance(settings, SglangConfig):
+        yield from _sglang(whole, settings)
+    if settings.urls and not servers.router and len(settings.urls) != whole.rollout.actors:
         yield (
             (f"{table}.urls", "rollout.actors"),
-            f"each server has one rollout actor: set rollout.actors to {len(given.urls)}",
+            f"each server has one rollout actor: set rollout.actors to {len(settings.urls)}",
         )
-    if len(set(given.urls)) != len(given.urls):
+    if len(set(settings.urls)) != len(settings.urls):
         yield (f"{table}.urls",), "a server is named twice: name each once"
-    for key, urls in ((f"{table}.urls", given.urls), (f"{table}.router", (servers.router,))):
+    for key, urls in ((f"{table}.urls", settings.urls), (f"{table}.router", (servers.router,))):
         if any(not _address(url) for url in urls if url):
             yield (key,), "an address is http://host:port"
-    elsewhere = [url for url in given.urls if urlsplit(url).hostname not in LOOPBACK]
-    if elsewhere and servers.by_broadcast and given.host in LOOPBACK:
+    elsewhere = [url for url in settings.urls if urlsplit(url).hostname not in LOOPBACK]
+    if elsewhere and servers.by_broadcast and settings.host in LOOPBACK:
         yield (
             (f"{table}.urls", f"{table}.host"),
-            f"{elsewhere[0]} would look for weights at its own loopback: set host to an address "
+            f"{elsewhere[0]} would fetch weights from its own loopback: set host to an address "
             "of this machine that servers can reach",
         )
-    if given.backend == "nccl" and given.device == "cpu" and given.launch:
+    if settings.backend == "nccl" and settings.device == "cpu" and settings.launch:
         yield (
             (f"{table}.backend", f"{table}.device"),
             "nccl is between GPUs: set backend to gloo, or device to cuda",
@@ -245,12 +244,12 @@ def _address(url: str) -> bool:
 
 
 def _sglang(whole: Config, sglang: SglangConfig) -> Contradictions:
-    """Yield contradictions of what SGLang alone has."""
+    """Yield contradictions of settings of SGLang alone."""
     direct = whole.publication.path == "direct"
     if direct and sglang.transfer == "disk":
         yield (
             ("publication.path", "engine.sglang.transfer"),
-            "the trainer broadcasts straight into servers: set path to staged, or transfer to "
+            "the trainer broadcasts directly into servers: set path to staged, or transfer to "
             "broadcast",
         )
     if direct and sglang.backend == "nccl" and whole.train.device != "cuda":
@@ -261,10 +260,10 @@ def _sglang(whole: Config, sglang: SglangConfig) -> Contradictions:
     if sglang.router and whole.rollout.actors != 1:
         yield (
             ("engine.sglang.router", "rollout.actors"),
-            "all servers behind a router have one rollout actor: set rollout.actors to 1",
+            "all servers behind a router share one rollout actor: set rollout.actors to 1",
         )
     if sglang.router and not sglang.urls:
         yield (
             ("engine.sglang.router", "engine.sglang.urls"),
-            "a router stands before servers that run already: name them in urls too",
+            "a router is for servers that run already: name them in urls too",
         )

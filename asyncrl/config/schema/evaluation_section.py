@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class EvaluationConfig(Section, frozen=True):
-    """Evaluation: each held-out prompt is answered greedily, and sampled if that is asked for."""
+    """Evaluation: each held-out prompt is answered greedily, and by samples if set."""
 
     weights: Annotated[
         Literal["current", "ema"],
@@ -26,21 +26,21 @@ class EvaluationConfig(Section, frozen=True):
     temperature: Annotated[float, Meta(gt=0, description="of those answers")] = 1.0
     pass_at: Annotated[
         tuple[Count, ...],
-        Meta(description="each k of pass@k: of k such answers one at least is right"),
+        Meta(description="each k of pass@k: at least one of k such answers is right"),
     ] = ()
 
     def contradictions(self, whole: Config) -> Contradictions:
         if self.pass_at and max(self.pass_at) > self.samples:
             yield (
                 ("evaluation.pass_at", "evaluation.samples"),
-                "pass@k is of k different answers: raise samples, or lower each k to it",
+                "pass@k needs k different answers: raise samples, or lower each k to it",
             )
         if self.weights == "ema":
             yield from _of_the_average(whole)
 
 
 def _of_the_average(whole: Config) -> Contradictions:
-    """Yield what contradicts an evaluation of the average."""
+    """Yield contradictions of an evaluation of the average."""
     if not whole.train.ema:
         yield (
             ("evaluation.weights", "train.ema"),
@@ -49,12 +49,12 @@ def _of_the_average(whole: Config) -> Contradictions:
     if not capabilities(whole.engine.kind).keeps_averages:
         yield (
             ("evaluation.weights", "engine.kind"),
-            "this engine keeps no average beside the weights that training is sampled with: set "
+            "this engine keeps no average beside the weights for training: set "
             "weights to current and evaluate model-ema apart, or set kind to embedded",
         )
     if whole.staleness.finish_on == "own":
         yield (
             ("evaluation.weights", "staleness.finish_on"),
-            "engines keep each version's own weights for the rollouts that end under it, and a "
-            "version's average in the same place: set finish_on to mixed, or weights to current",
+            "engines keep each version's own weights for rollouts that end under it, in the slot "
+            "of its average: set finish_on to mixed, or weights to current",
         )

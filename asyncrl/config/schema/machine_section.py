@@ -18,7 +18,9 @@ class MachineConfig(Section, frozen=True):
     resumable = EVERY
 
     cores: Annotated[int, Meta(ge=0, description="cores to use; 0: all this process may use")] = 0
-    trainer_cores: Annotated[int, Meta(ge=0, description="of those, the trainer's; 0: half")] = 0
+    trainer_cores: Annotated[
+        int, Meta(ge=0, description="cores of the trainer among those; 0: half")
+    ] = 0
 
     def contradictions(self, whole: Config) -> Contradictions:
         if self.cores > 1 and self.trainer_cores >= self.cores:

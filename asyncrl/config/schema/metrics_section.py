@@ -15,8 +15,8 @@ class MetricsConfig(Section, frozen=True):
     resumable = EVERY
 
     port: Annotated[
-        int, BASIC, Meta(ge=0, le=65535, description="port that Prometheus is answered at; 0: off")
+        int, BASIC, Meta(ge=0, le=65535, description="port of metrics for Prometheus; 0: off")
     ] = 0
     host: Annotated[
-        str, Meta(description="address of this machine that it is answered at; 0.0.0.0: each")
+        str, Meta(description="address of this machine for that port; 0.0.0.0: all")
     ] = "127.0.0.1"

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
 
 ALL_LINEAR = "all-linear"
-"""The value of `model.lora.targets` that stands for every linear layer but the output layer."""
+"""The value of `model.lora.targets` for every linear layer except the output layer."""
 
 
 class LoraConfig(Section, frozen=True):
     """Adapters that learn in place of the model's weights (docs/lora.md)."""
 
     rank: Annotated[
-        int, Meta(ge=0, description="of each adapter; 0: there are none, and all weights learn")
+        int, Meta(ge=0, description="rank of each adapter; 0: no adapters, all weights learn")
     ] = 0
     alpha: Annotated[
         float, Meta(gt=0, description="an adapter's product is added alpha / rank times")
@@ -28,7 +28,7 @@ class LoraConfig(Section, frozen=True):
         str | tuple[str, ...],
         Meta(
             description=(
-                "linear layers that have one: all-linear, every one but the output layer, or a "
+                "linear layers with an adapter: all-linear, all except the output layer, or a "
                 'list of last parts of their names, as ["q_proj", "v_proj"]'
             )
         ),
@@ -36,7 +36,7 @@ class LoraConfig(Section, frozen=True):
 
     @property
     def named_targets(self) -> tuple[str, ...]:
-        """The last parts of names that `targets` lists; none where it stands for all layers."""
+        """The last parts of names in `targets`; none where it means all layers."""
         if isinstance(self.targets, str):
             return () if self.targets == ALL_LINEAR else (self.targets,)
         return self.targets
@@ -47,30 +47,30 @@ class LoraConfig(Section, frozen=True):
         if self.targets != ALL_LINEAR and not all(self.named_targets or [""]):
             yield (
                 ("model.lora.rank", "model.lora.targets"),
-                f"no layer has an adapter by that: name layers, or set targets to {ALL_LINEAR}",
+                f"no layer would have an adapter: name layers, or set targets to {ALL_LINEAR}",
             )
         if ALL_LINEAR in self.named_targets:
             yield (
                 ("model.lora.targets",),
-                f"{ALL_LINEAR} stands for every layer, and not beside others: set targets to it "
+                f"{ALL_LINEAR} means every layer, so it cannot be beside others: set targets to it "
                 "alone",
             )
         if whole.train.ranks > 1:
             yield (
                 ("model.lora.rank", "train.ranks"),
-                "several ranks divide weights that learn, and have no adapters yet: set rank to 0, "
+                "adapters with several ranks are not supported yet: set rank to 0, "
                 "or lower ranks to 1",
             )
         if whole.publication.path == "direct":
             yield (
                 ("model.lora.rank", "publication.path"),
-                "whole weights are made of adapters beside the engine's own: set path to staged",
+                "adapters are merged into whole weights beside the engine's own: set path to "
+                "staged",
             )
         if whole.publication.rounds(whole.model):
             yield (
                 ("model.lora.rank", "publication.dtype"),
-                "adapters are sent as they are, and their base is the model's own: set dtype to "
-                "model",
+                "adapters are sent in the model's type, like their base: set dtype to model",
             )
 
 
@@ -108,7 +108,7 @@ class ModelConfig(Section, frozen=True):
         Literal["weights", "float32"],
         Meta(
             description=(
-                "type that the output layer computes in, of trainer and embedded engines: that of "
+                "type in which the output layer of trainer and embedded engines computes: that of "
                 "the weights, or float32"
             )
         ),

@@ -1,4 +1,4 @@
-"""Settings that a reference and a teacher share: policies that do not learn, and score tokens."""
+"""Settings shared by reference and teacher: policies that do not learn, and score tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PolicyConfig(Section, frozen=True):
     """A policy that scores tokens, beside the one that learns."""
 
     coefficient: float = 0.0
-    """Each says what it weighs."""
+    """Each section describes its own weight."""
     path: Annotated[str, PATH, Meta(description="its model directory")] = ""
     server: Annotated[
         str,
@@ -25,7 +25,7 @@ class PolicyConfig(Section, frozen=True):
     ] = ""
     api_key_file: Annotated[
         str,
-        Meta(description="file with the key that this server asks for; empty: it asks for none"),
+        Meta(description="file with the key that this server requires; empty: it requires none"),
     ] = ""
 
     def contradictions(self, whole: Config) -> Contradictions:
@@ -43,12 +43,12 @@ class PolicyConfig(Section, frozen=True):
             )
         if not self.server:
             return
-        found = urlsplit(self.server)
-        if found.scheme not in ("http", "https") or not found.hostname:
+        url = urlsplit(self.server)
+        if url.scheme not in ("http", "https") or not url.hostname:
             yield (f"{name}.server",), "an address is http://host:port"
         if whole.rollout.temperature != 1:
             yield (
                 (f"{name}.server", "rollout.temperature"),
-                "a server scores tokens at temperature 1, and divergence is of the policies that "
-                "sample: set temperature to 1, or give the model in path alone",
+                "a server scores tokens at temperature 1, but the divergence needs the sampling "
+                "temperature: set temperature to 1, or give the model in path alone",
             )

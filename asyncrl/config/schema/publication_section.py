@@ -23,8 +23,8 @@ class PublicationConfig(Section, frozen=True):
         Literal["staged", "direct"],
         Meta(
             description=(
-                "way of weights: staged beside the engine's own while it decodes, or direct into "
-                "them while it stands still, without a second copy"
+                "path of weights: staged beside the engine's own while it decodes, or direct into "
+                "them while it is paused, without a second copy"
             )
         ),
     ] = "staged"
@@ -36,8 +36,8 @@ class PublicationConfig(Section, frozen=True):
         Meta(
             ge=1,
             description=(
-                "of so many publications one sends all bytes, and the others those that changed; "
-                "worth it in bfloat16, for one more copy of the weights in the trainer"
+                "one of this many publications sends all bytes, the others only changed ones; pays "
+                "in bfloat16, for one more copy of the weights in the trainer"
             ),
         ),
     ] = 1
@@ -82,18 +82,18 @@ class PublicationConfig(Section, frozen=True):
         if not capabilities(whole.engine.kind).direct_transport:
             yield (
                 ("publication.path", "engine.kind"),
-                "nothing can be sent straight into this engine's weights: set path to staged, or "
+                "this engine does not support direct publications: set path to staged, or "
                 "kind to embedded",
             )
         if self.full_every > 1:
             yield (
                 ("publication.path", "publication.full_every"),
-                "what changed is found by a copy of what was sent before, which a direct "
-                "publication does without: set path to staged, or full_every to 1",
+                "changes are found by a copy of the last weights sent, which a direct publication "
+                "does not keep: set path to staged, or full_every to 1",
             )
         if whole.evaluation.weights == "ema":
             yield (
                 ("publication.path", "evaluation.weights"),
-                "an average has no place in the weights that engines decode with: set path to "
+                "a direct publication cannot store an average beside the weights: set path to "
                 "staged, or weights to current",
             )

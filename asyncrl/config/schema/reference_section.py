@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class ReferenceConfig(PolicyConfig, frozen=True):
-    """The reference policy, which the policy that learns stays near (docs/policies.md)."""
+    """The reference policy, near which the learning policy stays (docs/policies.md)."""
 
     coefficient: Annotated[
-        float, Meta(ge=0, description="weight of the divergence from it; 0: there is none")
+        float, Meta(ge=0, description="weight of the divergence from it; 0: no reference")
     ] = 0.0
     path: Annotated[
         str,
@@ -37,8 +37,8 @@ class ReferenceConfig(PolicyConfig, frozen=True):
         Literal["k1", "k2", "k3"],
         Meta(
             description=(
-                "of the divergence: in a loss k2 has its gradient, k3 (GRPO's) that of the other "
-                "direction; elsewhere k1 has"
+                "estimator of the divergence: in a loss k2 has its gradient, k3 (GRPO's) that of "
+                "the reverse direction; elsewhere k1 has its gradient"
             )
         ),
     ] = "k2"
@@ -52,6 +52,6 @@ class ReferenceConfig(PolicyConfig, frozen=True):
         if self.reset_every and (self.path or self.server):
             yield (
                 ("reference.reset_every", "reference.path", "reference.server"),
-                "a reference that becomes the current policy begins as the model that the run "
-                "starts from: remove path and server, or set reset_every to 0",
+                "a reference that becomes the current policy starts as the model of the run: "
+                "remove path and server, or set reset_every to 0",
             )

@@ -23,7 +23,8 @@ class RolloutConfig(Section, frozen=True):
         Meta(
             ge=0,
             description=(
-                "of actors, the last so many have the trainer's devices: they decode while it waits"
+                "this many of actors, the last ones, have the trainer's devices: they decode while "
+                "it waits"
             ),
         ),
     ] = 0
@@ -31,8 +32,8 @@ class RolloutConfig(Section, frozen=True):
         Literal["priority", "switch"],
         Meta(
             description=(
-                "of lent_actors: at a low priority on the trainer's cores, or given work only "
-                "while the trainer has none, where that was worth it (servers, GPUs)"
+                "how lent_actors share: at a low priority on the trainer's cores, or with work "
+                "only while the trainer has none, if that pays (servers, GPUs)"
             )
         ),
     ] = "priority"
@@ -42,14 +43,14 @@ class RolloutConfig(Section, frozen=True):
         int, BASIC, Meta(ge=1, description="tokens of a response, at most")
     ] = 32
     temperature: Annotated[
-        float, BASIC, Meta(gt=0, description="of sampling; evaluation is greedy")
+        float, BASIC, Meta(gt=0, description="temperature of sampling; evaluation is greedy")
     ] = 1.0
     truncated: Annotated[
         Literal["keep", "mask", "penalize"],
         Meta(
             description=(
-                "a response that is cut at its budget: trained as it is, left out of the loss, or "
-                "the longer a response the less its reward (DAPO)"
+                "a response that is cut at its budget: trained like any other, left out of the "
+                "loss, or penalized by its length (DAPO)"
             )
         ),
     ] = "keep"
@@ -67,8 +68,8 @@ class RolloutConfig(Section, frozen=True):
         Literal["zero_variance", "none"],
         Meta(
             description=(
-                "groups left out: those whose rewards are all equal (with reinforce_pp they have "
-                "a signal, and stay), or none"
+                "dropped groups: those whose rewards are all equal (with reinforce_pp they have a "
+                "signal, and stay), or none"
             )
         ),
     ] = "zero_variance"
@@ -80,7 +81,7 @@ class RolloutConfig(Section, frozen=True):
         Meta(
             ge=0,
             lt=1,
-            description="share of groups left by the filter that is too small to go on with",
+            description="share of groups passing the filter below which the run ends",
         ),
     ] = 0.01
     sizing: Annotated[
@@ -94,8 +95,8 @@ class RolloutConfig(Section, frozen=True):
         Literal["in_flight", "batch"],
         Meta(
             description=(
-                "the rest, once a step has its groups: goes on, or is interrupted, kept, and "
-                "leased again first"
+                "the other rollouts, once a step has its groups: continue, or are interrupted, "
+                "kept, and resumed first"
             )
         ),
     ] = "in_flight"
@@ -107,16 +108,14 @@ class RolloutConfig(Section, frozen=True):
         Meta(
             ge=0,
             description=(
-                "times a rollout may be taken back and go on before it is given up; 0: any number"
+                "times a rollout may be requeued and resumed before it is dropped; 0: any number"
             ),
         ),
     ] = 0
     lease_s: Annotated[
         float, Meta(gt=0, description="seconds a rollout may stay with one rollout actor, at most")
     ] = 600.0
-    attempts: Annotated[
-        int, Meta(ge=1, description="leases of a rollout before it is given up")
-    ] = 3
+    attempts: Annotated[int, Meta(ge=1, description="leases of a rollout before it is dropped")] = 3
 
     def contradictions(self, whole: Config) -> Contradictions:
         if self.k_min > self.group_size:
@@ -127,7 +126,8 @@ class RolloutConfig(Section, frozen=True):
         if self.truncated == "penalize" and self.overlong_band > self.max_new_tokens:
             yield (
                 ("rollout.overlong_band", "rollout.max_new_tokens"),
-                "the band ends at the budget, and cannot be longer: lower overlong_band, or set it "
+                "the band ends at the budget, so it cannot be longer: lower overlong_band, or set "
+                "it "
                 "to 0",
             )
         if self.sizing == "difficulty" and self.group_size_max < self.group_size:

@@ -1,4 +1,4 @@
-"""Settings of one run as a whole: its place, seed, logs, page and sinks."""
+"""Settings of one run as a whole: its directory, seed, logs, page and sinks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta
 from asyncrl.config.schema.section import BASIC, PATH, Section
 
 SinkName = Literal["tensorboard", "wandb", "mlflow"]
-"""A place where people look at runs already."""
+"""An experiment tracker."""
 
 
 class RunConfig(Section, frozen=True):
@@ -25,19 +25,19 @@ class RunConfig(Section, frozen=True):
         PATH,
         Meta(
             description=(
-                "a copy of the run is kept there: a directory on another disk, or s3://, gs:// or "
-                "az:// and a place in an object store; empty: none"
+                "target of a copy of the run: a directory on another disk, or s3://, gs:// or "
+                "az:// and a path in an object store; empty: none"
             )
         ),
     ] = ""
-    copy_s: Annotated[float, Meta(gt=0, description="seconds from one copy to the next")] = 30.0
+    copy_s: Annotated[float, Meta(gt=0, description="seconds between copies")] = 30.0
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="of everything random")] = 0
     log: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="level of the logs")
     ] = "info"
     sinks: Annotated[
         tuple[SinkName, ...],
-        Meta(description="where its figures go besides its own files"),
+        Meta(description="trackers that get its figures besides its own files"),
     ] = ()
     page_port: Annotated[
         int, BASIC, Meta(ge=0, le=65535, description="port of the page that shows the run; 0: off")
@@ -45,6 +45,6 @@ class RunConfig(Section, frozen=True):
     page_host: Annotated[
         str,
         Meta(
-            description="address of this machine that it is at; off loopback it has a key, page.key"
+            description="address of this machine for that page; off loopback it has a key, page.key"
         ),
     ] = "127.0.0.1"

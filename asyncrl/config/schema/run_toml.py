@@ -1,4 +1,4 @@
-"""`run.toml` as a whole, and the environment variables that stand for settings."""
+"""`run.toml` as a whole, and the environment variables for settings."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from asyncrl.config.setting import quoted
 
 
 class Config(Section, frozen=True):
-    """The whole run. It contradicts itself nowhere, however it is made."""
+    """The whole run. It has no contradictions, however it is created."""
 
     rules: ClassVar[list[Callable[[Config], Iterator[tuple[tuple[str, ...], str]]]]] = []
-    """Each yields the keys that contradict each other, and the remedy as the end of a sentence.
-    `asyncrl.config.rules`, which reads this schema, adds itself."""
+    """Rules that yield the keys that contradict each other, and the remedy as the end of a
+    sentence. `asyncrl.config.rules`, which imports this schema, registers itself."""
 
     task: TaskConfig = TaskConfig()
     model: ModelConfig = ModelConfig()
@@ -58,8 +58,8 @@ class Config(Section, frozen=True):
     run: RunConfig = RunConfig()
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a setting out of its range, or settings that contradict each
-        other."""
+        """Check all settings. Raises ConfigError for one out of its range, or for
+        contradictions."""
         super().__post_init__()
         for rule in self.rules:
             for keys, remedy in rule(self):
@@ -81,5 +81,5 @@ VARIABLES: dict[str, str] = {
     "ASYNCRL_RUN_DIR": "run.dir",
     "ASYNCRL_LOG": "run.log",
 }
-"""The closed set of environment variables, and the setting each stands for. `--set` wins over a
-variable, a variable over run.toml."""
+"""The closed set of environment variables, and the setting of each. `--set` wins over a variable, a
+variable over run.toml."""

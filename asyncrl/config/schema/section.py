@@ -1,4 +1,4 @@
-"""A table of `run.toml`, and ranges that several settings have."""
+"""A table of `run.toml`, and ranges of several settings."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ EVERY = ("*",)
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A table of run.toml. However it is made, each of its settings has its type and is in its
-    range; a section that lies in it may be given as a mapping of settings.
+    """A table of run.toml. However it is created, each of its settings has its type and is in its
+    range; a subsection may be given as a mapping of settings.
 
     A resume may change its `resumable` settings: they change how the run continues, and not what
     its journal and weights mean.
@@ -45,7 +45,8 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     resumable = tuple[str, ...]()
 
     def __post_init__(self) -> None:
-        """Check what differs from the defaults. Raises ConfigError with the sentence of `load`."""
+        """Check settings that differ from the defaults. Raises ConfigError with the sentence of
+        `load`."""
         cls = type(self)
         for name, default in _defaults(cls).items():
             value = getattr(self, name)
@@ -61,7 +62,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
                 msgspec.structs.force_setattr(self, name, right)
 
     def contradictions(self, whole: Config) -> Contradictions:
-        """Yield what this table says against itself, or against the rest of the `whole`."""
+        """Yield contradictions in this table, or with the rest of the `whole`."""
         return iter(())
 
 
@@ -77,7 +78,7 @@ def _defaults(cls: type[Section]) -> dict[str, Any]:
 
 @cache
 def _kind(cls: type[Section], name: str) -> Field | type[Section]:
-    """The setting that this field is, or the section that lies there."""
+    """The setting of this field, or its subsection."""
     hint = get_type_hints(cls, include_extras=True)[name]
     if isinstance(hint, type) and issubclass(hint, Section):
         return hint
@@ -99,21 +100,21 @@ def table_of(cls: type[Section]) -> str:
     return ""
 
 
-def _inner(cls: type[Section], value: Any, place: str) -> Section:
+def _inner(cls: type[Section], value: Any, source: str) -> Section:
     """`value` as this section. Raises ConfigError."""
     if isinstance(value, cls):
         return value
     table = table_of(cls)
     if not isinstance(value, Mapping):
         raise ConfigError(
-            f"{place}: {table} is {quoted(value)}, and must be a {cls.__name__}, or a mapping of "
+            f"{source}: {table} is {quoted(value)}, and must be a {cls.__name__}, or a mapping of "
             "its settings."
         )
     names = cls.__struct_fields__
     for name in value:
         if name not in names:
             raise ConfigError(
-                f"{place}: there is no setting {table}.{name}; the nearest is "
+                f"{source}: there is no setting {table}.{name}; the nearest is "
                 f"{table}.{nearest(str(name), names)}."
             )
     return cls(**value)

@@ -15,7 +15,7 @@ from asyncrl.staleness.corrections import Correction, IcePop
 
 
 class StalenessConfig(Section, frozen=True):
-    """Age of experience: how old it may be, and what is done about that."""
+    """Age of experience: its bound, and the handling of old tokens."""
 
     resumable = EVERY
 
@@ -30,8 +30,8 @@ class StalenessConfig(Section, frozen=True):
         Meta(
             ge=0,
             description=(
-                "groups, from the oldest on, that may be trained out of turn; 0: any, the "
-                "oldest finished first"
+                "groups, from the oldest on, that may be trained out of order; 0: any, the oldest "
+                "finished first"
             ),
         ),
     ] = 0
@@ -39,29 +39,27 @@ class StalenessConfig(Section, frozen=True):
         Literal["mixed", "own"],
         Meta(
             description=(
-                "a rollout goes on under a newer version, or ends under the one it began with"
+                "a rollout continues under a newer version, or ends under the one it began with"
             )
         ),
     ] = "mixed"
     proximal: Annotated[
         Literal["behaviour", "boundary", "snapshot", "recompute", "loglinear", "ema"],
-        Meta(description="the policy that the ratio is clipped around"),
+        Meta(description="the policy around which the ratio is clipped"),
     ] = "behaviour"
     on_stale: Annotated[
         Literal["mask", "restart", "drop", "train"],
         Meta(
             description=(
-                "tokens over max_lag: left out of the loss, their prompt started again, "
-                "their group dropped, or trained"
+                "tokens over max_lag: left out of the loss, their prompt restarted, their group "
+                "dropped, or trained"
             )
         ),
     ] = "mask"
     correction: Annotated[
         tuple[Correction, ...],
         BASIC,
-        Meta(
-            description="which tokens are left out, and what the others weigh, one after the other"
-        ),
+        Meta(description="corrections that leave out tokens or weight them, applied in this order"),
     ] = (IcePop(),)
 
     def contradictions(self, whole: Config) -> Contradictions:

@@ -1,4 +1,4 @@
-"""Settings of examples that are learned beside what is rewarded."""
+"""Settings of supervised examples beside rewarded rollouts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class SupervisedConfig(Section, frozen=True):
-    """Examples that are learned beside what is rewarded (docs/policies.md)."""
+    """Supervised examples beside rewarded rollouts (docs/policies.md)."""
 
     coefficient: Annotated[
-        float, Meta(ge=0, description="weight of the loss of the examples; 0: there is none")
+        float, Meta(ge=0, description="weight of the loss of the examples; 0: none")
     ] = 0.0
     path: Annotated[
         str, PATH, Meta(description="JSONL file; each line has a prompt and a response")

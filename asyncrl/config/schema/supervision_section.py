@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SupervisionConfig(Section, frozen=True):
-    """Supervision of actors: how long the run waits, and how often it starts one again."""
+    """Supervision of actors: how long the run waits for them, and how often it restarts them."""
 
     resumable = EVERY
 
@@ -28,8 +28,8 @@ class SupervisionConfig(Section, frozen=True):
         Meta(
             ge=0,
             description=(
-                "times in a row, without a new step, that a run whose trainer or coordinator is "
-                "lost goes on by itself; 0: it ends"
+                "times in a row, without a new step, that a run resumes by itself after the loss "
+                "of its trainer or coordinator; 0: it ends"
             ),
         ),
     ] = 3
@@ -37,7 +37,7 @@ class SupervisionConfig(Section, frozen=True):
         float,
         Meta(
             gt=0,
-            description="seconds in which actors must have come; of rollout actors one is enough",
+            description="seconds within which actors must connect; one rollout actor is enough",
         ),
     ] = 300.0
     stall_s: Annotated[
@@ -59,7 +59,7 @@ class SupervisionConfig(Section, frozen=True):
     checkpoint_s: Annotated[
         float, Meta(gt=0, description="seconds that the trainer may take for a checkpoint")
     ] = 1800.0
-    grace_s: Annotated[float, Meta(gt=0, description="seconds to drain when asked to stop")] = 5.0
+    grace_s: Annotated[float, Meta(gt=0, description="seconds to drain at a stop")] = 5.0
     keep_servers_s: Annotated[
         float,
         Meta(
@@ -76,6 +76,6 @@ class SupervisionConfig(Section, frozen=True):
         if self.stall_s <= whole.task.verdict_s:
             yield (
                 ("supervision.stall_s", "task.verdict_s"),
-                "a slow verifier would be taken for a stalled run: stall_s must be larger than "
+                "a slow verifier would look like a stalled run: stall_s must be larger than "
                 "verdict_s",
             )

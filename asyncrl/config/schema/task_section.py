@@ -41,8 +41,8 @@ class TaskConfig(Section, frozen=True):
         Literal["auto", "exact", "score"],
         Meta(
             description=(
-                "what is trained: exact, 1 for a right answer and 0 for any other; score, what the "
-                "verifier gives; auto, exact where the data set gives partial credit for junk"
+                "reward for training: exact, 1 for a right answer and 0 for any other; score, the "
+                "verifier's; auto, exact where the data set gives partial credit for junk"
             )
         ),
     ] = "auto"
@@ -50,8 +50,8 @@ class TaskConfig(Section, frozen=True):
         Literal["auto", "strict", "process"],
         Meta(
             description=(
-                "of what judges answers: strict, nothing but the answer in reach; process, it "
-                "can be killed; auto, strict where this machine has it"
+                "for verifiers: strict, they reach nothing but the answer; process, they can be "
+                "killed; auto, strict where this machine supports it"
             )
         ),
     ] = "auto"
@@ -72,8 +72,8 @@ class TaskConfig(Section, frozen=True):
         Named("curriculum", ("in_order", "unsolved", "difficulty")),
         Meta(
             description=(
-                "which prompt comes next: each in turn, none that all rollouts solved "
-                "lately, or the half solved"
+                "choice of the next prompt: each in turn, without those that all rollouts solved "
+                "lately, or half-solved ones first"
             )
         ),
     ] = "in_order"
@@ -92,8 +92,8 @@ class TaskConfig(Section, frozen=True):
         dict[str, Any],
         Meta(
             description=(
-                "several tasks: under the label of each a table of settings that are not "
-                "[task]'s (docs/evaluation.md)"
+                "several tasks: for each label a table of settings that override [task]'s "
+                "(docs/evaluation.md)"
             )
         ),
     ] = {}
@@ -101,8 +101,8 @@ class TaskConfig(Section, frozen=True):
         dict[str, Any],
         Meta(
             description=(
-                "several tasks: by label each one's share of the prompts, or a list with one for "
-                "each stage; a task without is evaluated alone"
+                "several tasks: by label the share of the prompts, or a list with one for each "
+                "stage; a task without a weight is only evaluated"
             )
         ),
     ] = {}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TeacherConfig(PolicyConfig, frozen=True):
-    """The teacher of on-policy distillation: what it finds likely is good (docs/policies.md)."""
+    """The teacher of on-policy distillation: likely tokens are good (docs/policies.md)."""
 
     coefficient: Annotated[
         float,
@@ -31,6 +31,6 @@ class TeacherConfig(PolicyConfig, frozen=True):
         if self.coefficient and not self.path:
             yield (
                 ("teacher.coefficient", "teacher.path"),
-                "there is no teacher: name its model directory in teacher.path (of one that a "
-                "server has, the directory of its tokenizer)",
+                "there is no teacher: name its model directory in teacher.path (for one on a "
+                "server, the directory of its tokenizer)",
             )

@@ -29,7 +29,7 @@ class TrainConfig(Section, frozen=True):
     device: Annotated[
         Literal["cpu", "cuda"],
         BASIC,
-        Meta(description="where the model learns; cuda: the first GPU that the trainer may use"),
+        Meta(description="device of the trainer; cuda: the first GPU that it may use"),
     ] = "cpu"
     ranks: Annotated[
         int,
@@ -55,8 +55,7 @@ class TrainConfig(Section, frozen=True):
         Literal["group", "rollout"],
         Meta(
             description=(
-                "what is trained together: a group, or a rollout once k_min of the others "
-                "are judged"
+                "unit of training: a group, or a rollout once k_min of the others are judged"
             )
         ),
     ] = "group"
@@ -64,14 +63,14 @@ class TrainConfig(Section, frozen=True):
         str,
         ADVANTAGES.named,
         BASIC,
-        Meta(description="how much better a rollout did than what is expected of its prompt"),
+        Meta(description="how much better a rollout did than expected of its prompt"),
     ] = "grpo"
     credit: Annotated[
         Credit,
         Meta(
             description=(
-                "what a turn of an agent's episode is compared by: the episode's whole reward, or "
-                "what was to come of it at that turn (advantage rloo or dr_grpo)"
+                "reward of a turn of an agent's episode: the episode's whole reward, or the part "
+                "still to come at that turn (advantage rloo or dr_grpo)"
             )
         ),
     ] = "episode"
@@ -79,8 +78,8 @@ class TrainConfig(Section, frozen=True):
         Branches,
         Meta(
             description=(
-                "what counts alike where an agent's episode has branches: each sampled token, or "
-                "each branch, so that a token counts once for each branch that it is in"
+                "unit of equal weight in an agent's episode with branches: each sampled token, or "
+                "each branch, so that a token counts once for each branch that contains it"
             )
         ),
     ] = "token"
@@ -98,13 +97,13 @@ class TrainConfig(Section, frozen=True):
         str,
         OBJECTIVES.named,
         BASIC,
-        Meta(description="what is minimized, per token"),
+        Meta(description="loss that is minimized, per token"),
     ] = "clip"
     loss_mean: Annotated[
         Literal["auto", "token", "rollout", "constant"],
         Meta(
             description=(
-                "what counts alike in a step: each token, or each rollout; constant: tokens, "
+                "unit of equal weight in a step: each token, or each rollout; constant: tokens, "
                 "divided by max_new_tokens and the rollouts; auto: rollout for gspo, else token"
             )
         ),
@@ -113,8 +112,8 @@ class TrainConfig(Section, frozen=True):
         Literal["kept", "all"],
         Meta(
             description=(
-                "tokens that count in what the loss is divided by: those trained, or those that "
-                "corrections left out too"
+                "tokens in the divisor of the loss: trained ones, or also those that corrections "
+                "rejected"
             )
         ),
     ] = "kept"
@@ -173,8 +172,8 @@ class TrainConfig(Section, frozen=True):
         bool,
         Meta(
             description=(
-                "layers are computed again in the backward pass, with the same gradients, in "
-                "place of keeping what is between: less memory, more time"
+                "layers are recomputed in the backward pass, with the same gradients, instead of "
+                "keeping their activations: less memory, more time"
             )
         ),
     ] = False
@@ -195,7 +194,7 @@ class TrainConfig(Section, frozen=True):
             ge=0,
             lt=1,
             description=(
-                "what a version counts in an average of the weights, of what the next one counts; "
+                "decay of an average of the weights: the weight of a version relative to the next; "
                 "0: no average"
             ),
         ),
@@ -225,6 +224,6 @@ class TrainConfig(Section, frozen=True):
         if self.unit == "rollout" and whole.staleness.on_stale == "restart":
             yield (
                 ("train.unit", "staleness.on_stale"),
-                "a prompt cannot start again while rollouts of it are trained: set unit to group, "
+                "a prompt cannot restart while rollouts of it are trained: set unit to group, "
                 "or on_stale to mask or drop",
             )

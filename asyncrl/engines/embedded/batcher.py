@@ -1,7 +1,7 @@
 """Continuous batching over lanes: one that follows each load, and one for each version that is
 kept; all are stepped in turn. Invariant: `load` and `advance` are called by one thread at a time,
-and what the other methods ask for, from any thread, happens between two decode steps, in the order
-it was asked.
+and requests of the other methods, from any thread, are carried out between two decode steps, in
+order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Batcher:
         # as measured: all lanes round alike
         self._options = msgspec.structs.replace(options, packed_from=self.packed_from)
         self._kept: dict[int, Lane] = {}
-        # of versions that were let go: a lane costs a copy of the model, its cache and its programs
+        # spare lanes of released versions: a lane costs a copy of the model, its cache and programs
         self._spare: list[Lane] = []
         self._asked: deque[Callable[[], None]] = deque()
         self._ready: list[Chunk] = []
@@ -55,7 +55,7 @@ class Batcher:
         return bool(self._asked or self._ready or any(lane.busy for lane in self._lanes))
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests, which were checked."""
+        """Queue requests that were checked before."""
         self._asked.append(partial(self._queue, list(requests)))
 
     def interrupt(self, rollouts: Sequence[int]) -> None:
@@ -67,7 +67,7 @@ class Batcher:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While this lasts, `advance` returns after the decode step it is in."""
+        """Make `advance` return after its current decode step, for the length of the block."""
         self._pauses += 1
         try:
             yield
@@ -89,8 +89,8 @@ class Batcher:
                     f"{name} has shape {tuple(tensor.shape)}; the engine's model has "
                     f"{tuple(named[name].shape)}"
                 )
-        given = {id(named[name]) for name in weights}
-        missing = [name for name, parameter in named.items() if id(parameter) not in given]
+        loaded = {id(named[name]) for name in weights}
+        missing = [name for name, parameter in named.items() if id(parameter) not in loaded]
         if missing:
             raise ValueError(
                 f"the weights lack {missing[0]!r} and {len(missing) - 1} more; load all of the "
@@ -111,7 +111,7 @@ class Batcher:
         return {name: p.detach() for name, p in self._current.model.named_parameters()}
 
     def adopt(self, version: int, *, pin: bool) -> None:
-        """Go on with what was written into `weights`, as after a `load` of it."""
+        """Continue with the values written into `weights`, as after a `load` of them."""
         with computing():
             self._current.adopt(version, recompute=self._recompute)
         if pin:
@@ -120,7 +120,7 @@ class Batcher:
     def keep(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
         """Serve requests of `version` with `weights`, which were checked, in a lane of their
         own."""
-        while self._asked:  # what was let go gives its lane
+        while self._asked:  # reuse the lane of a released version
             self._asked.popleft()()
         if version not in self._kept:
             self._kept[version] = self._spare.pop() if self._spare else self._another()

@@ -1,5 +1,5 @@
-"""The slot cache and the attention that reads it. Invariant: a query sees its own slot's positions
-up to its own, and nothing else.
+"""The slot cache and the attention that reads it. Invariant: a query sees only its own slot's
+positions, up to its own.
 
 Keys lie transposed, [slots, heads, head width, context], and values as [slots, heads, context, head
 width]: with one query a row both products of attention are then plain batched matrix products,
@@ -23,15 +23,15 @@ ATTENTION = "asyncrl_slots"
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """The part of both layers below that transformers sees: a cache that was there before and has
-    no say in masks or positions."""
+    """Common base of both layers below, as transformers sees them: a pre-allocated cache that does
+    not determine masks or positions."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()
         self.keys, self.values, self.is_initialized = keys, values, True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise AssertionError("a slot layer is made with its tensors")
+        raise AssertionError("a slot layer is created with its tensors")
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         raise AssertionError("masks are made by the decode step")
@@ -83,8 +83,9 @@ class PrefillLayer(_SlotLayer):
 
 
 class OnwardLayer(_SlotLayer):
-    """Tokens behind those that slots have: row i of the batch goes to the positions `places[i]`
-    (int64 [rows, tokens]) of slot `slots[i]`; attention reads the first `columns` positions."""
+    """Tokens that follow those already in slots: row i of the batch goes to the positions
+    `places[i]` (int64 [rows, tokens]) of slot `slots[i]`; attention reads the first `columns`
+    positions."""
 
     def __init__(
         self, keys: Tensor, values: Tensor, slots: Tensor, places: Tensor, columns: int
@@ -130,7 +131,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention in transformers' interface. Without a mask: causal over the batch itself (prefill;
     rows are padded on the right, where nothing looks). With one: over the slot cache, `key`
-    transposed, a single query a row (decode) or several (what is new of a context)."""
+    transposed, a single query a row (decode) or several (the new part of a context)."""
     rows, heads, tokens, width = query.shape
     groups = key.shape[1]
     scale = width**-0.5 if scaling is None else scaling

@@ -1,4 +1,4 @@
-"""Settings of the embedded engine, which engine, batcher and lanes share."""
+"""Settings of the embedded engine, shared by engine, batcher and lanes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from asyncrl.engines.options import EngineOptions
 
 
 class EmbeddedOptions(EngineOptions, frozen=True, kw_only=True):
-    """Sizes, and what only the embedded engine has.
+    """Sizes and the settings specific to the embedded engine.
 
     `stop_ids` end a rollout and are part of it. Draws are keyed by `run_seed` and the request
     (`sampler`). `kv` says whether unfinished rollouts keep their cache at a new version or have it
-    recomputed; their recorded log-probabilities stay what they were. `compile` compiles what the
-    decode step does outside of linear layers (5-12 s once a machine; without a C++ compiler a
-    warning says that it has no effect). `packed_from` is the number of rows from which on it
-    multiplies with packed weights; None measures what is faster. The two round differently, so
-    engines of one run should have one.
+    recomputed; their recorded log-probabilities do not change. `compile` compiles what the decode
+    step does outside of linear layers (5-12 s once a machine; without a C++ compiler a warning says
+    that it has no effect). `packed_from` is the smallest number of rows for which it multiplies
+    with packed weights; None measures which is faster. The two round differently, so engines of one
+    run should have one.
     """
 
     stop_ids: frozenset[int]

@@ -22,7 +22,7 @@ class EmbeddedEngine:
 
     The engine owns `model` from here on, and samples nothing before the first `load`. Memory:
     `slots * context_tokens` keys and values a layer, and the weights; as much again for each
-    version that is kept at a time, and not given back. `idle` hears of waits named `weights` and
+    version that is kept at a time, and never freed. `idle` is called for waits named `weights` and
     `requests`, when they end.
 
     Threads: torch's current setting (`torch.set_num_threads`) is used and never changed. Raises
@@ -38,7 +38,7 @@ class EmbeddedEngine:
     ) -> None:
         self._batcher = Batcher(model, options)
         self._options, self._idle = options, idle
-        self._model_turn = trio.Semaphore(1)  # no lock: who stands still is nobody's task
+        self._model_turn = trio.Semaphore(1)  # no lock: no task owns a paused engine
         self._stood: float | None = None
         self._news = trio.Event()
 
@@ -52,7 +52,7 @@ class EmbeddedEngine:
 
     @property
     def packed_from(self) -> int:
-        """The number of rows from which on it multiplies with packed weights, as given or
+        """The smallest number of rows for which it multiplies with packed weights, configured or
         measured."""
         return self._batcher.packed_from
 
@@ -78,13 +78,13 @@ class EmbeddedEngine:
 
         Raises ValueError, with nothing changed, for None and for names or shapes that are not
         exactly the model's."""
-        given = self._given(version, weights)
-        return await self._paused(partial(self._batcher.load, version, given, pin=pin))
+        checked = self._given(version, weights)
+        return await self._paused(partial(self._batcher.load, version, checked, pin=pin))
 
     async def keep(self, version: int, weights: Mapping[str, torch.Tensor] | None) -> float:
         """Keep an average as the protocol says; `weights` and ValueError as in `load`."""
-        given = self._given(version, weights)
-        return await self._paused(partial(self._batcher.keep, version, given))
+        checked = self._given(version, weights)
+        return await self._paused(partial(self._batcher.keep, version, checked))
 
     async def quiesce(self) -> Mapping[str, torch.Tensor]:
         if self._stood is None:
@@ -94,7 +94,7 @@ class EmbeddedEngine:
         return self._batcher.weights
 
     async def adopt(self, version: int, *, pin: bool = False) -> float:
-        assert self._stood is not None, "an engine that decodes has no weights to adopt"
+        assert self._stood is not None, "adopt() needs a quiesced engine"
         await trio.to_thread.run_sync(partial(self._batcher.adopt, version, pin=pin))
         stood = trio.current_time() - self._stood
         self.resume()

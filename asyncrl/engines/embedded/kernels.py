@@ -1,5 +1,5 @@
-"""Compiled pieces of the decode step. Invariant: each computes what the Python it stands for
-computes, and is checked against it.
+"""Compiled pieces of the decode step. Invariant: each computes the same as the Python code it
+replaces, and is checked against it.
 
 - attention: as `cache.attend`, but each row up to its own position only: short rollouts do not pay
   for long neighbours;
@@ -36,8 +36,8 @@ _log = logging.getLogger(__name__)
 
 
 def load_kernels() -> bool:
-    """Load the operators, and compile them first if need be. Without a compiler, or where it fails,
-    says so once and returns False."""
+    """Load the operators, compiling them first if needed. Without a compiler, or where it fails,
+    warns once and returns False."""
     if _loaded():
         return True
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
@@ -81,14 +81,14 @@ def _library_path() -> Path:
 
 
 def _compile(compiler: str, library: Path) -> None:
-    """Compile and link apart: linked with -ffast-math, a library would change how the whole process
-    rounds tiny numbers. Linked to torch's own OpenMP library, since two of them would use twice the
-    threads."""
+    """Compile and link separately: linked with -ffast-math, a library would change how the whole
+    process rounds tiny numbers. Linked to torch's own OpenMP library, since two of them would use
+    twice the threads."""
     library.parent.mkdir(parents=True, exist_ok=True)
     torch_libraries = Path(torch.__file__).parent / "lib"
     includes = [f"-I{path}" for path in cpp_extension.include_paths()]
-    with tempfile.TemporaryDirectory(dir=library.parent) as place:
-        compiled, linked = Path(place) / "kernels.o", Path(place) / "kernels.so"
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        compiled, linked = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
         openmp = [str(path) for path in torch_libraries.glob("libgomp*")]
         commands = [
             [compiler, *_FLAGS, "-c", str(_SOURCE), "-o", str(compiled), *includes],
@@ -111,7 +111,7 @@ def _compile(compiler: str, library: Path) -> None:
 
 
 class KernelDecodeLayer(DecodeLayer):
-    """A `DecodeLayer` that reads the whole cache of its rows, whatever `columns` says."""
+    """A `DecodeLayer` that ignores `columns` and reads the whole cache of its rows."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -125,7 +125,7 @@ class KernelDecodeLayer(DecodeLayer):
 
 
 class KernelNorm(nn.Module):
-    """Stands for a root-mean-square norm, with the same parameter under the same name."""
+    """Replaces a root-mean-square norm, with the same parameter under the same name."""
 
     def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
         super().__init__()
@@ -137,8 +137,8 @@ class KernelNorm(nn.Module):
 
 
 def replace_norms(model: nn.Module) -> None:
-    """Put `KernelNorm` in the place of every module that looks like a root-mean-square norm and
-    gives the same on random numbers."""
+    """Replace every module that looks like a root-mean-square norm, and computes the same as
+    `KernelNorm` on random numbers, by a `KernelNorm`."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             weight, epsilon = (
@@ -167,7 +167,7 @@ def _attend_with_kernel(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as `cache.attend` has it, but in a decode step `attention_mask` holds the rows'
+    """Attention as in `cache.attend`, but in a decode step `attention_mask` holds the rows'
     positions, int64 [rows, 1, 1, 1]; keys and values are the whole, contiguous cache of these rows,
     float32."""
     if attention_mask is None or attention_mask.is_floating_point():

@@ -2,7 +2,7 @@
 the positions before its last known token, and everything a lane samples is sampled under `version`.
 
 The cache of a request that has ended stays in its slot until that is needed, or the weights change.
-A request that goes on from there has only what is new computed.
+A request that continues from there computes only its new tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROWS = 8
 """Without a queue, the rows computed follow the live ones, rounded up to a multiple of this, or to
 a power of two below."""
 PATIENCE = 16
-"""Decode steps that a request waits at most for company when a slot is free."""
+"""The most decode steps that a request waits for others to join it when a slot is free."""
 _WASTE, _PADDED = 512, 4096
 
 
@@ -55,18 +55,18 @@ class Lane:
 
     @property
     def busy(self) -> bool:
-        """True if a step would do something."""
+        """True if there is work for a step."""
         return self.version is not None and (self._slots.occupied > 0 or bool(self.waiting))
 
     def load(self, version: int, weights: Mapping[str, Tensor], *, recompute: bool) -> None:
-        """Take weights, whose names were checked; recompute the cache of live slots or keep it."""
+        """Copy weights, whose names were checked; recompute the cache of live slots or keep it."""
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             if name in weights:
                 parameter.copy_(weights[name])
         self.adopt(version, recompute=recompute)
 
     def adopt(self, version: int, *, recompute: bool) -> None:
-        """Go on with the weights that are in place by now, as `load` does."""
+        """Continue with weights that were written in place, as `load` does."""
         self.programs.repack()
         self.version = version
         self._slots.outdate(recomputed=recompute)
@@ -99,11 +99,11 @@ class Lane:
         ]
 
     def flush(self) -> list[Chunk]:
-        """Every token that has not left."""
+        """Flush every token that was not sent yet."""
         return [self._slots.take(s, self._stamp, "") for s in self._slots.unsent()]
 
     def interrupt(self, chosen: Callable[[Request], bool]) -> list[Chunk]:
-        """End the chosen requests, decoding or waiting, with the tokens they have."""
+        """End the chosen requests, decoding or waiting, with their tokens so far."""
         slots = self._slots
         ending = [
             s for s, request in enumerate(slots.requests) if request is not None and chosen(request)
@@ -140,8 +140,8 @@ class Lane:
         self._rows = rows
 
     def _prefill(self, chosen: Mapping[int, int]) -> None:
-        """Compute the cache of these slots up to their last known token, of which each holds so
-        many positions already. Equal contents of those that hold none are computed once."""
+        """Compute the cache of these slots up to their last known token, each of which already
+        holds the given number of positions. Equal contents of empty slots are computed once."""
         slots = self._slots
         self._go_on({slot: held for slot, held in chosen.items() if held})
         places: dict[bytes, list[int]] = {}
@@ -163,7 +163,7 @@ class Lane:
             )
 
     def _go_on(self, held: Mapping[int, int]) -> None:
-        """Compute the cache of these slots from the positions on that they hold."""
+        """Compute the cache of these slots from the first position they do not hold."""
         positions = self._slots.positions
         due = sorted(
             (slot for slot in held if positions[slot] > held[slot]),
@@ -207,16 +207,16 @@ def _row_bucket(rows: int, limit: int) -> int:
 
 
 def _batches(lengths: Sequence[int]) -> list[slice]:
-    """Cut contents, of so many tokens (the longest first), into batches of which neither the padded
-    size nor the padding is large."""
+    """Split contents, by their token counts (the longest first), into batches with a bounded padded
+    size and bounded padding."""
     batches = list[slice]()
     first = waste = 0
-    for place, tokens in enumerate(lengths):
+    for row, tokens in enumerate(lengths):
         longest = lengths[first]
         waste += longest - tokens
-        if place > first and (waste > _WASTE or (place + 1 - first) * longest > _PADDED):
-            batches.append(slice(first, place))
-            first, waste = place, 0
+        if row > first and (waste > _WASTE or (row + 1 - first) * longest > _PADDED):
+            batches.append(slice(first, row))
+            first, waste = row, 0
     if lengths:
         batches.append(slice(first, len(lengths)))
     return batches

@@ -1,5 +1,5 @@
-"""Linear layers with weights laid out for oneDNN. Invariant: a packed layer computes what the layer
-it stands for computes, with that layer's parameters as they were at the last `repack`.
+"""Linear layers with weights laid out for oneDNN. Invariant: a packed layer computes the same as
+the layer it replaces, with that layer's parameters at the last `repack`.
 
 oneDNN's own layout is about twice as fast as the default for many rows of float32 on some CPUs, and
 slower for few rows; `Lane` measures and takes the faster.
@@ -22,12 +22,12 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
-    # the tracer cannot record the operator's list argument, but a call to this it can
+    # the tracer can record a call to this, but not the operator's list argument
     _packed_linear = torch.jit.script(_linear)
 
 
 class PackedLinear(nn.Module):
-    """Stands for a `Linear` or a `Conv1D`, which keeps owning the parameters."""
+    """Replaces a `Linear` or a `Conv1D`, which keeps owning the parameters."""
 
     def __init__(self, source: nn.Linear | Conv1D, rows: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""The computations of the engine as modules: prefill, of a whole context or of what is new of it,
-and decode. Invariant: pure functions of their arguments, the parameters and the cache tensors, with
-no choice that depends on a shape, so that one trace serves every number of rows and columns.
+"""The computations of the engine as modules: prefill, of a whole context or of its new part, and
+decode. Invariant: pure functions of their arguments, the parameters and the cache tensors, with no
+branch on a shape, so that one trace serves any number of rows and columns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DecodeStep(nn.Module):
         uniforms: Tensor,
         *cache: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """ids, positions: int64 [rows], the last known token and its place; columns: `arange(n)`
+        """ids, positions: int64 [rows], the last known token and its position; columns: `arange(n)`
         with n above every position of a live slot; temperature, uniforms: see `sample`; cache: keys
         and values of each layer, alternating. Returns tokens and log-probabilities."""
         rows = torch.arange(ids.shape[0])
@@ -73,7 +73,7 @@ class PrefillStep(nn.Module):
 
     def forward(self, ids: Tensor, slots: Tensor, source: Tensor, *cache: Tensor) -> Tensor:
         """ids: int64 [rows, tokens], padded on the right; slots, source: int64 [n], row `source[i]`
-        is written to slot `slots[i]`. The result only says that it is done."""
+        is written to slot `slots[i]`. The result only signals completion."""
         positions = torch.arange(ids.shape[1])[None]
         layers = [
             PrefillLayer(*pair, slots, source) for pair in zip(cache[::2], cache[1::2], strict=True)
@@ -85,7 +85,7 @@ class PrefillStep(nn.Module):
 
 
 class OnwardStep(nn.Module):
-    """Keys and values of tokens that follow what slots have; nothing is sampled."""
+    """Keys and values of tokens that follow those in slots; nothing is sampled."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class OnwardStep(nn.Module):
         """ids: int64 [rows, tokens], padded on the right; starts, slots: int64 [rows], row i goes
         to slot `slots[i]` from position `starts[i]` on, padding into positions that are written
         again before they are read; columns: `arange(n)`, n above every position of a token. The
-        result only says that it is done."""
+        result only signals completion."""
         places = starts[:, None] + torch.arange(ids.shape[1])[None]
         places = places.clamp(max=cache[1].shape[2] - 1)
         seen = columns[None, None] <= places[:, :, None]

@@ -1,9 +1,9 @@
-"""Programs of a lane: prefill and decode, as fast as this machine runs them. Invariant: every
-program computes what the model's own forward computes, checked at the start.
+"""Programs of a lane: prefill and decode, in the fastest form on this machine. Invariant: every
+program computes the same as the model's own forward pass, checked at the start.
 
-The steps are traced once (torch.jit): the stock model code then costs no Python in a decode step,
-where a small model spends most of its time, and computes without the interpreter's lock. Where a
-trace does not agree with the model, the module itself is run.
+The steps are traced once (torch.jit). A decode step of the stock model code then runs no Python, in
+which a small model spends most of its time, and does not hold the interpreter's lock. Where a trace
+does not agree with the model, the untraced module is run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def new_cache(model: PreTrainedModel, slots: int, context_tokens: int) -> list[T
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is None or values is None or keys.dim() != 4:
             raise ValueError(
-                f"{type(model).__name__} keeps something else than keys and values; the embedded "
+                f"{type(model).__name__} caches more than keys and values; the embedded "
                 "engine cannot decode with it"
             )
         cache.append(
@@ -70,9 +70,9 @@ def new_cache(model: PreTrainedModel, slots: int, context_tokens: int) -> list[T
 class Programs:
     """Prefill and decode for `model`, whose attention this replaces: `decode(rows)`, `prefill` and
     `onward` are callables with the signatures of `DecodeStep.forward`, `PrefillStep.forward` and
-    `OnwardStep.forward`. `repack` has to follow every change of the parameters. With `compile`, the
+    `OnwardStep.forward`. Call `repack` after every change of the parameters. With `compile`, the
     compiled pieces are used where there is a compiler and the model is float32. `packed_from` is
-    the number of rows from which packed linear layers are used; None measures it."""
+    the smallest number of rows for which packed linear layers are used; None measures it."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class _Pair:
 
 
 class _Trial:
-    """A few tokens, and what the model itself says of them before its attention is replaced."""
+    """A few tokens, and the model's own output for them before its attention is replaced."""
 
     def __init__(self, model: PreTrainedModel, cache: Sequence[Tensor]) -> None:
         self._cache = cache
@@ -171,8 +171,8 @@ class _Trial:
         self._tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
 
     def decode_arguments(self, rows: int) -> tuple[Tensor, ...]:
-        """Arguments of another number of columns than `check` uses, so that a trace that holds on
-        to a shape is found out."""
+        """Arguments with a different number of columns than `check` uses, so that the check detects
+        a trace with a fixed shape."""
         columns = min(64, self._cache[1].shape[2])
         positions = torch.full((rows,), columns - 1)
         uniforms = torch.full((rows,), 0.5, dtype=torch.float64)
@@ -186,19 +186,19 @@ class _Trial:
         )
 
     def prefill_arguments(self) -> tuple[Tensor, ...]:
-        """Arguments without a dimension of size 1, which a trace would take for constant."""
+        """Arguments without a dimension of size 1, which a trace would treat as constant."""
         twice = torch.zeros(2, dtype=torch.long)
         return torch.zeros(2, 3, dtype=torch.long), twice, twice, *self._cache
 
     def onward_arguments(self) -> tuple[Tensor, ...]:
-        """As `prefill_arguments`, of tokens behind the first."""
+        """As `prefill_arguments`, for tokens after the first."""
         columns = torch.arange(min(64, self._cache[1].shape[2]))
         twice = torch.zeros(2, dtype=torch.long)
         return torch.zeros(2, 3, dtype=torch.long), twice + 1, twice, columns, *self._cache
 
     def check(self, pair: _Pair) -> None:
         """Raise ValueError unless the pair gives the model's own log-probabilities, with the
-        context computed at once, and in two parts."""
+        context computed in one part and in two."""
         last = self._ids.shape[1] - 1
         for first in (last, min(3, last)):
             self._check(pair, first)
@@ -244,7 +244,7 @@ def _traced(step: nn.Module, arguments: tuple[Tensor, ...]) -> Program:
 
 
 def _crossing(plain: _Pair, fast: _Pair, trial: _Trial, slots: int) -> int:
-    """The number of rows from which on `fast` is the faster, measured at 1, 4, 16, … and `slots`
+    """The smallest number of rows for which `fast` is faster, measured at 1, 4, 16, … and `slots`
     rows; `slots + 1` where it never is."""
     crossing = slots + 1
     for rows in sorted(
@@ -258,8 +258,8 @@ def _crossing(plain: _Pair, fast: _Pair, trial: _Trial, slots: int) -> int:
 
 
 def _is_faster(program: Program, other: Program, arguments: tuple[Tensor, ...]) -> bool:
-    """True if `program` takes less than `other` at its best of a few runs. They take turns, so that
-    a busy moment of the machine hits both."""
+    """True if `program` takes less than `other` at its best of a few runs. Runs alternate, so that
+    load on the machine affects both."""
     best = [math.inf, math.inf]
     with computing():
         for _ in range(8):

@@ -1,5 +1,5 @@
-"""From logits to tokens. Invariant: a row's token and log-probability are functions of that row's
-logits, temperature and uniform alone."""
+"""Sampling of tokens from logits. Invariant: a row's token and log-probability are functions of
+that row's logits, temperature and uniform alone."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """The slots of a lane, and the request in each. Invariant: `history[s, : positions[s] + 1]` are the
-known ids of slot s, of which those before `sent[s]` have left in chunks; nothing here depends on
+known ids of slot s, of which those before `sent[s]` were sent in chunks; nothing here depends on
 which slot a request got.
 
-A slot whose request has ended is idle: it holds the positions of that one until a request gets it.
-The next one whose ids begin with all that a slot holds gets that slot. Others get slots that hold
-nothing, and then those that are idle for longest. A slot that is not live has the position behind
-what it holds, since a decode step writes something there.
+A slot whose request has ended is idle: it keeps that request's positions until another request
+takes it. The next request whose ids start with all that a slot holds takes that slot. Others take
+empty slots first, then those idle for longest. A slot that is not live points to the position after
+its contents, since a decode step writes there.
 
 Arrays, one row a slot, so that a decode step costs a few array operations and no loop over tokens.
 """
@@ -37,8 +37,8 @@ class Slots:
         self.last = np.zeros(count, np.int64)
         self.positions = np.zeros(count, np.int64)
         self.temperature = np.ones(count, np.float32)
-        self._own = np.zeros(count, np.bool_)  # all that it holds is of the current weights
-        self._ended = np.zeros(count, np.int64)  # idle: when its request ended, counted; else 0
+        self._own = np.zeros(count, np.bool_)  # its contents were computed by the current weights
+        self._ended = np.zeros(count, np.int64)  # idle: the count of endings at its own; else 0
         self._endings = 0
         self._prompt = np.zeros(count, np.int64)
         self._last_place = np.zeros(count, np.int64)
@@ -56,17 +56,17 @@ class Slots:
 
     def place(self, requests: Sequence[Request]) -> dict[int, int]:
         """Put requests into free slots; there must be enough. Returns their slots, and how many
-        positions each of these holds already."""
-        found = list[int | None]()
+        positions each already holds."""
+        continued = list[int | None]()
         for request in requests:
-            found.append(slot := self._continued(request))
+            continued.append(slot := self._continued(request))
             if slot is not None:
                 self._ended[slot] = 0
-        taken = {slot for slot in found if slot is not None}
+        taken = {slot for slot in continued if slot is not None}
         free = [s for s in np.flatnonzero(~self.live).tolist() if s not in taken]
         others = iter(sorted(free, key=lambda s: (self._ended[s], s)))
         placed = dict[int, int]()
-        for same, request in zip(found, requests, strict=True):
+        for same, request in zip(continued, requests, strict=True):
             slot = next(others) if same is None else same
             placed[slot] = 0 if same is None else int(self.positions[slot])
             known = len(request.ids)
@@ -82,7 +82,7 @@ class Slots:
         return placed
 
     def _continued(self, request: Request) -> int | None:
-        """The idle slot that holds most of what this request begins with, and nothing else."""
+        """The idle slot that holds the longest prefix of this request, and nothing else."""
         idle = np.flatnonzero(self._ended)
         held = self.positions[idle]
         fits = held < len(request.ids)
@@ -94,8 +94,8 @@ class Slots:
         return None
 
     def outdate(self, *, recomputed: bool) -> None:
-        """The weights have changed: idle slots hold nothing any more, and what live ones hold is
-        of no use to others unless it is `recomputed`."""
+        """Clear idle slots after a change of weights. Contents of live ones are not shared any
+        more, unless they are `recomputed`."""
         self.positions[~self.live] = 0
         self._ended[:] = 0
         self._own &= recomputed
@@ -105,8 +105,8 @@ class Slots:
         return uniforms(self._stream[:rows], self.positions[:rows] + 1 - self._prompt[:rows])
 
     def extend(self, tokens: NDArray[np.int64], behaviour: NDArray[np.float32]) -> list[int]:
-        """Add one token to each live one of the first `len(tokens)` slots. Returns the slots that
-        ended by it."""
+        """Add one token to each live one of the first `len(tokens)` slots. Returns the slots whose
+        requests ended."""
         rows = len(tokens)
         live, positions = self.live[:rows], self.positions[:rows]
         positions += live
@@ -121,11 +121,11 @@ class Slots:
         return slots
 
     def unsent(self) -> list[int]:
-        """Live slots with tokens that have not left."""
+        """Live slots with unsent tokens."""
         return [int(s) for s in np.flatnonzero(self.live & (self.positions + 1 > self._sent))]
 
     def take(self, slot: int, version: int, finish: Finish = "") -> Chunk:
-        """The tokens of a slot that have not left; with `finish`, the slot is free afterwards."""
+        """The unsent tokens of a slot; with `finish`, the slot is free afterwards."""
         request = self.requests[slot]
         assert request is not None
         start, end = int(self._sent[slot]), int(self.positions[slot]) + 1
@@ -145,12 +145,12 @@ class Slots:
         return Chunk(request.rollout, request.attempt, version, first, ids, behaviour, finish)
 
     def ending(self, slot: int) -> Finish:
-        """The reason for which a slot that `extend` named has ended."""
+        """The finish reason of a slot that `extend` returned."""
         return "stop" if self._stops[self.last[slot]] else "length"
 
     def compact(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Move live slots into the lowest places, and what is there into theirs. Returns (to, from)
-        of the moves, which the cache has to follow."""
+        """Swap live slots into the lowest indices. Returns (to, from) of the moves, which the cache
+        must repeat."""
         rows = self.occupied
         to = np.flatnonzero(~self.live[:rows])
         origin = np.flatnonzero(self.live[rows:]) + rows

@@ -1,5 +1,5 @@
-"""Chunks on their way out of an engine that is a server. Invariant: each request ends once, and
-nothing of it comes after its end."""
+"""Outgoing chunks of a server engine. Invariant: each request ends once, and no chunk of it follows
+its end."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class ChunkOutbox:
         return len(self._ready)
 
     async def wait(self) -> None:
-        """Return when something was added, or `wake` called, since the last wait."""
+        """Return when something was added, or `wake` was called, since the last wait."""
         await self._news.wait()
 
     def wake(self) -> None:
-        """Let the task look again: what may leave has changed."""
+        """Wake the task, because other chunks may be sent now."""
         self._news.set()
 
     def take(self) -> list[Chunk]:
-        """Everything, in the order in which it was added."""
+        """All chunks, in the order in which they were added."""
         chunks, self._ready = self._ready, []
         return chunks
 
     def add(self, request: Request, first: int, runs: Sequence[TokenRun]) -> None:
-        """Tokens of a stream that began at the new token `first` of the request."""
+        """Add tokens of a stream that began at the new token `first` of the request."""
         for run in runs:
             start = request.prefix_tokens + first + run.start
             self._ready.append(
@@ -48,8 +48,8 @@ class ChunkOutbox:
             self._news.set()
 
     def end(self, request: Request, done: int, finish: Finish, version: int) -> None:
-        """The end after `done` new tokens, in one chunk with the last of them where they have not
-        left yet; else an empty one under `version`."""
+        """Add the end after `done` new tokens: in one chunk with the last of them if they are
+        unsent, else in an empty one under `version`."""
         last = self._ready[-1] if self._ready else None
         if last is not None and (last.rollout, last.attempt, last.finish) == (
             request.rollout,

@@ -7,19 +7,19 @@ from asyncrl.escape import escaped, escaped_lines
 
 class ServerError(Exception):
     """A server failed: one sentence with its address, which may quote the server; and the end of
-    its `log`, where that says more."""
+    its `log`, if that adds details."""
 
     def __init__(self, text: str, *, log: str = "") -> None:
         super().__init__(escaped(text) + (f"\n{escaped_lines(log)}" if log else ""))
 
 
 class ServerGone(ServerError):
-    """The connection was refused or broke, or the server was silent for too long: what it holds is
+    """The connection was refused or broke, or the server was silent for too long. Its requests are
     lost."""
 
 
 class RequestRefused(ServerError):
-    """The server said no, or that it cannot; `status` is the HTTP status it gave."""
+    """The server refused a call, or failed at it; `status` is the HTTP status of its answer."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -27,4 +27,4 @@ class RequestRefused(ServerError):
 
 
 class Misread(ServerError):
-    """The server sent what cannot be read, or what contradicts itself."""
+    """The server sent something unreadable or inconsistent."""

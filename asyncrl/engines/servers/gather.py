@@ -1,5 +1,5 @@
-"""Calls made at the same time. Invariant: all of them have ended when this returns or raises, and
-an error is raised as the call raised it."""
+"""Concurrent calls. Invariant: all of them have ended when this returns or raises, and an error is
+raised as the call raised it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ T = TypeVar("T")
 
 
 async def gather(*calls: Callable[[], Awaitable[T]]) -> list[T]:
-    """The results, in the order of the calls. The first to fail ends the others, and is raised,
+    """The results, in the order of the calls. The first failure cancels the others, and is raised
     alone."""
-    found: dict[int, T] = {}
+    results: dict[int, T] = {}
     failures: list[Exception] = []
 
-    async def run(place: int, call: Callable[[], Awaitable[T]]) -> None:
+    async def run(number: int, call: Callable[[], Awaitable[T]]) -> None:
         try:
-            found[place] = await call()
+            results[number] = await call()
         except Exception as error:  # noqa: BLE001 (raised below, alone)
             failures.append(error)
             nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
-        for place, call in enumerate(calls):
-            nursery.start_soon(run, place, call)
+        for number, call in enumerate(calls):
+            nursery.start_soon(run, number, call)
     if failures:
         raise failures[0]
-    return [found[place] for place in range(len(calls))]
+    return [results[number] for number in range(len(calls))]

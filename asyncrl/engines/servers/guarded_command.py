@@ -1,18 +1,18 @@
 """`python -m asyncrl.engines.servers.guarded_command FILES OWNER KEEP_S COMMAND…`: run a command
-that ends with its owner, and all that it started; or `KEEP_S` seconds later, if nobody owns it
-then.
+that ends with its owner, and with it all that it started; or `KEEP_S` seconds later, if it has no
+owner then.
 
     OWNER: the descriptor of a connection to who started it, and is told "+" → "k" → that is closed
     → KEEP_S seconds in which somebody else may connect at FILES/guard.sock, and is told "+" → …
 
-Invariant: whatever ends its owner, nothing of the command's group is left `LEAVE_S` seconds after
-that, or after `KEEP_S`, and none of its files. It has one owner at a time: who connects to one that
-is owned is hung up on. An owner that did not say "k" takes the command with it.
+Invariant: however its owner ends, no process of the command's group and none of its files is left
+`LEAVE_S` seconds after that, or after `KEEP_S`. It has one owner at a time: it closes the
+connection of a second one. If an owner ends without having sent "k", the command ends too.
 
-Servers' processes ask for a signal at their parent's death, but only when they have imported what
-they need: whoever dies in those ten seconds leaves half a gigabyte behind. So this process leads
-the session, and does nothing but wait for the command, or for the owner. A command that stands for
-something elsewhere, a container say, hears SIGTERM first. Its sockets and metrics are files in
+Servers' processes ask for a signal at their parent's death, but only after their imports: a parent
+that dies in those ten seconds leaves half a gigabyte of memory in use. So this process leads the
+session, and only waits for the command, or for the owner. SIGTERM comes first, for a command that
+is the client of something elsewhere, such as a container. Its sockets and metrics are files in
 FILES, a folder of this user alone.
 """
 
@@ -33,17 +33,17 @@ from asyncrl.runtime.processes.process import outlive_parent
 GUARD = "guard.sock"
 """The socket at which it waits for an owner, in FILES."""
 OWNED, KEEP = b"+", b"k"
-"""The word to who owns it now, and an owner's: keep it when I am gone."""
+"""The guard's message to a new owner, and an owner's message that the command outlives it."""
 LEAVE_S = 3.0
-"""Seconds that the command has to end by itself, once nobody owns it."""
+"""Seconds that the command gets to end by itself, once it has no owner."""
 
 
 def main() -> None:
     outlive_parent()
     files, owner, keep_s, *command = sys.argv[1:]
-    told, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    stop_requested, request_stop = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGTERM, lambda *_: None)  # by the pipe below
-    signal.set_wakeup_fd(tell)
+    signal.set_wakeup_fd(request_stop)
     connection = socket.socket(fileno=int(owner))
     connection.set_inheritable(False)
     try:
@@ -52,10 +52,10 @@ def main() -> None:
             listener.listen()
             environment = os.environ | {"TMPDIR": files}
             pid = os.posix_spawnp(command[0], command, environment, setpgroup=0)
-            guard = _Guard(pid, listener, float(keep_s), told)
+            guard = _Guard(pid, listener, float(keep_s), stop_requested)
             guard.own(connection)
             guard.wait()
-        # what is left of its group, whose number is nobody else's until it is reaped
+        # the rest of its group, whose number is not reused until it is reaped
         os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
     except OSError as error:
@@ -71,35 +71,42 @@ def main() -> None:
 
 
 class _Guard:
-    """The wait for the end of the command `pid`, its owner, or the next one. `told` is readable
-    when it was asked to end (SIGTERM)."""
+    """Waits for the end of the command `pid`, for its owner, or for the next one. `stop_requested`
+    is readable after SIGTERM."""
 
-    def __init__(self, pid: int, listener: socket.socket, keep_s: float, told: int) -> None:
-        self._pid, self._listener, self._keep_s, self._told = pid, listener, keep_s, told
+    def __init__(
+        self, pid: int, listener: socket.socket, keep_s: float, stop_requested: int
+    ) -> None:
+        self._pid, self._listener, self._keep_s, self._stop_requested = (
+            pid,
+            listener,
+            keep_s,
+            stop_requested,
+        )
         self._owner: socket.socket | None = None
         self._kept = False
-        self._until = 0.0  # it is nobody's until then
+        self._until = 0.0  # without an owner, it lives until then
         self._ended = os.pidfd_open(pid)
 
     def own(self, owner: socket.socket) -> None:
-        """Have it owned by who is at the other end, and say so there."""
+        """Make the other end of the connection the owner, and tell it so."""
         owner.setblocking(False)
-        with contextlib.suppress(OSError):  # one that has hung up is found so
+        with contextlib.suppress(OSError):  # a closed connection is noticed by `wait`
             owner.send(OWNED)
         self._owner = owner
 
     def wait(self) -> None:
-        """Return when the command has ended, or was asked to because nobody owns it."""
+        """Return when the command has ended, or was told to end because it has no owner."""
         while True:
-            waited: list[int | socket.socket] = [self._ended, self._told, self._listener]
+            waited: list[int | socket.socket] = [self._ended, self._stop_requested, self._listener]
             waited += [self._owner] if self._owner else []
             left_s = None if self._owner else max(0.0, self._until - time.monotonic())
             ready, _, _ = select.select(waited, [], [], left_s)
             if self._ended in ready:
                 return
-            if self._told in ready:
-                os.read(self._told, 64)
-                self._keep_s = 0.0  # nobody gets what is about to end
+            if self._stop_requested in ready:
+                os.read(self._stop_requested, 64)
+                self._keep_s = 0.0  # a command that is ending gets no new owner
                 self._terminate()
             if self._owner in ready:
                 self._hear(self._owner)
@@ -117,22 +124,22 @@ class _Guard:
                 self._owner.send(str(code).encode())
 
     def _hear(self, owner: socket.socket) -> None:
-        """Read all that its owner said: to the end, where that is gone, so that who came after it
-        finds the place free."""
+        """Read all messages of the owner, and release its ownership where the connection has ended,
+        so that the next one can connect."""
         try:
             while owner.recv(len(KEEP)):
                 self._kept = True
         except BlockingIOError:
             return
         except OSError:
-            pass  # it was reset, which is an end, too
+            pass  # a reset ends the connection, too
         owner.close()
         self._owner = None
         self._until = time.monotonic() + (self._keep_s if self._kept else 0.0)
         self._kept = False
 
     def _admit(self) -> None:
-        """Have who connects own it, if nobody does."""
+        """Accept a connection as the owner, if there is none."""
         other, _ = self._listener.accept()
         if self._owner is not None:
             other.close()
@@ -140,7 +147,7 @@ class _Guard:
         self.own(other)
 
     def _terminate(self) -> None:
-        os.kill(self._pid, signal.SIGTERM)  # it is not reaped: the number is its own
+        os.kill(self._pid, signal.SIGTERM)  # it is not reaped: the number is still its own
 
 
 def _end_as(code: int) -> None:

@@ -1,7 +1,6 @@
-"""The HTTP of one server. Invariant: whatever the server does, an answer is typed, or a
-named error in bounded time and memory.
-
-What comes is not compressed: 3 MB that are unpacked can be gigabytes.
+"""The HTTP of one server. Invariant: whatever the server does, a call returns a typed answer or
+raises a named error, in bounded time and memory. Compressed answers are refused: 3 MB can unpack to
+gigabytes.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from asyncrl.engines.servers.server_types import SAID, Garbled, ServerAnswer, de
 from asyncrl.escape import escaped
 
 ANSWER_BYTES = 1 << 20
-"""Bytes of an answer that has no reason to be larger: what a server is, how it took an order."""
+"""Bytes of an ordinary answer, such as a description of the server or the result of a command."""
 IDLE_S = 1.0
 """Seconds after which an idle connection is not used again. uvicorn, under SGLang and vLLM, closes
 one after 5 s, as httpx does: an order that crosses the close is lost without an answer."""
 READY_WITHIN_S = 5.0
-"""Seconds: a server that is up says at once that it is ready, or that it is not."""
+"""Seconds for a readiness check, which a running server answers at once."""
 CHECKSUM_BYTES = 1 << 26
-"""Bytes that the checksums of all ranks' tensors may have: 100 to 200 for each tensor of a rank."""
+"""Bytes of the checksums of all ranks' tensors: 100 to 200 for each tensor of a rank."""
 REFUSAL_BYTES = 1 << 16
-"""Bytes of a refusal that are looked at."""
+"""Bytes of a refusal that are read."""
 
 T = TypeVar("T")
 
@@ -70,8 +69,8 @@ class HttpConnection:
     async def stream(
         self, path: str, body: Mapping[str, object] | None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The bytes of the answer to `body`, or to a GET where that is None, as they come; use it
-        inside of `named`. Raises RequestRefused where the status is not 200."""
+        """Stream the answer to `body`, or to a GET where that is None; use it inside of `named`.
+        Raises RequestRefused where the status is not 200."""
         async with self._response(path, body) as response:
             if response.status_code != 200:
                 self._refuse(path, response.status_code, await _refusal(response))
@@ -93,7 +92,7 @@ class HttpConnection:
             yield response
 
     async def status(self, path: str, seconds: float) -> int:
-        """The status of `path` within `seconds`, whatever it is."""
+        """The HTTP status of `path` within `seconds`, even of a refusal."""
         with self.within(path, seconds):
             async with self._response(path, None) as response:
                 await _beginning(response, REFUSAL_BYTES)
@@ -102,8 +101,8 @@ class HttpConnection:
     async def until(
         self, reached: Callable[[], Awaitable[bool]], failed: str, seconds: float
     ) -> None:
-        """Ask again and again until it is so. Raises ServerGone after `seconds`, with what it
-        `failed` to be."""
+        """Poll until the condition holds. Raises ServerGone after `seconds`, with what it `failed`
+        to do."""
         pause = 0.05
         with trio.move_on_after(seconds):
             while not await reached():
@@ -136,27 +135,28 @@ class HttpConnection:
             return decode(kind, await self._ask(path, body, self._deadline_s, most))
 
     async def tell(self, path: str, body: Mapping[str, object], *, slow: bool = False) -> None:
-        """Post `body`; where `slow`, as long as a stream may be silent."""
+        """Post `body`; if `slow`, wait as long as a stream may be silent."""
         await self._ask(path, body, self.silence_s if slow else self._deadline_s, ANSWER_BYTES)
 
     async def control(
         self, path: str, body: Mapping[str, object], most: int = ANSWER_BYTES
     ) -> ServerAnswer:
-        """Post what concerns weights: slow, and answered with its success or failure, in at most
-        `most` bytes."""
+        """Post a weights command: slow, and answered with success or failure, in at most `most`
+        bytes."""
         with self.named(path):
             answer = decode(ServerAnswer, await self._ask(path, body, self.silence_s, most))
         if not answer.success:
-            raise RequestRefused(f"{self.url}{path} was refused: {answer.said()}", 200)
+            raise RequestRefused(f"{self.url}{path} was refused: {answer.reason()}", 200)
         return answer
 
     def _refuse(self, path: str, status: int, body: bytes) -> NoReturn:
         try:
-            said = decode(ServerAnswer, body).said()
+            reason = decode(ServerAnswer, body).reason()
         except Garbled:
-            said = escaped(body.decode(errors="replace").strip(), SAID)
+            reason = escaped(body.decode(errors="replace").strip(), SAID)
         raise RequestRefused(
-            f"{self.url}{path} was refused with {status}: {said.strip() or 'no reason was given'}",
+            f"{self.url}{path} was refused with {status}: "
+            f"{reason.strip() or 'no reason was given'}",
             status,
         )
 
@@ -175,24 +175,24 @@ class HttpConnection:
 
     @contextmanager
     def named(self, path: str) -> Iterator[None]:
-        """Raise errors of the transport and of reading under our names. No deadline of trio is open
-        in here, so a generator may yield inside."""
+        """Convert errors of transport and decoding into our own. It opens no deadline of trio, so a
+        generator may yield inside."""
         try:
             yield
         except httpx2.TimeoutException as error:
             silent = f"{self.url}{path} was silent for too long ({type(error).__name__})"
             raise ServerGone(f"{silent}; the server hangs or is overloaded") from error
         except httpx2.TransportError as error:
-            said = escaped(str(error), SAID) or type(error).__name__
-            broken = f"{self.url}{path}: the connection failed ({said})"
+            reason = escaped(str(error), SAID) or type(error).__name__
+            broken = f"{self.url}{path}: the connection failed ({reason})"
             raise ServerGone(f"{broken}; the server is not there or died") from error
         except Garbled as error:
             raise Misread(f"{self.url}{path} {error}") from error
 
 
 async def _refusal(response: httpx2.Response) -> bytes:
-    """The words of a refusal. It is not read to its end, so that its connection is not used again:
-    uvicorn closes that where a call has failed, and the next one would cross the close."""
+    """The text of a refusal. It is not read to its end, so that its connection is not reused:
+    uvicorn closes it after a failed call, and the next call would cross the close."""
     length = response.headers.get("content-length", "")
     most = int(length) if length.isdecimal() else REFUSAL_BYTES
     return await _beginning(response, min(most, REFUSAL_BYTES))

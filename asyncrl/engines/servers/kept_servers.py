@@ -1,8 +1,8 @@
-"""Servers whose actor is gone, and that wait for the next one.
+"""Servers that outlive their actor, for the next one to take over.
 
 A folder of the run has a link to each server's own folder, in which its record is, and its guard's
-socket (`guarded_command`). Invariant: a server has one owner at a time, which its guard decides;
-whoever may not open the run's directory can neither find one nor pass for one.
+socket (`guarded_command`). Invariant: a server has one owner at a time, chosen by its guard; a user
+without access to the run's directory can neither find a server nor pose as one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from asyncrl.runtime.run_dir import SERVERS
 RECORD = "server.json"
 """The record of a server, in its folder; readable by its user alone, as its key is in it."""
 GREETING_S = 5.0
-"""Seconds that a guard has to say that a server is nobody else's."""
+"""Seconds that a guard has to answer that a server has no other owner."""
 _TERM_S = 5.0
 """Seconds that a server gets to end by itself; a container's client needs it, a server of ours
 holds nothing."""
@@ -47,8 +47,8 @@ class ServerAddress(msgspec.Struct, frozen=True):
 
 
 class ServerRecord(msgspec.Struct, frozen=True):
-    """A server: its `name` and address, the GPUs it has as CUDA_VISIBLE_DEVICES names them, where
-    it writes, and what it is, `alike`."""
+    """A server: its `name` and address, its GPUs as in CUDA_VISIBLE_DEVICES, its log, and `alike`,
+    the digest of its configuration."""
 
     name: str
     address: ServerAddress
@@ -67,8 +67,7 @@ class OwnedServer(NamedTuple):
     guard: socket.socket
 
     async def end(self) -> None:
-        """End it, with its session and its files, and own it no longer. A cancellation waits for
-        that."""
+        """End it, with its session and its files, and release it. A cancellation waits for that."""
         with self.guard, trio.CancelScope(shield=True):
             self.process.signal(signal.SIGTERM)
             with trio.move_on_after(_TERM_S):
@@ -78,17 +77,17 @@ class OwnedServer(NamedTuple):
 
 
 def remember(folder: Path, files: Path, record: ServerRecord) -> None:
-    """Have the server of the folder `files` found in `folder` from now on."""
+    """Register the server of the folder `files` in `folder`."""
     _write(files, record)
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / files.name).symlink_to(files, target_is_directory=True)
 
 
 async def take_over(folder: Path, name: str, alike: str) -> OwnedServer | None:
-    """Own a server that nobody does, and that is `alike`: the one that has the `name`, or else
-    another, which has it from now on; None where there is none."""
-    found = [(files, record) for files, record in _records(folder) if record.alike == alike]
-    for files, record in sorted(found, key=lambda one: one[1].name != name):
+    """Take over a server without an owner that is `alike`: the one of this `name` if there is one,
+    else another, which takes the name. None where there is none."""
+    candidates = [(files, record) for files, record in _records(folder) if record.alike == alike]
+    for files, record in sorted(candidates, key=lambda one: one[1].name != name):
         if owned := await _own(files, msgspec.structs.replace(record, name=name)):
             _write(files, owned.record)
             return owned
@@ -96,8 +95,8 @@ async def take_over(folder: Path, name: str, alike: str) -> OwnedServer | None:
 
 
 async def make_room(folder: Path, name: str, gpus: str) -> None:
-    """End servers that nobody owns and that are in the way of a new one: those of its name, and
-    those that have one of its `gpus`."""
+    """End servers without an owner that conflict with a new one: those of its name, and those that
+    use one of its `gpus`."""
     wanted = set(filter(None, gpus.split(",")))
     await _end_those(
         (files, record)
@@ -108,18 +107,18 @@ async def make_room(folder: Path, name: str, gpus: str) -> None:
 
 @asynccontextmanager
 async def servers_ended(run: Path) -> AsyncIterator[None]:
-    """At the end of the block, end the servers of a run on this machine that nobody owns."""
+    """At the end of the block, end the servers of a run on this machine that have no owner."""
     try:
         yield
     finally:
         await _end_those(_records(run / SERVERS))
-        list(_records(run / SERVERS))  # which forgets those that have ended
+        list(_records(run / SERVERS))  # removes those that have ended
 
 
 async def _end_those(servers: Iterator[tuple[Path, ServerRecord]]) -> None:
     async def end_one(files: Path, record: ServerRecord) -> None:
-        if found := await _own(files, record):
-            await found.end()
+        if owned := await _own(files, record):
+            await owned.end()
 
     with trio.CancelScope(shield=True):
         async with trio.open_nursery() as nursery:
@@ -134,13 +133,13 @@ def _write(files: Path, record: ServerRecord) -> None:
 
 
 def _records(folder: Path) -> Iterator[tuple[Path, ServerRecord]]:
-    """The servers of a folder, each with its own; those that ended are removed from it."""
+    """The servers of a folder, each with its own folder; those that ended are removed."""
     for link in sorted(folder.glob("*")):
         try:
             files = link.readlink()
             state = files.stat()
             if state.st_uid != os.geteuid() or stat.S_IMODE(state.st_mode) & 0o077:
-                raise FileNotFoundError(f"{files} is somebody else's by now")
+                raise FileNotFoundError(f"{files} belongs to another user by now")
             record = msgspec.json.decode((files / RECORD).read_bytes(), type=ServerRecord)
         except (OSError, msgspec.DecodeError):
             link.unlink(missing_ok=True)
@@ -149,7 +148,7 @@ def _records(folder: Path) -> Iterator[tuple[Path, ServerRecord]]:
 
 
 async def _own(files: Path, record: ServerRecord) -> OwnedServer | None:
-    """Own the server of a folder; None where it is somebody's, or has ended."""
+    """Take over the server of a folder; None where it has an owner, or has ended."""
     with trio.socket.socket(trio.socket.AF_UNIX) as asking, trio.move_on_after(GREETING_S):
         try:
             await asking.connect(str(files / GUARD))
@@ -161,10 +160,10 @@ async def _own(files: Path, record: ServerRecord) -> OwnedServer | None:
 
 
 def _owned(record: ServerRecord, files: Path, guard: socket.socket) -> OwnedServer | None:
-    """A server by the connection to its guard; None if that is not this user's. Raises OSError
+    """A server by the connection to its guard; None if the guard is another user's. Raises OSError
     where it has ended."""
-    found = guard.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, user, _ = _CREDENTIALS.unpack(found)
+    credentials = guard.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, _ = _CREDENTIALS.unpack(credentials)
     if user != os.geteuid():
         guard.close()
         return None
@@ -174,7 +173,8 @@ def _owned(record: ServerRecord, files: Path, guard: socket.socket) -> OwnedServ
 
 
 def _told(guard: socket.socket) -> int:
-    """The status that a guard said its command ended with; that of SIGKILL where it said none."""
+    """The exit status of its command as reported by a guard; that of SIGKILL where it reported
+    none."""
     try:
         return int(guard.recv(16))
     except (OSError, ValueError):

@@ -30,13 +30,13 @@ NOWHERE = ServerAddress("http://127.0.0.1:0")
 
 
 class ServerProgram(NamedTuple, Generic[Client]):
-    """Everything of one kind of server that an engine needs to know.
+    """Description of one kind of server, for its engine.
 
-    `client` makes its calls. `fits` asks a server what it is, and raises Incompatible where it does
-    not fit a run. `address` is that of a new server with a folder of its own. `command` is the
-    command line of a server at an address, with the file of its key where it has one; the
-    launch's `arguments` come last, and so win. `environment` has the variables of a server on these
-    cores beyond ours; it heeds those of ours that begin with `prefix`.
+    `client` makes its calls. `fits` queries a server, and raises Incompatible where it does not fit
+    a run. `address` is that of a new server with a folder of its own. `command` is the command line
+    of a server at an address, with the file of its key where it has one; the launch's `arguments`
+    come last, and so override the others. `environment` has the additional variables of a server on
+    these cores; it also reads those of ours that begin with `prefix`.
     """
 
     client: type[Client]
@@ -47,14 +47,16 @@ class ServerProgram(NamedTuple, Generic[Client]):
     prefix: str
 
     def open(
-        self, at: ServerAddress | ServerProcess, deadline_s: float = 60.0
+        self, address: ServerAddress | ServerProcess, deadline_s: float = 60.0
     ) -> AbstractAsyncContextManager[Client]:
         """A client of the server at this address, which has `deadline_s` for each answer."""
-        return self.client.open(at.url, api_key=at.key, socket=at.socket, deadline_s=deadline_s)
+        return self.client.open(
+            address.url, api_key=address.key, socket=address.socket, deadline_s=deadline_s
+        )
 
 
 def offline(launch: ServerLaunch) -> dict[str, str]:
-    """The variables of any server: nothing is fetched from anywhere, and it uses its own GPUs."""
+    """The variables of any server: it downloads nothing, and uses its own GPUs."""
     always = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if launch.gpus:
         allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -75,11 +77,11 @@ async def managed(
     keeping: Keeping | None = None,
 ) -> AsyncIterator[ServerProcess]:
     """A server for the length of the block, started and ready within `ready_s` seconds, on `cores`
-    alone where given; or one that was kept.
+    alone where given; or a kept one that is taken over.
 
     Its output goes to `log`, and its key, if it has one, is in a file beside that until it is
     ready. Use it in the main thread. Raises ServerGone where it dies before it is ready, or is not
-    in time; then nothing of it is left either. In the block, run `watch` beside everything else.
+    ready in time; it leaves no process then. In the block, run `watch` concurrently.
     """
     heeded = {n: value for n, value in os.environ.items() if n.startswith(program.prefix)}
     variables = heeded | program.environment(launch, sorted(cores or os.sched_getaffinity(0)))

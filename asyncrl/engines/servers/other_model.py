@@ -1,5 +1,5 @@
-"""A server that serves another model than the run's. Invariant: what a server says of itself and
-does not fit the run is a named error before the server is sent anything."""
+"""Check that a server serves the run's model. Invariant: a server whose description does not fit
+the run is a named error before it is sent anything."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Incompatible(ServerError):
 
 
 class Needs(NamedTuple):
-    """Needs of a run: servers with a model of `architecture` (a class's name) that compute in
-    `dtype`, and have room for `slots` rollouts of at most `context_tokens` tokens at a time."""
+    """Requirements of a run: servers with a model of `architecture` (a class's name) that compute
+    in `dtype`, and have room for `slots` rollouts of at most `context_tokens` tokens at a time."""
 
     architecture: str
     dtype: str
@@ -26,8 +26,8 @@ class Needs(NamedTuple):
 def refuse_other_model(
     model: ModelInfo, server: ServerInfo, *, architecture: str, dtype: str
 ) -> None:
-    """Raise ValueError where the server says that it serves no model of `architecture` (a class's
-    name) or computes not in `dtype`."""
+    """Raise ValueError where the server reports another model than `architecture` (a class's name),
+    or another `dtype`."""
     if not model.is_generation:
         raise ValueError(f"its model {model.model_path} does not generate text")
     if model.architectures is not None and architecture not in model.architectures:

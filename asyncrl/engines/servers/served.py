@@ -1,7 +1,7 @@
-"""The calls of a server. Invariant: an engine and its weights know nothing of whose server it is;
+"""The calls of a server. Invariant: an engine and its weights do not depend on the kind of server;
 every call returns a typed answer, or raises a ServerError in bounded time.
 
-Nothing is tried again here: who calls knows whether that is safe.
+Nothing is retried here: only the caller knows whether that is safe.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from asyncrl.escape import escaped
 
 
 class Served(Protocol):
-    """The calls that an engine makes of who serves it: one server, or several behind a router."""
+    """The calls that an engine makes: to one server, or to several behind a router."""
 
     @property
     def url(self) -> str: ...
@@ -55,7 +55,7 @@ class Served(Protocol):
         ...
 
     async def abort(self, rid: str) -> None:
-        """Ask that this request end; it has ended when its stream has."""
+        """Abort this request; it has ended when its stream has."""
         ...
 
 
@@ -72,17 +72,17 @@ class AskedTokens(NamedTuple):
 
 
 class Increments(Protocol):
-    """The events of one request, each resolved to what is new in it."""
+    """The events of one request, each reduced to its new tokens."""
 
     def read(self, data: bytes) -> StreamEvent | StreamFailure | None:
-        """The news of one event; None for one that has none. Raises Garbled where its tokens cannot
-        be told, or come without a log-probability each."""
+        """The new tokens of one event; None for an event without any. Raises Garbled where its
+        tokens cannot be determined, or lack log-probabilities."""
         ...
 
 
 class ServerClient(ABC):
     """One server, through `open`. Every method raises ServerError: ServerGone, RequestRefused or
-    Misread. A subclass has the endpoints and the fields of one kind of server."""
+    Misread. A subclass defines the endpoints and fields of one kind of server."""
 
     READY: ClassVar[str]
     """The path that answers with 200 while the server takes requests."""
@@ -105,11 +105,11 @@ class ServerClient(ABC):
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> AsyncIterator[Self]:
         """The server at `url` (`http://host:port`), or at the Unix socket `socket` where that is
-        given, which need not be there yet.
+        given, which need not exist yet.
 
-        `deadline_s` bounds each answer, and `silence_s` what may take long: the time between two
-        pieces of a stream, a pause, and whatever moves weights (seconds). `transport` stands for
-        the network in tests.
+        `deadline_s` bounds each answer; `silence_s` bounds slow ones: the time between two pieces
+        of a stream, a pause, and transfers of weights (seconds). `transport` stands for the network
+        in tests.
         """
         if socket:
             transport = httpx2.AsyncHTTPTransport(
@@ -134,7 +134,7 @@ class ServerClient(ABC):
             return False
 
     async def answers(self) -> bool:
-        """True if it is there; it may be paused."""
+        """True if it answers; it may be paused."""
         return await self.ready()
 
     async def wait_ready(self, seconds: float) -> None:
@@ -142,7 +142,7 @@ class ServerClient(ABC):
         await self._connection.until(self.ready, "was not ready", seconds)
 
     async def wait_there(self, seconds: float) -> None:
-        """Wait until it answers: one that was paused by somebody who died would never be ready.
+        """Wait until it answers, since a server that a dead process paused would never be ready.
         Raises ServerGone after `seconds`."""
         await self._connection.until(self.answers, "did not answer", seconds)
 
@@ -167,14 +167,14 @@ class ServerClient(ABC):
         stop_ids: Sequence[int] = (),
         extra_key: str = "",
     ) -> AsyncGenerator[StreamEvent, None]:
-        """Stream one request; where you may stop early, do so inside `contextlib.aclosing`. Closing
-        it closes the connection, which ends the request on the server within seconds.
+        """Stream one request; to stop early, use `contextlib.aclosing`. Closing the stream closes
+        the connection, which ends the request on the server within seconds.
 
         `ids` (int32) must lie in the vocabulary: another id kills the server. `rid` must be as long
         as all others: an abort may match beginnings. An event comes at the first token and then
-        about every `stream_interval` tokens, where a server is not told that at its start;
-        `extra_key` names the part of the prefix cache that this request shares. The last event has
-        an `ending`; a stream that breaks off without one raises ServerGone.
+        about every `stream_interval` tokens, unless the server has that from its start; `extra_key`
+        names the part of the prefix cache that this request shares. The last event has an `ending`;
+        a stream that breaks off without one raises ServerGone.
         """
         asked = AskedTokens(
             rid, ids, max_new_tokens, temperature, stream_interval, stop_ids, extra_key
@@ -202,9 +202,9 @@ class ServerClient(ABC):
 
     @abstractmethod
     def _generation(self, asked: AskedTokens) -> Mapping[str, object]:
-        """The body that asks for it, as a stream with the log-probability of each token, under the
-        whole distribution: a server may have been started with other options, and its
-        log-probabilities are not those of what is cut."""
+        """The body of a request for a stream with the log-probability of each token under the whole
+        distribution. It sets every option, because a server may have been started with others, and
+        its log-probabilities ignore truncation of the distribution."""
 
     @abstractmethod
     def _increments(self) -> Increments:
@@ -217,24 +217,24 @@ class ServerClient(ABC):
 
     @abstractmethod
     async def abort(self, rid: str) -> None:
-        """Ask that this request end; it has ended when its stream has."""
+        """Abort this request; it has ended when its stream has."""
 
     @abstractmethod
     async def abort_all(self) -> None:
-        """Ask that every request end."""
+        """Abort every request."""
 
     async def clear(self) -> None:
-        """Undo what an actor that died may have left there."""
+        """Clean up after an actor that died."""
         await self.abort_all()
 
     @abstractmethod
     async def pause(self, mode: Mode) -> None:
-        """Stop decoding; new requests wait. With `abort` this returns when nothing is left on the
-        server."""
+        """Stop decoding; new requests wait. With `abort` this returns when the server holds no
+        request."""
 
     @abstractmethod
     async def resume(self) -> None:
-        """Go on after `pause`, or if nothing was paused."""
+        """Resume after `pause`; does nothing if it was not paused."""
 
     # ------------------------------------------------------------------------------------- weights
 
@@ -242,7 +242,7 @@ class ServerClient(ABC):
     async def init_group(
         self, address: str, port: int, world: int, name: str, backend: str, *, first: int = 1
     ) -> None:
-        """Join a group of `world` processes as its ranks from `first` on; rank 0 meets it at
+        """Join a group of `world` processes as its ranks from `first` on; rank 0 joins at
         `address`:`port` at the same time."""
 
     @abstractmethod
@@ -270,13 +270,13 @@ class ServerClient(ABC):
     ) -> None:
         """Take these parameters, in this order, from one broadcast of rank 0 (a flattened bucket of
         bytes), and call the weights `version`, or as before where that is None. Unknown names may
-        be taken without a word, and a refusal may come after some or all was changed."""
+        be ignored silently, and a refusal may come after some or all weights changed."""
 
     async def update_from_disk(self, path: str, version: int, *, flush: bool) -> None:
         """Load a model directory that the server can see, and call the weights `version`. Raises
-        ValueError where this kind of server is not given weights so."""
-        raise ValueError(f"{self.url} takes no weights from a disk")
+        ValueError where this kind of server cannot load from a disk."""
+        raise ValueError(f"{self.url} cannot load weights from a disk")
 
     @abstractmethod
     async def checksums(self) -> list[RankChecksums]:
-        """Checksums of what each rank holds now, in the order of ranks."""
+        """Checksums of the weights of each rank, in the order of ranks."""

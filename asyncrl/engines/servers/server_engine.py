@@ -1,12 +1,12 @@
-"""An engine that is a server: a shell around it. Invariant: what leaves was sampled under the
-version it carries, by weights whose load was verified, and every request that was submitted ends
-exactly once.
+"""The engine shell around a server. Invariant: chunks that leave were sampled under the version
+they carry, by weights whose load was verified, and every request that was submitted ends exactly
+once.
 
     submit ─▶ waiting ─▶ live: one task and one stream each ─▶ chunks ─▶ emit, some for many streams
 
 While weights change the gate is shut: no request and no abort goes to the server, which loses those
-that meet a pause, and no chunk leaves. A request that the server ended unasked (a pause that ends
-them, somebody's abort) is sent again with what it has.
+that arrive in a pause, and no chunk leaves. A request that the server ended unasked (by a pause, or
+by another client's abort) is resumed with its tokens.
 """
 
 from __future__ import annotations
@@ -39,34 +39,35 @@ if TYPE_CHECKING:
 LoadWeights = Callable[
     [int, "Mapping[str, torch.Tensor]", Sequence[float], Callable[[], None]], Awaitable[float]
 ]
-"""Brings these weights into the server as this version, whose canary comes with them, pausing it
-as it must, and calls the function that it is given just before that; returns when they are verified
-and it decodes again, with the seconds that it was paused."""
+"""Loads these weights into the server as this version, with its canary. Pauses the server for it,
+and calls the function argument just before that. Returns when the weights are verified and the
+server decodes again, with the seconds that it was paused."""
 
 GATHER_S = 0.02
-"""Seconds that a chunk may wait for others: streams bring news one by one, and a frame for each
-would cost more than what is in it."""
+"""Seconds that a chunk may wait for others: streams deliver events one by one, and a frame for each
+would cost more than its content."""
 
 ABORTS, ABORT_S = 3, 5.0
-"""The number of times that a request is asked to end, and the seconds after each, before its
-connection is closed."""
+"""The number of aborts of a request, and the seconds to wait after each, before its connection is
+closed."""
 
 PATIENCE_S = 30.0
-"""Seconds after which a server that has requests and sends nothing is asked if it is ready."""
+"""Seconds after which a server that has requests but sends nothing is asked whether it is ready."""
 
 HELD = 256
-"""Tokens of a request whose version may be unknown at a time, because weights changed amid an
-event. With more its stream is cut, which tells, and the request is sent again: a prefill, where
-otherwise a crash or a lapsed lease would lose all of them."""
+"""The most tokens of a request whose version may be unknown at a time, because weights changed
+within an event. With more, its stream is cut, which reveals the versions, and the request is sent
+again. That costs a prefill, where a crash or a lapsed lease would lose all of them."""
 
 SUSPECT = 3
-"""Failed streams in a row, or tries of one request without a token, that are no accident."""
+"""Failed streams in a row, or attempts of one request without a token, after which the server
+counts as broken."""
 
 _log = logging.getLogger(__name__)
 
 
 class _LiveRequest:
-    """A request that has a slot: `known` are the response tokens that came out here, `done` their
+    """A request that has a slot: `known` are the response tokens received so far, `done` their
     number."""
 
     def __init__(self, request: Request) -> None:
@@ -75,8 +76,8 @@ class _LiveRequest:
         self.done = 0
         # the id of its stream; empty between two
         self.rid = ""
-        # true when the stream brought anything, so that the server's scheduler is known to have it
-        self.heard = False
+        # true once the stream sent anything, so that the server's scheduler is known to have it
+        self.streamed = False
         self.stopped = False
         # the scope that its stream runs in, and its end
         self.stream, self.over = trio.CancelScope(), trio.Event()
@@ -89,19 +90,19 @@ class ServerEngine:
 
     It samples nothing before the first `load`. It holds one version: `pin` is not honoured, and a
     request for another version than the one served ends as `interrupted`, at the latest just before
-    that is replaced. Nor can the draws be keyed by a request's `key`: the server draws, so what is
-    sampled at a temperature differs from run to run. `behaviour` is what the server gives: of the
+    that is replaced. Nor can the draws be keyed by a request's `key`: the server draws, so samples
+    at a temperature differ from run to run. `behaviour` is as the server reports it: of the
     temperature-scaled distribution, and where greedy of the unscaled one.
 
-    `stop_ids` end a rollout and are part of it. `idle` hears of waits named `weights` and
+    `stop_ids` end a rollout and are part of it. `idle` is called for waits named `weights` and
     `requests`, when they end.
 
-    `run` raises the server's ServerError where it is gone, or fails three streams in a row: it is
-    to be replaced. A single stream that fails, by a broken connection, a refusal or what cannot be
-    told (fewer log-probabilities than ids, versions that contradict each other), ends its rollout
-    as `interrupted` with what was certain, because half of it would be a wrong chunk. An id outside
-    the vocabulary or a log-probability that is no number is passed on: whoever keeps tokens knows
-    what to do with it.
+    `run` raises the server's ServerError where it is gone, or fails three streams in a row: it must
+    be replaced. A single stream that fails, by a broken connection, a refusal or an inconsistency
+    (fewer log-probabilities than ids, versions that contradict each other), ends its rollout as
+    `interrupted` with the tokens that are certain, because a partial event would be a wrong chunk.
+    An id outside the vocabulary or a log-probability that is no number is passed on: the
+    coordinator validates chunks.
     """
 
     def __init__(
@@ -123,10 +124,10 @@ class ServerEngine:
         self._live: list[_LiveRequest] = []
         self._stopping: list[_LiveRequest] = []
         self._outbox, self._work = ChunkOutbox(), Pulse()
-        # others before us may have left a prefix cache of versions with the same numbers
+        # earlier runs may have left a prefix cache of versions with the same numbers
         self._nonce = uuid4().hex
         self._loads, self._gate = trio.Lock(), trio.Event()
-        self._failures, self._heard = 0, 0.0
+        self._failures, self._last_event_at = 0, 0.0
 
     @property
     def slots(self) -> int:
@@ -158,8 +159,8 @@ class ServerEngine:
     ) -> float:
         """Load as the protocol says; `pin` is not honoured.
 
-        Raises ValueError for None, and whatever the load raises: then nothing that was decoded
-        since it began ever leaves, and the server is to be replaced."""
+        Raises ValueError for None, and any error of the load. After an error, nothing that was
+        decoded since the load began ever leaves, and the server must be replaced."""
         if weights is None:
             raise ValueError(
                 f"version {version} came without weights; a server decodes with a model "
@@ -180,15 +181,15 @@ class ServerEngine:
         return canary if of == version else ()
 
     def _serve(self, version: int | None) -> None:
-        """Go on with weights that are verified; None: there are none yet."""
-        self._version, self._heard = version, trio.current_time()
+        """Resume with verified weights; None: there are none yet."""
+        self._version, self._last_event_at = version, trio.current_time()
         if version is not None:
             self._gate.set()
         self._work.set()
         self._outbox.wake()
 
     def _shut(self) -> None:
-        if self._gate.is_set():  # else somebody waits for it already
+        if self._gate.is_set():  # else an abort waits for it already
             self._gate = trio.Event()
 
     def unpin(self, version: int) -> None:
@@ -211,8 +212,7 @@ class ServerEngine:
                     self._idle(idle, trio.current_time() - begun)
 
     def _place(self, nursery: trio.Nursery) -> None:
-        """Start what may be started: aborts that were asked for, and the oldest requests that there
-        is room for."""
+        """Start the aborts that were requested, and the oldest requests that there is room for."""
         for live in self._stopping:
             nursery.start_soon(self._abort, live)
         self._stopping = []
@@ -239,7 +239,7 @@ class ServerEngine:
     async def _watch(self) -> None:
         while True:
             await trio.sleep(PATIENCE_S / 2)
-            gate, quiet = self._gate, trio.current_time() - self._heard
+            gate, quiet = self._gate, trio.current_time() - self._last_event_at
             if (
                 not self._live
                 or not gate.is_set()
@@ -249,15 +249,17 @@ class ServerEngine:
                 continue
             if gate is self._gate:
                 held = (
-                    f"has sent nothing of {len(self._live)} requests for {quiet:.0f} s and "
-                    "is not ready"
+                    f"has sent nothing of {len(self._live)} requests for {quiet:.0f} s and is not "
+                    "ready"
                 )
-                raise ServerGone(f"{self._client.url} {held}: it hangs, or somebody else paused it")
+                raise ServerGone(
+                    f"{self._client.url} {held}: it hangs, or another client paused it"
+                )
 
     # --------------------------------------------------------------------------------- one request
 
     async def _decode(self, live: _LiveRequest) -> None:
-        """Have it decoded to its end, in as many streams as the server makes of it."""
+        """Decode a request to its end, over as many streams as the server needs."""
         finish: Finish = ""
         fruitless = 0
         while not finish:
@@ -280,17 +282,18 @@ class ServerEngine:
         self._work.set()
 
     async def _attempt(self, live: _LiveRequest) -> Finish:
-        """One stream, from what is known to its end. Empty where the server ended it unasked."""
+        """Run one stream, from the known tokens to its end. Returns an empty reason where the
+        server ended it unasked."""
         assert self._version is not None, "nothing is sampled before the first load"
         request, first = live.request, live.done
         stream, ending, cut = SpanStream(self._version), None, False
-        live.rid, live.heard, live.stream, live.over = (
+        live.rid, live.streamed, live.stream, live.over = (
             uuid4().hex,
             False,
             trio.CancelScope(),
             trio.Event(),
         )
-        self._heard = trio.current_time()
+        self._last_event_at = trio.current_time()
         events = self._client.generate(
             live.rid,
             np.concatenate([request.ids, *live.known]),
@@ -304,7 +307,7 @@ class ServerEngine:
             with live.stream:
                 async with aclosing(events):
                     async for event in events:
-                        live.heard, self._heard = True, trio.current_time()
+                        live.streamed, self._last_event_at = True, trio.current_time()
                         self._give(live, first, stream.feed(event))
                         ending = event.ending
                         if stream.held > HELD and not cut:
@@ -328,10 +331,10 @@ class ServerEngine:
         return "stop" if ending.type == "stop" else "length"
 
     async def _failed(self, live: _LiveRequest, error: Exception) -> None:
-        """A stream failed. Raise the error where that is more than an accident; a 400 is about the
-        request, not about the server."""
+        """Count a failed stream. Raises the error after too many; a 400 is about the request, not
+        the server."""
         _log.warning(
-            "rollout %d is given back after %d tokens: %s", live.request.rollout, live.done, error
+            "rollout %d is returned after %d tokens: %s", live.request.rollout, live.done, error
         )
         if isinstance(error, RequestRefused) and error.status == 400:
             return
@@ -347,17 +350,17 @@ class ServerEngine:
             ) from error
 
     async def _abort(self, live: _LiveRequest) -> None:
-        """End a stream at the server. Its end is the proof; where that does not come, the
-        connection is closed, which ends it, too.
+        """Abort a stream at the server. If it does not end, the connection is closed, which ends
+        it, too.
 
         An abort that reaches the server before its request has reached the scheduler is lost, and
-        so is each later one: a stream that brought nothing yet is closed at once."""
+        so is each later one, so a stream that sent nothing yet is closed at once."""
         rid, stream, over = live.rid, live.stream, live.over
         for _ in range(ABORTS):
             await self._gate.wait()
             if not rid or over.is_set():
                 return  # it was between two streams, or this one has ended
-            if not live.heard:
+            if not live.streamed:
                 break
             try:
                 await self._client.abort(rid)
@@ -366,7 +369,7 @@ class ServerEngine:
                 break
             with trio.move_on_after(ABORT_S):
                 await over.wait()
-        if live.heard and not over.is_set():
+        if live.streamed and not over.is_set():
             _log.warning(
                 "rollout %d did not end when it was aborted; its connection is closed",
                 live.request.rollout,
@@ -386,7 +389,7 @@ class ServerEngine:
         self._outbox.end(request, done, finish, version or 0)
 
     def _stop(self, chosen: Callable[[Request], bool]) -> None:
-        """Interrupt the chosen requests: what waits at once, what is at the server when it has
+        """Interrupt the chosen requests: waiting ones at once, those at the server when they have
         ended there."""
         for request in [request for request in self._waiting if chosen(request)]:
             self._finish(request, 0, "interrupted")

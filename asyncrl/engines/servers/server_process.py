@@ -1,12 +1,12 @@
-"""A server as a child process. Invariant: it ends with the block that started it, and all of its
-session with it, unless it is kept; while the block lasts, its death is noticed at once.
+"""A server as a child process. Invariant: it ends, with all of its session, with the block that
+started it, unless it is kept; during the block, its death is noticed at once.
 
-One that is kept is left to the next actor, also by the death of this process, unless the block ends
-by an error of the server's: for as long as `Keeping` says, and then it ends by itself
-(`guarded_command`). Whoever ends the run does not wait for that (`kept_servers.servers_ended`).
+A kept server stays for the next actor, even if this process dies, unless the block ends by an error
+of the server. It stays for the time in `Keeping`, and then ends by itself (`guarded_command`). The
+end of a run does not wait for that (`kept_servers.servers_ended`).
 
-A container is the exception: its client ends so, and is asked to first (SIGTERM, which stops the
-container); but the container of a client that was killed goes on.
+A container is the exception: its client ends so, after SIGTERM, which stops the container; but the
+container of a client that was killed continues.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from asyncrl.runtime.processes.process import Process, spawn
 logger = logging.getLogger(__name__)
 
 TAKEN_OVER_S = 30.0
-"""Seconds that a server that is taken over has to answer, or it is ended."""
+"""Seconds within which a server that is taken over must answer, or else it is ended."""
 
 
 class ServerLaunch(msgspec.Struct, frozen=True):
-    """The start of a server. `python` is the command of a Python that has it: a path, or
-    `docker run … python3`. It decodes `slots` rollouts of at most `context_tokens` tokens at a
-    time, and the canary, and sends news about every `chunk_tokens` tokens, where it is told that at
-    its start. `gpus` are those of this machine that it may use; all where empty. Its first
-    `weights` are those of the model's files, or, where these hold none, any."""
+    """The start of a server. `python` is the command of a Python that has it: a path, or `docker
+    run … python3`. It decodes `slots` rollouts of at most `context_tokens` tokens at a time, and
+    the canary, and sends news about every `chunk_tokens` tokens, if it takes that option at its
+    start. `gpus` are those of this machine that it may use; all where empty. Its first `weights`
+    come from the model's files, or, where these hold none, are arbitrary."""
 
     python: tuple[str, ...]
     model: str
@@ -68,8 +68,8 @@ class ServerLaunch(msgspec.Struct, frozen=True):
 
 
 class Keeping(msgspec.Struct, frozen=True):
-    """A server's life beyond its actor: `folder` holds those that are kept, each for `seconds`;
-    with `takes_over`, one of them that is what this actor would start is taken over."""
+    """Life of a server beyond its actor: `folder` holds those that are kept, each for `seconds`;
+    with `takes_over`, one of them that equals the one this actor would start is taken over."""
 
     folder: Path
     seconds: float
@@ -87,8 +87,8 @@ class ServerProcess:
         self._owned = owned
 
     async def watch(self) -> None:
-        """Wait for its death, which is ServerGone, with the end of its log. Of its leader's: a
-        server ends that when any other part dies."""
+        """Wait for its death, and raise ServerGone with the end of its log. It waits for the
+        leader, which a server ends when any other part dies."""
         code = await self.process.wait()
         raise ServerGone(
             f"the server at {self.url} {_ended(code)}; the end of its log {self.process.log}:",
@@ -96,24 +96,24 @@ class ServerProcess:
         )
 
     def keep(self) -> None:
-        """Have it live on when this process ends."""
-        with contextlib.suppress(OSError):  # it has died, as `watch` says
+        """Let it outlive this process."""
+        with contextlib.suppress(OSError):  # it has died, which `watch` reports
             self._owned.guard.send(KEEP)
 
     def leave(self) -> None:
-        """Own it no longer."""
+        """Release it."""
         self._owned.guard.close()
 
     async def end(self) -> None:
-        """End it, and what it has started. A cancellation waits for that."""
+        """End it, and all processes it started. A cancellation waits for that."""
         await self._owned.end()
 
 
 class ServerStart(msgspec.Struct, frozen=True):
-    """The start of a server, whoever wrote it. `like` is its command without what is each one's
-    own: with its `environment` it says what the server is. `begin` gives the whole command, and
-    where the server answers, for a folder of its own; `ready` returns when a new server is, and
-    `answers` when one that was taken over does; both raise ServerGone."""
+    """The start of a server of any kind. `like` is its command without the parts that differ for
+    each server; with its `environment` it identifies the configuration. `begin` returns the whole
+    command and the server's address, for a folder of its own; `ready` returns when a new server is,
+    and `answers` when one that was taken over does; both raise ServerGone."""
 
     name: str
     log: Path
@@ -126,16 +126,16 @@ class ServerStart(msgspec.Struct, frozen=True):
 
     @property
     def gpus(self) -> str:
-        """The GPUs that it has alone, as CUDA_VISIBLE_DEVICES names them; empty: none."""
+        """The GPUs that are its own, as in CUDA_VISIBLE_DEVICES; empty: none."""
         return self.environment.get("CUDA_VISIBLE_DEVICES", "")
 
     @property
     def alike(self) -> str:
-        """The same for all servers that can take its place."""
+        """A digest, the same for all servers that can replace it."""
         return likeness(self.like, self.environment)
 
     def record(self, address: ServerAddress) -> ServerRecord:
-        """The record of a server that was started so."""
+        """The record of a server with this start."""
         return ServerRecord(self.name, address, self.gpus, str(self.log), self.alike)
 
 
@@ -143,10 +143,9 @@ class ServerStart(msgspec.Struct, frozen=True):
 async def server_process(
     start: ServerStart, keeping: Keeping | None
 ) -> AsyncIterator[ServerProcess]:
-    """A server for the length of the block, from when it is ready; one that was kept, if `keeping`
-    says so and there is one. Use it in the main thread. Raises ServerGone where it dies before, or
-    is not ready in time; nothing of it is left then. In the block, run `watch` beside everything
-    else."""
+    """A ready server for the length of the block: a kept one, if `keeping` allows it and there is
+    one, else a new one. Use it in the main thread. Raises ServerGone where it dies before, or is
+    not ready in time; it leaves no process then. In the block, run `watch` concurrently."""
     server = await _taken_over(start, keeping) or await _begun(start, keeping)
     ends = keeping is None or keeping.seconds == 0
     try:
@@ -161,11 +160,11 @@ async def server_process(
 
 
 async def _taken_over(start: ServerStart, keeping: Keeping | None) -> ServerProcess | None:
-    """A server that was kept, and answers; None where there is none."""
+    """A kept server that answers; None where there is none."""
     if keeping is None or not keeping.takes_over:
         return None
-    while found := await take_over(keeping.folder, start.name, start.alike):
-        server = ServerProcess(found, taken_over=True)
+    while owned := await take_over(keeping.folder, start.name, start.alike):
+        server = ServerProcess(owned, taken_over=True)
         try:
             await _until_ready(server, start.answers)
         except ServerGone as error:
@@ -195,7 +194,7 @@ async def _begun(start: ServerStart, keeping: Keeping | None) -> ServerProcess:
     server = ServerProcess(owned, taken_over=False)
 
     async def ready(server: ServerProcess) -> None:
-        await trio.lowlevel.wait_readable(owned.guard)  # until it is told that it owns it
+        await trio.lowlevel.wait_readable(owned.guard)  # until the guard confirms the ownership
         owned.guard.recv(len(OWNED))
         await start.ready(server)
 
@@ -213,7 +212,7 @@ async def _begun(start: ServerStart, keeping: Keeping | None) -> ServerProcess:
 def _spawned(
     start: ServerStart, files: Path, command: list[str], keeping: Keeping | None
 ) -> tuple[Process, socket.socket]:
-    """Start the command and its guard; returns this process's end of the connection, too."""
+    """Start the command under its guard. Also returns this process's end of the connection."""
     ours, theirs = socket.socketpair()
     guard = [sys.executable, "-m", "asyncrl.engines.servers.guarded_command"]
     with theirs:
@@ -232,7 +231,7 @@ def _spawned(
 async def _until_ready(
     server: ServerProcess, ready: Callable[[ServerProcess], Awaitable[None]]
 ) -> None:
-    """Wait for whichever comes first: ready, dead, or out of time."""
+    """Wait until it is ready, has died, or the time is over."""
     failures: list[ServerGone] = []
 
     async def watch() -> None:
@@ -254,18 +253,19 @@ async def _until_ready(
 
 
 def likeness(command: Sequence[str], variables: Mapping[str, str]) -> str:
-    """A SHA-256 of all that says what a server is: its command, without what is each one's own, and
-    the variables of its environment that it may heed: `variables`, and those of this process."""
+    """A SHA-256 of a server's configuration: its command, without the parts that differ for each
+    server, and the environment variables that it may read: `variables`, and those of this
+    process."""
     heeded = {name: value for name, value in os.environ.items() if name.startswith(_HEEDED)}
-    said = repr((list(command), sorted({**heeded, **variables}.items())))
-    return hashlib.sha256(said.encode()).hexdigest()
+    identity = repr((list(command), sorted({**heeded, **variables}.items())))
+    return hashlib.sha256(identity.encode()).hexdigest()
 
 
 _HEEDED = ("CUDA", "GLOO", "HF_", "LD_", "NCCL", "PYTHON", "TORCH", "TRITON")
 
 
 def _of_server(error: BaseException) -> bool:
-    """True if the server has part in it, or may have: then it is not for the next actor."""
+    """True if the server caused the error, or may have: then it is not kept."""
     if isinstance(error, BaseExceptionGroup):
         return any(_of_server(one) for one in error.exceptions)
     return isinstance(error, ServerError)

@@ -1,5 +1,5 @@
-"""Types of what a server sends, whoever wrote it. Invariant: what cannot be read is a named error,
-in bounded memory.
+"""Types of the answers of servers of any kind. Invariant: an unreadable answer is a named error, in
+bounded memory.
 
 A server sends a request's tokens as server-sent events.
 """
@@ -16,21 +16,21 @@ from numpy.typing import NDArray
 from asyncrl.escape import escaped
 
 SAID = 300
-"""Characters that a server's own words have in a sentence."""
+"""The most characters of a server's own words in a message."""
 _EVENT_BYTES, _TOKEN_BYTES = 1 << 16, 160
-"""Bytes of an event beside its tokens, and for each token: its id, its log-probability and, where
-each has another version, its span. Real ones take 40."""
+"""Bytes of an event beside its tokens, and bytes for each token: its id, its log-probability and,
+where each has another version, its span. Real ones take 40."""
 
 Mode = Literal["retract", "in_place", "abort"]
-"""The effect of a pause on unfinished requests: they go back to the queue and are recomputed, are
+"""The effect of a pause on unfinished requests: they return to the queue and are recomputed, are
 frozen with their cache, or end."""
 
 T = TypeVar("T")
 
 
 class Garbled(Exception):
-    """The answer cannot be read; says why, as the end of a sentence that begins with the server's
-    address."""
+    """Raised for an unreadable answer, with the reason as the end of a sentence that begins with
+    the server's address."""
 
 
 class ServerSpan(msgspec.Struct, frozen=True):
@@ -52,10 +52,10 @@ class FinishReason(msgspec.Struct, frozen=True):
 
 
 class StreamEvent(msgspec.Struct, frozen=True):
-    """The news of one event: output tokens from index `start`, `ids` int32 and `behaviour` float32
-    of equal length, which may be 0.
+    """The new tokens of one event: output tokens from index `start`, `ids` int32 and `behaviour`
+    float32 of equal length, which may be 0.
 
-    `version` is the newest that sampled any of them. At the end `ending` is set, and `spans` where
+    `version` is the newest that sampled any of them. The last one has `ending`, and `spans` where
     the server knows them.
     """
 
@@ -77,8 +77,8 @@ class StreamFailure(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """`GET /model_info`: what is served now. `weight_version` is `default` until somebody names
-    one."""
+    """`GET /model_info`: the model that is served. `weight_version` is `default` until it is
+    set."""
 
     model_path: str
     weight_version: str
@@ -88,7 +88,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """`GET /server_info`: how the server was started, as far as it matters here."""
+    """`GET /server_info`: the start options that matter here."""
 
     version: str
     model_path: str = ""
@@ -113,7 +113,7 @@ class RankChecksums(msgspec.Struct, frozen=True):
 
 
 class ServerAnswer(msgspec.Struct, frozen=True):
-    """The answer of a control endpoint. Each has its own field for what went wrong."""
+    """The answer of a control endpoint. Each has its own field for errors."""
 
     success: bool = True
     message: str = ""
@@ -121,15 +121,17 @@ class ServerAnswer(msgspec.Struct, frozen=True):
     detail: msgspec.Raw = msgspec.Raw()
     error: msgspec.Raw = msgspec.Raw()
 
-    def said(self) -> str:
-        """The reason that it gives, as it came where that is no text; empty for none."""
-        given = next((bytes(raw) for raw in (self.error, self.detail) if raw not in _NONE), b"")
-        return escaped(self.message or given[: 4 * SAID].decode(errors="replace"), SAID)
+    def reason(self) -> str:
+        """The server's reason, raw where that is no text; empty for none."""
+        raw_reason = next(
+            (bytes(raw) for raw in (self.error, self.detail) if raw not in _NONE), b""
+        )
+        return escaped(self.message or raw_reason[: 4 * SAID].decode(errors="replace"), SAID)
 
 
 _NONE = (msgspec.Raw(), msgspec.Raw(b"null"))
 _SPARE_EVENTS = 64
-"""Events of a stream that bring no token: an end, an error, a remark that keeps it open."""
+"""Events of a stream without a token: an end, an error, a keep-alive comment."""
 
 
 def decode(kind: type[T], body: bytes) -> T:
@@ -151,7 +153,7 @@ def decode_event(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
 
 
 def token_ids(ids: list[int]) -> NDArray[np.int32]:
-    """The ids of an event. Raises Garbled for one that no vocabulary has."""
+    """The ids of an event. Raises Garbled for an id outside any vocabulary."""
     try:
         return np.array(ids, np.int32)
     except OverflowError as error:
@@ -164,8 +166,8 @@ def largest_event(tokens: int) -> int:
 
 
 class StreamEvents:
-    """Bytes as they come, cut into the data of server-sent events: of a stream that brings at most
-    `tokens`, each event with all so far, so that as many whole events are the most there can be."""
+    """Splitter of received bytes into the data of server-sent events. A stream has at most `tokens`
+    tokens, and each event may repeat all so far, which bounds the bytes."""
 
     def __init__(self, tokens: int) -> None:
         self._rest = bytearray()
@@ -174,22 +176,22 @@ class StreamEvents:
         self._left = (tokens + _SPARE_EVENTS) * self._largest
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The data of each event that these bytes complete. Raises Garbled for what is no event."""
+        """The data of each event that these bytes complete. Raises Garbled for anything else."""
         self._left -= len(data)
         if self._left < 0:
-            raise Garbled("sent more than all the tokens that it was asked for can take")
+            raise Garbled("sent more bytes than the requested tokens can take")
         self._rest += data
-        at = 0
-        while (end := self._rest.find(b"\n\n", max(at, self._seen - 1))) >= 0:
-            if end - at > self._largest:
+        start = 0
+        while (end := self._rest.find(b"\n\n", max(start, self._seen - 1))) >= 0:
+            if end - start > self._largest:
                 break
-            lines = bytes(self._rest[at:end])
-            at = self._seen = end + 2
+            lines = bytes(self._rest[start:end])
+            start = self._seen = end + 2
             if lines.startswith(b"data:"):
                 yield lines[5:].lstrip()
             elif lines.strip() and not lines.startswith(b":"):
                 raise Garbled(f"sent what is no event of a stream: {lines[:80]!r}")
-        del self._rest[:at]
+        del self._rest[:start]
         self._seen = len(self._rest)
         if self._seen > self._largest:
             raise Garbled(

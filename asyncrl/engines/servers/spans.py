@@ -1,10 +1,10 @@
-"""The version of each token of one request. Invariant: what comes out is contiguous, each token
-once, each under the version that sampled it.
+"""The version of each token of one request. Invariant: its output is contiguous, with each token
+once, under the version that sampled it.
 
-A server says a version with each event, the newest of the event's tokens, and all versions token by
-token only when the request ends. The version says it of all tokens of the event where the event
-before had the same, and where there is one token. Otherwise the event may straddle a change of
-weights: it is held back, with everything after it, until the end tells.
+A server reports a version with each event, the newest of the event's tokens, and the version of
+each token only when the request ends. An event's version holds for all of its tokens if the event
+before had the same, or if it has one token. Otherwise the event may straddle a change of weights:
+it is held back, with all later ones, until the end of the request.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from asyncrl.engines.servers.server_types import ServerSpan, StreamEvent
 
 
 class SpanError(Exception):
-    """The server's word on versions contradicts itself, or is missing; says how, as the end of a
-    sentence that begins with the request."""
+    """Raised where a server's versions are missing or contradict each other; its text is the end of
+    a sentence that begins with the request."""
 
 
 class TokenRun(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class TokenRun(msgspec.Struct, frozen=True):
 
 
 class _KnownRun(msgspec.Struct):
-    """The tokens up to `end`, and from the end of the one before, came out as `version`'s."""
+    """The tokens up to `end`, from the end of the entry before, were returned under `version`."""
 
     version: int
     end: int
@@ -43,7 +43,7 @@ class SpanStream:
 
     def __init__(self, version: int) -> None:
         self.version = version
-        """The newest version heard of."""
+        """The newest version that was reported."""
         self._known: list[_KnownRun] = []
         self._held: list[StreamEvent] = []
 
@@ -53,17 +53,15 @@ class SpanStream:
         return sum(len(event.ids) for event in self._held)
 
     def feed(self, event: StreamEvent) -> list[TokenRun]:
-        """The tokens whose version is certain now; after the last event, all. Raises SpanError, and
-        gives nothing then."""
+        """The tokens whose version is certain now; all of them after the last event. Raises
+        SpanError, and returns no tokens then."""
         before, self.version = self.version, _number(event.version)
         if event.ending is not None and event.spans is not None:
             return self._all(event, event.spans)
         if self._held or (self.version != before and len(event.ids) > 1):
             self._held.append(event)
             if event.ending is not None and self.held:
-                raise SpanError(
-                    f"ended without saying which version sampled its last {self.held} tokens"
-                )
+                raise SpanError(f"ended without a version for its last {self.held} tokens")
             return []
         return self._give(
             [TokenRun(self.version, event.start, event.ids, event.behaviour)]
@@ -72,8 +70,8 @@ class SpanStream:
         )
 
     def _all(self, event: StreamEvent, spans: tuple[ServerSpan, ...]) -> list[TokenRun]:
-        """Everything that was held, by spans that must tile what there is and agree with what came
-        out before."""
+        """Release all held tokens, by spans that must tile the output and agree with earlier
+        results."""
         total = event.start + len(event.ids)
         spans = tuple(span for span in spans if span.end > span.start)
         ends = [0, *(span.end for span in spans)]
@@ -82,19 +80,19 @@ class SpanStream:
                 f"ended with versions of tokens {[(span.start, span.end) for span in spans]}, "
                 f"which do not tile its {total}"
             )
-        at = 0
+        position = 0
         for known in self._known:
             for span in spans:
                 if (
                     span.start < known.end
-                    and at < span.end
+                    and position < span.end
                     and _number(span.version) != known.version
                 ):
                     raise SpanError(
                         f"ended with version {span.version} for tokens {span.start} to "
-                        f"{span.end}, of which it had said {known.version}"
+                        f"{span.end}, for which it reported {known.version} before"
                     )
-            at = known.end
+            position = known.end
         rest = [*self._held, event]
         self._held = []
         ids, behaviour = (
@@ -103,9 +101,9 @@ class SpanStream:
         )
         runs = []
         for span in spans:
-            if span.end > at:
-                start = max(span.start, at)
-                part = slice(start - at, span.end - at)
+            if span.end > position:
+                start = max(span.start, position)
+                part = slice(start - position, span.end - position)
                 runs.append(TokenRun(_number(span.version), start, ids[part], behaviour[part]))
         return self._give(runs)
 
@@ -120,8 +118,8 @@ class SpanStream:
 
 
 def _number(version: str) -> int:
-    """The number of a version: ours are decimal, and a server that was not given one yet calls its
-    weights `default`."""
+    """The number of a version: ours are decimal, and a server calls its weights `default` before
+    its first one."""
     if not (version.isascii() and version.isdecimal() and len(version) < 19):
         raise SpanError(f"was sampled with weights called {version!r}, which this run did not load")
     return int(version)

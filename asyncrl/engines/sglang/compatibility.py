@@ -1,5 +1,5 @@
-"""Compatibility of a server with a run. Invariant: what a server says of itself and does not fit
-the run is a named error before the server is sent anything."""
+"""Compatibility of a server with a run. Invariant: a server whose description does not fit the run
+is a named error before it is sent anything."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from asyncrl.engines.servers.server_types import ServerInfo
 from asyncrl.engines.sglang.sglang_client import SglangClient
 
 OLDEST = (0, 5, 23)
-"""The first version that all of this was tried with: older ones have no update session, or do not
-say which token is of which version."""
+"""The oldest version that was tested: older ones have no update session, or do not report the
+version of each token."""
 KEPT_BACK = 8
 """Positions of its context that a server does not use, and a few more."""
 CANARIES = 1
-"""Requests of ours beside the rollouts."""
+"""Our own requests beside the rollouts."""
 
 
 async def check_compatibility(client: SglangClient, needs: Needs) -> None:
-    """Ask a server what it is. Raises Incompatible, and any other ServerError where it does not
-    say."""
+    """Query and check a server. Raises Incompatible, or any other ServerError where it does not
+    answer."""
     model, server = await client.model_info(), await client.server_info()
     try:
         refuse_other_model(model, server, architecture=needs.architecture, dtype=needs.dtype)
@@ -30,17 +30,18 @@ async def check_compatibility(client: SglangClient, needs: Needs) -> None:
 
 
 def refuse_other_start(server: ServerInfo, *, context_tokens: int, slots: int) -> None:
-    """Raise ValueError where the server is too old, or was started otherwise than a run with such
-    contexts and slots needs it."""
+    """Raise ValueError where the server is too old, or its start options do not fit these contexts
+    and slots."""
     numbers = tuple(int(number) for number in re.findall(r"\d+", server.version)[:3])
     if numbers < OLDEST:
         raise ValueError(
             f"it is SGLang {server.version}; {'.'.join(map(str, OLDEST))} is the oldest that is "
-            "known to do what is needed"
+            "supported"
         )
     if not server.skip_tokenizer_init:
         raise ValueError(
-            "it has a tokenizer, and here ids go in and out: start it with --skip-tokenizer-init"
+            "it has a tokenizer, but asyncrl exchanges token ids: start it with "
+            "--skip-tokenizer-init"
         )
     if server.context_length is not None and server.context_length < context_tokens + KEPT_BACK:
         raise ValueError(

@@ -1,9 +1,8 @@
-"""The engine `sglang` whose servers the trainer writes itself. Invariant: while it stands still the
+"""The engine `sglang` whose servers' weights the trainer writes. Invariant: while it is paused, the
 gate is shut: no request and no abort goes to a server, and no chunk leaves.
 
-What a server that stands still holds is the trainer's business (`asyncrl.weightsync.servers`); this
-file stops it and has it go on. After a publication that was aborted that takes calls, so it is done
-in `run`.
+The trainer manages the weights of a paused server (`asyncrl.weightsync.servers`); this file pauses
+and resumes it. Resuming after an aborted publication takes calls, so it is done in `run`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class StandingServer(Protocol):
-    """One server that the trainer writes (`asyncrl.weightsync.servers.direct_server`)."""
+    """One server whose weights the trainer writes (`asyncrl.weightsync.servers.direct_server`)."""
 
     async def pause(self) -> None: ...
 
@@ -36,8 +35,8 @@ class StandingServer(Protocol):
 
 
 class DirectSglangEngine(ServerEngine):
-    """A `DirectEngine` and `CanaryEngine` (see `protocol`) of one or several `servers`, requests to
-    which go by way of `client`. Its weights are theirs: `quiesce` returns none."""
+    """A `DirectEngine` and `CanaryEngine` (see `protocol`) of one or several `servers`, with
+    requests through `client`. The weights are the servers': `quiesce` returns none."""
 
     def __init__(
         self,
@@ -57,10 +56,10 @@ class DirectSglangEngine(ServerEngine):
         self._going_on = Pulse()
 
     async def quiesce(self) -> Mapping[str, torch.Tensor]:
-        """Have all servers stand still."""
+        """Pause all servers."""
         async with self._loads:
             if not self._still:
-                # with the gate shut none can end, and all of them are stopped already
+                # with the gate shut none can end, and all of them were aborted already
                 while self._gate.is_set() and (
                     pinned := [live for live in self._live if live.request.version is not None]
                 ):
@@ -72,7 +71,7 @@ class DirectSglangEngine(ServerEngine):
         return {}
 
     async def adopt(self, version: int, *, pin: bool = False) -> float:
-        """Go on as the protocol says; `pin` is not honoured. Raises HalfLoaded."""
+        """Resume as the protocol says; `pin` is not honoured. Raises HalfLoaded."""
         async with self._loads:
             canary = self._expected(version)
             await self._all(lambda server: server.adopt(version, canary))
@@ -81,7 +80,7 @@ class DirectSglangEngine(ServerEngine):
             return trio.current_time() - self._since
 
     def resume(self) -> None:
-        """Go on as before, soon."""
+        """Resume with the old weights, soon."""
         if self._still:
             self._still = False
             self._going_on.set()
@@ -95,7 +94,7 @@ class DirectSglangEngine(ServerEngine):
         while True:
             await self._going_on.wait()
             async with self._loads:
-                if not self._still:  # else it has to stand still again
+                if not self._still:  # else it must be paused again
                     await self._all(lambda server: server.resume())
                     self._serve(self._version)
 
@@ -106,4 +105,4 @@ class DirectSglangEngine(ServerEngine):
 async def _refused(
     version: int, weights: object, canary: Sequence[float], stop: Callable[[], None]
 ) -> float:
-    raise ValueError(f"version {version} was staged, and goes straight into these servers")
+    raise ValueError(f"version {version} was staged, but these servers take direct publications")

@@ -1,9 +1,9 @@
-"""Types of what an SGLang server sends. Invariant: a stream comes out as increments: each token
+"""Types of the answers of an SGLang server. Invariant: a stream comes out as increments: each token
 once, in order, with its log-probability.
 
 A server sends a request's tokens as server-sent events. Each holds all tokens so far, or with
-`--incremental-streaming-output` those that are new; which of the two is told by the count of tokens
-that comes with them, so nobody has to ask how the server was started.
+`--incremental-streaming-output` those that are new; the token count in each event tells which of
+the two, whatever the server's options.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 Entry = tuple[float | None, int, object]
 """Log-probability (null for NaN), token id, and the token's text, which a server without a
-tokenizer leaves out."""
+tokenizer omits."""
 
 
 class ServerLoad(msgspec.Struct, frozen=True):
-    """Requests that a server holds: `running` are being decoded, `queued` wait (a retracted one
-    waits, too)."""
+    """Requests that a server holds: `running` are being decoded, `queued` wait (as do retracted
+    ones)."""
 
     running: int
     queued: int
@@ -126,9 +126,9 @@ class SglangIncrements:
 
 
 def _newest(sent: list[T], new: int, start: int, what: str) -> list[T]:
-    """The last `new`: all of what was sent, or all but the `start` that were known. Of an event
-    without news nothing is asked: the last one of an aborted request repeats what was sent, in part
-    or in whole."""
+    """The last `new` entries: all that were sent, or all but the `start` known ones. An event
+    without new tokens is not checked: the last one of an aborted request repeats earlier tokens,
+    some or all."""
     if new == 0:
         return []
     if len(sent) != new and len(sent) != start + new:

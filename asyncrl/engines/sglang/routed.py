@@ -1,8 +1,7 @@
-"""Servers behind a router, as if they were one. Invariant: a request goes to the router, and
-whatever must reach a server goes to each of them itself: a router need not pass it on.
-
-The router shares requests out, by load and by the prefixes that servers have cached. An abort names
-a request that one server has, and the others do not know.
+"""Servers behind a router, as one. Invariant: requests go to the router, and all other calls go to
+each server directly, since a router need not forward them. The router balances requests by load and
+by the prefixes that servers have cached. An abort names a request that one server has, and the
+others ignore it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The calls of one SGLang server.
 
-Requests to a server that is paused wait for as long as it is paused, and an abort that meets one is
-lost, so the engine sends neither while it has its server paused.
+Requests to a paused server wait for the end of the pause, and an abort during a pause is lost, so
+the engine sends neither while its server is paused.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class SglangClient(ServerClient):
 
     async def load(self) -> ServerLoad:
         """The number of requests that it holds, as of its last report to itself."""
-        found = await self._connection.get("/v1/loads?include=core", Loads)
+        answer = await self._connection.get("/v1/loads?include=core", Loads)
         return ServerLoad(
-            sum(rank.num_running_reqs for rank in found.loads),
-            sum(rank.num_waiting_reqs for rank in found.loads),
+            sum(rank.num_running_reqs for rank in answer.loads),
+            sum(rank.num_waiting_reqs for rank in answer.loads),
         )
 
     # ---------------------------------------------------------------------------------- generation
@@ -95,7 +95,7 @@ class SglangClient(ServerClient):
 
     async def texts(self, ids: NDArray[np.int32]) -> list[str | None]:
         """The text of each id in the server's vocabulary; None from a server without a tokenizer.
-        An id that it does not have may end the server."""
+        An unknown id may crash the server."""
         entries = await self._prefilled(ids, return_text_in_logprobs=True)
         return [text if isinstance(text := entry[2], str) else None for entry in entries]
 
@@ -119,8 +119,8 @@ class SglangClient(ServerClient):
         return entries
 
     async def abort(self, rid: str) -> None:
-        """As of any server. An abort that comes before its request reached the scheduler is lost,
-        and others of the same request are then ignored."""
+        """Abort as on any server. An abort that arrives before its request reached the scheduler is
+        lost, and later ones of the same request are ignored."""
         await self._connection.tell("/abort_request", {"rid": rid})
 
     async def abort_all(self) -> None:

@@ -1,8 +1,8 @@
 """The start of an SGLang server on this machine.
 
-Loopback is everybody's on a machine, so each server asks for a key of its own. It comes from a file
-that only this user may open: every user can read a command line, and SGLang writes its own to its
-log and gives it to whoever asks.
+All users of a machine share loopback, so each server requires a key of its own. It is read from a
+file that only this user may open: every user can read a command line, and SGLang writes its own to
+its log and returns it on request.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ HOST = "127.0.0.1"
 
 
 def address(_: Path) -> ServerAddress:
-    """That of a server at a port of this machine alone, which asks for a key."""
+    """The address of a server at a loopback port, which requires a key."""
     return ServerAddress(f"http://{HOST}:{free_port(HOST)}", secrets.token_hex())
 
 
-def command(launch: ServerLaunch, at: ServerAddress, key_file: Path) -> list[str]:
-    """The command line of a server, which asks for the key in `key_file`."""
+def command(launch: ServerLaunch, address: ServerAddress, key_file: Path) -> list[str]:
+    """The command line of a server, which requires the key in `key_file`."""
     context = max(launch.context_tokens, canary.TOKENS) + _UNUSABLE
     options = {
         "config": key_file,
         "model-path": launch.model,
         "load-format": launch.weights,
         "host": HOST,
-        "port": urlsplit(at.url).port,
+        "port": urlsplit(address.url).port,
         "device": launch.device,
         "dtype": launch.dtype,
         "tp-size": launch.tensor_parallel,
@@ -48,8 +48,7 @@ def command(launch: ServerLaunch, at: ServerAddress, key_file: Path) -> list[str
         "random-seed": launch.seed,
     }
     if launch.device == "cpu":
-        # Memory is not a device's here: the share is of the whole machine, and the room for tokens
-        # is what counts.
+        # On a CPU the memory share is of the whole machine, and the room for tokens is what counts.
         options |= {
             "attention-backend": "torch_native",
             "mem-fraction-static": 0.5,
@@ -68,16 +67,16 @@ def command(launch: ServerLaunch, at: ServerAddress, key_file: Path) -> list[str
 
 
 _UNUSABLE = 8
-"""SGLang takes no input that ends in the last six positions of its context, and without a word ends
-a response two before the last."""
+"""SGLang refuses an input that ends in the last six positions of its context, and silently ends a
+response two before the last."""
 
 _LEAST_TOKENS = 16_384
 """Room for prompts that several rollouts share."""
 
 
 def environment(launch: ServerLaunch, cores: Sequence[int]) -> dict[str, str]:
-    """The variables of a server's environment beyond ours. On a CPU the plug-in of `make
-    sglang-cpu` is used, and each rank has one of `cores` (at least one), in turn."""
+    """The additional environment variables of a server. On a CPU the plug-in of `make sglang-cpu`
+    is used, and each rank has one of `cores` (at least one), in turn."""
     # longer than the model's, for what is unusable of it
     always = offline(launch) | {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
     if launch.device != "cpu":

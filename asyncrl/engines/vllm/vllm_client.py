@@ -1,5 +1,5 @@
-"""The calls of one vLLM server, which must have been started as `vllm_launch.command` does; what it
-does otherwise is found before a run (`vllm_fit`)."""
+"""The calls of one vLLM server, which must have been started as `vllm_launch.command` does; other
+options are rejected before a run (`vllm_fit`)."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class VllmClient(ServerClient):
 
     def __init__(self, connection: HttpConnection) -> None:
         super().__init__(connection)
-        self._version = ""  # of the weights that are served; asked for where nobody said it here
+        self._version = ""  # of the weights that are served; queried if it was not set here
         self._open = set[str]()  # requests whose stream is read
-        self._unheard = set[str]()  # those of them of which the server has said nothing yet
+        self._unheard = set[str]()  # those of them without an event yet
         self._changed = Pulse()
         self._going = trio.Event()  # unset from a pause on until the end of it
         self._going.set()
@@ -97,8 +97,8 @@ class VllmClient(ServerClient):
     async def generate(
         self, rid: str, ids: NDArray[np.int32], **options: Any
     ) -> AsyncGenerator[StreamEvent, None]:
-        """As of any server; it waits for the end of a pause. An event comes as often as the server
-        was told at its start: `stream_interval` has no say."""
+        """Generate as on any server; it waits for the end of a pause. The server's start options
+        set the interval of events: `stream_interval` has no effect."""
         if not self._version:
             self._version = (await self.model_info()).weight_version
         while not self._going.is_set():
@@ -122,7 +122,7 @@ class VllmClient(ServerClient):
             "max_tokens": asked.max_new_tokens,
             "temperature": asked.temperature,
             "stop_token_ids": list(asked.stop_ids),
-            "ignore_eos": True,  # what ends a response is said above, whatever the model says
+            "ignore_eos": True,  # only the stop ids above end a response, not those of the model
             "logprobs": 0,
             "detokenize": False,
         } | WHOLE_DISTRIBUTION
@@ -142,15 +142,15 @@ class VllmClient(ServerClient):
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False},
         } | _salt(extra_key)
         most = largest_event(2 * len(ids))
-        found = await self._connection.post(self.GENERATE, body, ScoredPrompt, most)
+        answer = await self._connection.post(self.GENERATE, body, ScoredPrompt, most)
         entries = [
             (entry or {}).get(str(id))
-            for entry, id in zip(found.prompt_logprobs[1:], body["token_ids"][1:], strict=False)
+            for entry, id in zip(answer.prompt_logprobs[1:], body["token_ids"][1:], strict=False)
         ]
-        if len(found.prompt_logprobs) != len(ids) or None in entries:
+        if len(answer.prompt_logprobs) != len(ids) or None in entries:
             raise Misread(
                 f"{self.url} scored other ids than the {len(ids)} it was given: "
-                f"{len(found.prompt_logprobs)} came back"
+                f"{len(answer.prompt_logprobs)} came back"
             )
         return [
             math.nan if entry is None or entry.logprob is None else entry.logprob
@@ -170,13 +170,12 @@ class VllmClient(ServerClient):
         await self.abort_all()
 
     async def pause(self, mode: Mode) -> None:
-        """End every request and stand still; returns when nothing is left on the server, and each
-        stream has been read to its end. No other mode than `abort` is known here.
+        """Abort every request and pause; returns when the server holds none, and each stream was
+        read to its end. Only the mode `abort` is supported.
 
-        A request that reached the server behind the pause would wait there, and be sampled by the
-        next version, where its tokens are taken for the last one's: vLLM says versions at a
-        request's end alone. So the server is paused when it has said something of each request, and
-        no other is sent before `resume`.
+        A request that reached the server after the pause would wait there, be sampled by the next
+        version, and be counted under the old one: vLLM reports versions only at a request's end. So
+        the server is paused once each request had an event, and no other is sent before `resume`.
         """
         if mode != "abort":
             raise ValueError(f"a vLLM server is paused by abort, not by {mode}")
@@ -186,7 +185,7 @@ class VllmClient(ServerClient):
         await self._until_none(self._open, "did not end")
 
     async def _until_none(self, requests: set[str], failed: str) -> None:
-        """Wait until there is none of these. Raises ServerGone after the longest silence."""
+        """Wait until `requests` is empty. Raises ServerGone after the longest silence."""
         with trio.move_on_after(self._connection.silence_s) as scope:
             while requests:
                 await self._changed.wait()
@@ -231,7 +230,8 @@ class VllmClient(ServerClient):
         version: int | None,
         flush: bool,
     ) -> None:
-        """As of any server. The prefix cache was forgotten by the pause, so `flush` is."""
+        """End the update as on any server. The pause cleared the prefix cache, so `flush` is
+        ignored."""
         bucket = {
             "names": list(names),
             "dtypes": list(dtypes),
@@ -245,23 +245,25 @@ class VllmClient(ServerClient):
 
     async def checksums(self) -> list[RankChecksums]:
         asked = {"action": "checksum"}
-        found = await self._connection.post("/weight_checker", asked, VllmChecksums, CHECKSUM_BYTES)
+        answer = await self._connection.post(
+            "/weight_checker", asked, VllmChecksums, CHECKSUM_BYTES
+        )
         ranks: dict[str, dict[str, str]] = {}
-        for name, digest in found.checksums.items():
-            place, _, tensor = name.rpartition(":")
-            ranks.setdefault(place, {})[tensor] = digest[:HASH_DIGITS]
-        return [RankChecksums(ranks[place], "") for place in sorted(ranks, key=_numbers)]
+        for name, digest in answer.checksums.items():
+            rank, _, tensor = name.rpartition(":")
+            ranks.setdefault(rank, {})[tensor] = digest[:HASH_DIGITS]
+        return [RankChecksums(ranks[rank], "") for rank in sorted(ranks, key=_numbers)]
 
 
 def _salt(extra_key: str) -> dict[str, str]:
-    """The part of the prefix cache as vLLM takes its name, which has no `/`."""
+    """The name of a part of the prefix cache as vLLM accepts it, without `/`."""
     return {"cache_salt": extra_key.replace("/", "-")} if extra_key else {}
 
 
-def _numbers(place: str) -> list[int]:
-    """The order of ranks.
+def _numbers(rank: str) -> list[int]:
+    """The sort key of a rank.
 
     >>> sorted(["dp0:pp0:tp10", "dp0:pp0:tp2"], key=_numbers)
     ['dp0:pp0:tp2', 'dp0:pp0:tp10']
     """
-    return [int("".join(filter(str.isdigit, part)) or 0) for part in place.split(":")]
+    return [int("".join(filter(str.isdigit, part)) or 0) for part in rank.split(":")]

@@ -1,5 +1,5 @@
-"""A vLLM server that somebody else started, and the run that it is to serve. Invariant: what it
-says of itself and does not fit the run is a named error before a rollout is sent."""
+"""Compatibility of a vLLM server that was started elsewhere with a run. Invariant: a server whose
+description does not fit the run is a named error before a rollout is sent."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ EXTENSION, BACKEND = "asyncrl_receiver.Extension", "asyncrl"
 """The class by which a server imports our module into its workers, and the name of the transfer
 that this registers."""
 LOGPROBS = "processed_logprobs"
-"""The log-probabilities that are asked for: of the temperature-scaled distribution."""
+"""The requested log-probabilities: of the temperature-scaled distribution."""
 OLDEST = (0, 32, 0)
-"""The first version that all of this was tried with."""
+"""The oldest version that was tested."""
 
 
 async def check_vllm(client: VllmClient, needs: Needs) -> None:
-    """Ask a server what it is. Raises Incompatible, and any other ServerError where it does not
-    say."""
+    """Query and check a server. Raises Incompatible, or any other ServerError where it does not
+    answer."""
     try:
         start, server = await client.start(), await client.server_info()
     except RequestRefused as error:
         raise Incompatible(
-            f"{client.url} does not say how it was started ({error}): start it with "
-            "VLLM_SERVER_DEV_MODE=1, without which it takes no weights either"
+            f"{client.url} does not report its start options ({error}): start it with "
+            "VLLM_SERVER_DEV_MODE=1, without which it cannot load weights either"
         ) from None
     try:
         refuse_start(start, server, needs)
@@ -41,18 +41,18 @@ async def check_vllm(client: VllmClient, needs: Needs) -> None:
         await client.score(np.array([0, 1], np.int32))
     except RequestRefused as error:
         raise Incompatible(
-            f"{client.url} takes no ids ({error}): start it with --enable-scale-out"
+            f"{client.url} does not accept token ids ({error}): start it with --enable-scale-out"
         ) from None
 
 
 def refuse_start(start: VllmConfigs, server: ServerInfo, needs: Needs) -> None:
-    """Raise ValueError where the server was started otherwise than a run needs it."""
+    """Raise ValueError where the server's start options do not fit the run."""
     _, dtype, context_tokens, slots = needs
     numbers = tuple(int(number) for number in re.findall(r"\d+", server.version)[:3])
     if numbers < OLDEST:
         raise ValueError(
             f"it is vLLM {server.version}; {'.'.join(map(str, OLDEST))} is the oldest that is "
-            "known to do what is needed"
+            "supported"
         )
     if server.dtype not in ("", "auto", dtype):
         raise ValueError(
@@ -66,10 +66,10 @@ def refuse_start(start: VllmConfigs, server: ServerInfo, needs: Needs) -> None:
         )
     parallel, transfer = start.parallel_config, start.weight_transfer_config
     if parallel.pipeline_parallel_size > 1 or parallel.data_parallel_size > 1:
-        raise ValueError("it has pipeline or data parallel ranks, which cannot be given weights")
+        raise ValueError("it has pipeline or data parallel ranks, which cannot load weights")
     if transfer is None or transfer.backend != BACKEND:
         raise ValueError(
-            f"it takes no weights from here: start it with --worker-extension-cls {EXTENSION} "
+            f"it cannot receive weights: start it with --worker-extension-cls {EXTENSION} "
             f'--weight-transfer-config \'{{"backend": "{BACKEND}"}}\' (docs/servers.md)'
         )
     context = max(context_tokens, canary.TOKENS + 1)

@@ -1,8 +1,8 @@
 """The start of a vLLM server on this machine.
 
-It listens at a Unix socket in a folder that only this user may enter, and at no port: the calls by
-which vLLM is paused and given weights ask for no key, so on loopback every user of the machine
-could make them.
+It listens at a Unix socket in a folder that only this user may enter, and at no port: the calls
+that pause vLLM and load weights require no key, so on loopback every user of the machine could make
+them.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from asyncrl.engines.vllm.vllm_fit import BACKEND, EXTENSION, LOGPROBS, check_vl
 WORKER = Path(__file__).with_name("worker")
 """The folder of the module that a server imports into its workers, and of nothing else."""
 URL = "http://vllm"
-"""The address of a server that has none: requests name some host."""
+"""The URL for a server without a host, since requests must name one."""
 
 
 def address(files: Path) -> ServerAddress:
-    """That of a server with this folder."""
+    """The address of a server with this folder."""
     return ServerAddress(URL, socket=str(files / "server.sock"))
 
 
-def command(launch: ServerLaunch, at: ServerAddress, _: Path) -> list[str]:
+def command(launch: ServerLaunch, address: ServerAddress, _: Path) -> list[str]:
     """The command line of a server."""
-    context = max(launch.context_tokens, canary.TOKENS + 1)  # which is asked for one token more
+    context = max(launch.context_tokens, canary.TOKENS + 1)  # which requests one more token
     options = {
         "model": launch.model,
         "load-format": launch.weights,
-        "uds": at.socket,
+        "uds": address.socket,
         "dtype": launch.dtype,
         "tensor-parallel-size": launch.tensor_parallel,
         # one more for the canary, which must not wait for a rollout to end
@@ -47,13 +47,13 @@ def command(launch: ServerLaunch, at: ServerAddress, _: Path) -> list[str]:
         "stream-interval": launch.chunk_tokens,
         "seed": launch.seed,
         "logprobs-mode": LOGPROBS,
-        "generation-config": "vllm",  # not the model's own: each request says all
+        "generation-config": "vllm",  # not the model's own: each request sets all
         "worker-extension-cls": EXTENSION,
         "weight-transfer-config": json.dumps({"backend": BACKEND}),
     }
     if launch.device == "cpu":
-        # Memory is not a device's here: room for what is decoded at a time is what counts.
-        # By the second it only checks that there is memory at all.
+        # On a CPU, memory is the machine's: room for the concurrent requests is enough. The second
+        # option only makes it check that there is memory.
         options["num-gpu-blocks-override"] = (launch.slots + 1) * -(-context // _BLOCK) + 1
         options["gpu-memory-utilization"] = 0.25
     switches = ["--skip-tokenizer-init", "--enable-scale-out"]
@@ -65,13 +65,13 @@ def command(launch: ServerLaunch, at: ServerAddress, _: Path) -> list[str]:
 
 
 _BLOCK = 128
-"""Tokens of a block of the cache on a processor."""
+"""Tokens of a cache block on a CPU."""
 
 
 def environment(launch: ServerLaunch, _: Sequence[int] = ()) -> dict[str, str]:
-    """The variables of a server's environment beyond ours. Nothing is told to anybody. On a CPU it
-    has one thread, since more make a small model slower, and compiles nothing: what counts ranks of
-    log-probabilities would be, for 30 s amid the first response."""
+    """The additional environment variables of a server. Usage reports are off. On a CPU it has one
+    thread, since more make a small model slower, and compiles nothing: compiling the ranking of
+    log-probabilities would take 30 s within the first response."""
     path = os.environ.get("PYTHONPATH")
     always = offline(launch) | {
         "PYTHONPATH": f"{WORKER}{os.pathsep}{path}" if path else str(WORKER),

@@ -1,8 +1,8 @@
-"""Types of what a vLLM server sends. Invariant: a stream comes out as increments: each token once,
-in order, with its log-probability.
+"""Types of the answers of a vLLM server. Invariant: a stream comes out as increments: each token
+once, in order, with its log-probability.
 
-Each event of `/inference/v1/generate` holds the tokens that are new. The last one says which
-version sampled which of all tokens; until then none says so.
+Each event of `/inference/v1/generate` holds the new tokens. Only the last one reports the version
+of each token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from asyncrl.engines.servers.server_types import (
 )
 
 DONE = b"[DONE]"
-"""The data of the event behind the last one."""
+"""The data of the event after the last one."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -53,13 +53,13 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 
 class ScoredPrompt(msgspec.Struct, frozen=True):
     """The answer to a request that scores its prompt: for each token but the first its own
-    log-probability under its id, in text, and perhaps those of likelier ones."""
+    log-probability under its id, in text, and possibly those of likelier ones."""
 
     prompt_logprobs: list[dict[str, PromptLogprob] | None]
 
 
 class WeightInfo(msgspec.Struct, frozen=True):
-    """`GET /weight_info`: `default` until somebody names a version."""
+    """`GET /weight_info`: `default` until a version is set."""
 
     weight_version: str
 
@@ -71,7 +71,7 @@ class VllmVersion(msgspec.Struct, frozen=True):
 
 
 class VllmChecksums(msgspec.Struct, frozen=True):
-    """SHA-256 of each tensor of each worker, under names that begin with the worker's place
+    """SHA-256 of each tensor of each worker, under names that begin with the worker's rank
     (`dp0:pp0:pcp0:tp1:model.norm.weight`)."""
 
     checksums: dict[str, str]
@@ -114,7 +114,7 @@ class VllmConfigs(msgspec.Struct, frozen=True):
 
 
 class VllmStart(msgspec.Struct, frozen=True):
-    """`GET /server_info?config_format=json`: how a server was started."""
+    """`GET /server_info?config_format=json`: the start options of a server."""
 
     vllm_config: VllmConfigs
 
@@ -123,7 +123,7 @@ _OUTPUT = msgspec.json.Decoder(_VllmOutput)
 
 
 class VllmIncrements:
-    """The `Increments` of one request, of a server whose weights were called `version` when it
+    """The `Increments` of one request, of a server whose weights had the name `version` when it
     began."""
 
     def __init__(self, version: str) -> None:

@@ -2,9 +2,9 @@
 own path and nothing else.
 
 A row is a segment: its queries are the places of the segment, its keys those of the whole path to
-its end. Rows of about one size are a table, right-padded. A segment that shares nothing is its own
-path: then causal attention never looks at the padding, and no mask is built. Another one ends where
-its path ends, so its mask is causal from the bottom right.
+its end. Rows of about one size form a table, right-padded. A segment that shares nothing is its own
+path: then causal attention never sees the padding, and no mask is built. Other segments end where
+their path ends, so their mask is causal from the bottom right.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asyncrl.training.trees.prefix_tree import Ints, PrefixTree
 TABLE_TOKENS = 128
 """Cost of one more table of rows, in tokens of padding, measured on small models."""
 ROW_QUERIES = 128
-"""Queries that cost as much with a key as having that key in their row does."""
+"""The number of queries at which a key's attention costs as much as storing it in the row."""
 
 
 class AttentionTable(NamedTuple):

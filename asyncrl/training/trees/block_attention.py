@@ -1,12 +1,12 @@
-"""Attention of a packed batch on CUDA, by FlexAttention. Invariant: it is taken only where it was
-found to be what the tables give.
+"""Attention of a packed batch on CUDA, by FlexAttention. Invariant: it is used only where it was
+shown to agree with the tables.
 
-In depth-first order a place q has k in its path if k <= q < ends[k]. So a block of keys is seen by
-all of a block of queries, by some or by none of it according to the least and the largest of its
-ends: no mask of places by places is made.
+In depth-first order a place q has k in its path if k <= q < ends[k]. So the least and the largest
+end of a block of keys determine whether all, some or none of a block of queries see it: no mask of
+places by places is built.
 
-Nobody has run this on a GPU yet. So `compared` sets it beside the tables when a model is tried, in
-float32, forwards and backwards; where it fails or differs, the tables are taken.
+This has not run on a GPU yet. So `compared` compares it with the tables when a model is tried, in
+float32, forwards and backwards; where it fails or differs, the tables are used.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def block_mask(ends: Tensor) -> BlockMask:
 
 
 def _indices(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each block of queries, how many blocks of keys it has, and which, in ascending order."""
+    """For each block of queries, the number of its blocks of keys, and their indexes, ascending."""
     order = blocks.int().argsort(dim=1, descending=True, stable=True)
     return blocks.sum(1).int()[None, None], order.int()[None, None]
 
@@ -87,9 +87,9 @@ def _flex(device: str) -> Any:
 
 
 class ComparedAttention:
-    """Attention by tables that sets blocks beside it: `distance` is the largest, over layers, of
-    outputs and of the gradients of queries, keys and values, in float32. Only the first `places`
-    are looked at: the others are no tokens."""
+    """Attention by tables that also computes blocks: `distance` is the largest difference, over
+    layers, of outputs and of the gradients of queries, keys and values, in float32. Only the first
+    `places` are compared: the others are padding."""
 
     def __init__(self, tables: TableAttention, blocks: BlockAttention, places: int) -> None:
         self._ways = tables, blocks
@@ -100,16 +100,16 @@ class ComparedAttention:
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **rest: Any
     ) -> Tensor:
         """As `TableAttention.attend`, without a gradient."""
-        found = list[list[Tensor]]()
+        results = list[list[Tensor]]()
         for way in self._ways:
             with torch.enable_grad():
-                given = [of.detach().float().requires_grad_() for of in (query, key, value)]
-                output = way.attend(module, *given, **rest)
+                inputs = [of.detach().float().requires_grad_() for of in (query, key, value)]
+                output = way.attend(module, *inputs, **rest)
                 real = output[:, : self._places].flatten()
                 weights = torch.linspace(-1, 1, len(real), device=output.device)
-                gradients = torch.autograd.grad((real * weights).sum(), given)
-            found.append([real.detach(), *gradients])
-        for one, other in zip(*found, strict=True):
+                gradients = torch.autograd.grad((real * weights).sum(), inputs)
+            results.append([real.detach(), *gradients])
+        for one, other in zip(*results, strict=True):
             size = one.abs().max().clamp(min=1.0)
             self.distance = max(self.distance, float((one - other).abs().max() / size))
         return self._ways[0].attend(module, query, key, value, **rest)

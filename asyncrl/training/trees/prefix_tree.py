@@ -1,14 +1,14 @@
-"""A prefix tree of sequences. Invariant: what sequences have in common at their start stands once,
-and every sequence is the path that it would be by itself.
+"""A prefix tree of sequences. Invariant: a common prefix of sequences is stored once, and every
+sequence is the same path as by itself.
 
-Content alone says what is shared: the prompt of a group, the turns that branches of an agent's
-episode have in common, the first tokens of responses that began alike. So nobody has to say where
-a sequence came from. Sorted by their ids, sequences that begin alike are neighbours, and what any
-two have in common is the least that neighbours between them have. So one number for each, the
-tokens that it shares with the one before, is the whole tree.
+Sharing depends only on content: the prompt of a group, common turns of the branches of an agent's
+episode, the first tokens of responses that start alike. So the origin of a sequence does not
+matter. Sorted by their ids, sequences that start alike are neighbours, and the common prefix of any
+two is the shortest of those between neighbours on the way. So one number for each, the tokens that
+it shares with the one before, defines the tree.
 
 A *place* is one token of the tree. Places stand in depth-first order. A *segment* is the places
-that one sequence adds to those before it: its end, without what it shares.
+that one sequence adds to those before it: its end, without the shared part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 
 
 class PrefixTree(NamedTuple):
-    """Sequences that share what they begin with.
+    """Sequences with shared prefixes.
 
     `ids`: int64 [places], in depth-first order. Of each sequence, int64 [sequences]: its `length`,
     at least 1, and how many of its tokens are `shared` with the one before, less than its length (0
@@ -87,8 +87,8 @@ class PrefixTree(NamedTuple):
         return PrefixTree(self.ids[np.concatenate(places)], self.length[sequences], shared)
 
     def shared_by(self, sequences: Ints) -> Ints:
-        """Tokens that each of some sequences (as for `part`) shares with the one before it among
-        them: the least that is shared on the way from the one to the other."""
+        """Tokens that each of some sequences (as in `part`) shares with the one before it among
+        them: the least shared count between the two."""
         until = self.shared[: sequences[-1] + 1]
         between = np.minimum.reduceat(until, np.append(0, sequences[:-1] + 1))
         between[0] = 0
@@ -103,16 +103,13 @@ def prefix_tree(
     sequences: Sequence[NDArray[np.int32]], *, shared: bool = True
 ) -> tuple[PrefixTree, Ints]:
     """The tree of sequences (each of at least one id), and the one of its sequences that each of
-    them is, int64 [sequences]: equal ones are one. Where nothing is to be `shared` each stands by
-    itself.
-
-    What shares nothing comes in the order of its shortest sequence: so neighbours are about as long
-    as each other.
+    them is, int64 [sequences]: equal ones are one. If not `shared`, each is separate. Trees are in
+    the order of their shortest sequences, so that neighbours have similar lengths.
     """
     length = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     order, common = np.argsort(length, kind="stable"), np.zeros_like(length)
     if shared:
-        # big-endian bytes compare as the ids do, and what begins another comes before it
+        # big-endian bytes compare as the ids do, and a prefix comes before what extends it
         keys = [sequence.astype(">i4").tobytes() for sequence in sequences]
         order = np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
         common[1:] = [_common(sequences[a], sequences[b]) for a, b in pairwise(order.tolist())]
@@ -133,8 +130,8 @@ def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
     """Tokens that two sequences have in common at their start."""
     most = min(len(one), len(other))
     differs = one[:most] != other[:most]
-    at = int(differs.argmax())
-    return at if differs[at] else most
+    first = int(differs.argmax())
+    return first if differs[first] else most
 
 
 def ranges(starts: Ints, sizes: Ints) -> Ints:

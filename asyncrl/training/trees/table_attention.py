@@ -27,7 +27,7 @@ class TableAttention:
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **rest: Any
     ) -> Tensor:
         """Attention of a layer: `query`, `key`, `value` are [1, heads, places, size]; gives [1,
-        places, heads, size]. `rest` is what the layer says to torch's own attention."""
+        places, heads, size]. `rest` are the layer's further arguments for torch's own attention."""
         queries, keys, values = (of[0].transpose(0, 1).flatten(1) for of in (query, key, value))
         outputs = []
         for number, (table, mask) in enumerate(zip(self._tables, self._masks, strict=True)):

@@ -16,7 +16,7 @@ def test_it_ends_where_nearly_nothing_passes_for_as_long_as_was_said() -> None:
     assert below_floor(b"\0" * 99, 0.05, patient) == ""
     told = below_floor(b"\0" * 100, 0.05, patient)
     assert told.startswith(
-        "of the last 100 groups none had rewards that differ, and rollout.accept_floor asks for "
+        "of the last 100 groups none had rewards that differ, but rollout.accept_floor requires "
         "5.00%"
     )
     assert below_floor(b"\0" * 95 + b"\1" * 5, 0.05, patient) == ""

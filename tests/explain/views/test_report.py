@@ -169,7 +169,7 @@ def test_a_run_of_which_little_is_known_has_a_report(tmp_path: Path) -> None:
     assert "this run has no status yet" in found.text
     assert "there is no journal" in found.text and "suggest no change" in found.text
     (run / JOURNAL).write_bytes(b"\xff" * 4096)
-    assert "damaged, or no journal at all" in Parsed(report(run, 1e9)).text
+    assert "damaged, or not a journal" in Parsed(report(run, 1e9)).text
     assert run_figures(RunFiles(run)).standing == "failed"
 
 

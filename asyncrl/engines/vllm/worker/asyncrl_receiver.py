@@ -1,5 +1,5 @@
-"""The receiving end of a publication inside a vLLM server. Invariant: what is loaded are the bytes
-that rank 0 broadcast, by vLLM's own loader, and nothing is trusted that is not a tensor's bytes.
+"""The receiving end of a publication inside a vLLM server. Invariant: vLLM's own loader loads
+exactly the bytes that rank 0 broadcast, and only tensor bytes are trusted.
 
 vLLM imports this module into each of its workers (`--worker-extension-cls
 asyncrl_receiver.Extension`, with this folder on `PYTHONPATH`); that registers the backend `asyncrl`
@@ -7,9 +7,9 @@ of its weight-transfer API (`--weight-transfer-config '{"backend": "asyncrl"}'`)
 backends need CUDA; this one meets by gloo or NCCL in a group that is joined once, and takes
 buckets. It runs in vLLM's environment, and so imports nothing of asyncrl.
 
-On a processor vLLM would keep its linear layers rearranged, and give away the weights that it made
-them of: there would be no checksums of them, and a new version would not reach what was rearranged
-(vLLM 0.32.0). So there they are left as they are.
+On a CPU vLLM would repack its linear layers and free the original weights: they could not be
+checksummed, and a new version would not reach the packed ones (vLLM 0.32.0). So packing is disabled
+there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vllm.model_executor.model_loader.reload import (
 from vllm.platforms import current_platform
 
 PATIENCE = timedelta(minutes=10)
-"""The longest that a worker waits for a bucket; the sender's own deadline is what counts."""
+"""The longest that a worker waits for a bucket; the sender's own deadline is the real bound."""
 
 
 @dataclass
@@ -96,7 +96,7 @@ class BroadcastReceiver(WeightTransferEngine):
 
     def receive_weights(self, update_info: Bucket) -> None:
         if self._group is None:
-            raise RuntimeError("no group was joined in which weights could come")
+            raise RuntimeError("weights can come only after a group was joined")
         dtypes = [getattr(torch, name) for name in update_info.dtypes]
         shapes = update_info.shapes
         sizes = [prod(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True)]
@@ -116,11 +116,11 @@ class BroadcastReceiver(WeightTransferEngine):
 
 
 class Extension:
-    """Nothing is added to a worker: that this module is imported is what counts."""
+    """An empty extension: importing this module registers the backend."""
 
 
 def _as_they_are(layer: torch.nn.Module, remove_weight: bool) -> None:
-    """Have a linear layer compute with the weight that it has."""
+    """Make a linear layer compute with its original weight."""
     layer.cpu_linear = torch.nn.functional.linear
 
 
