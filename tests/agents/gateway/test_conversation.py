@@ -100,7 +100,8 @@ async def test_a_call_of_a_tool_is_a_reply_too(tmp_path: Path, virtual: MockCloc
 @pytest.mark.parametrize(
     "template",
     [
-        "{% if messages[1] and 'think' not in messages[1].content %}{{ raise_exception('no') }}{% endif %}"
+        "{% if messages[1] and 'think' not in messages[1].content %}"
+        "{{ raise_exception('no') }}{% endif %}"
         "{% for m in messages %}{{ m.content }}{% endfor %}!",
         "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}!",
         "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}!",
