@@ -35,9 +35,9 @@ from asyncrl.training.checkpoint_index import (
     CheckpointError,
     Digest,
     Scalars,
+    checkpoint_path,
     complete,
     digested,
-    place,
 )
 
 EVENTS: list[e.AnyEvent] = [
@@ -153,7 +153,7 @@ def test_any_value_in_any_column_is_a_sentence_at_most(
         ("UPDATE events SET first = 'one'", "a number of an event or a version is not a number"),
         ("UPDATE events SET first = NULL", "a number of an event or a version is not a number"),
         ("UPDATE events SET first = -5", "a number of an event or a version is not a number"),
-        ("UPDATE events SET first = 9223372036854775807", "is none"),
+        ("UPDATE events SET first = 9223372036854775807", "is not a number"),
         (
             "UPDATE snapshots SET version = 'one'",
             "a number of an event or a version is not a number",
@@ -315,7 +315,7 @@ def test_any_summary_is_shown_or_refused(tmp_path: Path) -> None:
 
 
 def test_any_checkpoint_is_whole_or_put_aside(tmp_path: Path) -> None:
-    path = place(tmp_path, 3)
+    path = checkpoint_path(tmp_path, 3)
     path.mkdir(parents=True)
     (path / "model.safetensors").write_bytes(b"weights")
     files = {"model.safetensors": digested(path / "model.safetensors")}
@@ -336,7 +336,7 @@ def test_any_checkpoint_is_whole_or_put_aside(tmp_path: Path) -> None:
 def test_a_checkpoint_of_what_is_no_file_is_not_waited_for(
     make: Callable[[Path], object], tmp_path: Path
 ) -> None:
-    path = place(tmp_path, 3)
+    path = checkpoint_path(tmp_path, 3)
     path.mkdir(parents=True)
     make(path / "model.safetensors")
     files = {"model.safetensors": Digest(1, "ab")}

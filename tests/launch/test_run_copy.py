@@ -16,7 +16,7 @@ from asyncrl.experience.experience import Experience
 from asyncrl.journal import Journal, read
 from asyncrl.launch.run_copy import copy_run, keep_copy, refuse_unfit
 from asyncrl.runtime.run_dir import JOURNAL, RUN_TOML
-from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, complete, place
+from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, checkpoint_path, complete
 
 
 def config_of(run: Path, copy: Path) -> Config:
@@ -26,7 +26,7 @@ def config_of(run: Path, copy: Path) -> Config:
 
 
 def checkpoint(run: Path, version: int, text: str = "") -> None:
-    path = place(run, version)
+    path = checkpoint_path(run, version)
     path.mkdir(parents=True, exist_ok=True)
     (path / SCALARS).write_text(text)
 
@@ -57,12 +57,12 @@ async def test_checkpoints_come_and_go_with_those_of_the_run(run: Path, tmp_path
         checkpoint(run, 2, "first")
         copy_run(run, copy)
         assert [each.version for each in complete(copy)] == [1, 2]
-        shutil.rmtree(place(run, 1))
+        shutil.rmtree(checkpoint_path(run, 1))
         checkpoint(run, 2, "made again")
         checkpoint(run, 3)
         copy_run(run, copy)
     assert [each.version for each in complete(copy)] == [2, 3]
-    assert (place(copy, 2) / SCALARS).read_text() == "made again"
+    assert (checkpoint_path(copy, 2) / SCALARS).read_text() == "made again"
 
 
 async def test_a_journal_gets_its_name_only_where_a_checkpoint_of_it_is_there(

@@ -22,7 +22,13 @@ from asyncrl.journal import Journal, read
 from asyncrl.launch.run_copy import keep_copy, refuse_unfit
 from asyncrl.launch.stored_copy import MANIFEST, Manifest, StoredCopy, StoreError, fetch, is_stored
 from asyncrl.runtime.run_dir import COPY_ID, JOURNAL, METRICS, RUN_TOML
-from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, Scalars, digested, place
+from asyncrl.training.checkpoint_index import (
+    SCALARS,
+    CheckpointError,
+    Scalars,
+    checkpoint_path,
+    digested,
+)
 
 
 def url(folder: Path) -> str:
@@ -36,7 +42,7 @@ def config_of(run: Path, copy: str) -> Config:
 
 
 def checkpoint(run: Path, version: int, weights: bytes = b"weights") -> None:
-    path = place(run, version)
+    path = checkpoint_path(run, version)
     path.mkdir(parents=True, exist_ok=True)
     (path / "model.safetensors").write_bytes(weights)
     files = {"model.safetensors": digested(weights)}
@@ -109,7 +115,7 @@ async def test_contents_are_put_once_and_go_with_the_last_manifest_that_names_th
         checkpoint(run, 2, b"two")
         StoredCopy(url(store)).bring_up(run)
         first = objects(store)
-        shutil.rmtree(place(run, 1))
+        shutil.rmtree(checkpoint_path(run, 1))
         checkpoint(run, 3, b"three")
         log.append(e.LateTokens(1))
         await log.flush()
@@ -149,7 +155,7 @@ async def test_killed_at_any_request_the_manifest_names_what_is_there(
     async with Journal.open(run / JOURNAL, commit_ms=0) as log:
         checkpoint(run, 1, b"one")
         StoredCopy(url(store)).bring_up(run)
-        shutil.rmtree(place(run, 1))
+        shutil.rmtree(checkpoint_path(run, 1))
         checkpoint(run, 2, b"two")
         log.append(e.LateTokens(1))
         await log.flush()
@@ -162,7 +168,7 @@ async def test_killed_at_any_request_the_manifest_names_what_is_there(
         StoredCopy(url(store)).bring_up(run)
     assert objects(store) == {digest.blake2b for digest in manifest(store).files.values()}
     fetched(store, tmp_path / "once-more")
-    assert (place(tmp_path / "once-more", 2) / "model.safetensors").read_bytes() == b"two"
+    assert (checkpoint_path(tmp_path / "once-more", 2) / "model.safetensors").read_bytes() == b"two"
 
 
 class Killed:
