@@ -152,7 +152,7 @@ def test_another_process_predicts(tmp_path: Path) -> None:
     assert found.parts.activations > 0 and not found.fitting
     (tmp_path / "config.json").write_text("{}")
     failed = trainer_memory.predicted(config, 2**40)
-    assert isinstance(failed, str) and "is not a configuration that transformers knows" in failed
+    assert isinstance(failed, str) and "is not a configuration that transformers supports" in failed
 
 
 def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:

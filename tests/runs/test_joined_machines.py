@@ -82,7 +82,7 @@ def test_a_machine_that_is_told_to_leave_gives_back_what_its_actors_hold(
             began = time.monotonic()
             first.send_signal(signal.SIGTERM)
             code, shown, said = end(first)
-        assert code == 128 + signal.SIGTERM and "its 2 actors give back what they hold" in shown
+        assert code == 128 + signal.SIGTERM and "its 2 actors return their work" in shown
         assert time.monotonic() - began < NOTICE_S, "it waited for its actors, and no longer"
         assert not processes(one) and not said
         goes_on_with_another(run, launcher, joins(token, "two", two), two, LEAVES)

@@ -106,7 +106,7 @@ def test_a_node_is_removed_and_another_added(ray: Any, model: Path, tmp_path: Pa
         code, shown, said = end(launcher)
     assert code == 0, shown + said
     assert shown.count(" takes part, with 1 cores.") >= 2
-    assert "is lost, with 1 actors" in shown or "what its 1 actors hold goes on" in shown
+    assert "is lost, with 1 actors" in shown or "the work of its 1 actors continues" in shown
     told = summary.read(run / SUMMARY)
     assert told.balances() and told.restarts == {"rollout": 1}
     wait_for("nothing that is left", lambda: not folders() and not processes(run))
