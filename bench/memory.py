@@ -39,7 +39,7 @@ def one(layers: int, passes: str, dtype: str, again: bool, longest: int, what: s
     from transformers import Qwen3Config
 
     from asyncrl.config import load
-    from asyncrl.training.forward import give, make_logits_in_chunks, may_share
+    from asyncrl.training.forward import make_logits_in_chunks, may_share, use_passes
     from asyncrl.training.memory import peak_of, predict, worst_batches
     from asyncrl.training.models import empty_model
     from asyncrl.training.recomputation import recompute
@@ -77,7 +77,7 @@ def one(layers: int, passes: str, dtype: str, again: bool, longest: int, what: s
         for parameter in model.parameters():
             parameter.normal_(0, 0.02)
     if not may_share(model):
-        give(model, "padded")
+        use_passes(model, "padded")
     if again:
         recompute(model)
     make_logits_in_chunks(model)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from asyncrl.config.schema import StalenessConfig
 from asyncrl.engines import canary as canary_text
 from asyncrl.training import forward
-from asyncrl.training.forward import attend_in_blocks, give, log_probabilities, shares
+from asyncrl.training.forward import attend_in_blocks, log_probabilities, shares, use_passes
 from asyncrl.training.learner import Learner
 from asyncrl.training.packing import pack
 from asyncrl.training.recomputation import recompute
@@ -90,7 +90,7 @@ def _way(model: PreTrainedModel, way: str) -> Iterator[None]:
             forward.make_logits_in_chunks(model)
             most = 16 * 4 * TINY.vocabulary
         case "padded" | "alone":
-            give(model, way)
+            use_passes(model, way)
         case "blocks":
             attend_in_blocks(model)
     with patch.object(forward, "LOGIT_BYTES", most):

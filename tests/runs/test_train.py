@@ -295,7 +295,7 @@ SEVERAL = """
 def judge(answer, line):
     return {"right": float(answer.strip() == line["answer"]), "brief": 1 / (1 + len(answer))}
 def forgetful(answer, line):
-    return {"right": 1.0}
+    return judge(answer, line) if answer == line["answer"] else {"right": 0.0}
 judge.rewards = forgetful.rewards = ("right", "brief")
 VERIFIERS = {"forgetful": forgetful}
 """
