@@ -412,5 +412,5 @@ def test_what_no_model_has_is_refused(sets: list[str], said: str) -> None:
 def test_where_all_engines_were_lent_nothing_is_forecast() -> None:
     config = load(None, ["rollout.actors=2", "rollout.lent_actors=1"], {})
     models = models_of(LengthModel(mean=10), 1.0)
-    with pytest.raises(ConfigError, match=r"--engines: 1.* one needs devices of its own"):
+    with pytest.raises(ConfigError, match=r"--engines: 1.* one at least needs devices of its own"):
         forecast(config, models, Cluster(1, 1), 1.0)
