@@ -54,8 +54,8 @@ def write_whole(path: Path, data: bytes | str, *, forced: bool = True) -> None:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. Raises OSError, also for what is no regular file: to read from a
-    pipe or a device may take for ever."""
+    """Open a file for reading. Raises OSError, also for what is not a regular file: a read
+    from a pipe or a device may never end."""
     return os.fdopen(_regular(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
 
 
@@ -69,8 +69,8 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def open_growing(path: Path) -> BinaryIO:
-    """Open a file to append to it. Raises OSError, also for a symbolic link: it may
-    lead out of the directory."""
+    """Open a file to append to it. Raises OSError, also for a symbolic link: it may lead out of the
+    directory."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.fdopen(_regular(path, flags), "ab")
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from safetensors import SafetensorError, safe_open
@@ -24,11 +24,15 @@ from asyncrl.config.lora import is_of
 from asyncrl.config.schema.model_section import ALL_LINEAR
 from asyncrl.config.setting import nearest
 from asyncrl.escape import escaped
+from asyncrl.files import read_regular
 from asyncrl.launch.prompt_checks import own_tokenizer
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.supervised_examples import read_examples, tokenized
 from asyncrl.tasks.text import Tokenizer
 
+JSON_BYTES = 2**28
+"""Bytes of a JSON file of a model that are read, at most; the largest tokenizers have tens of
+millions."""
 TRIAL_S = 120.0
 """Seconds in which a process must have made a model on no device."""
 INDEX = "model.safetensors.index.json"
@@ -48,6 +52,7 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
             f"{key} is {str(path)!r}, and {what}; give a local Hugging Face model directory."
         )
 
+    files = dict[str, dict[str, Any]]()
     if not path.is_dir():
         raise wrong("there is no such directory")
     if weights and not any(path.glob("*.safetensors")):
@@ -58,18 +63,24 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
         )
     for name in ("config.json", "tokenizer.json"):
         try:
-            json.loads((path / name).read_bytes())
-        except OSError:
+            found = json.loads(read_regular(path / name, JSON_BYTES))
+        except FileNotFoundError:
             raise wrong(f"there is no {name} in it") from None
+        except OSError as error:
+            raise wrong(f"{name} in it cannot be read ({error.strerror})") from None
         except (ValueError, RecursionError):
             raise wrong(f"{name} in it is not JSON") from None
+        if not isinstance(found, dict):
+            raise wrong(f"{name} in it is not a JSON object")
+        files[name] = found
     if weights:
         if missing := _missing_shards(path):
             raise wrong(f"{missing} is not in it, which {INDEX} names")
-        if _tied_apart(path):
-            raise wrong(
-                "config.json ties the output layer to the embedding, and the file has another "
-                "lm_head.weight: set tie_word_embeddings to false there, or drop that weight"
+        if files["config.json"].get("tie_word_embeddings") is True and _has_two_outputs(path):
+            raise ConfigError(
+                f"{key} is {str(path)!r}, and its config.json ties the output layer to the "
+                "embedding, while its weights have another lm_head.weight: set "
+                "tie_word_embeddings to false there, or drop that weight."
             )
 
 
@@ -91,7 +102,7 @@ def _missing_shards(path: Path) -> str:
     if not (path / INDEX).is_file():
         return ""
     try:
-        index = msgspec.json.decode((path / INDEX).read_bytes(), type=_StoredIndex)
+        index = msgspec.json.decode(read_regular(path / INDEX, JSON_BYTES), type=_StoredIndex)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path / INDEX} cannot be read: {escaped(str(error), 200)}.") from None
     named = sorted({*index.weight_map.values()})
@@ -100,11 +111,9 @@ def _missing_shards(path: Path) -> str:
     )
 
 
-def _tied_apart(path: Path) -> bool:
-    """True if config.json ties the output layer to the embedding, and the files have two. Some rows
-    of both are compared."""
-    if json.loads((path / "config.json").read_bytes()).get("tie_word_embeddings") is not True:
-        return False
+def _has_two_outputs(path: Path) -> bool:
+    """True if the files have an output layer that is not the embedding. Some bytes of both are
+    compared. Raises ConfigError."""
     layers = dict[str, _Stored]()
     for file in sorted(path.glob("*.safetensors")):
         for stored in _stored(path, file):

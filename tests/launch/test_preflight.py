@@ -449,6 +449,21 @@ def test_a_configuration_of_which_a_model_can_be_made() -> None:
     check_architecture(model(*ALL))
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("text", ["[]", "7", "null", '"x"', None])
+def test_a_model_file_that_is_no_object_or_a_pipe_is_a_sentence(
+    name: str, text: str | None
+) -> None:
+    directory = model(*ALL)
+    (directory / name).unlink()
+    if text is None:
+        os.mkfifo(directory / name)
+    else:
+        (directory / name).write_text(text)
+    said = refusal(config("model.path=model"))
+    assert f"{name} in it " in said and ("not a" in said)
+
+
 @pytest.mark.parametrize("type_", [np.float32, np.float16])
 def test_a_tied_model_with_another_output_layer_is_refused(type_: type) -> None:
     """Two readers took one layer each; it was five restarts and a traceback."""
