@@ -14,6 +14,7 @@ from asyncrl.actors.actor_context import ActorContext
 from asyncrl.actors.rank_orders import RankOrders
 from asyncrl.actors.scoring_servers import ScoringServers
 from asyncrl.actors.trainer_actor import Write
+from asyncrl.config.derived import steps
 from asyncrl.messages import CloseStep, Gather, Message, MicroBatch, Save, ScoreProximal, TokenCount
 from asyncrl.runtime.run_dir import ADAPTER, MODEL, MODEL_EMA
 from asyncrl.training.adapters import adapted, merged_model
@@ -113,7 +114,7 @@ def _taken(
     also has, by their places in the run's directory, the models that are for use elsewhere: nothing
     changes them any more."""
     staged, whole = take(learner, cursor, staging), dict[str, PreTrainedModel]()
-    if learner.version >= context.config.train.steps:
+    if learner.version >= steps(context.config):
         average = learner.average.gathered() if learner.average else None
         if staged is not None:
             # merged here: that changes settings of the process, which the writing goes beside
