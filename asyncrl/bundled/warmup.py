@@ -96,12 +96,19 @@ def recipe(config: Config) -> str:
     parts = [
         CODE,
         [_taught(task) for task in (config.task, *members(config.task).values())],
-        [file.stat().st_mtime_ns for file in files if file.is_file()],
+        [_digest(file) for file in files if file.is_file()],
         config.model.warmup_steps,
         config.model.warmup_accuracy,
         config.run.seed,
     ]
     return hashlib.blake2b(msgspec.json.encode(parts), digest_size=8).hexdigest()
+
+
+def _digest(file: Path) -> str:
+    """A digest of the contents: a copy, an archive or an image may give other contents the same
+    time."""
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, "blake2b").hexdigest()
 
 
 def _taught(task: TaskConfig) -> dict[str, Any]:

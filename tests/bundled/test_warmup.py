@@ -4,6 +4,7 @@ once."""
 from __future__ import annotations
 
 import json
+import os
 import random
 from itertools import permutations
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from without_rules import without_rules
 
 from asyncrl.bundled import bundled_model, warmup
 from asyncrl.config import read
@@ -142,6 +144,36 @@ def test_it_is_a_function_of_its_settings_and_computed_once(
 )
 def test_other_settings_are_another_model(other: dict[str, Any]) -> None:
     assert warmup.recipe(config(**other)) != warmup.recipe(config()) == warmup.recipe(config())
+
+
+UNTAUGHT = {"reward", "sandbox", "mix", "weights", "stages"}
+"""Settings of a task on which neither a prompt nor an answer of one task depends."""
+
+
+@pytest.mark.parametrize("name", sorted(set(TaskConfig.__struct_fields__) - UNTAUGHT))
+def test_every_setting_of_a_task_that_may_change_what_is_taught_is_in_its_name(name: str) -> None:
+    """A setting that is added is in it, too, unless it is left out by name."""
+    one = config()
+    value = getattr(one.task, name)
+    known = {"curriculum": "unsolved", "template": "Q: {question}", "params": {"max_word_len": 3}}
+    known |= {"verifier": "number"}
+    step = {bool: lambda: not value, int: lambda: value + 1, float: lambda: value + 1.0}
+    changed = known.get(name) or step.get(type(value), lambda: f"another-{value}")()
+    with without_rules():
+        task = msgspec.structs.replace(one.task, **{name: changed})
+        other = msgspec.structs.replace(one, task=task)
+    assert warmup.recipe(other) != warmup.recipe(one)
+
+
+def test_other_contents_of_a_file_are_another_model_also_at_the_same_time(tmp_path: Path) -> None:
+    """As in an image whose files all have one time."""
+    path, names = tmp_path / "prompts.jsonl", set[str]()
+    for text in ("a", "b"):
+        path.write_text(json.dumps({"prompt": text, "answer": text}))
+        os.utime(path, (1, 1))
+        task = TaskConfig(name="jsonl", path=str(path))
+        names.add(warmup.recipe(msgspec.structs.replace(config(), task=task)))
+    assert len(names) == 2
 
 
 def test_settings_of_the_run_are_the_same_model() -> None:
