@@ -315,10 +315,17 @@ class _ObservedLog:
 
     @property
     def durable(self) -> int:
-        return self._journal.durable
+        durable = self._journal.durable
+        if self._sim_disk.last < durable and not self._mount.gone:
+            self._observer.violated(
+                "what is durable is on disk",
+                f"event {durable} is not: the last one there is {self._sim_disk.last}",
+            )
+        return durable
 
     def append(self, event: AnyEvent) -> int:
         number = self._journal.append(event)
+        assert self.durable < number
         self._observer.on_event(number, event)
         return number
 
