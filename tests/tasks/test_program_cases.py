@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from program_support import needs_programs
 
@@ -20,9 +20,9 @@ from asyncrl.messages import NoVerdict, Scored, Verdict
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.sandbox.programs import bubblewrap
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
-from asyncrl.sandbox.programs.program import ProgramError
-from asyncrl.tasks import Task, TaskError, open_task
-from asyncrl.tasks.program_cases import CasesVerifier, code_of, lines_of
+from asyncrl.sandbox.programs.program import Program, ProgramError, Ran
+from asyncrl.tasks import Task, TaskError, open_task, program_cases
+from asyncrl.tasks.program_cases import SHARE, CasesVerifier, code_of, lines_of
 
 ADD = {
     "language": "python",
@@ -90,6 +90,74 @@ def test_any_answer_has_a_program_that_is_a_part_of_it(answer: str) -> None:
 )
 def test_outputs_are_compared_line_by_line(said: bytes, expected: bytes, same: bool) -> None:
     assert (lines_of(said) == lines_of(expected)) == same
+
+
+# ------------------------------------------------------------------------------------- the budget
+
+
+class Timed:
+    """Runs programs in seconds of its own: the first builds, each of the others is a case. One that
+    is not done within its time is killed then."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.now, self.left, self.budgets = 100.0, list(seconds), list[float]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def run(self, program: Program, sandbox: object) -> Ran:
+        wanted = self.left.pop(0)
+        self.budgets.append(program.seconds)
+        took, late = min(wanted, program.seconds), wanted > program.seconds
+        self.now += took
+        code = -9 if late else 0
+        return Ran(
+            stdout=b"1", stderr=b"", code=code, timed_out=late, truncated=False, seconds=took
+        )
+
+
+@example(language="c", seconds=[6.0, 5.0], of_line=5.0, all_or_nothing=False)
+@example(language="python", seconds=[5.0, 5.0], of_line=5.0, all_or_nothing=True)
+@given(
+    language=st.sampled_from(["c", "python"]),
+    seconds=st.lists(st.sampled_from([4.0, 0.5, 1.0, 20.0]), min_size=2, max_size=6),
+    of_line=st.sampled_from([5.0, 2.0]),
+    all_or_nothing=st.booleans(),
+)
+def test_all_programs_of_an_answer_share_one_budget(
+    language: str, seconds: list[float], of_line: float, all_or_nothing: bool
+) -> None:
+    """Building is one of them: each has what is left, and at most the line's seconds if it is a
+    case."""
+    timed, verdict_s = Timed(seconds), 10.0
+    cases = seconds[1:] if language == "c" else seconds
+    line = {
+        "language": language,
+        "cases": [{"input": "", "output": "1"}] * len(cases),
+        "seconds": of_line,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program_cases, "run", timed.run)
+        patch.setattr(program_cases, "time", timed)
+        verifier = CasesVerifier(Bubblewrap(), verdict_s, all_or_nothing=all_or_nothing)
+        reward = verifier("", line)
+    left, passed, given, built = SHARE * verdict_s, 0, list[float](), True
+    if language == "c":
+        given.append(left)
+        built = seconds[0] <= left
+        left -= min(seconds[0], left)
+    for wanted in cases if built else []:
+        right = False
+        if left > 0:
+            given.append(min(of_line, left))
+            right = wanted <= given[-1]
+            left -= min(wanted, given[-1])
+        passed += right
+        if all_or_nothing and not right:
+            break
+    assert timed.budgets == pytest.approx(given)
+    assert timed.now - 100.0 <= SHARE * verdict_s + 1e-9
+    assert reward == passed / len(cases)
 
 
 # ----------------------------------------------------------------------------------------- lines
