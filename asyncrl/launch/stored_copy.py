@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from asyncrl.config.errors import ConfigError, installs
+from asyncrl.config.paths import exists, is_folder
 from asyncrl.escape import escaped
 from asyncrl.files import write_whole
 from asyncrl.journal import SqliteHistory
@@ -89,7 +90,7 @@ def refuse_unfit_store(url: str, run: Path, *, resumed: bool) -> None:
 def fetch(url: str, run: Path, say: Callable[[str, int], object]) -> None:
     """Copy a run from an object store to the new directory `run`, whole or not at all. `say` is
     called with each file and its bytes before it comes. Raises ConfigError."""
-    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+    if run.is_symlink() or (exists(run) and (not is_folder(run) or any(run.iterdir()))):
         raise ConfigError(f"{run}: this is there already; choose another directory.")
     run = run.absolute()
     partial = run.with_name(f".{run.name}.partial")
