@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 PARTIAL = ".partial"
 """End of the name of a file that is being written."""
-PIECE_BYTES = 2**20
+PIECE_BYTES = 2**16
 """Bytes that are read at a time."""
 SMALL_BYTES = 2**16
 """Bytes of a file that holds a key, at most."""

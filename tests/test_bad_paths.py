@@ -83,8 +83,13 @@ WRITES: dict[str, list[str]] = {
     "run directory of a start": ["train", "--set", "run.dir=P"],
     "copy": ["check", "--set", "run.copy=P"],
 }
-FINE = {("copy", "link to nowhere"), ("copy", "below a link to nowhere")}
-"""A copy's directory may be made where a link of the user's leads."""
+FINE = {
+    ("copy", "link to nowhere"),
+    ("copy", "below a link to nowhere"),
+    ("agent's files", "pipe"),
+}
+"""A copy's directory may be made where a link of the user's leads, and a program may see a pipe;
+whether the run can start then depends on the machine."""
 
 
 PARTS = [
