@@ -51,6 +51,20 @@ def is_file(path: Path) -> bool:
     return mode is not None and stat.S_ISREG(mode)
 
 
+def room_for(path: Path) -> Path:
+    """The directory in which a new directory `path` would be made, or `path` itself, if that is
+    there. Raises ConfigError if it cannot be written."""
+    for above in (path, *path.parents):
+        if exists(above) or above.is_symlink():
+            if is_folder(above) and os.access(above, os.W_OK | os.X_OK):
+                return above
+            raise ConfigError(
+                f"{shown(path)}: this cannot be written, because {shown(above)} cannot; choose "
+                "another directory."
+            )
+    return Path()
+
+
 def refuse_as_output(path: Path, *, over: bool = False) -> None:
     """Raise ConfigError if no file can be written at a path that a user names: something is there,
     or, if a file is written `over` another, something else than a file; or its folder is not
