@@ -23,6 +23,7 @@ from asyncrl.config.schema import ReferenceConfig, TeacherConfig
 from asyncrl.engines.servers.errors import RequestRefused, ServerGone
 from asyncrl.engines.servers.gather import gather
 from asyncrl.escape import escaped
+from asyncrl.files import SMALL_BYTES, read_regular
 from asyncrl.messages import MicroBatch, Sample
 from asyncrl.runtime.ipc.waits import Waits
 
@@ -166,4 +167,5 @@ def _opened(policy: ReferenceConfig | TeacherConfig) -> AbstractAsyncContextMana
     )
 
     file = policy.api_key_file
-    return SglangClient.open(policy.server, api_key=Path(file).read_text().strip() if file else "")
+    key = read_regular(Path(file), SMALL_BYTES).decode().strip() if file else ""
+    return SglangClient.open(policy.server, api_key=key)

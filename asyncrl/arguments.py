@@ -9,6 +9,8 @@ import argparse
 from importlib.metadata import version
 from pathlib import Path
 
+from asyncrl.words import whole
+
 DESCRIPTION = "Train language models with reinforcement learning while generation never stops."
 TRAIN = "Train: start rollout, reward and trainer actors on this machine, and show what they do."
 WHY = (
@@ -178,7 +180,7 @@ def parser() -> argparse.ArgumentParser:
     )
     trial = add("simulate", SIMULATE, SOURCES, "forecast this run (default: search for faults)")
     what = trial.add_mutually_exclusive_group()
-    what.add_argument("--seed", type=int, metavar="N", help="one seed")
+    what.add_argument("--seed", type=_seed, metavar="N", help="one seed")
     what.add_argument(
         "--seeds",
         type=_seeds,
@@ -272,15 +274,22 @@ def parser() -> argparse.ArgumentParser:
 
 def _seeds(text: str) -> range:
     start, _, stop = text.partition(":")
-    if not (start.isdigit() and stop.isdigit() and int(start) < int(stop)):
+    first, end = whole(start), whole(stop)
+    if first is None or end is None or first >= end:
         raise argparse.ArgumentTypeError(f"{text!r} is not A:B with numbers A < B")
-    return range(int(start), int(stop))
+    return range(first, end)
+
+
+def _seed(text: str) -> int:
+    if (number := whole(text)) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a seed")
+    return number
 
 
 def _positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
+    if not (number := whole(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
+    return number
 
 
 def _more_than_0(text: str) -> float:
@@ -294,9 +303,9 @@ def _more_than_0(text: str) -> float:
 
 
 def _index(text: str) -> int:
-    if not text.isdigit():
+    if (number := whole(text)) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not the number of a prompt")
-    return int(text)
+    return number
 
 
 def _share(text: str) -> float:

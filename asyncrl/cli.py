@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from asyncrl.config import Config
 
 INTERRUPTED = 130
+LONG = ("train", "agent")
+"""Verbs in which an error after the start is no matter of the input."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,10 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         complete(known)
     args = known.parse_args(argv)
     from asyncrl.config.errors import BAD_INPUT, ConfigError
+    from asyncrl.config.paths import reachable, refuse_unnamed
     from asyncrl.runtime.output import complain
 
     try:
-        return VERBS[args.verb](args)
+        refuse_unnamed(vars(args).values())
+        with nullcontext() if args.verb in LONG else reachable():
+            return VERBS[args.verb](args)
     except ConfigError as error:
         complain(str(error))
         return BAD_INPUT

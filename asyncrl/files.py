@@ -8,6 +8,7 @@ file that grows is opened where it is no link. Pipes and devices are refused.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import secrets
 import stat
@@ -18,6 +19,10 @@ from typing import BinaryIO
 
 PARTIAL = ".partial"
 """End of the name of a file that is being written."""
+PIECE_BYTES = 2**16
+"""Bytes that are read at a time."""
+SMALL_BYTES = 2**16
+"""Bytes of a file that holds a key, at most."""
 
 
 @contextmanager
@@ -32,7 +37,9 @@ def whole_file(path: Path, *, forced: bool = True) -> Iterator[BinaryIO]:
     ...     [(path.name, path.read_bytes()) for path in Path(folder).iterdir()]
     [('a', b'1')]
     """
-    partial = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}{PARTIAL}")
+    partial = path.with_name(
+        f".{os.fsdecode(os.fsencode(path.name)[:100])}.{secrets.token_hex(8)}{PARTIAL}"
+    )
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(partial, flags, 0o666)  # what others may do with it is the umask's
     try:
@@ -53,7 +60,7 @@ def write_whole(path: Path, data: bytes | str, *, forced: bool = True) -> None:
         file.write(data.encode(errors="replace") if isinstance(data, str) else data)
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> io.BufferedReader:
     """Open a file for reading. Raises OSError, also for what is not a regular file: a read
     from a pipe or a device may never end."""
     return os.fdopen(_regular(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
@@ -61,11 +68,13 @@ def open_regular(path: Path) -> BinaryIO:
 
 def read_regular(path: Path, most: int) -> bytes:
     """Read a file of `most` bytes or fewer. Raises OSError, also for a larger one."""
+    data = bytearray()
     with open_regular(path) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
-    return data
+        while piece := file.read(PIECE_BYTES):  # a read of `most` would take that much memory
+            data += piece
+            if len(data) > most:
+                raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
+    return bytes(data)
 
 
 def open_growing(path: Path) -> BinaryIO:

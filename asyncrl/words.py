@@ -1,10 +1,11 @@
-"""Numbers in words. Invariant: the same number has the same words wherever a person reads it, and
-one that does not exist is `–`. Pure.
+"""Numbers in words, and from text. Invariant: the same number has the same words wherever a person
+reads it, and one that does not exist is `–`. Pure.
 """
 
 from __future__ import annotations
 
 import math
+import re
 
 NONE = "–"
 
@@ -25,6 +26,16 @@ def count(value: float | None) -> str:
     '12,346'
     """
     return number(value, 0)
+
+
+def whole(text: str) -> int | None:
+    """The number that a text from outside is, in the digits 0 to 9, at most eighteen; or None.
+    (Python's own takes digits of any script, and fails at thousands of them.)
+
+    >>> whole("012"), whole("١٢"), whole("²"), whole(""), whole("1" * 5000)
+    (12, None, None, None, None)
+    """
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 def share(value: float | None) -> str:

@@ -28,7 +28,7 @@ def at_lag(name: str, lag: int) -> str:
 
 def of_lags(metrics: Mapping[str, float], name: str) -> dict[int, float]:
     """The values of a metric by bin, in ascending order: the inverse of `at_lag`."""
-    pattern = re.compile(re.escape(name) + r"_at_lag_(\d+)")
+    pattern = re.compile(re.escape(name) + r"_at_lag_([0-9]{1,9})")
     values = {
         int(match[1]): value for key, value in metrics.items() if (match := pattern.fullmatch(key))
     }

@@ -95,3 +95,15 @@ def test_pages_have_at_most_100_columns(page: Path) -> None:
         fenced ^= line.lstrip().startswith("```")
         if not fenced and not line.lstrip().startswith("|"):
             assert len(line) <= COLUMNS, f"{page.name}:{number} has {len(line)} columns"
+
+
+OF_THE_KERNEL = {"asyncrl/sandbox/forks.py", "asyncrl/runtime/processes/process.py"}
+
+
+def test_numbers_are_read_from_text_by_one_function() -> None:
+    """`\\d` and `isdigit` accept digits of every script, of which `int` accepts some."""
+    for folder in ("asyncrl", "actors", "staleness", "weightsync"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if str(path.relative_to(ROOT)) not in OF_THE_KERNEL:
+                for word in (r"\d", ".isdigit(", "str.isdigit", ".isdecimal(", ".isnumeric("):
+                    assert word not in path.read_text(), f"{path}: use asyncrl.words.whole"

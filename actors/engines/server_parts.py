@@ -17,6 +17,7 @@ from asyncrl.config.gpus import actor_gpus
 from asyncrl.config.published import engine_dtype
 from asyncrl.config.schema.engine_section import Servers
 from asyncrl.engines.spec import EngineContext
+from asyncrl.files import SMALL_BYTES, read_regular
 from asyncrl.runtime.logs import FOLDER
 from asyncrl.runtime.run_dir import SERVERS
 
@@ -43,7 +44,7 @@ def key_of(servers: Servers, built_by: str) -> str:
     if not settings.api_key_file:
         return ""
     try:
-        return Path(settings.api_key_file).read_text().strip()
+        return read_regular(Path(settings.api_key_file), SMALL_BYTES).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{table}.api_key_file is {settings.api_key_file!r}, which cannot be read ({error})."

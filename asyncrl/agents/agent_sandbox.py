@@ -10,6 +10,7 @@ There is such a socket for each attempt, and it answers for that session alone
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import msgspec
 
 from asyncrl.agents.agent_episode import AgentEpisode, BlockingEpisode, EpisodeFacts
 from asyncrl.config.errors import ConfigError
+from asyncrl.config.paths import exists
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.sandbox.programs.languages import trial
 from asyncrl.sandbox.programs.loopback import by_loopback
@@ -65,7 +67,7 @@ def program_of_command(argv: Sequence[str], paths: Sequence[str]) -> Program:
     executable = Path(shutil.which(argv[0]) or argv[0]).absolute()
     words, files = [str(executable)], []
     for word in argv[1:]:
-        if Path(word).is_file():
+        if _is_file(word):
             files.append(str(Path(word).absolute()))
             words.append(files[-1])
         else:
@@ -92,9 +94,17 @@ def _of_python(executable: Path) -> list[str]:
     ]
 
 
+def _is_file(word: str) -> bool:
+    """True if a word of a command names a file; it may as well be a program of any length."""
+    return os.path.isfile(word)  # noqa: PTH113  # `Path.is_file` raises for a long word
+
+
 def refuse_without_sandbox(argv: Sequence[str], paths: Sequence[str]) -> None:
     """Start a program in the sandbox, and one that looks there for the files of the command `argv`
     (empty: no command). Raises ConfigError if either fails."""
+    for path in paths:
+        if not exists(Path(path)):
+            raise ConfigError(f"agent.paths has {path!r}, which does not exist; correct it.")
     sandbox = Bubblewrap()
     if missing := sandbox.missing():
         raise ConfigError(
@@ -108,11 +118,8 @@ def refuse_without_sandbox(argv: Sequence[str], paths: Sequence[str]) -> None:
         )
     if not argv:
         return
-    for path in paths:
-        if not Path(path).exists():
-            raise ConfigError(f"agent.paths has {path!r}, which does not exist; correct it.")
     program = program_of_command(argv, paths)
-    files = [str(Path(word).absolute()) for word in argv[1:] if Path(word).is_file()]
+    files = [str(Path(word).absolute()) for word in argv[1:] if _is_file(word)]
     looking = msgspec.structs.replace(
         program, argv=("sh", "-c", _SEEN, program.argv[0], *files), seconds=60.0
     )

@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 
 import h11
 
+from asyncrl.words import whole
+
 HEAD_BYTES, BODY_BYTES = 2**16, 2**26
 """Bytes of an answer, at most: its head, and its body."""
 PIECE = 2**16
@@ -155,7 +157,7 @@ class GatewayClient:
 def _retry_s(response: h11.Response) -> float | None:
     """The seconds of the header `retry-after`, as the gateway writes it; None without one."""
     values = [value for name, value in response.headers if name == b"retry-after"]
-    return float(values[0]) if values and values[0].isdigit() else None
+    return whole(values[0].decode("latin-1")) if values else None
 
 
 def _object(text: bytes) -> dict[str, Any]:

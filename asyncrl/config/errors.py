@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from asyncrl.escape import escaped
+from asyncrl.escape import CUT, SENTENCE, escaped
 
 BAD_INPUT = 2
 """Exit status of a command whose input is wrong, and of an actor that detected it first."""
@@ -24,9 +24,17 @@ def installs(extra: str) -> str:
 
 class ConfigError(Exception):
     """The run cannot start as configured. Its text is one sentence on one printable line: the
-    source, the error, and what is allowed."""
+    source, the error, and what is allowed. A long one loses its middle: the reason stands at its
+    end.
+
+    >>> str(ConfigError(f"{'a' * 5000}: cannot be read (File name too long)."))[-42:]
+    'aaa: cannot be read (File name too long).'
+    """
 
     def __init__(self, text: str) -> None:
+        if len(text) > SENTENCE // 2:
+            half = SENTENCE // 4
+            text = f"{text[:half]}{CUT}{text[-half:]}"
         super().__init__(escaped(text))
 
 

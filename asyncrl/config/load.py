@@ -126,7 +126,7 @@ def settings_in(path: Path) -> list[Setting]:
             f"{path}: cannot be read ({error.strerror}); give the path of a run.toml."
         ) from None
     except tomllib.TOMLDecodeError as error:
-        where = re.search(r"at line (\d+)", str(error))
+        where = re.search(r"at line ([0-9]+)", str(error))
         source = f"{path}:{where[1]}" if where else f"{path}, at its end"
         raise ConfigError(
             f"{source}: this is not TOML: {str(error).partition(' (at ')[0]}."

@@ -21,6 +21,7 @@ from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import usable
 from asyncrl.config.load import settings_in
+from asyncrl.config.paths import is_file, is_folder
 from asyncrl.explain import curve, run_status, summary
 from asyncrl.explain.curve import Point
 from asyncrl.explain.curve_reader import CurveReader
@@ -44,9 +45,9 @@ class RunFiles:
     when it is asked for first, and not again: for another moment open the run again."""
 
     def __init__(self, path: Path) -> None:
-        if not path.is_dir():
+        if not is_folder(path):
             raise ConfigError(f"{path}: there is no such directory; give the directory of a run.")
-        if not (path / RUN_TOML).is_file():
+        if not is_file(path / RUN_TOML):
             raise ConfigError(
                 f"{path}: there is no {RUN_TOML} in it, so it is not the directory of a run."
             )
@@ -89,7 +90,7 @@ class RunFiles:
     @cached_property
     def stalled(self) -> bool:
         """True if the run's watchdog ended it."""
-        return (self.path / run_dir.STALL).is_file()
+        return is_file(self.path / run_dir.STALL)
 
     @cached_property
     def last_status(self) -> RunStatus | None:
@@ -163,7 +164,7 @@ class RunFiles:
     @property
     def model(self) -> Path:
         """The directory of the model after the last step, in Hugging Face's form."""
-        if not (path := self.path / run_dir.MODEL).is_dir():
+        if not is_folder(path := self.path / run_dir.MODEL):
             raise ConfigError(
                 f"{self.path}: there is no {run_dir.MODEL} in it: the run writes it after its "
                 "last step."

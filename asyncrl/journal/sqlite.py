@@ -19,6 +19,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -48,8 +49,16 @@ before `Requeued`, `LateTokens`, `StoredForReplay`, `prompt_index`, `split` and 
 snapshots."""
 PART_BYTES = 2**26
 """Bytes of a snapshot that one row has: SQLite takes no row of more than 10⁹."""
+ROW_BYTES = PART_BYTES + 2**16
+"""Bytes of a value, at most: SQLite refuses a larger one before it has memory for it."""
+STATE_BYTES = 2**32
+"""Bytes of a snapshot in all its rows, at most."""
+STATES = 10_000
+"""Snapshots of a journal, at most; a run keeps two or three."""
 BUSY_S = 5.0
 """Seconds that SQLite itself waits for another process's lock."""
+SCHEMA = 100
+"""Tables, indexes and the like that are read of a database; a journal has four."""
 LAST = 2**62
 """The largest number of an event; no run has so many."""
 WAL_BYTES = 8 * 2**20
@@ -180,17 +189,27 @@ class SqliteHistory:
             rows = connection.execute(
                 "SELECT DISTINCT number, version FROM snapshots ORDER BY number"
             )
-            return [(_number(number), _number(version)) for number, version in rows]
+            found = [
+                (_number(number), _number(version)) for number, version in islice(rows, STATES)
+            ]
+            if next(rows, None) is not None:
+                raise _Misfit(f"it has more than {STATES:,} snapshots")
+            return found
 
     def snapshot(self, number: int) -> Snapshot:
         with self._reading() as connection:
+            written = bytearray()
             rows = connection.execute(
                 "SELECT part, data FROM snapshots WHERE number = ? ORDER BY part", (number,)
-            ).fetchall()
-            if [part for part, _ in rows] != list(range(len(rows))):
-                raise _Misfit("a part of a snapshot is missing")
-            if rows:
-                return _decode_snapshot(b"".join(_blob(data) for _, data in rows))
+            )
+            for due, (part, data) in enumerate(rows):
+                if part != due:
+                    raise _Misfit("a part of a snapshot is missing")
+                written += _blob(data)
+                if len(written) > STATE_BYTES:
+                    raise _Misfit(f"a snapshot has more than {STATE_BYTES:,} bytes")
+            if written:
+                return _decode_snapshot(written)
         raise JournalError(
             f"the journal {self._path} has no snapshot of the state after event {number}"
         )
@@ -209,6 +228,7 @@ class SqliteHistory:
             closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S)) as file,
             closing(sqlite3.connect(":memory:", isolation_level=None)) as nothing,
         ):
+            file.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, ROW_BYTES)
             file.execute("BEGIN")
             connection = file if _has_tables(file) else nothing
             if connection is nothing:
@@ -240,6 +260,7 @@ def _open(path: Path, run: str) -> tuple[sqlite3.Connection, int]:
         )
     try:
         with errors(path):
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, ROW_BYTES)
             if not _has_tables(connection):
                 connection.execute("PRAGMA journal_mode = WAL")
                 with _transaction(connection):
@@ -304,14 +325,27 @@ def _blob(value: object) -> bytes:
     return value
 
 
+def _schema(connection: sqlite3.Connection) -> set[tuple[str, str, str, str | None]]:
+    """All that a database has, but for the statistics that ANALYZE leaves: type, name, table, and
+    the statement that made it. Of what no journal has, a part is enough."""
+    rows = connection.execute(
+        "SELECT type, name, tbl_name, sql FROM sqlite_master "
+        "WHERE NOT (type = 'table' AND name IN ('sqlite_stat1', 'sqlite_stat4'))"
+    )
+    return {*islice(rows, SCHEMA)}
+
+
+def _own_schema() -> set[tuple[str, str, str, str | None]]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
+        _make(made, "")
+        return _schema(made)
+
+
 def _check(connection: sqlite3.Connection, path: Path, run: str | None) -> None:
-    names = {
-        name
-        for (name,) in connection.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-        )
-    }
-    ours = {"header", "events"} <= names <= {"header", "events", "snapshots"}
+    """Check that the database is a journal, and has nothing else: a trigger, a view or a generated
+    column of somebody's would act when a run reads or writes."""
+    own, found = _own_schema(), _schema(connection)
+    ours = {entry for entry in own if entry[1] == "header"} <= found
     header = connection.execute("SELECT format, run FROM header").fetchone() if ours else None
     if header is None:
         raise JournalError(
@@ -323,6 +357,12 @@ def _check(connection: sqlite3.Connection, path: Path, run: str | None) -> None:
             f"the journal {path} has format {escaped(repr(version), 20)}, but this asyncrl reads "
             f"format {FORMAT}: continue with the asyncrl that wrote it, or start a run in another "
             "run.dir"
+        )
+    if other := sorted(found ^ own, key=repr):
+        kind, name, *_ = other[0]
+        raise JournalError(
+            f"the journal {path} is not as asyncrl makes it ({escaped(f'{kind} {name}', 100)}): "
+            "give another run.dir, or go back to a copy of it"
         )
     if run is not None and its_run != run:
         raise JournalError(

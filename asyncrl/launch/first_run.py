@@ -17,6 +17,7 @@ from asyncrl.bundled.bundled_model import frame, tokenizer
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import FIELDS
 from asyncrl.config.load import render
+from asyncrl.config.paths import is_file
 from asyncrl.config.schema import EngineConfig, ModelConfig, RolloutConfig, TaskConfig, TrainConfig
 from asyncrl.config.setting import Tier
 from asyncrl.tasks import Task, TaskError, open_task
@@ -60,11 +61,11 @@ def write_first_run(what: str, path: Path) -> None:
 def first_run(what: str, file: str) -> str:
     """The text of a run.toml for a data set or a JSONL file, to be named `file`. Raises
     ConfigError."""
-    is_file = what.endswith((".jsonl", ".json")) or Path(what).is_file()
-    config = TaskConfig(name="jsonl", path=what, eval_size=0) if is_file else TaskConfig(name=what)
+    of_file = what.endswith((".jsonl", ".json")) or is_file(Path(what))
+    config = TaskConfig(name="jsonl", path=what, eval_size=0) if of_file else TaskConfig(name=what)
     try:
         task = open_task(config, 0)
-        if is_file:
+        if of_file:
             held_out = min(TaskConfig().eval_size, task.size("train") // 5)
             config = TaskConfig(name="jsonl", path=what, eval_size=held_out)
         longest = _lengths(task)
@@ -76,11 +77,11 @@ def first_run(what: str, file: str) -> str:
         rollout=RolloutConfig(max_new_tokens=longest[1]),
         train=TrainConfig(eval_every=20),
     )
-    text = render(chosen, [key for key in KEYS if is_file or key not in OF_A_FILE])
-    if not is_file:
+    text = render(chosen, [key for key in KEYS if of_file or key not in OF_A_FILE])
+    if not of_file:
         text = text.replace("\n# The model that", f"\n{_parameters(what)}\n# The model that", 1)
     head = HEAD.format(
-        what=what if not is_file else f"the prompts of {what}",
+        what=what if not of_file else f"the prompts of {what}",
         file=file,
         verdict=verdict(catalog()[what]) if what in catalog() else _unknown(task),
     )

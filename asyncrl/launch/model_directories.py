@@ -21,6 +21,7 @@ from asyncrl.bundled import bundled_model
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import BAD_INPUT, installs
 from asyncrl.config.lora import is_of
+from asyncrl.config.paths import is_file, is_folder
 from asyncrl.config.schema.model_section import ALL_LINEAR
 from asyncrl.config.setting import nearest
 from asyncrl.escape import escaped
@@ -53,7 +54,7 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
         )
 
     files = dict[str, dict[str, Any]]()
-    if not path.is_dir():
+    if not is_folder(path):
         raise wrong("there is no such directory")
     if weights and not any(path.glob("*.safetensors")):
         pickled = any(path.glob("*.bin"))
@@ -99,7 +100,7 @@ def check_architecture(path: Path) -> None:
 def _missing_shards(path: Path) -> str:
     """The first missing file of those that the index of a divided model names; empty if all exist.
     Raises ConfigError."""
-    if not (path / INDEX).is_file():
+    if not is_file(path / INDEX):
         return ""
     try:
         index = msgspec.json.decode(read_regular(path / INDEX, JSON_BYTES), type=_StoredIndex)
@@ -206,7 +207,7 @@ def check_policies(config: Config, task: Task) -> None:
                 _same_vocabulary(config, task, key, path)
             except TaskError as error:
                 raise ConfigError(f"{error}.") from None
-        if policy.api_key_file and not Path(policy.api_key_file).is_file():
+        if policy.api_key_file and not is_file(Path(policy.api_key_file)):
             raise ConfigError(
                 f"{section}.api_key_file is {policy.api_key_file!r}, and there is no such file; "
                 "give the file with the key."

@@ -26,6 +26,7 @@ from asyncrl.config.errors import installs, usable
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.mix import each, members, named
+from asyncrl.config.paths import exists, is_file, is_folder, refuse_lost
 from asyncrl.config.ranks import settled_ranks
 from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
 from asyncrl.config.schema.engine_section import SERVER_TABLES
@@ -143,9 +144,9 @@ def _resolved_mix(task: TaskConfig) -> dict[str, Any]:
 
 
 def _fresh(task: str, now: datetime) -> Path:
-    stem = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', task)}-{now:%Y%m%d-%H%M%S}"
+    stem = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', task)[:100]}-{now:%Y%m%d-%H%M%S}"
     count = 1
-    while (path := Path("runs", stem if count == 1 else f"{stem}-{count}")).exists():
+    while exists(path := Path("runs", stem if count == 1 else f"{stem}-{count}")):
         count += 1
     return path
 
@@ -161,6 +162,7 @@ def check(config: Config, resume: Path | None, available: int) -> Checked:
     """Check all that can be checked without starting a run or writing anything. `available` is the
     number of cores. Raises ConfigError."""
     check_cores(config, available)
+    _paths(config)
     _directory(config, resume)
     refuse_unfit(config, resume)
     notes = list[Row]()
@@ -187,6 +189,18 @@ def check(config: Config, resume: Path | None, available: int) -> Checked:
     if config.agent.run and config.agent.run != PLAYED_ELSEWHERE:
         _agent(config.agent)
     return Checked(_counted(config, task), [*notes, *check_prompts(config, task)])
+
+
+def _paths(config: Config) -> None:
+    """Check that the system can look at each path of the settings, whatever is there."""
+    for key, field in FIELDS.items():
+        value = lookup(config, key)
+        for path in value if isinstance(value, tuple) else (value,):
+            if field.is_path and path and not is_stored(path):
+                refuse_lost(key, path)
+    for task in each(config.task):
+        for path in (task.path, task.eval_path):
+            refuse_lost("task.path", path)
 
 
 def _counted(config: Config, task: Task) -> Config:
@@ -278,14 +292,14 @@ def _directory(config: Config, resume: Path | None) -> None:
     run = Path(config.run.dir)
     toml = run / RUN_TOML
     refuse_foreign(run)
-    if run.exists() and not run.is_dir():
+    if exists(run) and not is_folder(run):
         raise ConfigError(f"{run}: the run directory is a file; choose another run.dir.")
-    if resume and not toml.is_file():
+    if resume and not is_file(toml):
         raise ConfigError(
             f"{run}: there is no {RUN_TOML} in it, so there is no run to resume; give the "
             "directory of a run."
         )
-    if toml.exists():
+    if exists(toml):
         old, config = _uncounted(configuration.read(toml)), _uncounted(config)
         ignored = RESUMABLE if resume else {"run.dir"}
         for key in FIELDS:
@@ -301,8 +315,8 @@ def _directory(config: Config, resume: Path | None) -> None:
                 f"{run}: this run exists already; go on with it by --resume {run}, or choose "
                 "another run.dir."
             )
-    parent = next(path for path in (run, *run.parents) if path.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+    parent = next(path for path in (run, *run.parents) if exists(path) or path.is_symlink())
+    if not is_folder(parent) or not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigError(
             f"{run}: the run directory cannot be written, because {parent} cannot; choose "
             "another run.dir."
@@ -320,7 +334,7 @@ def refuse_unreadable(run: Path) -> None:
     and its curve. Damaged checkpoints are put aside later."""
     _curve(run)
     path = run / JOURNAL
-    if not path.exists():
+    if not exists(path):
         if complete(run):
             raise ConfigError(
                 f"{run}: there are checkpoints in it, but no {JOURNAL}, which says what they "
@@ -348,7 +362,7 @@ def refuse_unreadable(run: Path) -> None:
 def _curve(run: Path) -> None:
     """Check that a resumed run can go on with its curve. Lines that are damaged are left out."""
     path = run / METRICS
-    if path.exists() and not path.is_file():
+    if exists(path) and not is_file(path):
         raise ConfigError(f"{path}: this is not a file; remove it to go on without the curve.")
     with usable(path, "read"), suppress(FileNotFoundError):
         for _ in curve.read(path):

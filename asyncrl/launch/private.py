@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from asyncrl.config import ConfigError
+from asyncrl.config.paths import is_folder
 
 OTHERS_WRITE = 0o022
 PRIVATE = 0o077
@@ -41,7 +42,7 @@ def refuse_foreign(run: Path) -> None:
                 f"{run}: {path} is a symbolic link of user {status.st_uid}, who may lead it "
                 "elsewhere; choose another run.dir."
             )
-    if not run.is_dir():
+    if not is_folder(run):
         return
     status = run.stat()
     if status.st_uid != mine:

@@ -23,6 +23,7 @@ import trio
 from asyncrl.config import Config
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.load import read
+from asyncrl.config.paths import exists, is_file, is_folder
 from asyncrl.journal import JournalError, SqliteHistory
 from asyncrl.journal.sqlite import copy as copy_journal
 from asyncrl.launch.stored_copy import (
@@ -52,21 +53,21 @@ def refuse_unfit(config: Config, resume: Path | None) -> None:
             f"run.copy is {copy}, which is the run directory {run}, or one in the other; give it "
             "a directory on another disk, or none."
         )
-    if copy.exists() and not copy.is_dir():
+    if exists(copy) and not is_folder(copy):
         raise ConfigError(f"{copy}: run.copy is not a directory; choose another one.")
-    if copy.is_dir() and any(copy.iterdir()) and not (resume and _of(copy, config.run.dir)):
+    if is_folder(copy) and any(copy.iterdir()) and not (resume and _of(copy, config.run.dir)):
         raise ConfigError(
             f"{copy}: run.copy is not empty, and no copy of this run; choose another one."
         )
-    parent = next(path for path in (copy, *copy.parents) if path.exists())
-    if not os.access(parent, os.W_OK | os.X_OK):
+    parent = next(path for path in (copy, *copy.parents) if exists(path))
+    if not is_folder(parent) or not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigError(f"{copy}: run.copy cannot be written; choose another one.")
 
 
 def _of(copy: Path, run: str) -> bool:
     """True if the directory is a copy of that run. Raises ConfigError."""
     toml = copy / RUN_TOML
-    return toml.is_file() and read(toml).run.dir == run
+    return is_file(toml) and read(toml).run.dir == run
 
 
 async def keep_copy(

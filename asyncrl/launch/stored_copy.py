@@ -17,19 +17,23 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial as applied
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import msgspec
 
 from asyncrl.config.errors import ConfigError, installs
+from asyncrl.config.paths import exists, is_folder, room_for
 from asyncrl.escape import escaped
-from asyncrl.files import write_whole
+from asyncrl.files import open_regular, write_whole
 from asyncrl.journal import SqliteHistory
 from asyncrl.journal.sqlite import copy as copy_journal
 from asyncrl.runtime.run_dir import COPY_ID, JOURNAL, METRICS, ORIGINS, PACKED, RUN_TOML
 from asyncrl.training.checkpoint_index import (
+    NAME,
     SCALARS,
     Checkpoint,
     CheckpointError,
@@ -38,6 +42,7 @@ from asyncrl.training.checkpoint_index import (
     digested,
     scalars,
 )
+from asyncrl.words import size
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -48,8 +53,12 @@ MANIFEST_BYTES = 16 << 20
 """Size of a manifest, at most."""
 PLAIN = frozenset({RUN_TOML, ORIGINS, PACKED, METRICS, COPY_ID, JOURNAL})
 """Files of a run that are copied, besides its checkpoints."""
-_OF_CHECKPOINT = re.compile(r"checkpoints/step-\d{6,}/[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_OF_CHECKPOINT = re.compile(rf"checkpoints/{NAME}/[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _HASH = re.compile(r"[0-9a-f]{32}")
+SPARE_BYTES = 2**24
+"""Bytes that a disk must have free beside what is fetched."""
+PIECE_BYTES = 2**20
+"""Bytes of a file that are read at a time."""
 _LOOK = {"timeout": "10s", "connect_timeout": "5s"}, timedelta(seconds=10)
 _WORK = {"timeout": "10m", "connect_timeout": "10s"}, timedelta(minutes=2)
 """Deadlines of one request, and seconds for which it is tried again."""
@@ -89,14 +98,21 @@ def refuse_unfit_store(url: str, run: Path, *, resumed: bool) -> None:
 def fetch(url: str, run: Path, say: Callable[[str, int], object]) -> None:
     """Copy a run from an object store to the new directory `run`, whole or not at all. `say` is
     called with each file and its bytes before it comes. Raises ConfigError."""
-    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+    if run.is_symlink() or (exists(run) and (not is_folder(run) or any(run.iterdir()))):
         raise ConfigError(f"{run}: this is there already; choose another directory.")
     run = run.absolute()
+    room = room_for(run.parent if exists(run) else run)
     partial = run.with_name(f".{run.name}.partial")
     try:
         store = StoredCopy(url)
         if (manifest := store.manifest()) is None:
             raise ConfigError(f"{_shown(url)}: there is no copy of a run; look at its run.copy.")
+        needed = sum(digest.size for digest in manifest.files.values())
+        if (free := shutil.disk_usage(room).free) < needed + SPARE_BYTES:
+            raise ConfigError(
+                f"{run}: the copy has {size(needed)}, and the disk of this directory has "
+                f"{size(free)} free; make room, or choose another directory."
+            )
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700, parents=True)
         for name, digest in manifest.files.items():
@@ -136,8 +152,10 @@ class StoredCopy:
             raise StoreError(f"the extra for it is missing: {installs('store')}") from None
         timeouts, again = _WORK if patient else _LOOK
         options: dict[str, Any] = {}
+        self._folder: Path | None = None  # of a store of files, which others may have filled
         if parts.scheme == "file":
             options["mkdir"] = True
+            self._folder = Path(url2pathname(parts.path))
         else:
             options["client_options"] = timeouts | {"allow_http": True}
             options["retry_config"] = {"max_retries": 5, "retry_timeout": again}
@@ -152,11 +170,11 @@ class StoredCopy:
     def manifest(self) -> Manifest | None:
         """The newest manifest; None if there is none. Raises StoreError."""
         try:
-            with _understood():
-                answer = self._store.get(MANIFEST)
-                if answer.meta["size"] > MANIFEST_BYTES:
+            written = bytearray()
+            for piece in self._pieces(MANIFEST):
+                written += piece
+                if len(written) > MANIFEST_BYTES:
                     raise StoreError("its manifest is too large to be one")
-                written = bytes(answer.bytes())
         except _Missing:
             return None
         try:
@@ -210,15 +228,29 @@ class StoredCopy:
         left = digest.size
         with target.open("xb") as file:
             try:
-                with _understood():
-                    for piece in self._store.get(_key(digest)).stream():
-                        if (left := left - len(piece)) < 0:
-                            break
-                        file.write(piece)
+                for piece in self._pieces(_key(digest)):
+                    if (left := left - len(piece)) < 0:
+                        break
+                    file.write(piece)
             except _Missing:
                 raise StoreError("it is being copied to at present: fetch it again") from None
         if left or digested(target) != digest:
             raise StoreError(f"{target.name} is not what was copied")
+
+    def _pieces(self, name: str) -> Iterator[bytes]:
+        """The contents of an object. In a store of files it is a file, and no pipe or device, from
+        which a read may not return. Raises StoreError."""
+        with _understood():
+            if self._folder is None:
+                yield from map(bytes, self._store.get(name).stream())
+                return
+        try:
+            with open_regular(self._folder / name) as file:
+                yield from iter(applied(file.read, PIECE_BYTES), b"")
+        except FileNotFoundError:
+            raise _Missing(f"{name} is not in it") from None
+        except OSError as error:
+            raise StoreError(f"{name} in it cannot be read ({error.strerror})") from None
 
     def _checkpoint(self, run: Path, checkpoint: Checkpoint, there: set[str]) -> dict[str, Digest]:
         """Put one checkpoint; returns nothing if it is removed meanwhile."""

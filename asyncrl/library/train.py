@@ -13,6 +13,7 @@ from rich.console import Console
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import derived
+from asyncrl.config.paths import exists, reachable
 from asyncrl.explain.display import show_rows
 from asyncrl.launch import preflight
 from asyncrl.launch.private import refuse_foreign
@@ -54,8 +55,9 @@ def checked(config: Config, resume: Path | None, console: Console, models: Path 
     """Resolve a configuration, check it against this machine, and show what follows from it. Raises
     ConfigError."""
     cores = available_cores()
-    config = preflight.resolved(config, resume, datetime.now())
-    config, notes = preflight.check(config, resume, cores)
+    with reachable():
+        config = preflight.resolved(config, resume, datetime.now())
+        config, notes = preflight.check(config, resume, cores)
     publication = publication_row(config, _measured_pause(models))
     show_rows([*derived(config, cores), publication, *memory_rows(config), *notes], console)
     if config.task.sandbox == "process" and (missing := support().missing):
@@ -68,7 +70,7 @@ def checked(config: Config, resume: Path | None, console: Console, models: Path 
 
 def _measured_pause(models: Path | None) -> str:
     """The pause in a file of cluster models, in words; empty if there is none."""
-    if models is None or not models.exists():
+    if models is None or not exists(models):
         return ""
     from asyncrl.sizing.cluster_models import read_models
 

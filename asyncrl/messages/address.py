@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.words import whole
+
 
 class UnixAddress(msgspec.Struct, frozen=True):
     """A socket file on this machine."""
@@ -47,8 +49,9 @@ def parse_address(text: str) -> Address:
     if kind == "unix" and rest.startswith("/"):
         return UnixAddress(Path(rest))
     host, _, port = rest.rpartition(":")
-    if kind == "tcp" and host and port.isascii() and port.isdigit() and int(port) < 2**16:
-        return TcpAddress(host.removeprefix("[").removesuffix("]"), int(port))
+    number = whole(port)
+    if kind == "tcp" and host and number is not None and number < 2**16:
+        return TcpAddress(host.removeprefix("[").removesuffix("]"), number)
     raise ValueError(f"{text!r} is no address: write unix:/path/of/socket, or tcp:host:port")
 
 

@@ -18,7 +18,7 @@ _ENGINES = (
 )
 _VERIFIERS = r"verifier_(hangs|dies|slow)|kill_reward"
 _STILL = rf"disk_.*|engine_.*|transfer_slow|{_VERIFIERS}|{_FROZEN}"
-_NAMES = r"(?:trainer|rollout|reward|agents)-\d+"
+_NAMES = r"(?:trainer|rollout|reward|agents)-[0-9]+"
 
 HUNG_S = 42.0
 """Seconds for which a reward actor may owe a verdict: 6 times `task.verdict_s`, and 30."""
@@ -53,7 +53,7 @@ CAUSES = (
         lambda c: AFTERMATH_S,
     ),
     _BadEnd(
-        r"no token and no step.*episodes of agents-\d+ failed",
+        r"no token and no step.*episodes of agents-[0-9]+ failed",
         rf"agent_(raises|crashes|gives_up|hangs)|agents_lost|{_STILL}",
         lambda c: c.supervision.stall_s + HUNG_S,
     ),
@@ -74,13 +74,13 @@ CAUSES = (
         named=True,
     ),
     _BadEnd(
-        r"agents-\d+ ",
+        r"agents-[0-9]+ ",
         rf"restart_beside_agents|agents_lost|kill_agents.*|{_FROZEN}",
         lambda c: AFTERMATH_S,
         named=True,
     ),
     _BadEnd(
-        r"(rollout|reward)-\d+ ",
+        r"(rollout|reward)-[0-9]+ ",
         rf"restart_beside|{_VERIFIERS}|{_ENGINES}|{_FROZEN}",
         lambda c: AFTERMATH_S,
         named=True,

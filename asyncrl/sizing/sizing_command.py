@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.config import Config, ConfigError
+from asyncrl.config import Config
+from asyncrl.config.paths import exists, refuse_as_output
 from asyncrl.runtime.run_dir import CLUSTER_MODELS
 from asyncrl.sizing.calibrate import calibrate
 from asyncrl.sizing.cluster_models import read_models, write_models
@@ -70,10 +71,10 @@ def _progress() -> Callable[[str], None]:
 
 def fit(runs: Sequence[Path], output: Path | None) -> Path:
     """Fit models from runs and write them. Returns the path of the file. Raises ConfigError."""
-    calibration = calibrate(runs)
     path = output or runs[0] / CLUSTER_MODELS
-    if path.exists():
-        raise ConfigError(f"{path}: it is there already; give another file with --output.")
+    if output or exists(path):
+        refuse_as_output(path)
+    calibration = calibrate(runs)
     write_models(calibration.models, path, calibration.notes)
     return path
 

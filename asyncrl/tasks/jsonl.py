@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.config.schema import TaskConfig
+from asyncrl.files import open_regular
 from asyncrl.messages import Split
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import MaskedReward, TaskError
@@ -181,7 +182,7 @@ class _File:
         self.starts = array("Q")
         self.digests = array("Q")
         try:
-            self._file = Path(path).open("rb")  # noqa: SIM115 open as long as the task
+            self._file = open_regular(Path(path))  # open as long as the task
         except OSError as error:
             raise TaskError(
                 f"{path} cannot be read: {error.strerror}; task.path and task.eval_path name "

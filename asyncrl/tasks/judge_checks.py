@@ -13,6 +13,7 @@ from pathlib import Path
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.mix import each, named
 from asyncrl.config.schema import TaskConfig
+from asyncrl.files import open_regular
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.sandbox.programs.languages import trial
 from asyncrl.sandbox.support import support
@@ -70,7 +71,7 @@ def _origins(config: TaskConfig) -> Iterator[tuple[str, str]]:
 def _digest(path: Path) -> str:
     """SHA-256 of a file, in hex; `none` if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return "none"

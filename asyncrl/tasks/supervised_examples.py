@@ -14,6 +14,7 @@ import msgspec
 
 from asyncrl.config.schema import TaskConfig
 from asyncrl.escape import escaped
+from asyncrl.files import open_regular
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.template import render
 from asyncrl.tasks.text import Tokenizer
@@ -44,7 +45,8 @@ class ExampleIds(NamedTuple):
 def read_examples(path: Path) -> list[Example]:
     """All lines. Raises TaskError, with file and line number if a line is wrong."""
     try:
-        lines = path.read_bytes().splitlines()
+        with open_regular(path) as file:
+            lines = file.read().splitlines()
     except OSError as error:
         raise TaskError(
             f"supervised.path is {str(path)!r}, which cannot be read ({error.strerror}); give a "

@@ -15,9 +15,13 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer as Fast
 
+from asyncrl.config.paths import is_file
 from asyncrl.escape import escaped
+from asyncrl.files import read_regular
 from asyncrl.tasks import TaskError
 
+JSON_BYTES = 2**28
+"""Bytes of a JSON file of a model, at most."""
 _USUAL = 8
 """Characters a token, up to which a text is tokenized without counting first."""
 _PROBE = "asyncrl1question2"
@@ -42,7 +46,7 @@ class Tokenizer:
         """Raises TaskError if the directory has no `tokenizer.json`, or `chat` is asked of a
         model without a chat template."""
         path = Path(directory) / "tokenizer.json"
-        if not path.is_file():
+        if not is_file(path):
             raise TaskError(
                 f"{directory} has no tokenizer.json; model.path must be a Hugging Face model "
                 "directory with a fast tokenizer"
@@ -208,9 +212,11 @@ class _ModelFile(msgspec.Struct):
 
 
 def _read(path: Path) -> _ModelFile:
-    if not path.is_file():
-        return _ModelFile()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_ModelFile)
+        return msgspec.json.decode(read_regular(path, JSON_BYTES), type=_ModelFile)
+    except FileNotFoundError:
+        return _ModelFile()
+    except OSError as error:
+        raise TaskError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TaskError(f"{path} is not what a model's JSON file is: {error}") from error

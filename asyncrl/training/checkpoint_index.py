@@ -12,12 +12,21 @@ import re
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from asyncrl.files import open_regular, read_regular
+
 SCALARS = "trainer.json"
 _FOLDER = "checkpoints"
-_NAME = re.compile(r"step-(\d{6,})")
+NAME = r"step-([0-9]{6}|[1-9][0-9]{6,17})"
+"""The names of checkpoints, one a version: in the digits 0 to 9, six or more."""
+MOST_BYTES = 2**50
+"""Bytes of a file, at most."""
+JSON_BYTES = 2**26
+"""Bytes of `SCALARS`, at most."""
+_NAME = re.compile(NAME)
 
 
 class CheckpointError(Exception):
@@ -28,7 +37,7 @@ class Digest(msgspec.Struct, frozen=True):
     """Size and hash of a file when it was written: 128 bits of BLAKE2b, in hex, which is faster
     than SHA-256 where the processor has no instructions for that, and as fast where it has."""
 
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=0, le=MOST_BYTES)]
     blake2b: str
 
 
@@ -56,10 +65,6 @@ class Checkpoint(msgspec.Struct, frozen=True):
                 raise CheckpointError(
                     f"{self.path} is damaged: it names a file elsewhere ({name!r})"
                 )
-            if not (
-                self.path / name
-            ).is_file():  # reading a pipe would block, a device would not end
-                raise CheckpointError(f"{self.path} is damaged: {name} is no file")
             try:
                 actual = digested(self.path / name)
             except OSError as error:
@@ -83,7 +88,7 @@ def digested(contents: Path | bytes) -> Digest:
     hashed = partial(hashlib.blake2b, digest_size=16)
     if isinstance(contents, bytes):
         return Digest(len(contents), hashed(contents).hexdigest())
-    with contents.open("rb") as file:
+    with open_regular(contents) as file:
         digest = hashlib.file_digest(file, hashed)
         return Digest(os.fstat(file.fileno()).st_size, digest.hexdigest())
 
@@ -116,7 +121,7 @@ def scalars(path: str | Path) -> Scalars:
     """Read the scalars of a checkpoint. Raises CheckpointError."""
     file = Path(path) / SCALARS
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Scalars)
+        return msgspec.json.decode(read_regular(file, JSON_BYTES), type=Scalars)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(
             f"training cannot resume from {path}, because {file.name} cannot be read: {error}"

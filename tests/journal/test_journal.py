@@ -828,6 +828,72 @@ def test_what_users_tools_leave_in_a_journal_does_no_harm(path: Path) -> None:
     refused(path, "not a journal of asyncrl")
 
 
+FOREIGN = {
+    "trigger": "CREATE TRIGGER t AFTER INSERT ON events BEGIN DELETE FROM events; END",
+    "view": "CREATE VIEW v AS SELECT * FROM events",
+    "index": "CREATE INDEX i ON events (data)",
+    "table": "CREATE TABLE more (x)",
+    "column": "ALTER TABLE snapshots ADD COLUMN more AS (zeroblob(900000000))",
+    "name": "ALTER TABLE events RENAME COLUMN data TO more",
+    "none": "DROP TABLE snapshots",
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_what_somebody_put_into_a_journal_is_refused(path: Path, kind: str) -> None:
+    open_once(path, "r")
+    change(path, FOREIGN[kind])
+    refused(path, "is not as asyncrl makes it", "r")
+    with pytest.raises(JournalError, match="is not as asyncrl makes it"):
+        SqliteHistory(path).snapshots()
+
+
+def test_a_bomb_of_generated_data_is_not_read(path: Path) -> None:
+    """12 KB that were 36 GB as soon as anybody asked."""
+    open_once(path)
+    change(path, "DROP TABLE snapshots")
+    change(
+        path,
+        "CREATE TABLE snapshots (number INTEGER NOT NULL, part INTEGER NOT NULL, version INTEGER "
+        "NOT NULL, data BLOB GENERATED ALWAYS AS (zeroblob(900000000)))",
+    )
+    for part in range(40):
+        change(path, "INSERT INTO snapshots VALUES (1, ?, 1)", part)
+    with pytest.raises(JournalError, match="is not as asyncrl makes it"):
+        SqliteHistory(path).snapshot(1)
+
+
+@pytest.mark.parametrize("table", ["snapshots", "events", "header"])
+def test_a_value_without_a_bound_is_not_read(
+    path: Path, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_once(path)
+    monkeypatch.setattr(sqlite, "ROW_BYTES", 10_000)
+    match table:
+        case "snapshots":
+            change(path, "INSERT INTO snapshots VALUES (1, 0, 1, ?)", bytes(20_000))
+        case "events":
+            change(path, "INSERT INTO events VALUES (1, ?)", bytes(20_000))
+        case _:
+            change(path, "UPDATE header SET run = ?", "x" * 20_000)
+    with pytest.raises(JournalError, match="too big"):
+        list(journal.read(path))
+        SqliteHistory(path).snapshot(1)
+
+
+def test_a_state_in_ever_more_rows_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_once(path)
+    for part in range(4):
+        change(path, "INSERT INTO snapshots VALUES (?, ?, 1, ?)", 1, part, bytes(1000))
+        change(path, "INSERT INTO snapshots VALUES (?, 0, 1, ?)", 2 + part, b"")
+    monkeypatch.setattr(sqlite, "STATE_BYTES", 2000)
+    with pytest.raises(JournalError, match="a snapshot has more than 2,000 bytes"):
+        SqliteHistory(path).snapshot(1)
+    monkeypatch.setattr(sqlite, "STATES", 3)
+    with pytest.raises(JournalError, match="it has more than 3 snapshots"):
+        SqliteHistory(path).snapshots()
+
+
 def test_a_journal_of_before_states_were_kept_is_refused_in_a_sentence(path: Path) -> None:
     change(path, "CREATE TABLE header (format INTEGER NOT NULL, run TEXT NOT NULL)")
     change(path, "CREATE TABLE events (first INTEGER PRIMARY KEY, data BLOB NOT NULL)")

@@ -3,7 +3,9 @@ what is refused. The store is a folder here, behind the library that speaks with
 
 from __future__ import annotations
 
+import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,10 @@ from asyncrl.runtime.run_dir import COPY_ID, JOURNAL, METRICS, RUN_TOML
 from asyncrl.training.checkpoint_index import (
     SCALARS,
     CheckpointError,
+    Digest,
     Scalars,
     checkpoint_path,
+    complete,
     digested,
 )
 
@@ -249,7 +253,11 @@ def stored(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     "name",
-    ["../run.toml", "/etc/passwd", "checkpoints/step-000001/../../x", "checkpoints/x/y", "key"],
+    [
+        *("../run.toml", "/etc/passwd", "checkpoints/step-000001/../../x", "checkpoints/x/y"),
+        *("key", "checkpoints/step-\u0661\u0661\u0661\u0661\u0661\u0661/a"),
+        *("checkpoints/step-0000001/a", f"checkpoints/step-{'1' * 5000}/a"),
+    ],
 )
 def test_a_manifest_names_files_of_a_run_alone(stored: Path, tmp_path: Path, name: str) -> None:
     forged = Manifest("x", {name: digested(b"")})
@@ -259,11 +267,78 @@ def test_a_manifest_names_files_of_a_run_alone(stored: Path, tmp_path: Path, nam
     assert not (tmp_path / "again").exists()
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"\xff", b'{"id": 1, "files": {}}'])
+NEGATIVE, HUGE = (
+    b'{"id": "x", "files": {"key": {"size": %d, "blake2b": "%s"}}}' % (size, b"0" * 32)
+    for size in (-1, 2**62)
+)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{}", b"[]", b"\xff", b'{"id": 1, "files": {}}', NEGATIVE, HUGE]
+)
 def test_a_manifest_that_is_none_is_said(stored: Path, tmp_path: Path, text: bytes) -> None:
     (stored / MANIFEST).write_bytes(text)
     with pytest.raises(ConfigError, match="its manifest is damaged"):
         fetched(stored, tmp_path / "again")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.parametrize("which", ["manifest", "object"])
+def test_a_pipe_in_a_store_of_files_is_refused_at_once(
+    stored: Path, tmp_path: Path, kind: str, which: str
+) -> None:
+    of_it = digested(b"1")
+    place = stored / MANIFEST
+    if which == "object":
+        place.write_bytes(msgspec.json.encode(Manifest("x", {METRICS: of_it})))
+        place = stored / "objects" / of_it.blake2b
+        place.parent.mkdir()
+    match kind:
+        case "pipe":
+            os.mkfifo(place)
+        case "device":
+            place.symlink_to("/dev/zero")
+        case _:
+            place.mkdir()
+    refused = list[ConfigError]()
+
+    def look() -> None:
+        try:
+            fetched(stored, tmp_path / "again")
+        except ConfigError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(30.0)
+    assert not thread.is_alive() and "cannot be read" in str(*refused)
+    assert names(tmp_path) == {"store"}
+
+
+def test_the_disk_is_asked_before_the_first_byte(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = Digest(3 * 2**30, "0" * 32)
+    files = {METRICS: large, "checkpoints/step-000001/a": large}
+    (stored / MANIFEST).write_bytes(msgspec.json.encode(Manifest("x", files)))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**33, 0, 5 * 2**30)
+    )  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"the copy has 6.0 GiB.* has 5.0 GiB free"):
+        fetch(url(stored), tmp_path / "again", lambda *_: pytest.fail("it begins"))
+    assert names(tmp_path) == {"store"}
+
+
+def test_a_version_has_one_folder(tmp_path: Path) -> None:
+    for name in (
+        "step-000111",
+        "step-0000111",
+        "step-\u0661\u0661\u0661\u0661\u0661\u0661",
+        "step-1234567",
+    ):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    (tmp_path / "checkpoints" / f"step-{'1' * 200}").mkdir()
+    assert [one.version for one in complete(tmp_path)] == [111, 1234567]
 
 
 async def test_what_was_changed_in_the_store_is_not_taken(run: Path, tmp_path: Path) -> None:

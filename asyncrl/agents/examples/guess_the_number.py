@@ -37,7 +37,7 @@ class Game:
 
     def step(self, reply: str) -> Step:
         self._left -= 1
-        number = re.search(r"-?\d{1,9}", reply)
+        number = re.search(r"-?[0-9]{1,9}", reply)
         guess = int(number[0]) if number else None
         if guess == self._number:
             return Step("right", 1.0 - self._earned, done=True)

@@ -9,7 +9,7 @@ from msgspec import Meta
 from msgspec.structs import fields
 
 from asyncrl.config.engines import ENGINES, capabilities
-from asyncrl.config.schema.section import BASIC, EVERY, Contradictions, Section
+from asyncrl.config.schema.section import BASIC, EVERY, PATH, Contradictions, Section
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -40,7 +40,9 @@ class ServersConfig(Section, frozen=True):
         ),
     ] = ()
     api_key_file: Annotated[
-        str, Meta(description="file with the key that servers require; empty: they require none")
+        str,
+        PATH,
+        Meta(description="file with the key that servers require; empty: they require none"),
     ] = ""
     device: Annotated[
         Literal["cpu", "cuda"], Meta(description="device of servers that are started")

@@ -25,6 +25,7 @@ class PolicyConfig(Section, frozen=True):
     ] = ""
     api_key_file: Annotated[
         str,
+        PATH,
         Meta(description="file with the key that this server requires; empty: it requires none"),
     ] = ""
 

@@ -16,6 +16,7 @@ import trio
 from asyncrl.engines.servers.errors import Misread, RequestRefused, ServerGone
 from asyncrl.engines.servers.server_types import SAID, Garbled, ServerAnswer, decode
 from asyncrl.escape import escaped
+from asyncrl.words import whole
 
 ANSWER_BYTES = 1 << 20
 """Bytes of an ordinary answer, such as a description of the server or the result of a command."""
@@ -194,8 +195,8 @@ async def _refusal(response: httpx2.Response) -> bytes:
     """The text of a refusal. It is not read to its end, so that its connection is not reused:
     uvicorn closes it after a failed call, and the next call would cross the close."""
     length = response.headers.get("content-length", "")
-    most = int(length) if length.isdecimal() else REFUSAL_BYTES
-    return await _beginning(response, min(most, REFUSAL_BYTES))
+    said = whole(length)
+    return await _beginning(response, REFUSAL_BYTES if said is None else min(said, REFUSAL_BYTES))
 
 
 async def _beginning(response: httpx2.Response, most: int) -> bytes:

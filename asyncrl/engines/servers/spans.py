@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.engines.servers.server_types import ServerSpan, StreamEvent
+from asyncrl.words import whole
 
 
 class SpanError(Exception):
@@ -120,6 +121,6 @@ class SpanStream:
 def _number(version: str) -> int:
     """The number of a version: ours are decimal, and a server calls its weights `default` before
     its first one."""
-    if not (version.isascii() and version.isdecimal() and len(version) < 19):
+    if (number := whole(version)) is None:
         raise SpanError(f"was sampled with weights called {version!r}, which this run did not load")
-    return int(version)
+    return number

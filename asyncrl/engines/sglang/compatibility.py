@@ -32,7 +32,7 @@ async def check_compatibility(client: SglangClient, needs: Needs) -> None:
 def refuse_other_start(server: ServerInfo, *, context_tokens: int, slots: int) -> None:
     """Raise ValueError where the server is too old, or its start options do not fit these contexts
     and slots."""
-    numbers = tuple(int(number) for number in re.findall(r"\d+", server.version)[:3])
+    numbers = tuple(int(number) for number in re.findall(r"[0-9]{1,9}", server.version)[:3])
     if numbers < OLDEST:
         raise ValueError(
             f"it is SGLang {server.version}; {'.'.join(map(str, OLDEST))} is the oldest that is "

@@ -4,6 +4,7 @@ options are rejected before a run (`vllm_fit`)."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -33,6 +34,7 @@ from asyncrl.engines.vllm.vllm_types import (
     WeightInfo,
 )
 from asyncrl.runtime.ipc.waits import Pulse
+from asyncrl.words import whole
 
 HASH_DIGITS = 16
 """Digits of SHA-256 that are compared, as of other servers."""
@@ -266,4 +268,4 @@ def _numbers(rank: str) -> list[int]:
     >>> sorted(["dp0:pp0:tp10", "dp0:pp0:tp2"], key=_numbers)
     ['dp0:pp0:tp2', 'dp0:pp0:tp10']
     """
-    return [int("".join(filter(str.isdigit, part)) or 0) for part in rank.split(":")]
+    return [whole(re.sub(r"[^0-9]", "", part)) or 0 for part in rank.split(":")]

@@ -48,7 +48,7 @@ async def check_vllm(client: VllmClient, needs: Needs) -> None:
 def refuse_start(start: VllmConfigs, server: ServerInfo, needs: Needs) -> None:
     """Raise ValueError where the server's start options do not fit the run."""
     _, dtype, context_tokens, slots = needs
-    numbers = tuple(int(number) for number in re.findall(r"\d+", server.version)[:3])
+    numbers = tuple(int(number) for number in re.findall(r"[0-9]{1,9}", server.version)[:3])
     if numbers < OLDEST:
         raise ValueError(
             f"it is vLLM {server.version}; {'.'.join(map(str, OLDEST))} is the oldest that is "

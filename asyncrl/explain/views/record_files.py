@@ -10,6 +10,7 @@ import msgspec
 
 from asyncrl.config import ConfigError
 from asyncrl.config.errors import installs, usable
+from asyncrl.config.paths import refuse_as_output
 from asyncrl.escape import escaped_json
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views.rollout_records import (
@@ -83,8 +84,7 @@ def write_records(files: RunFiles, wanted: Wanted, path: Path, note: Note) -> in
             f"{path}: Parquet needs the package pyarrow: {installs('parquet')}, or write "
             "FILE.jsonl."
         )
-    if path.exists():
-        raise ConfigError(f"{path}: this is there already, and is not written over.")
+    refuse_as_output(path)
     decode, count = decoder(files, note), 0
     with usable(path, "written"), whole_file(path) as file:
         writer = (ParquetRows if path.suffix == ".parquet" else JsonLines)(file)

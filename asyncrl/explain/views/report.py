@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from asyncrl.config.errors import usable
+from asyncrl.config.paths import refuse_as_output
 from asyncrl.explain.views.html_page import page, tag
 from asyncrl.explain.views.run_parts import PARTS, SeenRun
 from asyncrl.explain.views.style import STYLE
@@ -19,6 +20,8 @@ REPORT = "report.html"
 def write_report(run: Path, path: Path | None, now: float) -> Path:
     """Write the report of a run, whole or not at all, over an earlier one; returns its path. `now`
     is in seconds since 1970. Raises ConfigError."""
+    if path is not None:
+        refuse_as_output(path, over=True)
     text = report(run, now)
     path = run / REPORT if path is None else path
     with usable(path, "written"):

@@ -29,6 +29,7 @@ from asyncrl.explain.views.seen_curve import SeenCurve
 from asyncrl.explain.views.style import STYLE
 from asyncrl.runtime.httpd.asgi import Headers, Receive, Scope, Send
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
+from asyncrl.words import whole
 
 SCRIPT = "/page.js"
 PART = "/part/"
@@ -213,4 +214,4 @@ def _host(headers: Headers) -> str:
     """The host that a request names, without its port."""
     named = next((value for name, value in headers if name == b"host"), b"").decode("latin-1")
     host, colon, port = named.rpartition(":")
-    return (host if colon and port.isdigit() else named).lower()
+    return (host if colon and whole(port) is not None else named).lower()

@@ -29,6 +29,7 @@ from asyncrl.messages.address import TcpAddress
 from asyncrl.runtime import logs
 from asyncrl.runtime.processes.process import become_child
 from asyncrl.runtime.run_dir import JOIN_TOKEN, RUN_TOML
+from asyncrl.words import whole
 
 logger = logging.getLogger(__name__)
 
@@ -171,8 +172,8 @@ class AgentLives:
 def _knock(address: str) -> None:
     """Raise OSError if no server listens at `host:port`: Ray would try for minutes."""
     host, _, port = address.rpartition(":")
-    if host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
+    if host and (number := whole(port)) is not None:
+        socket.create_connection((host.strip("[]"), number), timeout=KNOCK_S).close()
 
 
 def hold_gpus(count: int, here: str, within_s: float) -> Any:
