@@ -1,19 +1,21 @@
 """`python -m asyncrl.actors ROLE INDEX INCARNATION THREADS RUN`: one actor's process. Started by
 the launcher, and never by hand.
 
-Invariant: this process ends with its launcher; any other cause of its end is in its log with a
-traceback.
+Invariant: this process ends with its launcher; any other cause of its end is in its log, with a
+traceback, or in one sentence where what it was given cannot be used (`InputError`).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 import trio
 
 from asyncrl import config
+from asyncrl.config.errors import BAD_INPUT, input_error
 from asyncrl.config.lending import shares_by_priority
 from asyncrl.messages.address import tcp_address
 from asyncrl.runtime import logs
@@ -58,7 +60,13 @@ def main() -> None:
         args.rank_0,
         args.takes_over,
     )
-    trio.run(ROLES[args.role], context, strict_exception_groups=True)
+    try:
+        trio.run(ROLES[args.role], context, strict_exception_groups=True)
+    except Exception as error:
+        if (refusal := input_error(error)) is None:
+            raise
+        print(f"{type(refusal).__name__}: {refusal}", file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from None
 
 
 if __name__ == "__main__":

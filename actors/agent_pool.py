@@ -20,7 +20,7 @@ from asyncrl.actors.worker_forks import ENDING_S, ForkedWorker, WorkerForks, exa
 from asyncrl.actors.worker_process import LENGTH, frame, length
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.agent_rewards import WrongReward, as_outcome
-from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, failed
+from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, failed, no_facts
 from asyncrl.config.errors import ConfigError
 from asyncrl.escape import escaped, escaped_lines
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
@@ -171,7 +171,11 @@ async def _ask(stream: trio.SocketStream, facts: EpisodeFacts) -> AgentEnd:
     """Have the worker play, and read the result. A user's code is in the same process, so its
     messages are checked as untrusted."""
     try:
-        await stream.send_all(frame(facts))
+        asked = frame(facts)
+    except Exception as error:  # noqa: BLE001 (an entry may hold what no message can)
+        return no_facts(error)
+    try:
+        await stream.send_all(asked)
         head = await exactly(stream, LENGTH.size)
         body = None if head is None else await exactly(stream, length(head, END_BYTES))
         if body is None:

@@ -26,7 +26,7 @@ from asyncrl.actors.episode_sockets import EpisodeSockets
 from asyncrl.actors.errors import CoordinatorLost
 from asyncrl.actors.reporting import Reporter
 from asyncrl.agents.agent_episode import EpisodeFacts
-from asyncrl.agents.endings import AgentEnd, AgentFailed
+from asyncrl.agents.endings import AgentEnd, AgentFailed, no_facts
 from asyncrl.agents.gateway.capability import capability
 from asyncrl.agents.gateway.played_session import PlayedSession
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
@@ -83,8 +83,12 @@ class EpisodePlayer:
                     socket = ""
                     if self._sockets is not None:
                         socket = await opened.enter_async_context(self._sockets.open(session.name))
-                    facts = await self._facts(session, socket)
-                    attempt = await self._player.play(facts, clock)
+                    try:
+                        facts = await self._facts(session, socket)
+                    except Exception as error:  # noqa: BLE001 (a task's code may raise anything)
+                        attempt = AgentAttempt(no_facts(error), clock.spent_s, "")
+                    else:
+                        attempt = await self._player.play(facts, clock)
                 self._say(session, attempt)
         finally:
             del self._playing[session.play.rollout, session.play.attempt]

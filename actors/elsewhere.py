@@ -9,7 +9,7 @@ import msgspec
 
 from asyncrl.actors.agent_pool import AgentAttempt, AgentClock
 from asyncrl.agents.agent_episode import EpisodeFacts
-from asyncrl.agents.endings import AgentEnd, AgentEnded, failed
+from asyncrl.agents.endings import AgentEnd, AgentEnded, failed, no_facts
 from asyncrl.agents.gateway.offers import Offers
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 
@@ -28,7 +28,10 @@ class ElsewherePool:
         """Offer an episode, and wait for its end. The clock runs from when a program has it."""
         fields = {"session": facts.session, **msgspec.structs.asdict(facts)}
         del fields["socket"]  # programs elsewhere do not run in the run's sandbox
-        encoded = msgspec.json.encode(fields)
+        try:
+            encoded = msgspec.json.encode(fields)
+        except Exception as error:  # noqa: BLE001 (an entry may hold what no message can)
+            return AgentAttempt(no_facts(error), clock.spent_s, "")
         offer, owner = self._offers.put(facts.session, encoded), f"prompt {facts.prompt_index}"
         try:
             while not offer.taken.is_set():

@@ -10,6 +10,7 @@ reward of zero, with one of these reasons:
     crashed              its worker died by itself, or said what is no verdict, twice
     not a number: …, not finite, too large
     unnamed rewards: …, other rewards: …    not the rewards that the verifier has named before
+    error spans: …       spans that are none, or not in the answer
 
 Each answer has a worker process of its own while it is judged, so no other answer is touched. Where
 its task executes answers, that worker has judged no other one before, and judges none after. A
@@ -22,6 +23,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import msgspec
 import trio
 
 from asyncrl.actors.errors import CoordinatorLost
@@ -59,7 +61,15 @@ OPENING_S = 120.0
 """Seconds in which a task must be opened: imports, and a pass over a JSONL file."""
 REPLY_BYTES = 2**16
 """Bytes of the largest reply: some thousand rewards."""
-REASONS = {"raised", "not a number", "not finite", "too large", "unnamed rewards", "other rewards"}
+REASONS = {
+    "raised",
+    "not a number",
+    "not finite",
+    "too large",
+    "unnamed rewards",
+    "other rewards",
+    "error spans",
+}
 """Kinds of reasons that a worker may give for no verdict."""
 REASON = 400
 """Characters of the longest reason that is passed on."""
@@ -218,7 +228,10 @@ def _verdict(verdict: Verdict) -> Verdict | None:
     """Read a worker's verdict as one that a verifier can give; None if none can."""
     if isinstance(verdict, Scored):
         parts = {str(number): part for number, part in enumerate(verdict.parts)}
-        return read(Several(parts) if parts else verdict.reward)
+        checked = read(Several(parts) if parts else verdict.reward)
+        if isinstance(checked, Scored):  # the coordinator checks that they lie in the response
+            return msgspec.structs.replace(checked, errors=verdict.errors)
+        return checked
     if verdict.reason.partition(":")[0] not in REASONS:
         return None
     return NoVerdict(escaped(verdict.reason, REASON))

@@ -1,8 +1,10 @@
 """The rollout actor: a nursery around an engine.
 
 Invariant: it streams the tokens that its engine sampled, under the version that the engine reports.
+A request that the engine refuses ends its own rollout, and nothing else.
 
-    leases     coordinator → engine.submit         (the engine queues those that have no slot yet)
+    leases     coordinator → engine.submit         (the engine queues those that have no slot yet;
+                                                    one that it refuses ends as `refused`)
     chunks     engine.run → coordinator            (one frame for all slots)
     weights    Prepare, Quiesce, Commit, Abort, Resend → reception
     (`asyncrl.weightsync.reception`)
@@ -22,7 +24,8 @@ import trio
 
 from asyncrl.actors.errors import CoordinatorLost
 from asyncrl.actors.reporting import Reporter
-from asyncrl.engines.protocol import Chunk, Engine, Request
+from asyncrl.engines.protocol import Chunk, Engine, Request, refusal
+from asyncrl.escape import escaped
 from asyncrl.messages import (
     Abort,
     ChunkHead,
@@ -66,6 +69,21 @@ def requests(message: Leases, ids: memoryview) -> list[Request]:
     return built
 
 
+WHY = 400
+"""Characters of the longest reason of a refusal."""
+
+
+def submitted(engine: Engine, asked: Sequence[Request]) -> list[Chunk]:
+    """Submit requests to an engine. Returns the ends of those that it refuses."""
+    try:
+        engine.submit(asked)
+    except ValueError as error:
+        if len(asked) == 1:
+            return [refusal(asked[0], engine.version, str(error))]
+        return [chunk for request in asked for chunk in submitted(engine, [request])]
+    return []
+
+
 async def rollout_actor(
     link: Link,
     engine: Engine,
@@ -80,7 +98,15 @@ async def rollout_actor(
 
     async def emit(chunks: Sequence[Chunk]) -> None:
         heads = [
-            ChunkHead(c.rollout, c.attempt, c.version, c.start, len(c.ids), c.finish)
+            ChunkHead(
+                c.rollout,
+                c.attempt,
+                c.version,
+                c.start,
+                len(c.ids),
+                c.finish,
+                escaped(c.why, WHY),
+            )
             for c in chunks
         ]
         ids = np.concatenate([c.ids for c in chunks])
@@ -100,7 +126,8 @@ async def rollout_actor(
         async for message, buffers in link:
             match message:
                 case Leases():
-                    engine.submit(requests(message, buffers[0]))
+                    if refused := submitted(engine, requests(message, buffers[0])):
+                        nursery.start_soon(emit, refused)
                 case Interrupt(rollouts):
                     engine.interrupt(rollouts)
                 case Prepare():

@@ -1,5 +1,6 @@
 """Servers that score tokens with a reference or a teacher, for the trainer. Invariant: a
-micro-batch is scored whole, or the trainer ends within the patience and says which server failed.
+micro-batch is scored whole, but for sequences that a server refuses while it takes others, or the
+trainer ends within the patience and says which server failed.
 
 They are called before the learner computes, so that its thread never waits for them.
 """
@@ -52,6 +53,9 @@ class ScoringServers:
         self, clients: Mapping[str, SglangClient], waits: Waits, patience_s: float
     ) -> None:
         self._clients, self._waits, self._patience_s = clients, waits, patience_s
+        self._have_scored = set[str]()
+        self.refused = 0
+        """Sequences that were refused, and trained without the scores."""
 
     @staticmethod
     @asynccontextmanager
@@ -80,8 +84,9 @@ class ScoringServers:
         self, batch: MicroBatch, buffers: Sequence[memoryview | bytes]
     ) -> dict[str, NDArray[np.float32]]:
         """Log-probabilities of the sampled tokens of a micro-batch, float32 [tokens], by the name
-        of the policy; NaN where a server has none. Raises WaitExpired where one does not answer
-        within the patience, and ServerError where it refuses or cannot be understood."""
+        of the policy; NaN where a server has none, or refuses the sequence for what it is. Raises
+        WaitExpired where one does not answer within the patience, and ServerError where it refuses
+        otherwise, has taken no sequence yet, or cannot be understood."""
         scores = dict[str, NDArray[np.float32]]()
         if not self._clients or not batch.samples:
             return {name: np.zeros(0, np.float32) for name in self._clients}
@@ -99,8 +104,37 @@ class ScoringServers:
                         for sample, text in zip(batch.samples, texts, strict=True)
                     )
                 )
-            scores[name] = np.concatenate(every)
+            scores[name] = np.concatenate(self._without_refused(name, every, batch.samples))
         return scores
+
+    def _without_refused(
+        self,
+        name: str,
+        every: Sequence[NDArray[np.float32] | RequestRefused],
+        samples: Sequence[Sample],
+    ) -> list[NDArray[np.float32]]:
+        """The scores, NaN of refused sequences. Raises RequestRefused if the server has taken none
+        so far: then it fits no sequence of this run."""
+        refusals = [one for one in every if isinstance(one, RequestRefused)]
+        if any(not isinstance(one, RequestRefused) and len(one) for one in every):
+            self._have_scored.add(name)
+        if refusals and name not in self._have_scored:
+            raise refusals[0]
+        if refusals:
+            self.refused += len(refusals)
+            logger.warning(
+                "%d sequences are trained without scores of the %s (%d so far): %s",
+                len(refusals),
+                name,
+                self.refused,
+                refusals[0],
+            )
+        return [
+            np.full(sample.sampled_tokens, np.nan, np.float32)
+            if isinstance(one, RequestRefused)
+            else one
+            for one, sample in zip(every, samples, strict=True)
+        ]
 
     async def _score(
         self,
@@ -108,9 +142,9 @@ class ScoringServers:
         limit: trio.CapacityLimiter,
         sample: Sample,
         ids: NDArray[np.int32],
-    ) -> NDArray[np.float32]:
-        """The log-probabilities of one sequence's sampled tokens. It is asked for again until it
-        comes: who waits for it has the deadline."""
+    ) -> NDArray[np.float32] | RequestRefused:
+        """The log-probabilities of one sequence's sampled tokens, or the lasting refusal of it. It
+        is asked for again until it comes: who waits for it has the deadline."""
         async with limit:
             while sample.sampled_tokens:
                 try:
@@ -119,6 +153,10 @@ class ScoringServers:
                     logger.warning("a sequence is sent again: %s", error)
                     await trio.sleep(AGAIN_S)
                     continue
+                except RequestRefused as error:
+                    if not error.lasting:
+                        raise
+                    return error
                 of_token = np.array([np.nan, *scores], np.float32)
                 return np.concatenate([of_token[span.start : span.end] for span in sample.spans])
         return np.zeros(0, np.float32)

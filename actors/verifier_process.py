@@ -88,12 +88,21 @@ def judge(task: Task, tokenizer: Tokenizer, answer: VerifyRequest) -> TimedVerdi
             errors = token_spans(value.errors, text, ids, tokenizer.decode)
             verdict = Scored(verdict.reward, verdict.parts, errors=errors)
     except NoReward as error:
-        verdict = NoVerdict(str(error))
+        verdict = NoVerdict(said(error))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 (a user's code may raise SystemExit too)
-        verdict = NoVerdict(f"raised: {type(error).__name__}: {str(error)[:SAID]}")
+        verdict = NoVerdict(f"raised: {type(error).__name__}: {said(error)}")
     return TimedVerdict(verdict, time.perf_counter() - start)
+
+
+def said(error: BaseException) -> str:
+    """The text of an exception, cut, as a message can hold it, whatever a user's class does."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 (a user's code may raise anything)
+        text = "its text cannot be read"
+    return text[:SAID].encode(errors="replace").decode()
 
 
 def read(value: Any) -> Verdict:

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncrl.config.errors import InputError
+
 ALIGN = 64
 """Bytes. Every tensor begins at a multiple of it: a cache line, and more than any dtype needs."""
 
@@ -39,7 +41,7 @@ DTYPES: dict[str, torch.dtype] = {
 """The dtypes that a plan may hold, by the name that each has in one."""
 
 
-class PlanMismatch(ValueError):
+class PlanMismatch(InputError, ValueError):
     """Two processes hold different models, or cut them differently."""
 
 

@@ -9,6 +9,7 @@ The coordinator's loop calls `admit` with the number of groups that may start (s
 
 from __future__ import annotations
 
+import logging
 import math
 
 import numpy as np
@@ -18,9 +19,16 @@ from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.prompts import PromptSource
 from asyncrl.algorithms.selection.group_size import SIZINGS
 from asyncrl.config import Config
+from asyncrl.escape import escaped
 from asyncrl.experience.events import Admitted, Dropped
 from asyncrl.messages import Split
 
+logger = logging.getLogger(__name__)
+
+SAID = 400
+"""Characters of the longest reason for which a prompt cannot be read."""
+LOGGED = 20
+"""Prompts that cannot be read and are logged; all are counted."""
 SAMPLED = 2**62
 """The key of the first sampled answer to a held-out prompt. Training's keys are smaller, or
 negative."""
@@ -41,6 +49,9 @@ class Admission:
         """Training prompts in a row that cannot be answered."""
         self.misfit = ""
         """The name under which the last of them was dropped."""
+        self.unreadable = ""
+        """The reason for which the last such prompt could not be read; empty if all could."""
+        self._log_unreadable = LOGGED
         self.first_admission = math.inf
         """Seconds on trio's clock at which admission began; infinite before."""
 
@@ -97,7 +108,8 @@ class Admission:
         sample's number, and are the same at every version.
         """
         experience, rollout = self._store.experience, self._config.rollout
-        group, prompt = experience.next_group, self._prompts.ids(split, prompt_index)
+        group = experience.next_group
+        prompt, misfit = self._read(split, prompt_index)
         size = samples or 1
         if split == "train":
             size = self._sizing.size(experience.history, prompt_index)
@@ -124,13 +136,30 @@ class Admission:
                 played=bool(self._config.agent.run),
             )
         )
-        misfit = self._misfit(prompt)
         if split == "train":
             self.unfit = self.unfit + 1 if misfit else 0
             self.misfit = misfit
         if misfit:
             self._store.record(Dropped(group, misfit))
         return not misfit
+
+    def _read(self, split: Split, prompt_index: int) -> tuple[bytes, str]:
+        """The ids of a prompt, and the name of what keeps it from being answered: without ids
+        `prompt_unreadable`, where the task, the template or the tokenizer fails at it. Raises
+        OSError, which is not the prompt's."""
+        try:
+            prompt = self._prompts.ids(split, prompt_index)
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 (a task's or a template's code may raise anything)
+            self.unreadable = escaped(f"{type(error).__name__}: {error}", SAID)
+            if self._log_unreadable:
+                logger.warning(
+                    "%s prompt %d cannot be read: %s", split, prompt_index, self.unreadable
+                )
+                self._log_unreadable -= 1
+            return b"", "prompt_unreadable"
+        return prompt, self._misfit(prompt)
 
     def _misfit(self, prompt: bytes) -> str:
         """The name of what keeps a prompt (`int32` ids) from being answered; empty where nothing

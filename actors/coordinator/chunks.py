@@ -7,6 +7,8 @@ chunk has a defect and is dropped (chunk_validation.py).
     of a rollout that is not with the sender    its tokens are late
     else                                        its tokens extend the rollout
       that ends with `interrupted`              the rollout is taken back (reclaiming.py)
+      that ends with `refused`                  the rollout is buried under `refused`: its engine
+                                                refuses it, and would do so each time
       that ends with `stop` or `length`         the rollout is sealed, an agent's call answered
 """
 
@@ -16,6 +18,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from asyncrl.actors.coordinator.chunk_validation import Defect, Suspects, defects, fits, refusal
+from asyncrl.actors.coordinator.common_failure import REQUESTS, CommonFailure
 from asyncrl.actors.coordinator.engine_pool import EnginePool
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.leases import LeaseTable
@@ -54,6 +57,9 @@ class ChunkIntake:
         """Seconds on the run's clock when each engine streamed last, by its name."""
         self.last_activity = clock.now()
         """Seconds on the run's clock when any engine streamed last."""
+        before = store.experience.ledger.tokens.total > 0
+        self.failures = CommonFailure(REQUESTS, succeeded_before=before)
+        """Requests that engines answered, and those that they refused or failed at."""
 
     def on_chunks(
         self, sender: str, message: Chunks, ids: memoryview, behaviour: memoryview
@@ -116,9 +122,21 @@ class ChunkIntake:
 
     def _finish(self, call: Call, head: ChunkHead, queued: Collection[int]) -> None:
         """Handle the end of a call: it is complete, or was interrupted."""
+        if head.why and self.failures.failure(head.why, call.group, self._clock.now()):
+            logger.warning(
+                "rollout %d was %s by its engine: %s (%s)",
+                call.id,
+                head.finish,
+                head.why,
+                self.failures.so_far,
+            )
         if head.finish == "interrupted":
             self._reclaiming.interrupted(call, queued)
             return
+        if head.finish == "refused":
+            self._reclaiming.bury(call, "refused")
+            return
+        self.failures.success()
         self._leases.times.took(self._clock.now() - self._leases.of(call.id).since)
         self._reclaiming.release(call)
         self._store.record(completed(call, head.finish))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 import msgspec
 import trio
 
-from asyncrl.actors.coordinator.collect_summary import mean_lag
+from asyncrl.actors.coordinator.collect_summary import judged_answers, mean_lag
 from asyncrl.actors.coordinator.components import Components
 from asyncrl.actors.coordinator.lifecycle import Phase
 from asyncrl.actors.reporting import report_s
@@ -25,6 +26,8 @@ from asyncrl.messages import Report, Role, StatusUpdate
 
 RESPONSES = ("exact", "truncated", "response_tokens", "entropy")
 """Figures of the last step's responses that are shown under their own names."""
+TOLD = 8
+"""Attempts after which it is shown that all have failed."""
 
 
 def collect_status(parts: Components) -> RunStatus:
@@ -76,6 +79,7 @@ def collect_status(parts: Components) -> RunStatus:
         lending=parts.lent.status(now),
         episodes=parts.playing.counts,
         failing=parts.episode_placement.failing,
+        verdicts=judged_answers(parts.scoring.failures),
         alarms=[alarm.sentence for alarm in stepping.alarms.last] if stepping else [],
         ok=outcome.ok if outcome and parts.lifecycle.phase is Phase.STOP else None,
         reason=outcome.reason if outcome else "",
@@ -178,7 +182,25 @@ def collect_update(parts: Components) -> StatusUpdate:
         note=note,
         **{name: metrics.get(name) for name in RESPONSES},
         progress=parts.underway.shown,
+        done={
+            "rollout": experience.ledger.tokens.total,
+            "reward": parts.scoring.failures.attempts,
+            "agents": parts.playing.failures.attempts,
+            "trainer": stepping.version if stepping else 0,
+        },
     )
+
+
+def _common_failures(parts: Components) -> Iterator[str]:
+    """The reasons for which nothing has succeeded so far, once several attempts have failed."""
+    for what, failures in (
+        ("requests fail", parts.chunks.failures),
+        ("agents fail", parts.playing.failures),
+        ("answers get no verdict", parts.scoring.failures),
+    ):
+        reason = failures.common()
+        if reason is not None and reason.times >= TOLD:
+            yield f"all {failures.failed} {what}: {reason.text}"
 
 
 def _phase(parts: Components) -> tuple[str, str]:
@@ -195,6 +217,6 @@ def _phase(parts: Components) -> tuple[str, str]:
                 return "finishing", "evaluating the last version" if evaluating else ""
             notes = [f"without {listed(list(gone))}"] if (gone := parts.lifecycle.removed) else []
             notes += [f"{agents.name} fails" for agents in parts.episode_placement.failing]
-            return "training", ", ".join(notes)
+            return "training", ", ".join([*_common_failures(parts), *notes])
         case _:
             return "draining", ""

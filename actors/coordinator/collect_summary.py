@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import islice
 
+from asyncrl.actors.coordinator.common_failure import CommonFailure
 from asyncrl.actors.coordinator.components import Components
 from asyncrl.explain import summary
+
+REASONS = 8
+"""Reasons that a summary names."""
 
 
 def collect_summary(parts: Components, ok: bool, reason: str) -> summary.Summary:
@@ -38,7 +43,14 @@ def collect_summary(parts: Components, ok: bool, reason: str) -> summary.Summary
         slowest_verifier=summary.SlowestVerifier(prompt_index, slowest)
         if prompt_index >= 0
         else None,
+        verdicts=judged_answers(parts.scoring.failures),
     )
+
+
+def judged_answers(answers: CommonFailure) -> summary.JudgedAnswers:
+    """The counts of answers, with the most frequent reasons alone."""
+    reasons = dict(islice(answers.counts.items(), REASONS))
+    return summary.JudgedAnswers(answers.attempts, answers.failed, reasons)
 
 
 def mean_lag(lags: Counter[int]) -> float | None:

@@ -10,6 +10,7 @@ import trio
 
 from asyncrl.actors.coordinator.carry_out import carry_out
 from asyncrl.actors.coordinator.collect_point import step_point
+from asyncrl.actors.coordinator.collect_summary import judged_answers
 from asyncrl.actors.coordinator.components import Components
 from asyncrl.actors.coordinator.decisions import Decision
 from asyncrl.actors.coordinator.engine_pool import EngineHandle
@@ -259,6 +260,7 @@ class Connections:
             case ScoredProximal():
                 stepping.on_scored_proximal(message)
             case Stepped():
+                stepping.alarms.judged(judged_answers(self._parts.scoring.failures))
                 stepping.on_stepped(message, self._parts.curve)
                 self._parts.metrics.stepped(message.seconds, stepping.metrics)
                 self._parts.curve.add(step_point(self._parts, stepping, message.seconds))
@@ -316,8 +318,10 @@ class Connections:
             parts.statistics.restarts[message.role] += 1
             parts.metrics.restarted(message.role)
             return
+        said = f": {message.words}" if message.words else ""
         if message.role == "rollout" and not parts.lifecycle.ending:
-            why = f"{describe_exit(message.code)}, and its restarts are spent"
+            spent = "is not started again" if said else "its restarts are spent"
+            why = f"{describe_exit(message.code)}, and {spent}{said}"
             parts.lifecycle.remove(name, why, parts.clock.now())
             if parts.lifecycle.rollout_actors:
                 logger.warning("the run goes on without %s, which %s", name, why)
@@ -326,4 +330,4 @@ class Connections:
         heals: Healable | None = (
             "lost" if message.role == "trainer" and message.code != BAD_INPUT else None
         )
-        parts.end(False, f"{name} {describe_exit(message.code)}", heals=heals)
+        parts.end(False, f"{name} {describe_exit(message.code)}{said}", heals=heals)

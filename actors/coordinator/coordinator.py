@@ -123,7 +123,9 @@ class Coordinator:
     def _generate(self, stepping: Stepping) -> None:
         """Keep engines at work on training rollouts, or let them rest."""
         if stepping.takes_more and not stepping.resting(self.parts.publishing.committed):
-            self.parts.admission.admit(stepping.groups_to_admit)
+            answers, rollout = self.parts.scoring.failures, self.parts.config.rollout
+            now, most = self.parts.clock.now(), rollout.filter_patience
+            self.parts.admission.admit(answers.paced(stepping.groups_to_admit, now, most))
             self.parts.playing.begin("train")
             self.parts.placement.lease("train")
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncrl.actors.coordinator.common_failure import CommonFailure, Reason
 from asyncrl.actors.coordinator.components import Components
 from asyncrl.actors.coordinator.lifecycle import Outcome
 from asyncrl.actors.coordinator.stepping import Stepping
@@ -43,19 +44,66 @@ def ending(parts: Components) -> Outcome | None:
 
 def _nothing_to_learn(parts: Components, stepping: Stepping) -> str:
     """The reason why no work can be trained any more; empty if there is none."""
-    config, complaint = parts.config, parts.scoring.complaint
+    config, now = parts.config, parts.clock.now()
     patience = config.rollout.filter_patience
+    if reason := _nothing_succeeds(parts, now):
+        return reason
+    if parts.admission.unfit >= patience:
+        return f"the last {parts.admission.unfit} prompts {_unfit(parts)}"
+    answers = parts.scoring.failures
+    if answers.may_pass(now):
+        return ""
     if stepping.filtered >= patience:
-        return (
-            f"the last {stepping.filtered} groups were all filtered, so nothing can be "
-            f"learned{complaint()}: {EASIER}"
-        )
+        filtered = f"the last {stepping.filtered} groups were all filtered"
+        if (common := answers.common()) is not None:
+            return _all_failed(common, filtered, _OF_VERIFIERS)
+        return f"{filtered}, so nothing can be learned{_complaint(answers)}: {EASIER}"
     if drops_equal(config):
         recent, to_go = parts.store.experience.history.recent, config.train.credit == "to_go"
         if poor := below_floor(recent, config.rollout.accept_floor, patience, to_go=to_go):
-            return f"{poor}{complaint()}: {EASIER}"
-    if parts.admission.unfit >= patience:
-        return f"the last {parts.admission.unfit} prompts {_unfit(parts)}"
+            return f"{poor}{_complaint(answers)}: {EASIER}"
+    return ""
+
+
+_OF_VERIFIERS = (
+    "correct the verifier (task.verifier), or what it needs; one that cannot read an answer must "
+    "return 0.0 for it"
+)
+
+
+def _nothing_succeeds(parts: Components, now: float) -> str:
+    """The reason for which every request, episode or answer so far has failed, and those to come
+    will; empty if there is none."""
+    for failures, all_of_them, remedy in (
+        (
+            parts.chunks.failures,
+            "engines refused, or failed at, all of the first {} requests",
+            "look at the model, its tokenizer and the engine's settings",
+        ),
+        (
+            parts.playing.failures,
+            "all of the first {} attempts of agents failed",
+            "correct the agent (agent.run), or what it needs",
+        ),
+        (
+            parts.scoring.failures,
+            "all of the first {} answers got no verdict",
+            _OF_VERIFIERS,
+        ),
+    ):
+        if (reason := failures.hopeless(now)) is not None:
+            return _all_failed(reason, all_of_them.format(failures.failed), remedy)
+    return ""
+
+
+def _all_failed(reason: Reason, what: str, remedy: str) -> str:
+    return f"{reason.text.removeprefix('raised: ').rstrip('.')} ({what}): {remedy}"
+
+
+def _complaint(answers: CommonFailure) -> str:
+    """Words for the most frequent reason of no verdict; empty if all answers got one."""
+    for reason, count in answers.counts.items():
+        return f" ({answers.failed} answers without a verdict, {count} of them: {reason})"
     return ""
 
 
@@ -65,6 +113,11 @@ def _unfit(parts: Components) -> str:
         return (
             "left no room for an answer of rollout.max_new_tokens in engine.context_tokens = "
             f"{parts.config.engine.context_tokens}: enlarge it"
+        )
+    if parts.admission.misfit == "prompt_unreadable":
+        return (
+            f"could not be read, the last one for this reason: {parts.admission.unreadable}; look "
+            "at the task and the chat template"
         )
     return (
         f"could not be answered ({parts.admission.misfit}): look at task.template and at the "

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from asyncrl.actors.coordinator.agent_failures import FREE, LONGEST_S, AgentFailures
 from asyncrl.actors.coordinator.engine_pool import EnginePool
 from asyncrl.actors.coordinator.peers import Peer, Roster
-from asyncrl.escape import escaped
 from asyncrl.explain.run_status import FailedEpisodes
 from asyncrl.messages import Wait
 from asyncrl.runtime.processes.standstill import RunClock
@@ -68,9 +67,9 @@ class EpisodePlacement:
         self._failures.pop(peer.name, None)
 
     def failed(self, peer: Peer, reason: str) -> None:
-        """Note that an attempt failed."""
+        """Note that an attempt failed, for a reason of at most REASON printable characters."""
         failures = self._failures[peer.name]
-        failures.failed(escaped(reason, REASON), self._clock.now())
+        failures.failed(reason, self._clock.now())
         if failures.count == FREE:
             logger.warning(
                 "all of the last %d episodes of %s failed; the last one: %s",

@@ -21,10 +21,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from asyncrl.actors.coordinator.episode_placement import EpisodePlacement
+from asyncrl.actors.coordinator.common_failure import EPISODES, CommonFailure
+from asyncrl.actors.coordinator.episode_placement import REASON, EpisodePlacement
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.actors.coordinator.reclaiming import Reclaiming
+from asyncrl.escape import escaped
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.episode import AgentCall, Episode
 from asyncrl.experience.events import (
@@ -109,6 +111,9 @@ class Playing:
         self._attempts: dict[int, _Attempt] = {}
         self.last_activity = clock.now()
         """Seconds on the run's clock of the last message of an agent."""
+        before = store.experience.ledger.rollouts.trained > 0
+        self.failures = CommonFailure(EPISODES, succeeded_before=before)
+        """Attempts that were played to their end, and those that failed."""
         self.diverged = 0
         """Attempts that made another call than the one before had made."""
 
@@ -372,9 +377,19 @@ class Playing:
         if (attempt := self._of(sender, message)) is None:
             return
         if message.failed:
+            reason = escaped(f"{message.failed}: {message.text}", REASON)
+            group = self._store.experience.rollouts[attempt.rollout].group
             self._leave(attempt, message.failed, failed=True)
-            self._placement.failed(sender, f"{message.failed}: {message.text}")
+            self._placement.failed(sender, reason)
+            if self.failures.failure(reason, group, self._clock.now()):
+                logger.warning(
+                    "the agent of rollout %d failed: %s (%s)",
+                    attempt.rollout,
+                    reason,
+                    self.failures.so_far,
+                )
         else:
+            self.failures.success()
             self._end_if_spent(attempt)
             self._take_back_all(attempt)
             self._store.record(Sealed(attempt.rollout, attempt.attempt, message.finish or "stop"))

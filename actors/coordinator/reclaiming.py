@@ -171,6 +171,10 @@ class Reclaiming:
     def give_up(self, call: Call, reason: str) -> None:
         """Bury a rollout under `reason`. An engine that has it is told to stop it."""
         self.stop(call)
+        self.bury(call, reason)
+
+    def bury(self, call: Call, reason: str) -> None:
+        """Bury a rollout under `reason`. No engine has it, or the one that had it has ended it."""
         if call.holder:
             self.release(call)
         self._late_engines.pop(call.id, None)

@@ -12,6 +12,7 @@ from collections import deque
 
 import msgspec
 
+from asyncrl.actors.coordinator.common_failure import ANSWERS, CommonFailure
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.peers import Peer, Roster
 from asyncrl.algorithms.overlong import overlong_penalty
@@ -48,8 +49,9 @@ class Scoring:
         # rollout → (reward actor, deadline), the earliest deadline first
         self._with: dict[int, tuple[str, float]] = {}
         self._load: dict[str, int] = {}  # answers that each reward actor has
-        self.no_verdicts: dict[str, int] = {}
-        """Answers without a verdict, by reason."""
+        before = store.experience.ledger.rollouts.trained > 0
+        self.failures = CommonFailure(ANSWERS, succeeded_before=before)
+        """Answers that got a verdict, and those that did not."""
         self.slowest: tuple[float, int] = (0.0, -1)
         """Seconds of the slowest verdict, and the prompt's index; -1 before the first."""
         self.last_activity = clock.now()
@@ -122,29 +124,20 @@ class Scoring:
                 f"other rewards: {len(verdict.parts)} of them, where others of the group have "
                 f"{len(group.parts[0])}"
             )
-        if isinstance(verdict, NoVerdict):
-            reason = verdict.reason.split(":", 1)[0]
-            if reason not in self.no_verdicts:
-                logger.warning(
-                    "an answer to prompt %d has no verdict: %s; others for the same reason are "
-                    "only counted",
-                    group.prompt_index,
-                    verdict.reason,
-                )
-            self.no_verdicts[reason] = self.no_verdicts.get(reason, 0) + 1
+        if isinstance(verdict, Scored):
+            self.failures.success()
+        elif self.failures.failure(verdict.reason, group.id, self._clock.now()):
+            logger.warning(
+                "an answer to prompt %d has no verdict: %s (%s)",
+                group.prompt_index,
+                verdict.reason,
+                self.failures.so_far,
+            )
         self._store.record(Judged(rollout.id, verdict))
 
     def held(self, name: str) -> int:
         """Count the answers that a reward actor has."""
         return self._load.get(name, 0)
-
-    def complaint(self) -> str:
-        """The most frequent reason for which verifiers gave no verdict, in words. Empty if all
-        gave one."""
-        if not self.no_verdicts:
-            return ""
-        reason, count = max(self.no_verdicts.items(), key=lambda item: item[1])
-        return f" ({count} answers without a verdict: {reason})"
 
     def lose(self, peer: Peer) -> None:
         """A reward actor is gone: its answers are asked again."""

@@ -12,7 +12,7 @@ from asyncrl.config.losses import designed
 from asyncrl.explain.conditions.condition import Finding, RunFacts
 from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.curve import Curve
-from asyncrl.explain.summary import Alarmed
+from asyncrl.explain.summary import Alarmed, JudgedAnswers
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,11 @@ class StepAlarms:
         self._config = config
         self.last: tuple[Finding, ...] = ()
         self.all: dict[str, Alarmed] = {}
+        self._answers = self._before = JudgedAnswers()  # now, and at the step before
+
+    def judged(self, answers: JudgedAnswers) -> None:
+        """Note the answers that were judged so far."""
+        self._answers = answers
 
     def look(
         self,
@@ -51,7 +56,11 @@ class StepAlarms:
             rewards=rewards,
             accuracy=accuracy,
             prompts=self._config.task.eval_size,
+            answers=self._answers.answers - self._before.answers,
+            unjudged=self._answers.without - self._before.without,
+            unjudged_reason=self._answers.reason,
         )
+        self._before = self._answers
         self._raise(findings(facts), version)
 
     def _raise(self, raised: tuple[Finding, ...], version: int) -> None:

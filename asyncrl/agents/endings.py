@@ -30,10 +30,14 @@ OTHERS = (
 )
 """Folders whose code is not the user's."""
 
-FailureKind = Literal["raised", "exit", "timeout", "crashed", "given up", "two rewards"] | WrongKind
+FailureKind = (
+    Literal["raised", "exit", "timeout", "crashed", "given up", "two rewards", "no facts"]
+    | WrongKind
+)
 """`raised`: the agent raised; `exit`: its program ended with an error; `timeout`: its
 clock ran out; `crashed`: its process died; `given up`: it reported so; `two rewards`: it posted one
-and returned one; the others: its value is not a reward."""
+and returned one; `no facts`: its prompt could not be given to it; the others: its value is not a
+reward."""
 
 
 class AgentEnded(msgspec.Struct, frozen=True, tag="ended"):
@@ -56,6 +60,11 @@ AgentEnd = AgentEnded | AgentFailed
 def failed(kind: FailureKind, text: str) -> AgentFailed:
     """A failure, whose text is escaped and cut."""
     return AgentFailed(kind, escaped(" ".join(text.split()), CHARACTERS))
+
+
+def no_facts(error: Exception) -> AgentFailed:
+    """The failure where the prompt, or its entry in the task, cannot be given to an agent."""
+    return failed("no facts", f"{type(error).__name__}: {error}")
 
 
 async def played(agent: Agent, facts: EpisodeFacts) -> AgentEnd:

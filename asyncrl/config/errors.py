@@ -22,7 +22,23 @@ def installs(extra: str) -> str:
     return f"run `make extras` in a clone, or pip install 'asyncrl[{extra}]'"
 
 
-class ConfigError(Exception):
+class InputError(Exception):
+    """The input of a process cannot be used: settings, a model, a task. Another try with the same
+    fails the same way, so an actor that ends by it is not started again."""
+
+
+def input_error(error: BaseException) -> InputError | None:
+    """The first InputError in an error, which may be a group of them; None if there is none.
+
+    >>> input_error(ExceptionGroup("", [ValueError(), ExceptionGroup("", [ConfigError("no")])]))
+    ConfigError('no')
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(input_error, error.exceptions)), None)
+    return error if isinstance(error, InputError) else None
+
+
+class ConfigError(InputError):
     """The run cannot start as configured. Its text is one sentence on one printable line: the
     source, the error, and what is allowed. A long one loses its middle: the reason stands at its
     end.

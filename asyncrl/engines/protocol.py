@@ -54,7 +54,8 @@ class Chunk(msgspec.Struct, frozen=True):
 
     `ids` int32 and `behaviour` float32 have equal length, which may be 0 where only `finish` is
     new. `behaviour` is the log-probability of the temperature-scaled distribution (of the unscaled
-    one where greedy) at the moment of sampling. A stop id is part of `ids`.
+    one where greedy) at the moment of sampling. A stop id is part of `ids`. `why` is the reason of
+    an end that was not asked for.
 
     An answer to the request above in two chunks, between which the weights changed:
 
@@ -71,6 +72,30 @@ class Chunk(msgspec.Struct, frozen=True):
     ids: NDArray[np.int32]
     behaviour: NDArray[np.float32]
     finish: Finish = ""
+    why: str = ""
+
+
+def refusal(request: Request, version: int | None, why: str) -> Chunk:
+    """The chunk that ends a request which the engine refuses.
+
+    >>> request = Request(
+    ...     rollout=7, attempt=1, key=7, ids=np.array([11, 999], np.int32), prefix_tokens=0,
+    ...     max_new_tokens=3, temperature=1.0,
+    ... )
+    >>> refusal(request, 4, "no such id").finish
+    'refused'
+    """
+    none = np.zeros(0, np.int32)
+    return Chunk(
+        request.rollout,
+        request.attempt,
+        version or 0,
+        request.prefix_tokens,
+        none,
+        none.astype(np.float32),
+        "refused",
+        why,
+    )
 
 
 Idle = Callable[[str, float], None]
@@ -121,8 +146,9 @@ class Engine(Protocol):
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests; those without a free slot wait inside. Raises ValueError for an id
-        outside the vocabulary or a request that does not fit the context."""
+        """Queue requests; those without a free slot wait inside. Raises ValueError, and queues
+        none of them, for an id outside the vocabulary or a request that does not fit the
+        context. One that is refused later ends with a chunk whose `finish` is `refused`."""
         ...
 
     def interrupt(self, rollouts: Sequence[int]) -> None:

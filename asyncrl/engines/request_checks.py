@@ -30,8 +30,7 @@ def refuse_misfit(request: Request, *, vocab_size: int, context_tokens: int) -> 
     if low < 0 or high >= vocab_size:
         raise ValueError(
             f"rollout {request.rollout}: id {low if low < 0 else high} is outside the vocabulary "
-            f"of {vocab_size};"
-            " use the model's own tokenizer"
+            f"of {vocab_size}: the model's embedding has no row for it"
         )
     if not request.temperature >= 0:
         raise ValueError(

@@ -106,6 +106,7 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
     """Explanations of an idle trainer: it waits for experience, which is somewhere."""
     leased, sealed = status.rollouts.get("leased", 0), status.rollouts.get("sealed", 0)
     yield from _actors_gone(status)
+    yield from _found(status, "no_verdict")
     yield from _found(status, "filtered_in_a_row")
     if sealed > leased:
         judges = [actor for actor in status.actors if actor.role == "reward" and actor.here]
@@ -222,6 +223,9 @@ def facts_of(status: RunStatus) -> RunFacts:
         filtered=status.groups.filtered,
         patience=status.groups.patience,
         max_live=status.groups.max_live,
+        answers=status.verdicts.answers,
+        unjudged=status.verdicts.without,
+        unjudged_reason=status.verdicts.reason,
     )
 
 

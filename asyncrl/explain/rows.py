@@ -74,6 +74,10 @@ def summary_rows(summary: Summary) -> list[FigureRow]:
         rows.append(("restarts", f"{count(sum(s.restarts.values()))}: {roles}"))
     if s.removed:
         rows.append(("removed", ", ".join(f"{name} {why}" for name, why in s.removed.items())))
+    if s.verdicts.without:
+        of = f"{count(s.verdicts.without)} of {count(s.verdicts.answers)} answers"
+        reasons = [f"{count(each)} {why}" for why, each in s.verdicts.reasons.items()][:REASONS]
+        rows.append(("no verdict", f"{of}: {'; '.join(reasons)}"))
     if slowest := s.slowest_verifier:
         reason = f": {slowest.reason}" if slowest.reason else ""
         took = f"{duration(slowest.seconds)}, prompt {slowest.prompt_index}{reason}"

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from asyncrl.explain.json_files import read_json, write_json
-from asyncrl.explain.summary import RolloutTotals, TokenTotals
+from asyncrl.explain.summary import JudgedAnswers, RolloutTotals, TokenTotals
 from asyncrl.messages import Busy, Role, Wait
 
 NAMED = 5
@@ -174,6 +174,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     lending: LendingStatus | None = None
     episodes: EpisodeCounts = EpisodeCounts()
     failing: list[FailedEpisodes] = []
+    verdicts: JudgedAnswers = JudgedAnswers()
     alarms: list[str] = []
     ok: bool | None = None
     reason: str = ""

@@ -110,6 +110,25 @@ class Publications(msgspec.Struct, frozen=True):
     sent_bytes: int = 0
 
 
+class JudgedAnswers(msgspec.Struct, frozen=True):
+    """Answers that were judged since the coordinator started: how many there are, those `without` a
+    verdict, and the most frequent `reasons` for that, each with its count."""
+
+    answers: int = 0
+    without: int = 0
+    reasons: dict[str, int] = {}
+
+    @property
+    def share(self) -> float:
+        """The share without a verdict, 0 to 1."""
+        return self.without / self.answers if self.answers else 0.0
+
+    @property
+    def reason(self) -> str:
+        """The most frequent reason; empty if all got a verdict."""
+        return max(self.reasons, key=lambda text: self.reasons[text], default="")
+
+
 class SlowestVerifier(msgspec.Struct, frozen=True):
     """The verdict that took longest."""
 
@@ -146,6 +165,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     restarts: dict[str, int] = {}
     removed: dict[str, str] = {}
     slowest_verifier: SlowestVerifier | None = None
+    verdicts: JudgedAnswers = JudgedAnswers()
 
     def balances(self) -> bool:
         """True if both ledgers balance."""

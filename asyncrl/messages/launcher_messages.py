@@ -9,12 +9,13 @@ from asyncrl.messages.parts import Message, Part, Role
 
 class Exited(Message, frozen=True):
     """Launcher to coordinator: this actor's process ended; `restarting` says whether another takes
-    its place."""
+    its place. `words` are its last ones, of one that ended by an error of its own."""
 
     role: Role
     index: int
     code: int
     restarting: bool
+    words: str = ""
 
 
 class Replace(Message, frozen=True):
@@ -54,7 +55,8 @@ class StatusUpdate(Message, frozen=True):
     seconds; shares are 0 to 1. `evaluated` are figures of sampled answers, by name;
     `accuracy_weights` says which weights of `accuracy_version` these and the accuracy are of. Of
     the last step's responses there are the mean `reward`, the shares that are `exact` and
-    `truncated`, their mean length and their entropy (nats a token); None before there are any."""
+    `truncated`, their mean length and their entropy (nats a token); None before there are any.
+    `done` counts what each role has done so far: tokens, verdicts, episodes, steps."""
 
     seconds: float
     phase: str
@@ -80,6 +82,7 @@ class StatusUpdate(Message, frozen=True):
     response_tokens: float | None = None
     entropy: float | None = None
     progress: list[Progress] = []
+    done: dict[Role, int] = {}
 
 
 Healable = Literal["lost", "stalled"]

@@ -8,8 +8,9 @@ import msgspec
 
 Role = Literal["coordinator", "rollout", "agents", "reward", "trainer", "launcher"]
 Split = Literal["train", "evaluation"]
-Finish = Literal["", "stop", "length", "interrupted"]
-"""The reason why a rollout's chunk is its last under this lease; empty for any other chunk."""
+Finish = Literal["", "stop", "length", "interrupted", "refused"]
+"""The reason why a rollout's chunk is its last under this lease; empty for any other chunk. An
+engine that `refused` a request would refuse it each time."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):

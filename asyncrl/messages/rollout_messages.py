@@ -49,7 +49,8 @@ class Interrupt(Message, frozen=True):
 
 
 class ChunkHead(Part, frozen=True):
-    """`count` tokens of a rollout from response index `start`, all sampled under `version`."""
+    """`count` tokens of a rollout from response index `start`, all sampled under `version`. `why`
+    is the engine's own reason for an end that it was not asked for, in one sentence."""
 
     rollout: int
     attempt: int
@@ -57,6 +58,7 @@ class ChunkHead(Part, frozen=True):
     start: int
     count: int
     finish: Finish
+    why: str = ""
 
 
 class Chunks(Message, frozen=True):

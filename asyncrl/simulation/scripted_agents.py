@@ -35,7 +35,7 @@ class ScriptedAgents:
     or `slow_s` those of every third seed, and `held_out_s` those of held-out prompts.
     `reward(prompt_index, seed)` is what each gives in the end; None: nothing. The calls `failing`,
     by number, are said to be failed calls of `search`. Until the second `broken_s` of virtual time
-    each fails at once. `seen` are the contexts and answers of the
+    each fails at once, for the reason `broken`. `seen` are the contexts and answers of the
     episodes that were played to their end, by rollout."""
 
     def __init__(
@@ -48,10 +48,11 @@ class ScriptedAgents:
         reward: Callable[[int, int], float | None] = lambda prompt_index, seed: float(seed % 2),
         failing: tuple[int, ...] = (),
         broken_s: float = 0.0,
+        broken: str = "ConnectError: all connection attempts failed",
     ) -> None:
         self.turns, self.budget, self.reward, self.failing = turns, budget, reward, failing
         self.think_s, self.slow_s = think_s, think_s if slow_s is None else slow_s
-        self.held_out_s, self.broken_s = held_out_s, broken_s
+        self.held_out_s, self.broken_s, self.broken = held_out_s, broken_s, broken
         self.seen: dict[int, list[tuple[list[int], list[int]]]] = {}
         self.attempts: list[tuple[int, int]] = []
 
@@ -81,7 +82,7 @@ class ScriptedAgents:
         async def played(play: Play) -> None:
             self.attempts.append((play.rollout, play.attempt))
             if trio.current_time() < self.broken_s:
-                failed = Played(play.rollout, play.attempt, "", "raised", "KeyError: 'answer'")
+                failed = Played(play.rollout, play.attempt, "", "raised", self.broken)
                 await link.send(failed)
                 return
             context, seen = [play.prompt_index % 32 + 1, FIRST], []

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Protocol, Self
 
-from asyncrl.config.errors import installs
+from asyncrl.config.errors import InputError, installs
 from asyncrl.config.mix import members
 from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Split
@@ -21,7 +21,7 @@ from asyncrl.messages import Split
 __all__ = ["MaskedReward", "NoReward", "Several", "Task", "TaskError", "open_task"]
 
 
-class TaskError(Exception):
+class TaskError(InputError):
     """The task cannot be opened as configured. The text says what is wrong, where, and what to
     do."""
 

@@ -20,13 +20,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
+from asyncrl.config.errors import InputError
 from asyncrl.escape import escaped
 
 _AUTO: Any = AutoModelForCausalLM  # its methods carry no types
 logging.disable_progress_bar()  # of weights read and written: a log is not a terminal
 
 
-class ModelError(Exception):
+class ModelError(InputError):
     """Raised for a model directory that cannot be used; the message is one sentence."""
 
 

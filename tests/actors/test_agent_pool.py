@@ -155,6 +155,9 @@ async def test_an_agent_that_goes_wrong_takes_no_other_along(opened: Open) -> No
 
         for prompt in wrong:
             nursery.start_soon(end, prompt)
+        unsayable = msgspec.structs.replace(FACTS, entry={"n": 2**80})
+        attempt = await pool.play(unsayable, AgentClock(PATIENCE_S))
+        assert isinstance(attempt.end, AgentFailed) and attempt.end.kind == "no facts"
         assert await play(pool, "give 0.5") == 0.5
     assert ends == wrong
 

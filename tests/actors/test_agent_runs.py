@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,7 @@ import trio
 from scripted_world import ScriptedWorld, configured
 
 from asyncrl.actors.coordinator.agent_failures import LONGEST_S
+from asyncrl.actors.coordinator.common_failure import OUTSIDE_S
 from asyncrl.experience import events as e
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.explain.diagnosis import diagnose
@@ -214,27 +216,57 @@ async def test_a_drained_run_leaves_its_episodes_for_another_attempt(
 
 
 async def test_where_all_agents_fail_few_are_begun_and_the_run_says_so(autojump_clock: Any) -> None:
-    """Ten minutes in which each agent fails at once; then all is well."""
+    """Minutes in which what agents need is away; then all is well."""
     began = trio.current_time()
-    world = AgentWorld(ScriptedAgents(broken_s=began + 600.0))
+    world = AgentWorld(ScriptedAgents(broken_s=began + 240.0))
     seen: list[tuple[int, RunStatus]] = []
 
     async def look() -> None:
-        await trio.sleep(595)
+        await trio.sleep(238)
         seen.append((len(world.of(e.Begun)), world.coordinator.status()))
 
     await run_well(world, look)
     ((begun, status),) = seen
     # as many as there are slots, one after 1, 2, 4, 8, 16 and 32 s, and then one a minute
-    assert 14 <= begun <= 8 + 8 + 6 + 600 // 60
+    assert 14 <= begun <= 8 + 8 + 6 + 240 // 60
     (failing,) = status.failing
-    assert failing.name == "agents-0" and failing.reason == "raised: KeyError: 'answer'"
+    assert failing.name == "agents-0" and "all connection attempts failed" in failing.reason
     assert f"All of the last {failing.episodes} episodes of agents-0 failed" in diagnose(status)
     (wait,) = [wait for wait in status.waits if wait.owner == "agents-0"]
     assert wait.name == "agents that fail" and 0 <= wait.seconds < wait.bound <= LONGEST_S
     after = world.coordinator.status()
     assert not after.failing and not [w for w in after.waits if w.owner == "agents-0"]
-    assert trio.current_time() - began < 600 + LONGEST_S + 60, "one that is well, and all begin"
+    assert trio.current_time() - began < 240 + LONGEST_S + 60, "one that is well, and all begin"
+
+
+@pytest.mark.parametrize(
+    ("reason", "most_s"),
+    [
+        ("ModuleNotFoundError: No module named 'tools'", 10.0),
+        ("KeyError: 'answer'", 120.0),
+        ("APIConnectionError: Connection error.", OUTSIDE_S + LONGEST_S),
+    ],
+)
+async def test_a_run_whose_agents_all_fail_for_one_reason_ends_by_it(
+    reason: str, most_s: float, autojump_clock: Any
+) -> None:
+    began = trio.current_time()
+    world = AgentWorld(ScriptedAgents(broken_s=math.inf, broken=reason))
+    outcome = await world.run()
+    assert not outcome.ok and outcome.reason.startswith(f"{reason.rstrip('.')} (all of the first ")
+    assert "agent.run" in outcome.reason
+    assert trio.current_time() - began < most_s
+
+
+async def test_agents_that_fail_later_end_nothing(autojump_clock: Any) -> None:
+    world = AgentWorld(ScriptedAgents(broken="TypeError: no"), train={"steps": 8})
+
+    async def breaks() -> None:
+        await world.until(lambda: world.learner.version >= 2)
+        world.agents.broken_s = trio.current_time() + 200.0
+
+    await run_well(world, breaks)
+    assert world.coordinator.parts.playing.failures.failed >= 14
 
 
 async def test_a_call_goes_to_the_engine_that_has_read_most_of_it(autojump_clock: Any) -> None:

@@ -322,6 +322,26 @@ async def test_a_client_that_leaves_has_enough_unless_its_agent_died(
             ]
 
 
+async def test_a_prompt_that_cannot_be_given_to_an_agent_is_its_own_failure(
+    tokenizer: Tokenizer,
+) -> None:
+    async def agent(facts: EpisodeFacts) -> AgentEnd:
+        return AgentEnded(1.0)
+
+    async def prompts(split: str, prompt_index: int) -> tuple[str, dict[str, Any]]:
+        await trio.lowlevel.checkpoint()
+        if prompt_index == 1:
+            raise KeyError("question")
+        return "?", {}
+
+    async with played(tokenizer, TaskPlayer(agent), prompts=prompts) as p:
+        await p.play(rollout=1, prompt_index=1)
+        failure, _ = await p.hear()
+        assert failure == Played(1, 1, "", "no_facts", "KeyError: 'question'")
+        await p.play(rollout=2, prompt_index=3)
+        assert isinstance((await p.hear())[0], GiveReward)
+
+
 async def test_of_an_attempt_that_is_stopped_nothing_more_is_said(tokenizer: Tokenizer) -> None:
     killed: list[str] = []
 

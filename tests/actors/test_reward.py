@@ -414,9 +414,11 @@ def test_what_is_too_large_to_be_trained_is_what_advantages_refuse() -> None:
         (Scored(1.0, [1.0, math.nan]), NoVerdict("not finite: 1")),
         (Scored(1.0, [1e38, 1e38]), NoVerdict("too large")),
         (Scored(-math.inf), NoVerdict("not finite")),
+        (Scored(0.5, errors=[(1, 3)]), Scored(0.5, errors=[(1, 3)])),
+        (NoVerdict("error spans: 99 of them"), NoVerdict("error spans: 99 of them")),
     ],
 )
-async def test_what_a_worker_writes_is_checked_again(said: Scored, expected: Verdict) -> None:
+async def test_what_a_worker_writes_is_checked_again(said: Verdict, expected: Verdict) -> None:
     ours, theirs = socket.socketpair()
     with ours:
         ours.sendall(frame(TimedVerdict(said, 0.5)))

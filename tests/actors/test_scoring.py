@@ -93,11 +93,10 @@ async def test_a_group_is_judged_by_one_set_of_rewards_whatever_its_verifier_bec
     ):
         scoring.on_score_result(peer, ScoreResult(number, verdict, 0.1))
     assert store.experience.groups[0].parts == [[1.0, 0.5], [0.0, 0.5]]
-    assert scoring.no_verdicts == {"other rewards": 2}
+    assert scoring.failures.failed == 2 and scoring.failures.succeeded == 2
     assert [record.getMessage() for record in caplog.records] == [
         "an answer to prompt 7 has no verdict: other rewards: 0 of them, where others of the group "
-        "have 2; others for the same reason are "
-        "only counted"
+        "have 2 (1 of 2 so far)"
     ]
 
 
@@ -182,7 +181,7 @@ async def test_the_slowest_verdict_the_last_one_and_the_commonest_complaint_are_
 ) -> None:
     store, roster = EventStore(Experience(), MemoryLog()), Roster(lambda: None)
     scoring, peer = Scoring(store, roster, configured(), RunClock()), Reward(0)
-    assert scoring.slowest[1] == -1 and scoring.complaint() == ""
+    assert scoring.slowest[1] == -1 and not scoring.failures.counts
     roster.add(peer)
     sealed(store, 5)
     scoring.dispatch()
@@ -190,7 +189,7 @@ async def test_the_slowest_verdict_the_last_one_and_the_commonest_complaint_are_
         (Scored(1.0), 0.1),
         (NoVerdict("raised: ValueError: 3"), 0.7),
         (NoVerdict("deadline"), 0.2),
-        (NoVerdict("raised: KeyError: 'x'"), 0.3),
+        (NoVerdict("raised: ValueError: 4"), 0.3),
     ]
     for number, (verdict, seconds) in enumerate(said):
         await trio.sleep(2.0)
@@ -200,8 +199,7 @@ async def test_the_slowest_verdict_the_last_one_and_the_commonest_complaint_are_
     scoring.on_score_result(Reward(1), ScoreResult(4, Scored(1.0), 9.0))  # it was not asked
     assert scoring.last_activity == trio.current_time() - 2.0
     assert scoring.slowest == (0.7, 11), "of the prompt of rollout 1"
-    assert scoring.no_verdicts == {"raised": 2, "deadline": 1}
-    assert scoring.complaint() == " (2 answers without a verdict: raised)"
+    assert scoring.failures.counts == {"raised: ValueError: 4": 2, "deadline": 1}
 
 
 async def test_time_in_which_nobody_could_be_heard_puts_off_what_is_owed(

@@ -104,10 +104,25 @@ async def test_one_that_stays_away_ends_the_wait_by_its_name(
 async def test_one_that_refuses_or_scores_others_is_an_error_at_once(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    with pytest.raises(RequestRefused):
-        await scores(Scorer(status=400))
+    for status in (400, 503):
+        with pytest.raises(RequestRefused):
+            await scores(Scorer(status=status))
     with pytest.raises(Misread):
         await scores(Scorer(shift=1))
+
+
+async def test_a_sequence_that_it_refuses_has_no_scores_if_it_takes_others(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    class Picky(Scorer):
+        async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+            ids = json.loads(await request.aread())["input_ids"]
+            if max(ids) == 12:
+                return httpx2.Response(413, json={"message": "too long"})
+            return await super().handle_async_request(request)
+
+    found = await scores(Picky())
+    assert found[:3].tolist() == [-2, -3, -4] and np.isnan(found[3:]).all()
 
 
 async def test_so_many_at_a_time(autojump_clock: trio.testing.MockClock) -> None:

@@ -85,6 +85,7 @@ def test_the_keys_are_the_promised_ones(tmp_path: Path) -> None:
         "restarts": {"rollout"},
         "removed": {"rollout-1"},
         "slowest_verifier": {"prompt_index", "seconds", "reason"},
+        "verdicts": {"answers", "without", "reasons"},
     }  # fmt: skip
     assert tree["tokens"]["discarded"] == {"filtered": 30, "evaluation": 4}
 

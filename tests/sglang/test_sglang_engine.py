@@ -467,18 +467,17 @@ async def test_three_streams_that_fail_in_a_row_are_no_accident(autojump_clock: 
         assert len(w.server.paths("/generate")) == 6
 
 
-async def test_requests_that_the_server_refuses_are_given_back_and_say_nothing_of_the_server(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+async def test_requests_that_the_server_refuses_end_by_that_name_and_say_nothing_of_the_server(
+    autojump_clock: MockClock,
 ) -> None:
     async with world(slots=1) as w:
         w.server.faults = dict.fromkeys(range(8), ("refuse", 0))
         await w.engine.load(0, WEIGHTS)
         w.engine.submit([ask(i, prompt=i) for i in range(9)])
         await w.ended(*range(9))
-        assert (
-            w.finishes() == dict.fromkeys(range(8), "interrupted") | {8: "length"}
-            and "too long" in caplog.text
-        )
+        assert w.finishes() == dict.fromkeys(range(8), "refused") | {8: "length"}
+        assert all("too long" in w.chunks(i)[-1].why for i in range(8))
+        assert len(w.server.paths("/generate")) == 9, "none is sent again"
 
 
 async def test_a_server_that_died_ends_the_engine(autojump_clock: MockClock) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import trio
 
 from asyncrl.actors.agent_pool import AgentAttempt, AgentClock
-from asyncrl.actors.agents_actor import EpisodePlayer, agents_actor
+from asyncrl.actors.agents_actor import EpisodePlayer, PromptFacts, agents_actor
 from asyncrl.actors.reporting import Reporter
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.endings import AgentEnd
@@ -100,6 +100,7 @@ async def played(
     *,
     offers: Offers | None = None,
     episode_s: float = 300.0,
+    prompts: PromptFacts | None = None,
 ) -> AsyncIterator[ScriptedCoordinator]:
     """The actor, with agents that `player` plays, and its coordinator. At the end it is drained."""
     waits, ours, theirs = Waits(), *memory_links()
@@ -122,7 +123,9 @@ async def played(
     ended = trio.Event()
     async with ours, theirs, trio.open_nursery() as nursery:
         url = await nursery.start(attend)
-        episodes = EpisodePlayer(player, sessions, prompt, reporter, url=url, episode_s=episode_s)
+        episodes = EpisodePlayer(
+            player, sessions, prompts or prompt, reporter, url=url, episode_s=episode_s
+        )
         nursery.start_soon(drained)
         coordinator = ScriptedCoordinator(ours, url)
         yield coordinator

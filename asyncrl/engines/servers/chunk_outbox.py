@@ -47,16 +47,17 @@ class ChunkOutbox:
         if runs:
             self._news.set()
 
-    def end(self, request: Request, done: int, finish: Finish, version: int) -> None:
-        """Add the end after `done` new tokens: in one chunk with the last of them if they are
-        unsent, else in an empty one under `version`."""
+    def end(self, request: Request, done: int, finish: Finish, version: int, why: str = "") -> None:
+        """Add the end after `done` new tokens, and the reason `why` of one that was not asked for:
+        in one chunk with the last of them if they are unsent, else in an empty one under
+        `version`."""
         last = self._ready[-1] if self._ready else None
         if last is not None and (last.rollout, last.attempt, last.finish) == (
             request.rollout,
             request.attempt,
             "",
         ):
-            self._ready[-1] = msgspec.structs.replace(last, finish=finish)
+            self._ready[-1] = msgspec.structs.replace(last, finish=finish, why=why)
         else:
             self._ready.append(
                 Chunk(
@@ -67,6 +68,7 @@ class ChunkOutbox:
                     np.zeros(0, np.int32),
                     np.zeros(0, np.float32),
                     finish,
+                    why,
                 )
             )
         self._news.set()

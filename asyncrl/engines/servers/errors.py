@@ -18,12 +18,21 @@ class ServerGone(ServerError):
     lost."""
 
 
+OF_REQUESTS = frozenset({400, 413, 422})
+"""HTTP statuses of a refusal that are about the request, and not about the server."""
+
+
 class RequestRefused(ServerError):
     """The server refused a call, or failed at it; `status` is the HTTP status of its answer."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
         self.status = status
+
+    @property
+    def lasting(self) -> bool:
+        """True if the server would refuse the same request each time."""
+        return self.status in OF_REQUESTS
 
 
 class Misread(ServerError):

@@ -79,6 +79,8 @@ class _LiveRequest:
         # true once the stream sent anything, so that the server's scheduler is known to have it
         self.streamed = False
         self.stopped = False
+        # what the server said of the last stream that failed
+        self.why = ""
         # the scope that its stream runs in, and its end
         self.stream, self.over = trio.CancelScope(), trio.Event()
         self.ended = trio.Event()
@@ -98,7 +100,8 @@ class ServerEngine:
     `requests`, when they end.
 
     `run` raises the server's ServerError where it is gone, or fails three streams in a row: it must
-    be replaced. A single stream that fails, by a broken connection, a refusal or an inconsistency
+    be replaced. A request that the server refuses for what it is ends as `refused`. A
+    single stream that fails, by a broken connection, another refusal or an inconsistency
     (fewer log-probabilities than ids, versions that contradict each other), ends its rollout as
     `interrupted` with the tokens that are certain, because a partial event would be a wrong chunk.
     An id outside the vocabulary or a log-probability that is no number is passed on: the
@@ -278,7 +281,7 @@ class ServerEngine:
                 fruitless = 0 if live.done > before else fruitless + 1
         self._live.remove(live)
         live.ended.set()
-        self._finish(live.request, live.done, finish)
+        self._finish(live.request, live.done, finish, live.why)
         self._work.set()
 
     async def _attempt(self, live: _LiveRequest) -> Finish:
@@ -315,6 +318,9 @@ class ServerEngine:
                             self._stopping.append(live)
                             self._work.set()
         except (ServerError, SpanError) as error:
+            live.why = str(error).partition("\n")[0]
+            if isinstance(error, RequestRefused) and error.lasting:
+                return "refused"
             await self._failed(live, error)
             return "interrupted"
         finally:
@@ -331,18 +337,18 @@ class ServerEngine:
         return "stop" if ending.type == "stop" else "length"
 
     async def _failed(self, live: _LiveRequest, error: Exception) -> None:
-        """Count a failed stream. Raises the error after too many; a 400 is about the request, not
-        the server."""
+        """Count a failed stream. Raises the error after too many, but not for a refusal while the
+        server streams other requests."""
         _log.warning(
             "rollout %d is returned after %d tokens: %s", live.request.rollout, live.done, error
         )
-        if isinstance(error, RequestRefused) and error.status == 400:
-            return
         self._failures += 1
         gone = (
             isinstance(error, ServerGone) and self._gate.is_set() and not await self._client.ready()
         )
-        if gone or self._failures >= SUSPECT:
+        streams = any(other.streamed and other.rid for other in self._live if other is not live)
+        spared = isinstance(error, RequestRefused) and streams
+        if gone or (self._failures >= SUSPECT and not spared):
             raise (
                 error
                 if isinstance(error, ServerError)
@@ -384,9 +390,9 @@ class ServerEngine:
             live.known.append(run.ids)
             live.done += len(run.ids)
 
-    def _finish(self, request: Request, done: int, finish: Finish) -> None:
+    def _finish(self, request: Request, done: int, finish: Finish, why: str = "") -> None:
         version = self._version if request.version is None else request.version
-        self._outbox.end(request, done, finish, version or 0)
+        self._outbox.end(request, done, finish, version or 0, why)
 
     def _stop(self, chosen: Callable[[Request], bool]) -> None:
         """Interrupt the chosen requests: waiting ones at once, those at the server when they have

@@ -1,7 +1,7 @@
-"""The answers of a policy: most responses never end; the reward rises while accuracy falls; an
-episode gives a model its own replies back with other tokens.
+"""The answers of a policy: many get no verdict; most responses never end; the reward rises while
+accuracy falls; an episode gives a model its own replies back with other tokens.
 
-Invariant: chance alone seldom raises the second one: both differences are more than a number of
+Invariant: chance alone seldom raises the third one: both differences are more than a number of
 their standard errors.
 """
 
@@ -24,6 +24,8 @@ ERRORS = 2.0
 """Standard errors that a reward must rise and an accuracy must fall."""
 TRUNCATED = 0.5
 """Share of a step's responses that may be cut at their budget."""
+UNJUDGED = 0.1
+"""Share of the answers that may get no verdict: they cost generation, and are not trained."""
 REWRITTEN = 0.1
 """Share of later calls that may have a reply with other tokens than were sampled in their context:
 an agent that edits one reply in ten is no accident of the chat template."""
@@ -112,7 +114,28 @@ def _rewritten(facts: RunFacts, limit: float) -> list[Finding]:
     ]
 
 
+def _no_verdict(facts: RunFacts, limit: float) -> list[Finding]:
+    if facts.answers < FEW["rollouts"] or facts.unjudged <= limit * facts.answers:
+        return []
+    return [
+        Finding(
+            "no_verdict",
+            f"{facts.unjudged / facts.answers:.0%} of the answers got no verdict (the bound is "
+            f"{limit:.0%}), most of them for this reason: {facts.unjudged_reason}; correct the "
+            "verifier (task.verifier): one that cannot read an answer must return 0.0 for it; if "
+            "it needs longer, raise task.verdict_s.",
+        )
+    ]
+
+
 ANSWERS = (
+    Condition(
+        names=("no_verdict",),
+        measures="share of the answers without a verdict",
+        bound=UNJUDGED,
+        settings=("task.verifier", "task.verdict_s"),
+        find=_no_verdict,
+    ),
     Condition(
         names=("never_ends",),
         measures="share of a step's responses that were cut at their budget",

@@ -15,7 +15,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     Of a step: `metrics` are the trainer's and those of the responses that were looked at for it.
     Its tokens were `trained`, or `left_out` for a reason. `rewards` are the mean rewards so far, by
     the version that each step made; `accuracy` is the share of right answers to `prompts` held-out
-    prompts, by version.
+    prompts, by version. Of the `answers` that were judged for it, or so far, some got no verdict
+    (`unjudged`), most of them for a reason.
 
     Of any time: idle shares are from 0 to 1. Of the `generated` tokens, those that are `discarded`
     are by reason. The last `filtered` groups taught nothing, of which `patience` end the run;
@@ -31,6 +32,9 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     rewards: Mapping[int, float] = {}
     accuracy: Mapping[int, float] = {}
     prompts: int = 0
+    answers: int = 0
+    unjudged: int = 0
+    unjudged_reason: str = ""
     idle_trainer: float | None = None
     idle_rollout: float | None = None
     generated: int = 0

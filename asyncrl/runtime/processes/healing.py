@@ -14,7 +14,8 @@ import msgspec
 
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.messages import Exited, Role
-from asyncrl.runtime.processes.run_supervisor import SupervisedEnd
+from asyncrl.runtime.processes.repeated_ends import RepeatedEnds
+from asyncrl.runtime.processes.run_supervisor import SupervisedEnd, words_of
 
 HEAD: tuple[Role, ...] = ("trainer", "coordinator")
 KILLED, STALLED = -9, 0
@@ -27,7 +28,8 @@ class Healing:
 
     `supervision.heals` lives in a row may end without a new step; the end of the next one ends the
     run, with its own message. A life that stalls or fails by an error of its own before the very
-    first step is not healed: its input is at fault.
+    first step is not healed: its input is at fault. Nor is one that ends by the same error as the
+    one before, with no new step between them (`repeated_ends`).
 
     Example: with 1 allowed, a run that is lost at steps 5, 9, 9 and 9 continues three times, and
     ends at the fourth loss: its third life made no step, and its fourth is one too many.
@@ -40,6 +42,7 @@ class Healing:
         self._newest = 0
         self._reached = 0  # the newest step, when a life ended last
         self._in_vain = 0
+        self._ends: dict[Role, RepeatedEnds] = {}  # since the last new step
         self.lost: list[Exited] = []
         """Those whose loss was healed, in order."""
 
@@ -56,12 +59,14 @@ class Healing:
             return False
         if self._newest > self._reached:
             self._in_vain = 0
+            self._ends.clear()
         elif lost.code >= 0 and self._newest == (self._first or 0):
             return False
         else:
             self._in_vain += 1
         self._reached = max(self._reached, self._newest)
-        if self._in_vain > self._heals:
+        repeated = self._ends.setdefault(lost.role, RepeatedEnds()).final(lost.code, lost.words)
+        if self._in_vain > self._heals or repeated:
             return False
         self.lost.append(lost)
         return True
@@ -77,7 +82,9 @@ def lost_head(end: SupervisedEnd) -> Exited | None:
     ends = [each for each in end.unrestarted if each.role in HEAD]
     for role in HEAD:
         if failure is not None and failure.actor[0] == role:
-            ends.append(Exited(role, failure.actor[1], failure.code or KILLED, False))
+            words = words_of(failure.code, failure.traceback)
+            code = failure.code or KILLED
+            ends.append(Exited(role, failure.actor[1], code, False, words))
     if any(each.code == BAD_INPUT for each in ends):
         return None
     if not (ends if finished is None else finished.heals):

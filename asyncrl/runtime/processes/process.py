@@ -316,3 +316,8 @@ def last_words(text: str) -> str:
     lines = [line.strip(" |+-") for line in text.splitlines()]
     telling = [line for line in lines if _EXCEPTION.match(line)] or [line for line in lines if line]
     return telling[-1] if telling else "it printed nothing"
+
+
+def names_exception(line: str) -> bool:
+    """True if a line begins with an exception's name."""
+    return _EXCEPTION.match(line) is not None

@@ -18,7 +18,9 @@ import msgspec
 import trio
 
 from asyncrl.config import Config
+from asyncrl.config.errors import BAD_INPUT
 from asyncrl.config.ranks import ranks_of
+from asyncrl.escape import escaped
 from asyncrl.messages import (
     Drain,
     Draining,
@@ -33,6 +35,8 @@ from asyncrl.messages import (
 from asyncrl.runtime.ipc.endpoints import first_message
 from asyncrl.runtime.ipc.errors import LinkError
 from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.processes.process import last_words, names_exception
+from asyncrl.runtime.processes.repeated_ends import RepeatedEnds
 from asyncrl.runtime.processes.standstill import Patience
 from asyncrl.runtime.processes.supervisor import ActorFailed, Child, RestartBudget, supervise
 
@@ -46,6 +50,8 @@ CAUSE_S = 5.0
 """Seconds to wait for the end of an actor whose broken link the coordinator has reported: a process
 that has loaded torch takes some to exit on a busy machine. They are fewer than the seconds that the
 coordinator waits for the launcher to hang up (`GOODBYE_S`)."""
+WORDS = 400
+"""Characters of last words that are passed on."""
 MESSAGES = 64
 """Messages that may wait for the coordinator to read them."""
 
@@ -101,11 +107,11 @@ class RunSupervisor:
     """Supervises one run, once.
 
     A rollout, reward or agents actor that fails is started again within its budget
-    (`supervision.restarts` in `supervision.restart_window_s`), unless the run drains. The run goes
-    on without a rollout actor whose budget is spent, as long as another one is left. A trainer or
-    coordinator that fails ends this life of the run (`healing` begins another), and so does any
-    other actor whose budget is spent. Standstills of this process extend
-    deadlines.
+    (`supervision.restarts` in `supervision.restart_window_s`), unless the run drains, or the actor
+    would end so again (`repeated_ends`). The run goes on without a rollout actor that is not
+    started again, as long as another one is left. A trainer or coordinator that fails ends this
+    life of the run (`healing` begins another), and so does any other actor that is not started
+    again. Standstills of this process extend deadlines.
     """
 
     def __init__(
@@ -120,6 +126,7 @@ class RunSupervisor:
         self._config = config
         self._actors = actors
         self._observer = observer
+        self._ends: dict[str, RepeatedEnds] = {}  # by name
         self._children: dict[str, tuple[int, Child]] = {}  # by name: the incarnation, and its child
         self._scope = trio.CancelScope()
         self._silence = Patience()  # with the coordinator
@@ -204,7 +211,8 @@ class RunSupervisor:
         def on_exit(name: str, code: int, restarting: bool) -> None:
             if self._finished is None and code:
                 self._observer.on_failure(name, code, restarting, self._children[name][1])
-                exited = Exited(role, index, code, restarting)
+                words = words_of(code, self._children[name][1].tail())
+                exited = Exited(role, index, code, restarting, words)
                 self.tell(exited)
                 if not restarting and not self._spared(role, name):
                     self._unrestarted.append(exited)
@@ -217,9 +225,17 @@ class RunSupervisor:
             budget = RestartBudget(limits.restarts, limits.restart_window_s)
         # The end of a coordinator counts while the run drains, too.
         needed = (lambda: True) if role == "coordinator" else (lambda: not self._draining)
+        ends = self._ends[name] = RepeatedEnds()
         await self._actors.ready(role)
         try:
-            await supervise(name, start, budget=budget, on_exit=on_exit, still_needed=needed)
+            await supervise(
+                name,
+                start,
+                budget=budget,
+                on_exit=on_exit,
+                still_needed=needed,
+                final=ends.final,
+            )
         except ActorFailed:
             if name in self._removed:
                 return
@@ -289,6 +305,7 @@ class RunSupervisor:
                 match message:
                     case StatusUpdate():
                         self._renew_patience()
+                        self._note_done(message)
                         self._observer.on_status(message)
                     case Replace():
                         self._replace(message)
@@ -309,6 +326,11 @@ class RunSupervisor:
         if self._finished is not None:
             self._over.set()
 
+    def _note_done(self, update: StatusUpdate) -> None:
+        for name, ends in self._ends.items():
+            role: Role = msgspec.convert(name.rpartition("-")[0], Role)
+            ends.progressed(update.done.get(role, 0))
+
     def _replace(self, message: Replace) -> None:
         """Kill an actor, whose supervision then starts another. An actor that has ended by itself
         meanwhile is left: its successor has started already."""
@@ -320,6 +342,13 @@ class RunSupervisor:
     async def _write(self, link: Link) -> None:
         async for message in self._messages:
             await link.send(message)
+
+
+def words_of(code: int, output: str) -> str:
+    """The last words of an actor that ended by an error of its own; else empty."""
+    words = last_words(output)
+    told = code == BAD_INPUT or (code > 0 and names_exception(words))
+    return escaped(words, WORDS) if told else ""
 
 
 def _first(failures: BaseExceptionGroup[ActorFailed]) -> ActorFailed:

@@ -13,6 +13,8 @@ from typing import Protocol
 import msgspec
 import trio
 
+from asyncrl.runtime.processes.process import last_words
+
 
 class Child(Protocol):
     """A child of a supervisor: an `asyncrl.runtime.processes.process.Process`, one on another
@@ -57,12 +59,19 @@ class RestartBudget(msgspec.Struct, frozen=True):
 
 
 class ActorFailed(Exception):
-    """An actor failed, and is not restarted."""
+    """An actor failed, and is not restarted. `final`: because it would end so again."""
 
-    def __init__(self, name: str, code: int, traceback: str, *, restarts: int = 0) -> None:
+    def __init__(
+        self, name: str, code: int, traceback: str, *, restarts: int = 0, final: bool = False
+    ) -> None:
         after = f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else ""
         output = f"; its last output:\n{traceback}" if traceback else "; it printed nothing"
-        super().__init__(f"{name} {describe_exit(code)}{after}{output}")
+        super().__init__(
+            f"{last_words(traceback)} ({name} ended by this error each time, and is not started "
+            "again)"
+            if final
+            else f"{name} {describe_exit(code)}{after}{output}"
+        )
         self.name, self.code, self.traceback = name, code, traceback
 
     @property
@@ -89,12 +98,14 @@ async def supervise(
     budget: RestartBudget | None,
     on_exit: Callable[[str, int, bool], None],
     still_needed: Callable[[], bool] = lambda: True,
+    final: Callable[[int, str], bool] = lambda code, output: False,
 ) -> None:
     """Run a child until it ends with exit code 0; `start(incarnation)`, counted from 0, starts it.
 
     `on_exit(name, code, restarting)` is called at each end, before the next start. Raises
-    ActorFailed for a failure beyond `budget`; a child that was displaced spends none of it. Without
-    a budget it is never started again. A child that is not needed any more when it
+    ActorFailed for a failure beyond `budget`, or one that `final(code, output)` says would come
+    again; a child that was displaced spends nothing, and is never judged. Without a budget it is
+    never started again. A child that is not needed any more when it
     ends is not started again, and its failure raises nothing.
     """
     restarted: list[float] = []
@@ -107,14 +118,14 @@ async def supervise(
             await child.kill_group()
         now = trio.current_time()
         needed = code != 0 and still_needed()
-        restarting = (
-            needed and budget is not None and (child.displaced or budget.allows(restarted, now))
-        )
+        last = needed and not child.displaced and final(code, child.tail())
+        allowed = budget is not None and (child.displaced or budget.allows(restarted, now))
+        restarting = needed and allowed and not last
         on_exit(name, code, restarting)
         if not needed:
             return
         if budget is None or not restarting:
-            raise ActorFailed(name, code, child.tail(), restarts=incarnation)
+            raise ActorFailed(name, code, child.tail(), restarts=incarnation, final=last)
         if not child.displaced:
             restarted = [time for time in restarted if time > now - budget.window_s] + [now]
         incarnation += 1

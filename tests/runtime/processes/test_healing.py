@@ -85,6 +85,30 @@ def test_what_fails_before_its_first_step_is_at_fault_itself() -> None:
     assert lives(3, [2, 2, 2, 2, 2], RAISED) == [True, True, True, True, False]
 
 
+def failed(words: str, code: int = 1) -> SupervisedEnd:
+    return SupervisedEnd(RunFinished(False, "", "lost"), ActorFailed("trainer-0", code, words))
+
+
+def test_a_life_that_ends_by_the_same_error_as_the_one_before_is_the_last() -> None:
+    def ends(*given: tuple[int, SupervisedEnd]) -> list[bool]:
+        healing = Healing(3)
+        healing.stepped(0)
+        found = []
+        for step, end in given:
+            healing.stepped(step)
+            found.append(healing.again(end))
+        return found
+
+    shape, other = failed("ValueError: shape 3"), failed("ValueError: other")
+    assert ends((2, shape), (2, failed("ValueError: shape 4"))) == [True, False]
+    assert ends((2, shape), (1, shape)) == [True, False], "steps made again are no new ones"
+    assert ends((2, shape), (3, shape), (4, shape)) == [True] * 3
+    assert ends((2, shape), (2, other), (2, shape)) == [True] * 3
+    assert ends((2, failed("OSError: x")), (2, failed("OSError: x"))) == [True] * 2
+    assert ends((2, failed("ValueError: x", -9)), (2, failed("ValueError: x", -9))) == [True] * 2
+    assert ends((2, shape), (2, failed("x", -9)), (2, shape)) == [True] * 3
+
+
 @given(st.integers(1, 4), st.lists(st.integers(0, 6), max_size=12))
 def test_a_run_ends_exactly_when_more_lives_than_allowed_brought_nothing(
     heals: int, steps: list[int]

@@ -52,6 +52,7 @@ class _Task:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.said = f"the last words of {name}"
         self.code: int | None = None
         self.displaced = False
         self._over = trio.Event()
@@ -75,7 +76,7 @@ class _Task:
             return await self.wait()
 
     def tail(self) -> str:
-        return f"the last words of {self.name}"
+        return self.said
 
 
 class _Actors:
@@ -226,6 +227,46 @@ async def test_a_failed_rollout_actor_is_started_again_within_its_budget(autojum
         assert run.told == [Exited("rollout", 1, -9, True)]
         assert run.actors.shown == [("rollout-1", -9, True, "the last words of rollout-1")]
         await run.say(FINISHED)
+
+
+ROOMY = msgspec.structs.replace(
+    CONFIG, supervision=msgspec.structs.replace(CONFIG.supervision, restarts=5)
+)
+
+
+@pytest.mark.parametrize("progress", [False, True])
+async def test_an_equal_error_ends_the_run_unless_the_role_did_something_between(
+    progress: bool, autojump_clock
+) -> None:
+    """The coordinator hears the words, for the summary."""
+    words, done = "ValueError: no room for 3", {"reward": 7, "rollout": 90}
+    async with running(ROOMY) as run:
+        for number in range(3):
+            if run.actors.children["reward-0"].code is not None:
+                break
+            run.actors.children["reward-0"].said = words
+            run.fail("reward-0")
+            await trio.sleep(1)
+            await run.say(msgspec.structs.replace(STATUS, done=done))
+            done = {"reward": 7 + progress * (number + 1), "rollout": 95 + number}
+            await run.say(msgspec.structs.replace(STATUS, done=done))
+        assert run.told[0] == Exited("reward", 0, 1, True, words)
+        assert [exited.restarting for exited in run.told] == (
+            [True] * 3 if progress else [True, False]
+        )
+        await run.say(FINISHED)
+    failure = run.end.failure
+    assert (failure is None) if progress else str(failure).startswith(f"{words} (reward-0 ended")
+
+
+async def test_an_actor_that_refuses_its_input_is_not_started_again(autojump_clock) -> None:
+    async with running(ROOMY) as run:
+        run.actors.children["reward-0"].said = "the task names no such file"
+        run.fail("reward-0", 2)
+        await trio.sleep(1)
+        assert run.told == [Exited("reward", 0, 2, False, "the task names no such file")]
+        await run.say(RunFinished(False, "reward-0 ended with exit code 2"))
+    assert run.end.failure is not None and run.end.failure.code == 2
 
 
 async def test_the_run_goes_on_without_a_rollout_actor_whose_budget_is_spent_and_not_without_all(
