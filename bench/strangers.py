@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from stranger_kit import data, models, paths, run_directories, settings, stores, verifiers
+from stranger_kit import data, models, paths, ports, run_directories, settings, stores, verifiers
 from stranger_kit.attempt import Case, Found, attempt, attempts, open_for_removal, prepare
 
 Maker = Callable[[random.Random, Path, Path], Case]
@@ -56,6 +56,9 @@ FUZZ: tuple[Maker, ...] = (
     data.fuzzed,
     settings.fuzzed_toml,
 )
+ALL = ",".join([*KINDS, "ports"])
+STRANGERS = 40
+"""Strangers at the ports of a run, for each input of a maker."""
 TOGETHER = 50
 """Inputs by chance that one process tries."""
 SHOWN = 700
@@ -78,9 +81,9 @@ class Tally:
         self.inputs: Counter[str] = Counter()
         self.found: dict[str, Counter[str]] = {}
 
-    def add(self, one: Input, found: Found) -> None:
+    def add(self, one: Input, found: Found, inputs: int = 1) -> None:
         """Count what was found about an input, and print it."""
-        self.inputs[one.kind] += 1
+        self.inputs[one.kind] += inputs
         counts = self.found.setdefault(one.kind, Counter())
         counts.update(name for name in Found._fields if getattr(found, name))
         if any(found):
@@ -186,7 +189,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kinds", default=",".join(KINDS), help="commas between them; or none")
+    parser.add_argument("--kinds", default=ALL, help="commas between them; or none")
     parser.add_argument("--each", type=int, default=3)
     parser.add_argument("--fuzz", type=int, default=0)
     parser.add_argument("--real", type=int, default=200, help="one of so many; 0: none")
@@ -194,6 +197,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="a folder for the model and run to begin with")
     given = parser.parse_args()
     kinds = [kind for kind in given.kinds.split(",") if kind in KINDS]
+    of_ports = given.kinds == ALL or "ports" in given.kinds.split(",")
     tally, begun = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="strangers-") as name:
         work = Path(name).resolve()
@@ -202,6 +206,13 @@ def main() -> int:
         models.make_base(base / "model")
         if {*kinds} & {"runs", "stores"}:
             run_directories.make_base(base)
+        if of_ports:
+            for number, name in enumerate(("a machine's", "a run's")):
+                (folder := work / f"ports-{number}").mkdir()
+                draw = random.Random(f"{given.seed} ports {name}")
+                count = STRANGERS * given.each
+                found = ports.visited(draw, folder, count, cluster=not number)
+                tally.add(Input("ports", name, data.fuzzed, str(given.seed)), found, count)
         prepare(light=not kinds)
         for number, one in enumerate(inputs(given.seed, kinds, given.each, given.only)):
             real = bool(given.real) and number % given.real == given.real - 1
@@ -212,7 +223,10 @@ def main() -> int:
             ):
                 tally.add(one, found)
             if tally.inputs["fuzz"] % 1000 < TOGETHER:
-                print(f"{tally.inputs['fuzz']:,} by chance, {time.monotonic() - begun:.0f} s", flush=True)
+                print(
+                    f"{tally.inputs['fuzz']:,} by chance, {time.monotonic() - begun:.0f} s",
+                    flush=True,
+                )
     print("\n".join(tally.table()))
     print(f"seed {given.seed}, {time.monotonic() - begun:.0f} s; found: {tally.total()}")
     return int(tally.total() > 0)

@@ -71,12 +71,12 @@ class Case(NamedTuple):
     environment: Mapping[str, str] = {}
     privileged: bool = True
     architecture: bool = False
-    """Whether the model is made without weights: a process that imports torch."""
+    """True to make the model without weights, in a process that imports torch."""
     seconds: float = SECONDS
 
 
 class Found(NamedTuple):
-    """What was wrong about one attempt: for each kind of fault its words."""
+    """Faults of one attempt, in words, by kind."""
 
     tracebacks: list[str]
     hangs: list[str]
@@ -178,8 +178,8 @@ def _judged(case: Case, said: Said, left: list[str], changed: list[str]) -> Foun
         )
     elif said.status == 2:
         sentence = said.err.strip()
-        if not sentence.startswith(("asyncrl: ", "usage: ")) or (
-            "\n" in sentence and not sentence.startswith("usage: ")
+        if not sentence.startswith("usage: ") and not all(
+            line.startswith("asyncrl: ") for line in sentence.split("\n")
         ):
             found.differences.append(f"no one sentence: {sentence[-500:]}")
         elif case.says and not re.search(case.says, sentence):
@@ -220,7 +220,7 @@ def _forked(cases: Sequence[Case], folders: Sequence[Path]) -> list[int | None]:
 
 
 def _ends(pid: int) -> bool:
-    """Whether a process that says nothing more has ended, or does in a moment."""
+    """True if a process that says nothing more has ended, or does in a moment."""
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -290,9 +290,9 @@ def _redirect() -> None:
     import tempfile
 
     tempfile.tempdir = None
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115, PTH123
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115, PTH123
-    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115, PTH123
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _without_trial() -> None:

@@ -10,7 +10,6 @@ import json
 import random
 import re
 import string
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,12 @@ Line = dict[str, Any] | bytes
 
 
 def check(
-    file: Path, model: Path, *more: str, held_out: int = 2, right: frozenset[int] = RUNS, says: str = ""
+    file: Path,
+    model: Path,
+    *more: str,
+    held_out: int = 2,
+    right: frozenset[int] = RUNS,
+    says: str = "",
 ) -> Case:
     """`asyncrl check` of a file, with a witness of what it says."""
     settings = {
@@ -44,9 +48,7 @@ def check(
     )
 
 
-def judged(
-    file: Path, model: Path, *more: str, held_out: int = 2, verifier: str = "exact"
-) -> Case:
+def judged(file: Path, model: Path, *more: str, held_out: int = 2, verifier: str = "exact") -> Case:
     """The same, and the right answer follows from the reader here."""
     wrong, prompts, sure = read(file, verifier)
     right, says = RUNS, ""
@@ -108,7 +110,7 @@ def _surrogate(value: object) -> bool:
 
 
 def _odd(value: object, depth: int = 0) -> bool:
-    """Whether it has numbers or depths that readers of JSON take for different ones."""
+    """True if it has numbers or depths that readers of JSON take for different ones."""
     if isinstance(value, dict | list):
         inner = value.values() if isinstance(value, dict) else value
         return depth > 50 or any(_odd(item, depth + 1) for item in inner)
@@ -118,7 +120,7 @@ def _odd(value: object, depth: int = 0) -> bool:
 
 
 def _twice(text: bytes) -> bool:
-    """Whether an object names a key twice."""
+    """True if an object names a key twice."""
     found = []
 
     def pairs(listed: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -143,7 +145,7 @@ def training(prompts: Sequence[str], held_out: int) -> list[str]:
 
 
 def fits(prompt: str) -> bool:
-    """Whether an answer has room behind it: the tokenizer of the model here is one of bytes."""
+    """True if an answer has room behind it: the tokenizer of the model here is one of bytes."""
     text = prompt + "\n"
     special = sum(text.count(name) for name in ("<|end|>", "<|padding|>"))
     spelt = sum(text.count(name) * len(name) for name in ("<|end|>", "<|padding|>"))
@@ -165,7 +167,9 @@ def counted(said: Said, file: Path, held_out: int) -> str:
         return f"{shared} lines have a held-out prompt, and check says {note and note[0]}"
     if len(trains) <= 256:
         unfit = sum(not fits(prompt) for prompt in trains)
-        note = re.search(r"of (\d+) training prompts that were checked (\d+) leave no room", said.out)
+        note = re.search(
+            r"of (\d+) training prompts that were checked (\d+) leave no room", said.out
+        )
         if note and int(note[1]) < len(trains):  # it had no time for more
             return ""
         if unfit != (int(note[2]) if note else 0):
@@ -325,8 +329,12 @@ MAKERS: dict[str, Maker] = {
         lambda draw: b"\0" * draw.randint(1, 4096),
     ),
     "NaN": among(
-        lambda draw: b'{"prompt": "a", "answer": 1, "hard": %s}'
-        % draw.choice([b"NaN", b"Infinity", b"-Infinity", b"nan", b"1e999", b"-0", b"01", b"1."])
+        lambda draw: (
+            b'{"prompt": "a", "answer": 1, "hard": %s}'
+            % draw.choice(
+                [b"NaN", b"Infinity", b"-Infinity", b"nan", b"1e999", b"-0", b"01", b"1."]
+            )
+        )
     ),
     "other encodings": among(
         lambda draw: '{"prompt": "é", "answer": 1}'.encode(draw.choice(["latin-1", "utf-16"])),
@@ -350,10 +358,12 @@ MAKERS: dict[str, Maker] = {
     "cut": whole(lambda draw, lines: (t := _plain(lines))[: draw.randrange(len(t))]),
     "empty": whole(lambda draw, lines: draw.choice([b"", b"\n", b" \n\n", b"\0"])),
     "deep": among(
-        lambda draw: b'{"prompt": "a", "answer": 1, "x": '
-        + (b"[" * (n := draw.choice([10, 500, 50_000])))
-        + b"]" * n
-        + b"}"
+        lambda draw: (
+            b'{"prompt": "a", "answer": 1, "x": '
+            + (b"[" * (n := draw.choice([10, 500, 50_000])))
+            + b"]" * n
+            + b"}"
+        )
     ),
     "numbers too long": among(
         lambda draw: b'{"prompt": "a", "answer": %s}' % (b"9" * draw.choice([19, 20, 400, 5000]))
@@ -385,7 +395,20 @@ MAKERS: dict[str, Maker] = {
 # -------------------------------------------------------------------------------------------- fuzz
 
 _PIECES = (
-    *(b"\0", b"\xff", b"\n", b"\r\n", b"{", b"}", b'"', b"\\", b"\\u0000", b"NaN", b"null", b"1e999"),
+    *(
+        b"\0",
+        b"\xff",
+        b"\n",
+        b"\r\n",
+        b"{",
+        b"}",
+        b'"',
+        b"\\",
+        b"\\u0000",
+        b"NaN",
+        b"null",
+        b"1e999",
+    ),
     *(b'"prompt"', b'"answer"', b'"verifier": "number",', b"[[[[", b"\xef\xbb\xbf", b": ", b", "),
 )
 
@@ -409,5 +432,3 @@ def fuzzed(draw: random.Random, folder: Path, model: Path) -> Case:
                 data[at:at] = draw.randbytes(draw.randint(1, 9))
     (folder / "d.jsonl").write_bytes(data)
     return judged(folder / "d.jsonl", model, held_out=draw.choice([0, 0, 1, 3]))
-
-

@@ -229,7 +229,7 @@ def _store(path: Path, header: dict[str, Any], weights: bytes) -> None:
 
 def _shard(draw: random.Random, directory: Path) -> None:
     """One file of two is missing."""
-    header, weights = _stored(directory)
+    header = _stored(directory)[0]
     header.pop("__metadata__", None)
     names = [*header]
     parts = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
@@ -302,7 +302,7 @@ def _other_shape(draw: random.Random, said: dict[str, Any]) -> None:
         [
             ("hidden_size", [64, 256]),
             ("intermediate_size", [64, 400]),
-            ("num_hidden_layers", [1, 3]),
+            ("num_hidden_layers", [3]),
             ("vocab_size", [200, 300]),
             ("num_key_value_heads", [2]),
         ]
@@ -357,7 +357,7 @@ def _template(draw: random.Random, directory: Path) -> None:
             "{%- endfor %}{%- endfor %}",
             "{{ messages[0].content[:5] }}",
             "{{ '\\ud800' }}{{ messages[0].content }}",
-            "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}",
+            "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}",
             "{{ messages.__class__.__mro__ }}",
             "{% include '/etc/passwd' %}",
             "{{ messages[0].content | nonesuch }}",
@@ -416,8 +416,9 @@ MAKERS: dict[str, Maker] = {
     "a missing shard": checked(_shard, says="model-00002-of-00002"),
     "an index that is none": checked(_index, right=EITHER, says=r"index|weights|model"),
     "a missing file": checked(
-        lambda draw, directory: remove(draw.choice(["config.json", "tokenizer.json",
-                                                    "model.safetensors"]))(draw, directory)
+        lambda draw, directory: remove(
+            draw.choice(["config.json", "tokenizer.json", "model.safetensors"])
+        )(draw, directory)
     ),
     "broken JSON": checked(
         _any("config.json", "tokenizer.json")(lambda name: put(name, _broken)), says=r"json"

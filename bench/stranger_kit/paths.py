@@ -71,9 +71,13 @@ def _path(draw: random.Random, folder: Path, kind: str) -> str:
             (folder / "file").write_text("x")
             return str(folder / "file" / "below")
         case "odd name":
-            return str(folder / draw.choice(["\x1b[2J", "a\nb", "\u202ex", "{question}", "%s", "é"]))
+            return str(
+                folder / draw.choice(["\x1b[2J", "a\nb", "\u202ex", "{question}", "%s", "é"])
+            )
         case "odd":
-            return draw.choice(["", " ", "~nonesuch/x", "~", ".", "/", "..", "-", "//", "/proc/1/x"])
+            return draw.choice(
+                ["", " ", "~nonesuch/x", "~", ".", "/", "..", "-", "//", "/proc/1/x"]
+            )
         case _:
             no_file(folder / "odd", kind)
             return str(folder / "odd")
@@ -115,7 +119,9 @@ def _setting(key: str) -> Maker:
         path = _path(draw, folder, kind)
         data.write(folder / "d.jsonl", LINES)
         sets = {"task.name": "jsonl", "task.path": str(folder / "d.jsonl"), "task.eval_size": "0"}
-        sets |= dict(text.replace("#model", str(model)).split("=", 1) for text in BESIDE.get(key, ()))
+        sets |= dict(
+            text.replace("#model", str(model)).split("=", 1) for text in BESIDE.get(key, ())
+        )
         sets[key] = path
         may_be = kind in ("odd", "null") or (key in MAY_BE_NEW and kind in ("odd name", "folder"))
         return Case(
@@ -138,7 +144,7 @@ def _output(verb: str) -> Maker:
         (run / "run.toml").write_text("")
         ending = ".jsonl" if verb == "rollouts" and draw.random() < 0.5 else ""
         argv = (verb, "file:///nonesuch") if verb == "fetch" else (verb, str(run), "-o")
-        return Case((*argv, path + ending), LOOKED, privileged=False, may=("run/",))
+        return Case((*argv, path + ending), LOOKED, privileged=False, may=("run/", "odd"))
 
     return make
 

@@ -20,9 +20,44 @@ from stranger_kit.attempt import EITHER, REFUSED, RUNS, Case, Said
 
 Maker = Callable[[random.Random, Path, Path], Case]
 HOSTILE: tuple[Any, ...] = (
-    *("", " ", "none", "None", "null", "nan", "inf", "-1", "0", "1e999", "[]", "{}", "=", "a=b", "~"),
-    *("\x1b[2J", "é漢\u202e", "x" * 300, "x" * 5000, "../..", "/dev/null", "/", "os:system", "json:loads"),
-    *("module:name", ":", "a:", ":a", "a.b.c:d", "file:///", "s3://bucket/run", "http://127.0.0.1:9"),
+    *(
+        "",
+        " ",
+        "none",
+        "None",
+        "null",
+        "nan",
+        "inf",
+        "-1",
+        "0",
+        "1e999",
+        "[]",
+        "{}",
+        "=",
+        "a=b",
+        "~",
+    ),
+    *(
+        "\x1b[2J",
+        "é漢\u202e",
+        "x" * 300,
+        "x" * 5000,
+        "../..",
+        "/dev/null",
+        "/",
+        "os:system",
+        "json:loads",
+    ),
+    *(
+        "module:name",
+        ":",
+        "a:",
+        ":a",
+        "a.b.c:d",
+        "file:///",
+        "s3://bucket/run",
+        "http://127.0.0.1:9",
+    ),
     *(-1, 0, 1, 2, 3, 7, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, 10**30, -(2**63)),
     *(0.0, -0.0, 0.5, 1.0, 1.5, 1e-9, 1e300, 5e-324, float("nan"), float("inf"), float("-inf")),
     *(True, False, [], {}, [1], ["x"], [[]], [{}], {"a": 1}, {"a": {"b": []}}, [None], [1, "x"]),
@@ -33,7 +68,7 @@ def words(value: Any) -> str:
     """A value as `--set` takes it."""
     if isinstance(value, str):
         return value
-    if value is None or isinstance(value, list) and None in value:
+    if value is None or (isinstance(value, list) and None in value):
         return "null"
     return tomli_w.dumps({"x": value}, multiline_strings=False).partition("= ")[2].strip()
 
@@ -67,7 +102,9 @@ def toml(settings: Mapping[str, Any]) -> bytes:
         *sections, name = key.split(".")
         inner = tree
         for section in sections:
-            inner = inner.setdefault(section, {})
+            if not isinstance(inner.setdefault(section, {}), dict):
+                inner[section] = {}  # a table was given as something else: the later one counts
+            inner = inner[section]
         if value is not None and not (isinstance(value, list) and None in value):
             inner[name] = value
     return tomli_w.dumps(tree).encode(errors="replace")
@@ -122,7 +159,9 @@ def wrong_for(field: Field) -> list[Any]:
 
 def _type(draw: random.Random, folder: Path, model: Path) -> Case:
     field = draw.choice([field for field in FIELDS.values() if wrong_for(field)])
-    return check({field.key: draw.choice(wrong_for(field))}, folder, draw.choice(WAYS), says=field.name)
+    return check(
+        {field.key: draw.choice(wrong_for(field))}, folder, draw.choice(WAYS), says=field.name
+    )
 
 
 def _name(draw: random.Random, folder: Path, model: Path) -> Case:
@@ -333,7 +372,9 @@ def fuzzed(draw: random.Random, folder: Path, model: Path) -> Case:
         if field.is_table and draw.random() < 0.5:
             key += "." + draw.choice(["a", "", "a.b", "é", "name", "path"])
         settings[key] = plausible(field, draw) if draw.random() < 0.5 else draw.choice(HOSTILE)
-    return check(settings, folder, draw.choice(WAYS[:2] if draw.random() < 0.8 else WAYS), right=EITHER)
+    return check(
+        settings, folder, draw.choice(WAYS[:2] if draw.random() < 0.8 else WAYS), right=EITHER
+    )
 
 
 def fuzzed_toml(draw: random.Random, folder: Path, model: Path) -> Case:
@@ -342,9 +383,9 @@ def fuzzed_toml(draw: random.Random, folder: Path, model: Path) -> Case:
     text = bytearray(toml({field.key: plausible(field, draw) for field in fields}) or b"[task]\n")
     for _ in range(draw.randint(1, 3)):
         at = draw.randrange(len(text) + 1)
-        piece = draw.choice([b"[", b"]", b"=", b'"', b"\n", b"\0", b"'''", b".", b"{", draw.randbytes(2)])
+        piece = draw.choice(
+            [b"[", b"]", b"=", b'"', b"\n", b"\0", b"'''", b".", b"{", draw.randbytes(2)]
+        )
         text[at : at + draw.choice([0, 0, 1, 9])] = piece
     (folder / "run.toml").write_bytes(text)
     return Case(("check", str(folder / "run.toml")), EITHER)
-
-

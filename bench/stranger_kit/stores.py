@@ -45,7 +45,9 @@ def _good(draw: random.Random, folder: Path, model: Path) -> Case:
 
     def same(said: Said) -> str:
         got = {path.name: path.read_bytes() for path in (folder / "new").iterdir()}
-        want = {name: (there / "objects" / file["blake2b"]).read_bytes() for name, file in files.items()}
+        want = {
+            name: (there / "objects" / file["blake2b"]).read_bytes() for name, file in files.items()
+        }
         return "" if got == want else f"fetched {sorted(got)}, and the store has {sorted(want)}"
 
     case = fetched(folder, there, {"id": "1", "files": files})
@@ -57,7 +59,16 @@ def _name(draw: random.Random, folder: Path, model: Path) -> Case:
     there, files = store(folder, model)
     name = draw.choice(
         [
-            *("../../home/.profile", "/etc/cron.d/x", "logs/x", "", ".", "key", "run.toml/", "a\0b"),
+            *(
+                "../../home/.profile",
+                "/etc/cron.d/x",
+                "logs/x",
+                "",
+                ".",
+                "key",
+                "run.toml/",
+                "a\0b",
+            ),
             *("checkpoints/step-000001/../../x", "checkpoints/step-١١١١١١/model.safetensors"),
             *("checkpoints/step-1/x", "checkpoints/step-000001/.x", "RUN.TOML", "run.toml\n"),
             *("checkpoints/step-000001/" + "x" * 300, "initial", "launcher.sock", "./run.toml"),

@@ -12,7 +12,7 @@ from stranger_kit.attempt import REFUSED, RUNS, Case, Said
 
 Maker = Callable[[random.Random, Path, Path], Case]
 REFUSED_CODE: dict[str, str] = {
-    "verl": "def judge(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n",
+    "verl": "def judge(data_source, solution_str, ground_truth, extra_info=None): return 1.0\n",
     "TRL": "def judge(completions, **kwargs):\n    return [1.0 for _ in completions]\n",
     "TRL with names": "def judge(prompts, completions, answer):\n    return [1.0]\n",
     "words alone": "def judge(*, answer, line):\n    return 1.0\n",
