@@ -269,7 +269,7 @@ def _checked(name: str, verifier: Any) -> Verifier:
 
 def _refuse_other_calls(verifier: Callable[..., Any]) -> None:
     """Raise LookupError for a function that cannot be called as a verifier is, or is `async`."""
-    called = getattr(type(verifier), "__call__", None)
+    called = type(verifier).__call__
     if inspect.iscoroutinefunction(verifier) or inspect.iscoroutinefunction(called):
         raise LookupError("its function is async, and a verifier returns its reward: make it `def`")
     try:

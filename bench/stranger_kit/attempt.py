@@ -208,14 +208,15 @@ def _forked(cases: Sequence[Case], folders: Sequence[Path]) -> list[int | None]:
             if not select.select([ended], [], [], case.seconds)[0] or not (one := ended.read(1)):
                 break
             statuses.append(one[0])
-        else:
-            if not select.select([ended], [], [], cases[-1].seconds)[0]:
-                statuses[-1] = None
     if len(statuses) < len(cases):
         gone, code = os.waitpid(pid, os.WNOHANG) if _ends(pid) else (0, 0)
         statuses.append(os.waitstatus_to_exitcode(code) if gone else None)
         statuses += [0 if 0 in case.right else 2 for case in cases[len(statuses) :]]
-    _kill_all([pid])
+    if None in statuses:
+        _kill_all([pid])  # what it has started ends with it, and counts as the hang
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)  # it has said all, and its end may take a moment
+        os.waitpid(pid, 0)
     return statuses
 
 

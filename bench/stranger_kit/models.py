@@ -227,6 +227,16 @@ def _store(path: Path, header: dict[str, Any], weights: bytes) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + weights)
 
 
+def write_weights(path: Path, shapes: dict[str, tuple[int, int]]) -> None:
+    """Write a file of weights that are 0."""
+    header, end = dict[str, Any](), 0
+    for name, shape in shapes.items():
+        size = 4 * shape[0] * shape[1]
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    _store(path, header, bytes(end))
+
+
 def _shard(draw: random.Random, directory: Path) -> None:
     """One file of two is missing."""
     header = _stored(directory)[0]
