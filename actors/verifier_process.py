@@ -13,6 +13,7 @@ answers are executed, and so want a worker each.
 from __future__ import annotations
 
 import gc
+import inspect
 import math
 import os
 import signal
@@ -113,6 +114,8 @@ def read(value: Any) -> Verdict:
     except (TypeError, ValueError, OverflowError):
         reward = None
     if reward is None:
+        if inspect.iscoroutine(value):
+            value.close()  # else Python warns that it was not awaited
         return NoVerdict(f"not a number: {type(value).__name__}")
     parts = value.parts if isinstance(value, Several) else {}
     for number, detail in [*((part, f": {name}") for name, part in parts.items()), (reward, "")]:

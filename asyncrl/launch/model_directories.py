@@ -7,8 +7,10 @@ No torch here: tokenizers and configurations are read, weights are not.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -87,10 +89,16 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
 
 def check_architecture(path: Path) -> None:
     """Make the model that config.json describes, without weights, in a process that imports torch,
-    which takes seconds. Raises ConfigError if that fails."""
+    which takes seconds. Raises ConfigError if that fails, or if the weights are of another one."""
     command = [sys.executable, "-m", "asyncrl.training.architecture_trial", str(path)]
     try:
-        ran = subprocess.run(command, capture_output=True, timeout=TRIAL_S)
+        with tempfile.TemporaryDirectory() as folder:  # torch makes one for what it compiles
+            ran = subprocess.run(
+                command,
+                capture_output=True,
+                timeout=TRIAL_S,
+                env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": folder},
+            )
     except subprocess.TimeoutExpired:
         return  # a very large model may take that long
     if ran.returncode == BAD_INPUT:

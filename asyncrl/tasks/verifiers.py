@@ -269,7 +269,8 @@ def _checked(name: str, verifier: Any) -> Verifier:
 
 def _refuse_other_calls(verifier: Callable[..., Any]) -> None:
     """Raise LookupError for a function that cannot be called as a verifier is, or is `async`."""
-    if inspect.iscoroutinefunction(verifier):
+    called = type(verifier).__call__
+    if inspect.iscoroutinefunction(verifier) or inspect.iscoroutinefunction(called):
         raise LookupError("its function is async, and a verifier returns its reward: make it `def`")
     try:
         signature = inspect.signature(verifier)

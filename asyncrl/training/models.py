@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -91,6 +92,34 @@ def empty_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrai
         ) from error
     model.tie_weights()  # left out with the initialisation
     return _evaluating(model)
+
+
+def refuse_other_weights(path: Path, model: PreTrainedModel) -> None:
+    """Compare the names and shapes of the weights at `path` with those of the model that its
+    config.json describes. Raises ModelError. Names that loading translates are not compared."""
+    stored = dict[str, tuple[int, ...]]()
+    try:
+        for file in sorted(path.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 it is no mapping
+                    stored[name] = tuple(opened.get_slice(name).get_shape())
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"the weights in {path} cannot be read: {_first_line(error)}") from error
+    names = dict[int, set[str]]()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), set()).add(name)
+        if (shape := stored.get(name, tuple(parameter.shape))) != tuple(parameter.shape):
+            raise ModelError(
+                f"the weights in {path} are those of another model: {name} has the shape "
+                f"{list(shape)}, and by config.json it is {list(parameter.shape)}"
+            )
+    if stored and stored.keys() <= set[str]().union(*names.values()):
+        for tied in names.values():
+            if tied.isdisjoint(stored):
+                raise ModelError(
+                    f"the weights in {path} are not complete: {min(tied)} is not among them, which "
+                    "config.json asks for"
+                )
 
 
 def parameters_for_publication(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:

@@ -3,6 +3,7 @@ and nothing else."""
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -197,6 +198,17 @@ async def test_every_way_to_give_no_verdict(opened: Open, sandbox: str) -> None:
             "print": Scored(0.5),
         }
         assert {answer: await verdict(verifiers, answer) for answer in expected} == expected
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_coroutine_is_no_number_and_nobody_is_warned_of_it() -> None:
+    """`check` printed two lines of Python's own above its sentence."""
+
+    async def reward() -> float:
+        return 1.0
+
+    assert read(reward()) == NoVerdict("not a number: coroutine")
+    gc.collect()
 
 
 async def test_a_verifier_is_told_how_the_response_ended_and_how_long_it_is(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from training_world import CONFIGS, build
 
-from asyncrl.training.models import ModelError, empty_model, load_model, parameters_for_publication
+from asyncrl.training.models import (
+    ModelError,
+    empty_model,
+    load_model,
+    parameters_for_publication,
+    refuse_other_weights,
+)
 
 
 @pytest.fixture
@@ -32,6 +39,7 @@ def test_publishes_every_parameter_once_in_one_order(name: str, tmp_path: Path) 
     assert not any(tensor.requires_grad for _, tensor in published)
     assert ("lm_head.weight" in names) == (not model.config.tie_word_embeddings)
 
+    refuse_other_weights(tmp_path, empty)
     destination = dict(empty.named_parameters())
     with torch.no_grad():
         for name, tensor in published:
@@ -109,3 +117,24 @@ def test_weights_of_another_shape(directory: Path) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(ModelError, match="model"):
         load_model(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hidden_size", 64),
+        ("intermediate_size", 400),
+        ("vocab_size", 300),
+        ("num_hidden_layers", 3),
+    ],
+)
+def test_weights_that_the_configuration_does_not_describe(
+    directory: Path, name: str, value: int
+) -> None:
+    """They were found by the trainer, a minute after `check` had said that the run can run."""
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+    with torch.device("meta"):
+        model = empty_model(directory)
+    with pytest.raises(ModelError, match=r"another model|not complete: model\.layers\.2"):
+        refuse_other_weights(directory, model)

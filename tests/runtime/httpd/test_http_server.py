@@ -106,6 +106,21 @@ def test_any_bytes_in_any_pieces_end_one_connection_alone(pieces: list[bytes]) -
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
+@pytest.mark.parametrize(
+    "sent", [b"\xff\r\n\r\n", b"GET / HT", b"GET / HTTP/9\r\n\r\n", b"GET /fail HTTP/1.1\r\n" * 99]
+)
+async def test_a_stranger_that_leaves_before_its_refusal_is_no_fault(
+    sent: bytes, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each was a traceback in the log of a run."""
+    async with opened() as world:
+        client = world.network.connect()
+        await client.send_all(sent)
+        await client.aclose()
+        await trio.sleep(60)
+    assert caplog.text == ""
+
+
 async def test_an_application_that_fails_costs_one_connection(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

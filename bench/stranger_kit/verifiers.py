@@ -1,0 +1,167 @@
+"""Verifiers as people bring them from elsewhere: other signatures, other values, other manners."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from stranger_kit import data
+from stranger_kit.attempt import REFUSED, RUNS, Case, Said
+
+Maker = Callable[[random.Random, Path, Path], Case]
+REFUSED_CODE: dict[str, str] = {
+    "verl": "def judge(data_source, solution_str, ground_truth, extra_info=None): return 1.0\n",
+    "TRL": "def judge(completions, **kwargs):\n    return [1.0 for _ in completions]\n",
+    "TRL with names": "def judge(prompts, completions, answer):\n    return [1.0]\n",
+    "words alone": "def judge(*, answer, line):\n    return 1.0\n",
+    "one argument": "def judge(answer):\n    return 1.0\n",
+    "no argument": "def judge():\n    return 1.0\n",
+    "async": "async def judge(answer, line):\n    return 1.0\n",
+    "async in an object": (
+        "class J:\n    async def __call__(self, answer, line):\n        return 1.0\n"
+        "judge = J()\njudge.__module__ = __name__\n"
+    ),
+    "a coroutine": "async def f():\n    return 1.0\ndef judge(answer, line):\n    return f()\n",
+    "a generator": "def judge(answer, line):\n    yield 1.0\n",
+    "an async generator": "async def judge(answer, line):\n    yield 1.0\n",
+    "a list": "def judge(answer, line):\n    return [1.0]\n",
+    "a tuple": "def judge(answer, line):\n    return (1.0, 'right')\n",
+    "a dict": "def judge(answer, line):\n    return {{'score': 1.0}}\n",
+    "a dict of others": (
+        "def judge(answer, line):\n    return {{'other': 1.0}}\njudge.rewards = ('score',)\n"
+    ),
+    "a text": "def judge(answer, line):\n    return '1.0'\n",
+    "nothing": "def judge(answer, line):\n    pass\n",
+    "a complex number": "def judge(answer, line):\n    return 1j\n",
+    "a class": "class judge:\n    def __init__(self, answer, line):\n        pass\n",
+    "a number": "judge = 1.0\n",
+    "a module": "import json as judge\n",
+    "rewards of no names": "def judge(answer, line):\n    return 1.0\njudge.rewards = 'score'\n",
+    "rewards of a name twice": "def judge(a, l):\n    return 1.0\njudge.rewards = ('a', 'a')\n",
+    "not there": "def judges(answer, line):\n    return 1.0\n",
+    "no Python": "def judge(answer, line)\n    return 1.0\n",
+    "an import that fails": "import no_such_module\ndef judge(a, l):\n    return 1.0\n",
+    "an import that raises": "raise RuntimeError('\\x1b[2J')\n",
+    "an import that exits": "import sys\nsys.exit({code})\n",
+    "an import that needs a file": "open('no such file')\n",
+    "an import that is itself": "from {module} import judge\n",
+    "not UTF-8": "x = '\xe9'\ndef judge(a, l):\n    return 1.0\n",
+}
+"""Code with which a run cannot start."""
+NOTED_CODE: dict[str, str] = {
+    "raises": "def judge(answer, line):\n    raise ValueError('no \\x1b[2J ' * {code})\n",
+    "NaN": "def judge(answer, line):\n    return float('nan')\n",
+    "raises by the line": "def judge(answer, line):\n    return line['nonesuch']\n",
+    "raises no Exception": "def judge(answer, line):\n    raise KeyboardInterrupt\n",
+    "exits": "import sys\ndef judge(answer, line):\n    sys.exit({code})\n",
+    "ends the process": "import os\ndef judge(answer, line):\n    os._exit({code})\n",
+    "kills itself": "import os\ndef judge(a, l):\n    os.kill(os.getpid(), 9)\n",
+    "never ends": "def judge(answer, line):\n    while True: pass\n",
+    "sleeps": "import time\ndef judge(answer, line):\n    time.sleep(100)\n",
+    "recursion": "def judge(answer, line):\n    return judge(answer, line)\n",
+    "memory": "def judge(answer, line):\n    return len(bytearray(2**45))\n",
+    "a file at answer time": "def judge(answer, line):\n    return float(open({file!r}).read())\n",
+}
+"""Code that gives no verdict on the data's own answer: a note says so."""
+RUNS_CODE: dict[str, str] = {
+    "plain": "def judge(answer, line):\n    return float(answer.strip() == str(line['answer']))\n",
+    "any arguments": "def judge(*given, **named):\n    return 1.0\n",
+    "a default": "def judge(answer, line, k={code}):\n    return 1.0\n",
+    "a lambda": "judge = lambda answer, line: 1\n",
+    "an object": (
+        "class J:\n    def __call__(self, answer, line):\n        return 0.5\n"
+        "judge = J()\njudge.__module__ = __name__\n"
+    ),
+    "a bool": "def judge(answer, line):\n    return True\n",
+    "numpy": "import numpy\ndef judge(answer, line):\n    return numpy.float32(0.5)\n",
+    "numpy's bool": "import numpy\ndef judge(answer, line):\n    return numpy.bool_(1)\n",
+    "names": (
+        "def judge(answer, line):\n    return {{'a': 1, 'b': 0.5}}\njudge.rewards = ('a', 'b')\n"
+    ),
+    "prints": "def judge(answer, line):\n    print('x' * 300_000)\n    return 1.0\n",
+    "prints at import": "print('hello' * {code})\ndef judge(answer, line):\n    return 1.0\n",
+    "closes its streams": (
+        "import os\ndef judge(answer, line):\n    os.close(1); os.close(2)\n    return 1.0\n"
+    ),
+    "changes the line": (
+        "def judge(answer, line):\n    line.clear()\n    line['x'] = line\n    return 1.0\n"
+    ),
+    "threads": (
+        "import threading, time\ndef judge(answer, line):\n"
+        "    threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n    return 1.0\n"
+    ),
+    "signals": (
+        "import signal\ndef judge(answer, line):\n    signal.signal(signal.SIGALRM, lambda *_: 0)\n"
+        "    signal.alarm(9)\n    return 1.0\n"
+    ),
+    "a process that stays": (
+        "import os, time\ndef judge(answer, line):\n    if not os.fork():\n"
+        "        os.setsid()\n        time.sleep(1000)\n        os._exit(0)\n    return 1.0\n"
+    ),
+    "a helper": "from {module}_helper import half\ndef judge(answer, line):\n    return half\n",
+    "a file at import": (
+        "text = open({file!r}).read()\ndef judge(answer, line):\n    return float(text)\n"
+    ),
+}
+"""Code that gives a verdict on every answer."""
+WRITES = (
+    "import os\ndef judge(answer, line):\n"
+    "    for path in ({file!r}, {outside!r}, 'here', os.path.expanduser('~/there')):\n"
+    "        try: open(path, 'w').write('changed')\n        except OSError: pass\n"
+    "    for pid in (os.getppid(), -1):\n"
+    "        try: os.kill(pid, 15)\n        except OSError: pass\n    return 1.0\n"
+)
+
+
+def of(code: str, right: frozenset[int], says: str, note: bool | None) -> Maker:
+    """A check with a verifier of this code; True: with a note that it gave no verdict."""
+
+    def make(draw: random.Random, folder: Path, model: Path) -> Case:
+        module = f"judges_{draw.randrange(10**6)}"
+        modules = folder / "modules"
+        modules.mkdir()
+        (folder / "file").write_text("0.5")
+        text = code.format(
+            module=module,
+            code=draw.choice([1, 3, 9]),
+            file=str(folder / "file"),
+            outside=str(folder / "outside"),
+        )
+        (modules / f"{module}.py").write_bytes(text.encode("latin-1"))
+        (modules / f"{module}_helper.py").write_text("half = 0.5\n")
+        sandbox = "strict" if "open({file!r}).read())\n" in code or "outside" in code else ""
+        sandbox = sandbox or draw.choice(["auto", "process"])
+        case = data.check(
+            data.write(folder / "d.jsonl", data.good(draw)),
+            model,
+            f"task.verifier={module}:judge",
+            "task.verdict_s=3",
+            f"task.sandbox={sandbox}",
+            right=right,
+            says=says or module,
+        )
+        return case._replace(
+            may=("modules/__pycache__",),
+            environment={"PYTHONDONTWRITEBYTECODE": "1"},
+            witness=lambda said: noted(said, note),
+        )
+
+    return make
+
+
+def noted(said: Said, note: bool | None) -> str:
+    """A difference between the note on the verifier and what is true of it."""
+    has = re.search(r"no verdict on the data's own answer", said.out) is not None
+    if note is None or has == note:
+        return ""
+    return f"a note: {has}, and there should be one: {note}: {said.out[-600:]}"
+
+
+MAKERS: dict[str, Maker] = {
+    **{name: of(code, REFUSED, r"verifier", None) for name, code in REFUSED_CODE.items()},
+    **{name: of(code, RUNS, "", True) for name, code in NOTED_CODE.items()},
+    **{f"{name}, good": of(code, RUNS, "", False) for name, code in RUNS_CODE.items()},
+    "writes and kills": of(WRITES, RUNS, "", False),
+}
