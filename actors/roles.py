@@ -248,8 +248,7 @@ async def rollout(context: ActorContext) -> None:
         context.takes_over,
     )
     async with engine_kind(config.engine.kind).open(engine_context) as engine:
-        parameters, merge = dict(model.named_parameters()), base.merged if base else None
-        side = EngineSide(config, plan, parameters, engine, merge)
+        side = EngineSide(config, plan, engine, base.merged if base else None)
         async with (
             transport_of(config).open_receiver(side) as receiver,
             await context.link() as link,

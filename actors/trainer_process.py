@@ -120,7 +120,7 @@ async def _lead(
         compared = capabilities(config.engine.kind).compares_canary
         canary = TrainerCanary(context.engine_model, dtype, own) if compared else None
         source = PublishedWeights(learner, orders, plan, dtype, canary)
-        side = TrainerSide(config, context.run / WEIGHT_STORE, source)
+        side = TrainerSide(config, context.run / WEIGHT_STORE, source, learner.model)
         async with (
             transport_of(config).open_sender(side) as sender,
             await context.link() as link,

@@ -106,7 +106,8 @@ def small(family: str) -> PretrainedConfig:
     """A tiny configuration. Raises what its class raises of sizes that it does not allow."""
     make: Any = CONFIG_MAPPING[family]
     default = make()
-    known = {name: value for name, value in SMALL.items() if hasattr(default, name)}
+    has = default.to_dict()
+    known = {name: value for name, value in SMALL.items() if name in has or hasattr(make, name)}
     if getattr(default, "sliding_window", None) is None:
         known.pop("sliding_window", None)
     if "qk_rope_head_dim" in known:

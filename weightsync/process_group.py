@@ -117,7 +117,7 @@ def connect_group(
         # Without this NCCL's watchdog ends the process when a peer does: here the group ends, and
         # the process goes on.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)  # it takes no device without a number
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = timeout

@@ -34,6 +34,7 @@ from asyncrl.messages import Prepare, Publish
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from asyncrl.weightsync.buckets import Plan
     from asyncrl.weightsync.handoff import Handoff
@@ -128,22 +129,22 @@ class WeightSource(Protocol):
 @dataclass(frozen=True)
 class TrainerSide:
     """Everything that the trainer's end is opened with. `store`: the file in which processes of one
-    machine meet."""
+    machine meet. `model` is the trainer's, for the names of its checkpoint."""
 
     config: Config
     store: Path
     source: WeightSource
+    model: PreTrainedModel
 
 
 @dataclass(frozen=True)
 class EngineSide:
     """Everything that a rollout actor's end is opened with. `plan`: of what this actor is sent.
-    `parameters` of the engine's model by name; their numbers are not read. `merge` makes whole
-    weights of adapters that were received; None where whole weights are sent."""
+    `merge` makes whole weights of adapters that were received; None where whole weights are
+    sent."""
 
     config: Config
     plan: Plan
-    parameters: Mapping[str, Tensor]
     engine: Engine
     merge: Callable[[Received], Received] | None = None
 

@@ -57,8 +57,27 @@ class ServerKind(EngineKind):
     def check(cls, config: Config) -> None:
         """Check the program, the key, and the descriptions of servers that run already."""
         key = cls.key(config)
-        for url in cls.servers(config).settings.urls:
+        settings = cls.servers(config).settings
+        if settings.launch:
+            cls._check_environment(config)
+        for url in settings.urls:
             trio.run(cls._check_server, url, key, config)
+
+    @classmethod
+    def _check_environment(cls, config: Config) -> None:
+        """Check that the environment of `launch` has the server, and this one the model's class.
+        Where it cannot be looked into, the start of the server says why."""
+        from asyncrl.engines.servers.server_environment import look, misfit, nccl_here
+
+        settings, package = cls.servers(config).settings, cls.program().package
+        environment = look(settings.launch, package)
+        if environment is None:
+            return
+        nccl = nccl_here() if settings.backend == "nccl" else None
+        if fault := misfit(environment, package, _architecture(config), nccl=nccl):
+            raise ConfigError(
+                f"{cls.table}.launch begins with {settings.launch[0]!r}, whose environment {fault}."
+            )
 
     @classmethod
     def key(cls, config: Config) -> str:

@@ -91,14 +91,17 @@ def _direct_engine(
     """The engine of servers to which the trainer sends weights itself."""
     from asyncrl.engines import canary
     from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
+    from asyncrl.weightsync.checkpoint_names import CheckpointNames
     from asyncrl.weightsync.servers.direct_server import DirectServer
 
     config, tokenizer = context.config, context.tokenizer
     sglang = config.engine.sglang
+    parameters = dict(context.model.named_parameters())
+    tensors = dict(CheckpointNames(context.model).tensors(parameters))
     servers = [
         DirectServer(
             client,
-            dict(context.model.named_parameters()),
+            tensors,
             type(context.model).__name__,
             canary.text(tokenizer.vocabulary, tokenizer.stop_ids),
             mode=sglang.interrupt,

@@ -78,7 +78,7 @@ def _gradient(mesh: object, place: Place) -> Tensor:
     learner = Learner(model, settings(place.device), StalenessConfig(), temperature=1.0, rank=rank)
     # a small micro-batch, too, is several packed batches, so that each rank has some
     most = 1.0 if place.small else packing.PACKED_TOKENS
-    with patch.object(packing, "PACKED_TOKENS", most):
+    with patch.multiple(packing, PACKED_TOKENS=most, CUDA_TOKENS=most):
         learner.accumulate(given.batch, given.buffers)
     parts = [
         learner.rank.whole(each.grad).cpu().double().flatten()

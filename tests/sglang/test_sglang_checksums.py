@@ -15,8 +15,9 @@ from torch import Tensor
 from asyncrl.engines.servers.server_types import RankChecksums
 from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.weightsync.servers import server_hashes
-from asyncrl.weightsync.servers.server_checksums import Checks, UnknownName, WrongWeights, sources
+from asyncrl.weightsync.servers.server_checksums import Checks, WrongWeights
 from asyncrl.weightsync.servers.server_hashes import of_gpu, of_host
+from asyncrl.weightsync.servers.server_names import UnknownName, sources
 from asyncrl.weightsync.servers.weight_loader import WeightLoader
 
 LAYER = "model.layers.0"

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 import trio
+from families import build
 
 from asyncrl.config import ConfigError, load
 from asyncrl.config.engines import Capabilities
 from asyncrl.engines.spec import EngineKind
 from asyncrl.messages import Prepare, Publish, Quiesce, Resend
 from asyncrl.weightsync.buckets import Plan
+from asyncrl.weightsync.checkpoint_names import CheckpointNames
 from asyncrl.weightsync.direct import Direct
 from asyncrl.weightsync.errors import TransferError
 from asyncrl.weightsync.reception import StagedReception
@@ -65,8 +67,8 @@ class _Servers:
 
     store, sharded = "file:/nowhere", True
 
-    def __init__(self) -> None:
-        self.weights = {"norm": torch.zeros(4)}
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        self.weights = weights
         self.plan = Plan.of(self.weights, 4096)
         self.asked = list[str]()
 
@@ -82,14 +84,15 @@ class _Servers:
 
     async def send(self, weights: dict[str, torch.Tensor], deadline_s: float) -> int:
         await trio.lowlevel.checkpoint()
-        assert weights.keys() == self.weights.keys()
+        assert "model.layers.0.mlp.experts.3.up_proj.weight" in weights
         self.asked.append("send")
         return 16
 
 
 async def test_all_is_gathered_before_servers_stand_still_and_what_is_joined_is_sent() -> None:
-    both: Any = _Servers()
-    end = ServersPublisher(both, both, 3.0)
+    model = build("qwen3_moe")
+    both: Any = _Servers({name: weight.detach() for name, weight in model.named_parameters()})
+    end = ServersPublisher(both, both, CheckpointNames(model), 4096, 3.0)
     await end.join(Publish(1, 1, 2, direct=True))
     assert both.asked == ["gather", "join 1"]
     assert await end.send(Publish(1, 1, 2, direct=True)) == Sent([77], 16, [-0.5])

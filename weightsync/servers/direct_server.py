@@ -48,13 +48,13 @@ class ServerPlace(msgspec.Struct, frozen=True):
 
 
 class DirectServer:
-    """One server. `parameters` are what may be sent, by name (their numbers are not read), of a
-    model of the class `architecture`; the rest is as of `WeightLoader`."""
+    """One server. `tensors` are what may be sent, by the names of its checkpoint (their numbers are
+    not read), of a model of the class `architecture`; the rest is as of `WeightLoader`."""
 
     def __init__(
         self,
         client: ServerClient,
-        parameters: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor],
         architecture: str,
         text: NDArray[np.int32],
         *,
@@ -62,7 +62,7 @@ class DirectServer:
         tolerance: float,
         deadline_s: float,
     ) -> None:
-        self._client, self._parameters, self._architecture = client, parameters, architecture
+        self._client, self.tensors, self._architecture = client, tensors, architecture
         self._text, self._mode, self._tolerance = text, mode, tolerance
         self._deadline_s = deadline_s
         self._checks: Checks | None = None
@@ -72,7 +72,7 @@ class DirectServer:
     async def wanted(self) -> WantedOfServer:
         """The hashes that the next `receive` needs."""
         if not self._acquainted:
-            self._checks = await acquainted(self._client, self._architecture, self._parameters)
+            self._checks = await acquainted(self._client, self._architecture, self.tensors)
             self._acquainted = True
         server = await self._client.server_info()
         if server.dp_size != 1:

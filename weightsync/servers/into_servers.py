@@ -26,6 +26,7 @@ from asyncrl.engines.servers.errors import RequestRefused
 from asyncrl.engines.servers.gather import gather
 from asyncrl.messages import Prepare, Publish
 from asyncrl.weightsync.buckets import Plan
+from asyncrl.weightsync.checkpoint_names import CheckpointNames
 from asyncrl.weightsync.errors import TransferError
 from asyncrl.weightsync.process_group import Worker
 from asyncrl.weightsync.servers.direct_server import DirectServer, ServerPlace
@@ -48,8 +49,16 @@ logger = logging.getLogger(__name__)
 class ServersPublisher:
     """The trainer's end."""
 
-    def __init__(self, sender: ServersSender, source: WeightSource, deadline_s: float) -> None:
-        self._sender, self._source, self._deadline_s = sender, source, deadline_s
+    def __init__(
+        self,
+        sender: ServersSender,
+        source: WeightSource,
+        names: CheckpointNames,
+        bucket_bytes: int,
+        deadline_s: float,
+    ) -> None:
+        self._sender, self._source, self._names = sender, source, names
+        self._bucket_bytes, self._deadline_s = bucket_bytes, deadline_s
         self._joined: tuple[int, dict[str, Tensor], Sent] | None = None
 
     @property
@@ -59,12 +68,12 @@ class ServersPublisher:
     async def join(self, message: Publish, /) -> None:
         self._joined = None
         gathered = await self._source.gather()
-        weights, canary = dict(gathered.weights), gathered.canary
+        weights, canary = dict(self._names.tensors(dict(gathered.weights))), gathered.canary
         digest = await self._sender.join(
             message.publication,
             message.epoch,
             message.world - 1,
-            self._source.plan,
+            Plan.of(weights, self._bucket_bytes),
             weights,
             self._deadline_s,
         )
@@ -86,18 +95,17 @@ class HasServers(Protocol):
 
 
 class ServersReceiver:
-    """A rollout actor's end: that of all its `servers`. `parameters` are those of the model as they
-    are sent, by name; their numbers are not read."""
+    """A rollout actor's end: that of all its `servers`, which serve the same model."""
 
     def __init__(
         self,
         servers: Sequence[DirectServer],
-        parameters: Mapping[str, Tensor],
         bucket_bytes: int,
         deadline_s: float,
     ) -> None:
         self._servers, self._deadline_s = servers, deadline_s
-        self._plan, self._buckets = Plan.of(parameters, bucket_bytes), cut(parameters, bucket_bytes)
+        tensors = servers[0].tensors
+        self._plan, self._buckets = Plan.of(tensors, bucket_bytes), cut(tensors, bucket_bytes)
         self._worker = Worker()
         self._go: tuple[int, ServerGo] = (-1, ServerGo())
 
@@ -164,12 +172,16 @@ class IntoServers(Transport):
             bucket_bytes=publication.bucket_bytes,
             device="cuda:0" if on_gpu else "cpu",
         ) as sender:
-            yield ServersPublisher(sender, side.source, publication.deadline_s)
+            yield ServersPublisher(
+                sender,
+                side.source,
+                CheckpointNames(side.model),
+                publication.bucket_bytes,
+                publication.deadline_s,
+            )
 
     @classmethod
     @asynccontextmanager
     async def open_receiver(cls, side: EngineSide) -> AsyncIterator[ServersReceiver]:
         publication, servers = side.config.publication, cast(HasServers, side.engine).servers
-        yield ServersReceiver(
-            servers, side.parameters, publication.bucket_bytes, publication.deadline_s
-        )
+        yield ServersReceiver(servers, publication.bucket_bytes, publication.deadline_s)

@@ -10,55 +10,23 @@ change when what it is made of does, and only then. The canary has the last word
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from asyncrl.weightsync.servers.server_hashes import Hash
+from asyncrl.weightsync.servers.server_names import sources
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_FUSED = {
-    "q_proj": ("qkv_proj", 0),
-    "k_proj": ("qkv_proj", 1),
-    "v_proj": ("qkv_proj", 2),
-    "gate_proj": ("gate_up_proj", 0),
-    "up_proj": ("gate_up_proj", 1),
-}
-"""Parameters that SGLang's models fuse: the tensor made of them, and the place in it."""
 
 _VOCABULARY_ROWS = 64
 """SGLang fills a vocabulary up to a multiple of this, with zeros."""
 
 
-class UnknownName(Exception):
-    """The server's model has no place for a tensor; it would take it without a word, and serve its
-    old weights."""
-
-
 class WrongWeights(Exception):
     """A checksum is not what it must be; one sentence."""
-
-
-def sources(ours: Iterable[str], theirs: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """For each tensor of the server that is made of ours, the names of its parts, in order. Raises
-    UnknownName for one of ours without a place."""
-    names: dict[str, dict[int, str]] = {}
-    for name in ours:
-        target, index = name, 0
-        if name not in theirs:
-            module, _, leaf = name.rpartition(".")
-            parent, _, own = module.rpartition(".")
-            fused, index = _FUSED.get(own, ("", 0))
-            target = f"{parent}.{fused}.{leaf}"
-        if target not in theirs:
-            raise UnknownName(f"its model has no parameter for {name}")
-        names.setdefault(target, {})[index] = name
-    return {
-        target: tuple(parts[index] for index in sorted(parts)) for target, parts in names.items()
-    }
 
 
 # ----------------------------------------------------------------------------------------- layouts

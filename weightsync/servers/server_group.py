@@ -214,13 +214,19 @@ def _packed(
     size = max((bucket.total_bytes for bucket in buckets if len(bucket.names) > 1), default=0)
     buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
     for i, bucket in enumerate(buckets):
-        parts = [
-            weights[name].detach().contiguous().view(-1).view(torch.uint8) for name in bucket.names
-        ]
-        if len(parts) == 1:
-            yield parts[0].to(device)
-        else:
-            yield torch.cat(parts, out=buffers[i % 2][: bucket.total_bytes])
+        if len(bucket.names) == 1:
+            yield _bytes(weights[bucket.names[0]]).to(device)
+            continue
+        filled, begin = buffers[i % 2][: bucket.total_bytes], 0
+        for name in bucket.names:  # not by `torch.cat`, which takes no parts of another device
+            part = _bytes(weights[name])
+            filled[begin : begin + len(part)].copy_(part)
+            begin += len(part)
+        yield filled
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _name() -> str:

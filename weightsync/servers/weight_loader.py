@@ -34,12 +34,14 @@ from asyncrl.engines.servers.errors import RequestRefused, ServerError
 from asyncrl.engines.servers.other_model import refuse_other_model
 from asyncrl.engines.servers.served import ServerClient
 from asyncrl.engines.servers.server_types import Mode
+from asyncrl.weightsync.checkpoint_names import CheckpointNames
 from asyncrl.weightsync.servers.server_checksums import Checks, Expected
 from asyncrl.weightsync.servers.server_hashes import hash_on
 from asyncrl.weightsync.transport import Sender
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +72,8 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class Load(NamedTuple):
-    """Weights for one server, by parameter name. It is to forget its prefix cache where `flush`."""
+    """Weights for one server, by the names of its checkpoint; it forgets its prefix cache where
+    `flush`."""
 
     client: ServerClient
     version: int
@@ -105,7 +108,7 @@ class WeightLoader:
         self,
         client: ServerClient,
         way: IntoServer,
-        model: nn.Module,
+        model: PreTrainedModel,
         text: NDArray[np.int32],
         *,
         mode: Mode,
@@ -113,6 +116,7 @@ class WeightLoader:
         deadline_s: float,
     ) -> None:
         self._client, self._way, self._model = client, way, model
+        self._names = CheckpointNames(model)
         self._text, self._tolerance = text, tolerance
         self._mode, self._deadline_s = mode, deadline_s
         self._checks: Checks | None = None
@@ -133,9 +137,11 @@ class WeightLoader:
         leaves the server as it was, and later as after HalfLoaded.
         """
         url, client = self._client.url, self._client
-        load = Load(client, version, weights, self._mode != "in_place")
         self._begun = False
         try:
+            refuse_misfit(dict(self._model.named_parameters()), weights)
+            tensors = dict(self._names.tensors(weights))
+            load = Load(client, version, tensors, self._mode != "in_place")
             async with self._cleared_up(load):
                 with trio.fail_after(self._deadline_s):
                     expected = await self._join(load, reference)
@@ -183,7 +189,6 @@ class WeightLoader:
                 f"it came with {len(reference)} log-probabilities of the canary, which has "
                 f"{len(self._text) - 1}"
             )
-        refuse_misfit(dict(self._model.named_parameters()), load.weights)
         if self._checks is None:
             architecture = type(self._model).__name__
             self._checks = await acquainted(self._client, architecture, load.weights)

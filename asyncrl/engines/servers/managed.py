@@ -14,6 +14,7 @@ from asyncrl.config.gpus import visible
 from asyncrl.engines.servers.kept_servers import ServerAddress
 from asyncrl.engines.servers.other_model import Needs
 from asyncrl.engines.servers.served import ServerClient
+from asyncrl.engines.servers.server_environment import ServerPackage
 from asyncrl.engines.servers.server_process import (
     TAKEN_OVER_S,
     Keeping,
@@ -36,7 +37,8 @@ class ServerProgram(NamedTuple, Generic[Client]):
     a run. `address` is that of a new server with a folder of its own. `command` is the command line
     of a server at an address, with the file of its key where it has one; the launch's `arguments`
     come last, and so override the others. `environment` has the additional variables of a server on
-    these cores; it also reads those of ours that begin with `prefix`.
+    these cores; it also reads those of ours that begin with `prefix`. `package` is what must be
+    installed for it.
     """
 
     client: type[Client]
@@ -45,6 +47,7 @@ class ServerProgram(NamedTuple, Generic[Client]):
     command: Callable[[ServerLaunch, ServerAddress, Path], list[str]]
     environment: Callable[[ServerLaunch, Sequence[int]], dict[str, str]]
     prefix: str
+    package: ServerPackage
 
     def open(
         self, address: ServerAddress | ServerProcess, deadline_s: float = 60.0

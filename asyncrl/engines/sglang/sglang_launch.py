@@ -17,6 +17,7 @@ from asyncrl.engines import canary
 from asyncrl.engines.servers.kept_servers import ServerAddress
 from asyncrl.engines.servers.managed import ServerProgram, offline
 from asyncrl.engines.servers.managed import managed as managed_server
+from asyncrl.engines.servers.server_environment import ServerPackage
 from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.sglang.compatibility import check_compatibility
 from asyncrl.engines.sglang.sglang_client import SglangClient
@@ -90,5 +91,15 @@ def environment(launch: ServerLaunch, cores: Sequence[int]) -> dict[str, str]:
     }
 
 
-PROGRAM = ServerProgram(SglangClient, check_compatibility, address, command, environment, "SGLANG")
+PACKAGE = ServerPackage(
+    "SGLang",
+    ("sglang",),
+    "sglang",
+    "srt/models/*.py",
+    r"^EntryClass\s*=\s*(.*?)(?=^\S|\Z)",
+    r"\b[A-Z]\w+",
+)
+PROGRAM = ServerProgram(
+    SglangClient, check_compatibility, address, command, environment, "SGLANG", PACKAGE
+)
 managed = partial(managed_server, PROGRAM)

