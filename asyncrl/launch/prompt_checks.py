@@ -123,7 +123,9 @@ def _of_verifiers(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]
                 if (answer := task.answer("train", index)) is None:
                     continue
                 ids = np.asarray(tokenizer.ids(answer), np.int32).tobytes()
-                verdict = (await verifiers.judge("train", index, ids, "stop")).verdict
+                asked = np.asarray(tokenizer.encode(task.prompt("train", index)), np.int32)
+                timed = await verifiers.judge("train", index, ids, "stop", asked.tobytes())
+                verdict = timed.verdict
                 if isinstance(verdict, NoVerdict):
                     notes.append(_failing(index, answer, verdict.reason))
 
