@@ -36,8 +36,9 @@ async def reply_to(
     *,
     special: bool = False,
 ) -> str:
-    """The model's reply, with the names of special tokens if `special`. Raises EpisodeFull, and EpisodeError if the gateway refuses the call or
-    cannot be reached. The gateway bounds a call, and the attempt's clock all else."""
+    """The model's reply, with the names of special tokens if `special`. Raises EpisodeFull, and
+    EpisodeError if the gateway refuses the call or cannot be reached. The gateway bounds a call,
+    and the attempt's clock all else."""
     asked: dict[str, object] = {"model": MODEL, "messages": list(messages)}
     if special:
         asked["skip_special_tokens"] = False

@@ -60,7 +60,7 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
                     "eos_token_id in its generation_config.json."
                 )
             notes = [
-                *_of_lines(task),
+                *(Row("note", "task.path", note) for note in task.notes),
                 *_of_split(config, task, tokenizer, "train"),
                 *_of_split(config, task, tokenizer, "evaluation"),
             ]
@@ -70,13 +70,6 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
     except TaskError as error:
         raise ConfigError(f"{error}.") from None
     return notes
-
-
-def _of_lines(task: Task) -> Iterator[Row]:
-    """A note for each file with lines that do not train."""
-    for part in tasks_of(task):
-        if note := getattr(part, "note", ""):
-            yield Row("note", "task.path", note)
 
 
 def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) -> Iterator[Row]:
