@@ -153,7 +153,7 @@ def collect_update(parts: Components) -> StatusUpdate:
     generated_per_s, trained_per_s = statistics.rates
     lags = stepping.lags if stepping else Counter[int]()
     curve, pauses = parts.curve, parts.publishing.pauses
-    accuracy_version = max(curve.accuracy, default=-1)
+    accuracy_version = max(curve.figures, default=-1)
     phase, note = _phase(parts)
     metrics = curve.step_metrics
     return StatusUpdate(
@@ -165,6 +165,8 @@ def collect_update(parts: Components) -> StatusUpdate:
         accuracy=curve.accuracy.get(accuracy_version),
         accuracy_version=accuracy_version,
         accuracy_weights=curve.evaluated_weights,
+        accuracy_asked=curve.asked,
+        accuracy_prompts=curve.prompts,
         evaluated=curve.figures.get(accuracy_version, {}),
         generated_per_s=generated_per_s,
         trained_per_s=trained_per_s,

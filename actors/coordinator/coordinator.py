@@ -61,8 +61,8 @@ class Coordinator:
         self.parts = assemble(config, store, prompts, waits, observers)
         self._connections = Connections(self.parts)
         curve = observers.curve
-        for version, accuracy in curve.accuracy.items():  # of the run's earlier lives
-            observers.metrics.evaluated(version, accuracy, curve.figures[version])
+        for version, accuracy in curve.evaluated.items():  # of the run's earlier lives
+            observers.metrics.evaluated(version, accuracy, curve.figures[version], curve.asked)
 
     def status(self) -> RunStatus:
         """The state of the run at this moment."""

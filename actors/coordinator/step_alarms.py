@@ -50,7 +50,7 @@ class StepAlarms:
             left_out={reason: n for reason, n in discarded.items() if reason not in intended},
             rewards=rewards,
             accuracy=accuracy,
-            prompts=self._config.task.eval_size,
+            prompts=curve.asked,
         )
         self._raise(findings(facts), version)
 

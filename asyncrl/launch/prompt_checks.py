@@ -101,7 +101,7 @@ def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) ->
             f"{words}, so nothing can be trained: raise engine.context_tokens, or look at "
             "task.template and at the model's tokenizer."
         )
-    left_out = "they are dropped" if split == "train" else "they count as wrong"
+    left_out = "they are dropped" if split == "train" else "accuracy leaves them out"
     yield Row("note", "engine.context_tokens", f"{words}: {left_out}")
 
 

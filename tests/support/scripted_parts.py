@@ -165,7 +165,12 @@ class ScriptedVerifiers:
         self.asked = 0
 
     async def judge(
-        self, split: Split, prompt_index: int, ids: bytes | memoryview, finish: Finish
+        self,
+        split: Split,
+        prompt_index: int,
+        ids: bytes | memoryview,
+        finish: Finish,
+        prompt: bytes | memoryview = b"",
     ) -> TimedVerdict:
         self.asked += 1
         await trio.sleep(self._seconds)
