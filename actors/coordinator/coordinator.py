@@ -116,7 +116,7 @@ class Coordinator:
             self._carry_out(parts.evaluation.pump())
             parts.playing.observe()
         parts.scoring.dispatch()
-        if stepping.starved and not stepping.unsaved:
+        if (stepping.finished or stepping.starved) and not stepping.unsaved:
             stepping.save()
         self._publish(stepping)
 
