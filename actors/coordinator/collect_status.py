@@ -16,6 +16,7 @@ from asyncrl.actors.coordinator.collect_summary import mean_lag
 from asyncrl.actors.coordinator.components import Components
 from asyncrl.actors.coordinator.lifecycle import Phase
 from asyncrl.actors.reporting import report_s
+from asyncrl.config.derived import steps
 from asyncrl.config.flow import admission_policy
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.explain.diagnosis import listed
@@ -39,7 +40,7 @@ def collect_status(parts: Components) -> RunStatus:
         seconds=statistics.seconds,
         phase=parts.lifecycle.phase.value,
         step=stepping.version if stepping else 0,
-        steps=config.train.steps,
+        steps=steps(config),
         committed=parts.publishing.committed,
         token_s=now - parts.chunks.last_activity,
         verdict_s=now - parts.scoring.last_activity,
@@ -160,7 +161,7 @@ def collect_update(parts: Components) -> StatusUpdate:
         seconds=statistics.seconds,
         phase=phase,
         step=stepping.version if stepping else 0,
-        steps=parts.config.train.steps,
+        steps=steps(parts.config),
         reward=metrics.get("reward"),
         accuracy=curve.accuracy.get(accuracy_version),
         accuracy_version=accuracy_version,

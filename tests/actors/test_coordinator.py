@@ -10,6 +10,7 @@ import trio
 from scripted_parts import ScriptedVerifiers, by_length
 from scripted_world import ScriptedWorld, configured
 
+from asyncrl.actors.coordinator.collect_status import collect_status, collect_update
 from asyncrl.actors.verifier_process import TimedVerdict
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
@@ -374,6 +375,8 @@ async def test_more_steps_than_data_trains_what_there_is(
         sum(isinstance(event, e.Admitted) and event.split == "train" for event in world.log.events)
         == 7
     )
+    assert collect_update(world.coordinator.parts).steps == 4, "the display counts to what there is"
+    assert collect_status(world.coordinator.parts).steps == 4
     assert 4 in world.coordinator.parts.evaluation.accuracy and world.learner.saved[-1][0] == 4
     assert world.store.experience.ledger.rollouts.live == 0
 
