@@ -14,10 +14,10 @@ from asyncrl.actors.actor_context import ActorContext
 from asyncrl.actors.rank_orders import RankOrders
 from asyncrl.actors.scoring_servers import ScoringServers
 from asyncrl.actors.trainer_actor import Write
-from asyncrl.config.derived import steps
 from asyncrl.messages import CloseStep, Gather, Message, MicroBatch, Save, ScoreProximal, TokenCount
 from asyncrl.runtime.run_dir import ADAPTER, MODEL, MODEL_EMA
 from asyncrl.training.adapters import adapted, merged_model
+from asyncrl.training.checkpoint_index import checkpoint_path
 from asyncrl.training.checkpoint_io import (
     StagedCheckpoint,
     export,
@@ -66,12 +66,13 @@ class RankedLearner:
         gap = partial(rounding_gap, self.learner.model, self.context.published_dtype)
         return metrics | {"published_gap": await trio.to_thread.run_sync(gap)}
 
-    async def copy(self, cursor: int) -> Write:
+    async def copy(self, save: Save) -> Write:
         """Copy the state of all ranks; what is returned writes the copy, in a thread."""
-        own = partial(_taken, self.learner, self.context, self.staging, cursor)
-        staged, whole = await self.orders.give(Save(cursor), (), own)
+        own = partial(_taken, self.learner, self.staging, save)
+        staged, whole = await self.orders.give(save, (), own)
         assert staged is not None, "rank 0 has the copy"
-        return partial(trio.to_thread.run_sync, partial(_written, self.context, staged, whole))
+        written = partial(_written, self.context, staged, whole, save)
+        return partial(trio.to_thread.run_sync, written)
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ class CarriedOrder:
                 self.learner.accumulate(order, buffers)
             case CloseStep():
                 self.learner.step()
-            case Save(cursor):
-                _taken(self.learner, self.context, Staging(), cursor)
+            case Save():
+                _taken(self.learner, Staging(), order)
             case Gather(average):
                 gathered(self.learner, average)
             case _:
@@ -108,13 +109,13 @@ def gathered(
 
 
 def _taken(
-    learner: Learner, context: ActorContext, staging: Staging, cursor: int
+    learner: Learner, staging: Staging, save: Save
 ) -> tuple[StagedCheckpoint | None, dict[str, PreTrainedModel]]:
     """This rank's part of the copy for a checkpoint; rank 0 has it then. After the last step it
     also has, by their places in the run's directory, the models that are for use elsewhere: nothing
     changes them any more."""
-    staged, whole = take(learner, cursor, staging), dict[str, PreTrainedModel]()
-    if learner.version >= steps(context.config):
+    staged, whole = take(learner, save.cursor, staging), dict[str, PreTrainedModel]()
+    if save.models != "no":
         average = learner.average.gathered() if learner.average else None
         if staged is not None:
             # merged here: that changes settings of the process, which the writing goes beside
@@ -125,10 +126,16 @@ def _taken(
 
 
 def _written(
-    context: ActorContext, staged: StagedCheckpoint, whole: Mapping[str, PreTrainedModel]
+    context: ActorContext,
+    staged: StagedCheckpoint,
+    whole: Mapping[str, PreTrainedModel],
+    save: Save,
 ) -> Path:
-    """Write a checkpoint, and the models for use elsewhere. Raises CheckpointError."""
-    path = write(context.run, staged, context.initial)
+    """Write a checkpoint, unless it is there, and the models for use elsewhere. Raises
+    CheckpointError."""
+    path = checkpoint_path(context.run, staged.version)
+    if save.models != "alone":
+        path = write(context.run, staged, context.initial)
     for name, model in whole.items():
         export(context.run / name, model, context.initial)
     if whole and adapted(staged.model):

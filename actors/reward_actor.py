@@ -100,12 +100,17 @@ class VerifierPool:
         """The most seconds of a verdict, and the split and index of its prompt."""
 
     async def judge(
-        self, split: Split, prompt_index: int, ids: bytes | memoryview, finish: Finish
+        self,
+        split: Split,
+        prompt_index: int,
+        ids: bytes | memoryview,
+        finish: Finish,
+        prompt: bytes | memoryview = b"",
     ) -> TimedVerdict:
-        """Judge a response (`ids` int32) that ended by `finish`. It takes at most twice the
-        deadline, because an answer whose worker dies is given to one more. Cancelled, it kills the
-        worker. Raises WorkersLost."""
-        answer = VerifyRequest(split, prompt_index, bytes(ids), finish)
+        """Judge a response (`ids` int32) that ended by `finish`; `prompt` (int32) is what the
+        model continued. It takes at most twice the deadline, because an answer whose worker dies is
+        given to one more. Cancelled, it kills the worker. Raises WorkersLost."""
+        answer = VerifyRequest(split, prompt_index, bytes(ids), finish, bytes(prompt))
         verdict = (
             await self._attempt(answer)
             or await self._attempt(answer)
@@ -172,8 +177,10 @@ async def reward_actor(
     """
     places = trio.Semaphore(concurrency)
 
-    async def judge(message: ScoreRequest, ids: memoryview) -> None:
-        timed = await verifiers.judge(message.split, message.prompt_index, ids, message.finish)
+    async def judge(message: ScoreRequest, ids: memoryview, prompt: memoryview) -> None:
+        timed = await verifiers.judge(
+            message.split, message.prompt_index, ids, message.finish, prompt
+        )
         places.release()
         reporter.count("verdicts")
         await link.send(ScoreResult(message.rollout, timed.verdict, timed.seconds))
@@ -192,7 +199,7 @@ async def reward_actor(
                             deadline_s=2 * (deadline_s + START_S) + ENDING_S,
                         ):
                             await places.acquire()
-                        judges.start_soon(judge, message, buffers[0])
+                        judges.start_soon(judge, message, buffers[0], buffers[1])
                     case Drain():
                         break
                     case _:

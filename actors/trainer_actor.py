@@ -91,9 +91,9 @@ class LearnerProtocol(Protocol):
 
     async def step(self) -> dict[str, float]: ...
 
-    async def copy(self, cursor: int) -> Write:
-        """Copy the state for a checkpoint. What is returned writes the copy, whatever the learner
-        does meanwhile; no other copy is made before it has."""
+    async def copy(self, save: Save) -> Write:
+        """Copy the state that is to be saved. What is returned writes the copy, whatever the
+        learner does meanwhile; no other copy is made before it has."""
         ...
 
 
@@ -135,8 +135,8 @@ async def trainer_actor(
                         metrics = await learner.step()
                     seconds = trio.current_time() - start
                     await link.send(Stepped(learner.version, seconds, metrics, learner.counts))
-                case Save(cursor):
-                    await checkpoints.save(cursor, nursery)
+                case Save():
+                    await checkpoints.save(message, nursery)
                 case Drain():
                     break
                 case _:
@@ -242,11 +242,11 @@ class _Checkpoints:
         self._written = trio.Event()  # the answer about the last one is sent
         self._written.set()
 
-    async def save(self, cursor: int, nursery: trio.Nursery) -> None:
+    async def save(self, save: Save, nursery: trio.Nursery) -> None:
         """Copy the present state once the last checkpoint is written, and have the copy written."""
         await self.last_written()
         self._written = trio.Event()
-        nursery.start_soon(self._write, self._learner.version, await self._learner.copy(cursor))
+        nursery.start_soon(self._write, self._learner.version, await self._learner.copy(save))
 
     async def last_written(self) -> None:
         """Wait until the last checkpoint is written, or has failed."""

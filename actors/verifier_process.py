@@ -62,12 +62,14 @@ class Opened(msgspec.Struct, frozen=True, array_like=True):
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To a worker: judge these `int32` response ids, which ended by `finish`."""
+    """To a worker: judge these `int32` response ids, which ended by `finish`, and which the model
+    sampled behind those of `prompt`."""
 
     split: Split
     prompt_index: int
     ids: bytes
     finish: Finish
+    prompt: bytes = b""
 
 
 class TimedVerdict(msgspec.Struct, frozen=True, array_like=True):
@@ -82,7 +84,14 @@ def judge(task: Task, tokenizer: Tokenizer, answer: VerifyRequest) -> TimedVerdi
     start = time.perf_counter()
     try:
         ids = np.frombuffer(answer.ids, "<i4").tolist()
-        text = Answer(tokenizer.decode(ids), finish=answer.finish, tokens=len(ids))
+        prompt = np.frombuffer(answer.prompt, "<i4").tolist()
+        text = Answer(
+            tokenizer.decode(ids),
+            finish=answer.finish,
+            tokens=len(ids),
+            text_special=tokenizer.decode_response(ids),
+            prompt=tokenizer.decode(prompt, special=True),
+        )
         value = task.verify(answer.split, answer.prompt_index, text)
         verdict = read(value)
         if isinstance(verdict, Scored) and isinstance(value, MaskedReward):

@@ -24,6 +24,7 @@ from asyncrl.config.fields import FIELDS, SECTIONS
 from asyncrl.explain import summary
 from asyncrl.messages import MicroBatch, Sample, Span
 from asyncrl.runtime.run_dir import SUMMARY
+from asyncrl.tasks import NoReward
 from asyncrl.training.learner import Learner as CoreLearner
 
 ROOT = Path(__file__).parents[1]
@@ -309,6 +310,23 @@ def test_a_task_is_a_data_set_a_file_or_a_list(tmp_path: Path) -> None:
             assert task.verify(split, 0, "no") < 1.0  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="executes what the model answers"):
         rl.open_task(rl.Config(task={"name": "n_queens"}))  # type: ignore[arg-type]
+
+
+def test_a_list_task_judges_as_a_run_does() -> None:
+    """A verifier's changes of its line are gone for the next answer, and a text is no reward."""
+
+    def judge(answer: str, line: dict[str, Any]) -> Any:
+        line["left"].pop()
+        return line.pop("worth")
+
+    lines = [
+        {"prompt": "1", "worth": True, "left": [1]},
+        {"prompt": "2", "worth": "1", "left": [1]},
+    ]
+    task = rl.ListTask(lines, judge)
+    assert [task.verify("train", 0, "") for _ in range(2)] == [1.0, 1.0]
+    with pytest.raises(NoReward, match="not a number: str"):
+        task.verify("train", 1, "")
 
 
 # ------------------------------------------------------------------------------------------- runs

@@ -40,9 +40,9 @@ def carry_out(parts: Components, decisions: Iterable[Decision], replace: Replace
             case EvaluationDropped():
                 parts.reclaiming.abandon_evaluation()
                 parts.pinning.release(None)
-            case Evaluated(version, accuracy, figures):
-                parts.metrics.evaluated(version, accuracy, figures)
-                parts.curve.add(evaluation_point(parts, version, accuracy, figures))
+            case Evaluated(version, accuracy, figures, asked):
+                parts.metrics.evaluated(version, accuracy, figures, asked)
+                parts.curve.add(evaluation_point(parts, decision))
                 parts.pinning.release(None)
             case _:
                 assert_never(decision)

@@ -27,6 +27,10 @@ class Checkpointing:
         self.saved = version
         """The last version whose checkpoint is complete."""
         self._asked = version  # the last version for which one was requested
+        self._models = False  # with the models for use elsewhere
+        self._alone = False  # these were requested alone, and are not answered
+        self.left: int | None = None
+        """The version of which the models for use elsewhere are written; None: there are none."""
         self._event = 0  # the number of the event of the last complete one
         # the last version whose checkpoint was not written, and why
         self._unwritten = version, ""
@@ -34,7 +38,7 @@ class Checkpointing:
     @property
     def under_way(self) -> int | None:
         """The version whose checkpoint was requested and not answered yet; None: there is none."""
-        return None if self._asked == self.saved else self._asked
+        return None if self._asked == self.saved and not self._alone else self._asked
 
     def unsaved(self, version: int) -> str:
         """The reason why the checkpoint of `version` was not written. Empty if it was written, or
@@ -42,9 +46,10 @@ class Checkpointing:
         failed, why = self._unwritten
         return why if version == failed else ""
 
-    def save(self, version: int) -> bool:
-        """Have the trainer save `version`, which it holds now, once. Returns False if that must
-        wait until another one is written, or until the event of the last one is on disk.
+    def save(self, version: int, last: bool) -> bool:
+        """Have the trainer save `version`, which it holds now, once; if it is the run's `last`,
+        with the models for use elsewhere. Returns False if that must wait until another one is
+        written, or until the event of the last one is on disk.
 
         The state is kept as it is now. So the work that the open step has taken is not in the
         checkpoint, and a resumed run takes it again.
@@ -52,9 +57,13 @@ class Checkpointing:
         if version not in (self._asked, self.saved):
             if self.under_way is not None or self._store.durable < self._event:
                 return False
-            self._asked, self._unwritten = version, (version, "")
+            self._asked, self._unwritten, self._models = version, (version, ""), last
             self._store.keep(version)
-            self._trainer.queue(Save(self._store.cursor))
+            self._trainer.queue(Save(self._store.cursor, "too" if last else "no"))
+        elif last and self.left != version and self.under_way is None:
+            # that it was the last was not known when it was saved
+            self._alone, self._unwritten = True, (version, "")
+            self._trainer.queue(Save(self._store.cursor, "alone"))
         return True
 
     def on_saved(self, message: Saved) -> None:
@@ -63,11 +72,16 @@ class Checkpointing:
         requested."""
         if message.version != self.under_way:
             raise ImpossibleEvent(f"a checkpoint of version {message.version} was not requested")
+        alone, self._alone = self._alone, False
         if message.error:
             logger.warning(
                 "the checkpoint of version %d was not written: %s", message.version, message.error
             )
             self._unwritten, self._asked = (message.version, message.error), self.saved
+            return
+        if alone or self._models:
+            self.left = message.version
+        if alone:
             return
         self._store.record(Checkpointed(message.version, message.path))
         self._event = self._store.cursor

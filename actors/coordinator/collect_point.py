@@ -6,9 +6,9 @@ import time
 
 from asyncrl.actors.coordinator.collect_summary import mean_lag
 from asyncrl.actors.coordinator.components import Components
+from asyncrl.actors.coordinator.decisions import Evaluated
 from asyncrl.actors.coordinator.stepping import Stepping
 from asyncrl.explain.curve import EvaluationPoint, StepPoint, finite
-from asyncrl.explain.evaluation_figures import Figures
 
 
 def step_point(parts: Components, stepping: Stepping, step_seconds: float) -> StepPoint:
@@ -39,15 +39,15 @@ def step_point(parts: Components, stepping: Stepping, step_seconds: float) -> St
     )
 
 
-def evaluation_point(
-    parts: Components, version: int, accuracy: float, figures: Figures
-) -> EvaluationPoint:
+def evaluation_point(parts: Components, of: Evaluated) -> EvaluationPoint:
     """The point of an evaluation that is complete."""
     return EvaluationPoint(
-        version=version,
+        version=of.version,
         at=time.time(),
         seconds=parts.curve.before_s + parts.statistics.seconds,
-        accuracy=accuracy,
-        figures=figures,
+        accuracy=of.accuracy,
+        figures=of.figures,
+        asked=of.asked,
+        prompts=of.prompts,
         weights=parts.config.evaluation.weights,
     )

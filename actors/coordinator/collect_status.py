@@ -17,6 +17,7 @@ from asyncrl.actors.coordinator.collect_summary import judged_answers, mean_lag
 from asyncrl.actors.coordinator.components import Components
 from asyncrl.actors.coordinator.lifecycle import Phase
 from asyncrl.actors.reporting import report_s
+from asyncrl.config.derived import steps
 from asyncrl.config.flow import admission_policy
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.explain.diagnosis import listed
@@ -42,7 +43,7 @@ def collect_status(parts: Components) -> RunStatus:
         seconds=statistics.seconds,
         phase=parts.lifecycle.phase.value,
         step=stepping.version if stepping else 0,
-        steps=config.train.steps,
+        steps=steps(config),
         committed=parts.publishing.committed,
         token_s=now - parts.chunks.last_activity,
         verdict_s=now - parts.scoring.last_activity,
@@ -157,18 +158,20 @@ def collect_update(parts: Components) -> StatusUpdate:
     generated_per_s, trained_per_s = statistics.rates
     lags = stepping.lags if stepping else Counter[int]()
     curve, pauses = parts.curve, parts.publishing.pauses
-    accuracy_version = max(curve.accuracy, default=-1)
+    accuracy_version = max(curve.figures, default=-1)
     phase, note = _phase(parts)
     metrics = curve.step_metrics
     return StatusUpdate(
         seconds=statistics.seconds,
         phase=phase,
         step=stepping.version if stepping else 0,
-        steps=parts.config.train.steps,
+        steps=steps(parts.config),
         reward=metrics.get("reward"),
         accuracy=curve.accuracy.get(accuracy_version),
         accuracy_version=accuracy_version,
         accuracy_weights=curve.evaluated_weights,
+        accuracy_asked=curve.asked,
+        accuracy_prompts=curve.prompts,
         evaluated=curve.figures.get(accuracy_version, {}),
         generated_per_s=generated_per_s,
         trained_per_s=trained_per_s,

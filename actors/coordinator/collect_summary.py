@@ -27,7 +27,7 @@ def collect_summary(parts: Components, ok: bool, reason: str) -> summary.Summary
         steps=stepping.version if stepping else 0,
         seconds=statistics.seconds,
         training_seconds=training_s if training_s > 0 else None,
-        accuracy=summary.Accuracy.of(parts.curve.accuracy, parts.curve.evaluated_weights),
+        accuracy=summary.Accuracy.of(parts.curve),
         evaluated=figures[max(figures)] if figures else {},
         tokens=summary.TokenTotals.of(ledger.tokens),
         rollouts=summary.RolloutTotals.of(ledger.rollouts),

@@ -148,7 +148,7 @@ def assemble(
         chunks=chunks,
         scoring=Scoring(store, roster, config, clock),
         publishing=Publishing(store, engines, config, clock),
-        evaluation=Evaluation(store, engines, admission, clock, plan, observers.curve.accuracy),
+        evaluation=Evaluation(store, engines, admission, clock, plan, observers.curve.evaluated),
     )
 
 

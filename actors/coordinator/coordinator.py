@@ -61,8 +61,8 @@ class Coordinator:
         self.parts = assemble(config, store, prompts, waits, observers)
         self._connections = Connections(self.parts)
         curve = observers.curve
-        for version, accuracy in curve.accuracy.items():  # of the run's earlier lives
-            observers.metrics.evaluated(version, accuracy, curve.figures[version])
+        for version, accuracy in curve.evaluated.items():  # of the run's earlier lives
+            observers.metrics.evaluated(version, accuracy, curve.figures[version], curve.asked)
 
     def status(self) -> RunStatus:
         """The state of the run at this moment."""
@@ -116,7 +116,7 @@ class Coordinator:
             self._carry_out(parts.evaluation.pump())
             parts.playing.observe()
         parts.scoring.dispatch()
-        if stepping.starved and not stepping.unsaved:
+        if (stepping.finished or stepping.starved) and not stepping.unsaved:
             stepping.save()
         self._publish(stepping)
 

@@ -47,12 +47,15 @@ class EvaluationDropped(msgspec.Struct, frozen=True):
 
 
 class Evaluated(msgspec.Struct, frozen=True):
-    """Every held-out answer of `version` is judged: its greedy accuracy, from 0 to 1, and what
-    sampled answers and single tasks say."""
+    """Every held-out answer of `version` is judged: its greedy accuracy, from 0 to 1 (None if no
+    answer has a verdict), and what sampled answers and single tasks say. Of `prompts` held-out ones
+    `asked` were answered."""
 
     version: int
-    accuracy: float
+    accuracy: float | None
     figures: Figures
+    asked: int
+    prompts: int
 
 
 Decision = (

@@ -126,9 +126,10 @@ def _unfit(parts: Components) -> str:
 
 
 def _complete(parts: Components, stepping: Stepping) -> bool:
-    """True if the last version is saved, published and evaluated."""
+    """True if the last version is saved, with its models, published and evaluated."""
     return (
         stepping.saved == stepping.version == parts.publishing.committed
+        and stepping.models_left
         and not parts.publishing.busy
         and parts.evaluation.running is None
         and not parts.evaluation.due(stepping.version, True)

@@ -72,7 +72,7 @@ class Evaluation:
         admission: Admission,
         clock: RunClock,
         plan: EvaluationPlan,
-        known: Mapping[int, float],
+        known: Mapping[int, float | None],
     ) -> None:
         """A version in `known`, which has accuracies by version, is not evaluated again."""
         self._store = store
@@ -86,11 +86,14 @@ class Evaluation:
         """The version under evaluation; None if there is none."""
         self._since = 0.0
         self._mixed = 0  # groups of which an answer has tokens of another version
+        self._asked_prompts: list[int] = []  # the others cannot be answered
+        self._verdicts = {False: 0, True: 0}  # of greedy answers, and of sampled ones
         self._correct: dict[int, int] = {}  # greedy answers that are, by prompt
         self._right: dict[int, int] = {}  # sampled answers that are correct, by prompt
         self._open = self._asked = 0  # groups whose answers are not judged, and all
         self.accuracy = dict(known)
-        """Share of correct answers, 0 to 1, by version."""
+        """Share of correct answers among the prompts that were asked, 0 to 1, by version; None if
+        no answer has a verdict."""
         self.figures: dict[int, Figures] = {}
         """Figures of sampled answers and of each task, by version; none where nothing was sampled
         of one task."""
@@ -128,12 +131,18 @@ class Evaluation:
         self.running, self._given_up, self._mixed = version, False, 0
         self._since = self._clock.now()
         self._correct, self._right = {}, {}
+        self._verdicts = {False: 0, True: 0}
         pinned = version if self._engines.keeps or math.isinf(self._plan.hold_s) else None
-        ways = (0, self._plan.sampling.samples) if self._plan.sampling.samples else (0,)
-        self._open = self._asked = sum(
-            self._admission.start("evaluation", prompt_index, version=pinned, samples=samples)
-            for samples in ways
+        self._asked_prompts = [
+            prompt_index
             for prompt_index in self._plan.prompts
+            if self._admission.start("evaluation", prompt_index, version=pinned)
+        ]
+        samples = self._plan.sampling.samples
+        self._open = self._asked = len(self._asked_prompts) + sum(
+            self._admission.start("evaluation", prompt_index, version=pinned, samples=samples)
+            for prompt_index in self._asked_prompts
+            if samples
         )
 
     def pump(self) -> list[Decision]:
@@ -150,25 +159,38 @@ class Evaluation:
             )
             answers = self._right if group.sampled else self._correct
             answers[group.prompt_index] = sum(reward >= PERFECT for reward in group.rewards)
+            self._verdicts[group.sampled] += len(group.rewards)
             self._open -= 1
             self._store.record(Dropped(group.id, "evaluation"))
         return [LeaseAnswers(pinned)] if self._open else [self._end(self.running)]
 
     def _end(self, version: int) -> Evaluated:
         """Finish the evaluation of `version`, whose answers are all judged."""
-        self.accuracy[version] = sum(self._correct.values()) / len(self._plan.prompts)
+        asked, known = self._asked_prompts, self._verdicts[False]
+        self.accuracy[version] = sum(self._correct.values()) / len(asked) if known else None
         self.figures[version] = self._figures()
         self.running = None
-        return Evaluated(version, self.accuracy[version], self.figures[version])
+        return Evaluated(
+            version,
+            self.accuracy[version],
+            self.figures[version],
+            asked=len(asked),
+            prompts=len(self._plan.prompts),
+        )
 
     def _figures(self) -> Figures:
-        """The figures of sampled answers, and of each task by itself. A prompt without an answer
-        counts as wrong. For answers of mixed versions, the share of their groups."""
+        """The figures of sampled answers, and of each task by itself, over the prompts that were
+        asked; none without a verdict. An answer without one counts as wrong. For answers of mixed
+        versions, the share of their groups."""
         mixed = {"mixed": self._mixed / self._asked} if self._mixed else {}
+        if not any(self._verdicts.values()):
+            return mixed
+        labels = dict(zip(self._plan.prompts, self._plan.labels, strict=True))
+        asked, samples = self._asked_prompts, self._plan.sampling.samples
         return mixed | evaluation_figures(
-            [self._correct.get(prompt_index, 0) for prompt_index in self._plan.prompts],
-            [self._right.get(prompt_index, 0) for prompt_index in self._plan.prompts],
-            self._plan.labels,
-            self._plan.sampling.samples,
+            [self._correct.get(prompt_index, 0) for prompt_index in asked],
+            [self._right.get(prompt_index, 0) for prompt_index in asked],
+            [labels[prompt_index] for prompt_index in asked],
+            samples,
             self._plan.sampling.pass_at,
         )

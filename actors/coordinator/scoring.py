@@ -18,8 +18,9 @@ from asyncrl.actors.coordinator.peers import Peer, Roster
 from asyncrl.algorithms.overlong import overlong_penalty
 from asyncrl.config import Config
 from asyncrl.config.flow import penalty_band
+from asyncrl.experience.episode import last_context
 from asyncrl.experience.events import Judged
-from asyncrl.experience.rollout import Rollout
+from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.messages import Finish, NoVerdict, Scored, ScoreRequest, ScoreResult, Verdict
 from asyncrl.runtime.processes.standstill import RunClock
 
@@ -86,7 +87,7 @@ class Scoring:
             self._load[peer.name] = self._load.get(peer.name, 0) + 1
             tokens, finish = _reply(rollout)
             request = ScoreRequest(rollout.id, group.split, group.prompt_index, finish)
-            peer.send(request, bytes(rollout.ids[-4 * tokens :]))
+            peer.send(request, bytes(rollout.ids[-4 * tokens :]), _continued(group, rollout))
 
     def on_score_result(self, sender: Peer, message: ScoreResult) -> None:
         """Record a verdict. One from an actor that was replaced meanwhile is ignored, because
@@ -168,6 +169,14 @@ def _given(rollout: Rollout) -> Verdict | None:
     if not rollout.turns:
         return NoVerdict("no turn: the agent asked the model for nothing")
     return None if rollout.agent_reward is None else Scored(rollout.agent_reward)
+
+
+def _continued(group: Group, rollout: Rollout) -> bytes:
+    """The ids that the model continued by what a verifier is shown: the prompt, and of an episode
+    all that its last turn had before it."""
+    if not rollout.turns:
+        return group.prompt
+    return last_context(rollout.ids, rollout.turns, rollout.strands)
 
 
 def _reply(rollout: Rollout) -> tuple[int, Finish]:

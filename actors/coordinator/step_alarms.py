@@ -55,10 +55,10 @@ class StepAlarms:
             left_out={reason: n for reason, n in discarded.items() if reason not in intended},
             rewards=rewards,
             accuracy=accuracy,
-            prompts=self._config.task.eval_size,
             answers=self._answers.answers - self._before.answers,
             unjudged=self._answers.without - self._before.without,
             unjudged_reason=self._answers.reason,
+            prompts=curve.asked,
         )
         self._before = self._answers
         self._raise(findings(facts), version)

@@ -177,6 +177,11 @@ class Stepping:
         return self._checkpoints.saved
 
     @property
+    def models_left(self) -> bool:
+        """True if the models for use elsewhere are written, of the current version."""
+        return self._checkpoints.left == self.version
+
+    @property
     def saving(self) -> int | None:
         """The version whose checkpoint is being written, or is about to be; None: there is none."""
         return self._checkpoints.under_way
@@ -428,7 +433,7 @@ class Stepping:
             "the trainer may make the next version before it saves, and the cursor would be of "
             "this one"
         )
-        if not self._checkpoints.save(self.version):
+        if not self._checkpoints.save(self.version, self.finished or self.starved):
             return False
         self._save_due = False
         return True

@@ -6,6 +6,7 @@
 
 Both methods may be async. Each attempt makes a new object, and calls `reset` with the task's entry
 and the episode's seed: it draws random numbers from that seed, so that each attempt is the same.
+With the class attribute `skip_special_tokens = False` a reply has the names of its special tokens.
 """
 
 from __future__ import annotations
@@ -54,10 +55,11 @@ async def _play(environment: Environment, facts: EpisodeFacts, gateway: GatewayC
     episode = AgentEpisode(facts, gateway)
     text = await _settled(environment.reset(episode.entry, episode.seed))
     messages: list[ChatMessage] = [{"role": "user", "content": text}]
+    special = getattr(environment, "skip_special_tokens", True) is False
     total = 0.0
     while True:
         try:
-            reply = await reply_to(messages, facts, gateway)
+            reply = await reply_to(messages, facts, gateway, special=special)
         except EpisodeFull:
             if len(messages) > 1:
                 return total

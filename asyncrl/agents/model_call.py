@@ -30,11 +30,18 @@ class EpisodeFull(EpisodeError):
 
 
 async def reply_to(
-    messages: Sequence[ChatMessage], facts: EpisodeFacts, gateway: GatewayClient
+    messages: Sequence[ChatMessage],
+    facts: EpisodeFacts,
+    gateway: GatewayClient,
+    *,
+    special: bool = False,
 ) -> str:
-    """The model's reply. Raises EpisodeFull, and EpisodeError if the gateway refuses the call or
-    cannot be reached. The gateway bounds a call, and the attempt's clock all else."""
-    asked = {"model": MODEL, "messages": list(messages)}
+    """The model's reply, with the names of special tokens if `special`. Raises EpisodeFull, and
+    EpisodeError if the gateway refuses the call or cannot be reached. The gateway bounds a call,
+    and the attempt's clock all else."""
+    asked: dict[str, object] = {"model": MODEL, "messages": list(messages)}
+    if special:
+        asked["skip_special_tokens"] = False
     for again in range(RETRIES + 1):
         wait_s = min(AGAIN_S * 2**again, AGAIN_MOST_S)
         try:

@@ -362,3 +362,27 @@ def sequences(
             )
         )
     return built
+
+
+def last_context(ids: bytes | bytearray, turns: Sequence[Turn], strands: Sequence[Strand]) -> bytes:
+    """The ids before the last turn, from the root of its strand: the context of its call. The
+    arguments are results of `gathered`.
+
+    >>> strands = [Strand(None, 0, [bytes(8), 0, b"tool", 1])]
+    >>> last_context(b"aaaabbbbcccc", [Turn(2, "stop"), Turn(1, "stop")], strands)
+    b'\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00aaaabbbbtool'
+    """
+    starts = [0, *accumulate(turn.tokens for turn in turns)]
+    paths: list[bytes] = []
+    for strand in strands:
+        parent = b"" if strand.parent is None else paths[strand.parent]
+        path = bytearray(parent[: strand.tokens * ID_BYTES])
+        for piece in strand.pieces:
+            if isinstance(piece, bytes):
+                path += piece
+            elif piece == len(turns) - 1:
+                return bytes(path)
+            else:
+                path += ids[starts[piece] * ID_BYTES : starts[piece + 1] * ID_BYTES]
+        paths.append(bytes(path))
+    raise AssertionError("each turn is in a strand")

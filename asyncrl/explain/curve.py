@@ -66,13 +66,17 @@ class EvaluationPoint(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="evaluation"
 ):
     """One evaluation, of `version`: the share of held-out prompts answered right, greedily, 0 to 1,
-    and the `figures` of sampled answers, by name (avg@n, pass@k). The `weights` that answered are
-    the version's own, or the average of the weights at that version (`evaluation.weights`)."""
+    and the `figures` of sampled answers, by name (avg@n, pass@k). They are over the `asked` ones of
+    `prompts`: the others cannot be answered. The accuracy is None if no answer has a verdict. The
+    `weights` that answered are the version's own, or the average of the weights at that version
+    (`evaluation.weights`)."""
 
     version: int
     at: float
     seconds: float
-    accuracy: float
+    accuracy: float | None
+    asked: int = 0
+    prompts: int = 0
     figures: Figures = {}
     weights: EvaluatedWeights = "current"
 
@@ -161,9 +165,11 @@ class Curve:
         """`points` are those of the run's earlier lives; `keep(line)` takes each new one."""
         self.last: StepPoint | None = None
         self.accuracy: dict[int, float] = {}
-        """Share of correct answers, 0 to 1, by version, in the order of evaluation."""
+        """Share of correct answers, 0 to 1, by version, where answers have verdicts."""
         self.figures: dict[int, Figures] = {}
-        """Figures of sampled answers, by version."""
+        """Figures of sampled answers, by version, of all evaluations, in their order."""
+        self.asked = self.prompts = 0
+        """Held-out prompts that the last evaluation asked, and all."""
         self.evaluated_weights: EvaluatedWeights = "current"
         """The weights that all of these are of."""
         self.rewards: dict[int, float] = {}
@@ -174,6 +180,11 @@ class Curve:
         for point in points:
             self._take(point)
             self.before_s = max(self.before_s, point.seconds)
+
+    @property
+    def evaluated(self) -> dict[int, float | None]:
+        """The accuracy of each evaluated version; None if no answer had a verdict."""
+        return {version: self.accuracy.get(version) for version in self.figures}
 
     @property
     def step_metrics(self) -> dict[str, float]:
@@ -189,7 +200,7 @@ class Curve:
         known = (
             point.version <= (self.last.version if self.last else 0)
             if isinstance(point, StepPoint)
-            else point.version in self.accuracy
+            else point.version in self.figures
         )
         if not known:
             self._take(point)
@@ -203,5 +214,8 @@ class Curve:
                     rewards = self.rewards | {point.version: point.reward}
                     self.rewards = rewards_to_keep(rewards, self.accuracy)
             case EvaluationPoint(version=version):
-                self.accuracy[version], self.figures[version] = point.accuracy, point.figures
+                if point.accuracy is not None:
+                    self.accuracy[version] = point.accuracy
+                self.figures[version] = point.figures
+                self.asked, self.prompts = point.asked, point.prompts
                 self.evaluated_weights = point.weights

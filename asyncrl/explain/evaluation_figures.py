@@ -1,8 +1,8 @@
 """Figures of one evaluation beside its greedy accuracy: avg@n and pass@k of sampled answers, and
 all of them by task.
 
-They are shares of held-out prompts, 0 to 1. An answer that never came, or has no verdict, counts as
-wrong.
+They are shares of the held-out prompts that were asked, 0 to 1. An answer that never came, or has
+no verdict, counts as wrong.
 """
 
 from __future__ import annotations

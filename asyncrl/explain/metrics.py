@@ -131,10 +131,15 @@ class Metrics:
         self._accuracy = self._gauge(
             "asyncrl_accuracy_ratio",
             "Share of held-out prompts answered right, greedily, by the version's weights, or by "
-            "their average where the label `evaluated` of asyncrl_run_info is ema.",
+            "their average where the label `evaluated` of asyncrl_run_info is ema; NaN if no "
+            "answer has a verdict.",
         )
         self._accuracy_version = self._gauge(
             "asyncrl_accuracy_version", "The version that the accuracy is of."
+        )
+        self._accuracy_prompts = self._gauge(
+            "asyncrl_accuracy_prompts",
+            "Held-out prompts that the accuracy is over: those that can be answered.",
         )
         self._evaluated = self._gauge(
             "asyncrl_evaluation_ratio",
@@ -262,10 +267,14 @@ class Metrics:
         for cause in causes:
             self._alarms.labels(cause).set(1)
 
-    def evaluated(self, version: int, accuracy: float, figures: Mapping[str, float]) -> None:
-        """Set the held-out accuracy of `version`, 0 to 1, and the figures of sampled answers."""
-        self._accuracy.set(accuracy)
+    def evaluated(
+        self, version: int, accuracy: float | None, figures: Mapping[str, float], asked: int
+    ) -> None:
+        """Set the held-out accuracy of `version`, 0 to 1 (None if no answer has a verdict), of the
+        prompts that were `asked`, and the figures of sampled answers."""
+        self._accuracy.set(math.nan if accuracy is None else accuracy)
         self._accuracy_version.set(version)
+        self._accuracy_prompts.set(asked)
         for name, value in figures.items():
             figure, _, task = name.partition("/")
             self._evaluated.labels(figure, task).set(value)

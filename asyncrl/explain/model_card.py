@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 from asyncrl.config import Config
+from asyncrl.config.derived import steps
 from asyncrl.config.mix import named
 from asyncrl.escape import escaped
 from asyncrl.explain.rows import FigureRow, summary_rows
@@ -70,7 +71,7 @@ def card(config: Config, summary: Summary, version: str) -> str:
         ("lag", f"at most {staleness.max_lag} versions; {number(summary.lag.mean)} in the mean"),
         ("corrections", ", ".join(each.kind for each in staleness.correction) or "none"),
         ("seed", str(config.run.seed)),
-        ("steps", f"{summary.steps} of {train.steps}"),
+        ("steps", f"{summary.steps} of {steps(config)}"),
         ("asyncrl", version),
     ]
     results = [row for row in summary_rows(summary) if row[0] in RESULTS]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from asyncrl.explain.evaluation_figures import EvaluatedWeights, said
+from asyncrl.explain.evaluation_figures import said
 from asyncrl.explain.run_figures import RunFigures
-from asyncrl.explain.summary import RolloutTotals, Summary, TokenTotals
+from asyncrl.explain.summary import Accuracy, RolloutTotals, Summary, TokenTotals
 from asyncrl.messages import StatusUpdate
 from asyncrl.words import NONE, clock, count, duration, number, share, size
 
@@ -26,9 +26,11 @@ def update_rows(now: StatusUpdate) -> list[FigureRow]:
     """A run that goes on: rates and idle shares of the last seconds, else figures of the last step
     and of the last evaluation."""
     accuracy = _at(now.accuracy, now.accuracy_version)
+    accuracy += OF_WEIGHTS[now.accuracy_weights] * (accuracy != NONE)
+    over = _over(now.accuracy_asked, now.accuracy_prompts)
     return [
         ("reward", number(now.reward)),
-        ("held-out accuracy", accuracy + OF_WEIGHTS[now.accuracy_weights] * (accuracy != NONE)),
+        ("held-out accuracy", accuracy + over),
         *_responses(now.exact, now.truncated, now.response_tokens, now.entropy),
         _rates(now.generated_per_s, now.trained_per_s),
         _lag(now.lag_mean, now.lag_max),
@@ -46,7 +48,7 @@ def summary_rows(summary: Summary) -> list[FigureRow]:
         ("result", s.reason),
         ("steps", count(s.steps)),
         ("time", clock(s.seconds)),
-        _accuracy(s.accuracy.start, s.accuracy.end, s.accuracy.weights),
+        _accuracy(s.accuracy),
         *_evaluated(s.evaluated),
         ("reward", number(s.responses.reward)),
         *_responses(
@@ -88,12 +90,15 @@ def summary_rows(summary: Summary) -> list[FigureRow]:
 def figure_rows(figures: RunFigures, accuracy: float | None = None) -> list[FigureRow]:
     """Any run so far; with an `accuracy`, also the time until an evaluation had it."""
     of, evaluations, best = figures.steps, figures.evaluations, figures.best
-    ends = (evaluations[0].accuracy, evaluations[-1].accuracy) if evaluations else (None, None)
+    accuracies = Accuracy()
+    if evaluations:
+        first, last = evaluations[0], evaluations[-1]
+        accuracies = Accuracy(first.accuracy, last.accuracy, asked=last.asked, prompts=last.prompts)
     return [
         ("run", figures.standing),
         ("steps", count(figures.step) + ("" if of is None else f" of {count(of)}")),
         ("time", clock(figures.seconds)),
-        _accuracy(*ends),
+        _accuracy(accuracies),
         ("best accuracy", NONE if best is None else _at(best.accuracy, best.version)),
         *([] if accuracy is None else [_until(figures, accuracy)]),
         ("reward, first steps", number(figures.reward_first)),
@@ -139,10 +144,20 @@ def _at(accuracy: float | None, version: int) -> str:
     return shown if shown == NONE else f"{shown} (version {version})"
 
 
-def _accuracy(
-    start: float | None, end: float | None, weights: EvaluatedWeights = "current"
-) -> FigureRow:
-    return "held-out accuracy", f"{number(start, 3)} → {number(end, 3)}{OF_WEIGHTS[weights]}"
+def _accuracy(of: Accuracy) -> FigureRow:
+    ends = f"{number(of.start, 3)} → {number(of.end, 3)}"
+    return "held-out accuracy", ends + OF_WEIGHTS[of.weights] + _over(of.asked, of.prompts)
+
+
+def _over(asked: int, prompts: int) -> str:
+    """The prompts that an accuracy is over, in words, if they are not all.
+
+    >>> _over(2, 12), _over(12, 12)
+    (', over 2 of 12 prompts', '')
+    """
+    if asked == prompts:
+        return ""
+    return f", over {count(asked)} of {count(prompts)} prompts"
 
 
 def _until(figures: RunFigures, accuracy: float) -> FigureRow:

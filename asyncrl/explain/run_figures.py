@@ -24,11 +24,14 @@ Standing = Literal["begins", "goes on", "ended", "failed", "stalled", "killed"]
 
 
 class EvaluatedAt(msgspec.Struct, frozen=True):
-    """The `accuracy` (0 to 1) of a version, `seconds` after the run began to work."""
+    """The `accuracy` (0 to 1) of a version, `seconds` after the run began to work, over the `asked`
+    ones of `prompts`; None if no answer has a verdict."""
 
     version: int
     seconds: float
-    accuracy: float
+    accuracy: float | None
+    asked: int = 0
+    prompts: int = 0
 
 
 class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,12 +68,18 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def best(self) -> EvaluatedAt | None:
         """The evaluation of the largest accuracy, the first one of equals."""
-        return max(self.evaluations, key=lambda one: (one.accuracy, -one.version), default=None)
+        known = (one for one in self.evaluations if one.accuracy is not None)
+        return max(known, key=lambda one: (one.accuracy or 0.0, -one.version), default=None)
 
     def seconds_to(self, accuracy: float) -> float | None:
         """Seconds until an evaluation had at least this accuracy; None where none had."""
         return min(
-            (one.seconds for one in self.evaluations if one.accuracy >= accuracy), default=None
+            (
+                one.seconds
+                for one in self.evaluations
+                if one.accuracy is not None and one.accuracy >= accuracy
+            ),
+            default=None,
         )
 
     @property
@@ -130,7 +139,11 @@ class CurveSums:
         """Count a point."""
         self.seconds = max(self.seconds, point.seconds)
         if isinstance(point, EvaluationPoint):
-            self.evaluations.append(EvaluatedAt(point.version, point.seconds, point.accuracy))
+            self.evaluations.append(
+                EvaluatedAt(
+                    point.version, point.seconds, point.accuracy, point.asked, point.prompts
+                )
+            )
             return
         self.first, self.last = self.first or point, point
         self.trained += point.trained

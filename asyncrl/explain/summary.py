@@ -13,23 +13,28 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.experience.ledger import Account, Ledger
+from asyncrl.explain.curve import Curve
 from asyncrl.explain.evaluation_figures import EvaluatedWeights
 from asyncrl.explain.json_files import read_json, write_json
 
 
 class Accuracy(msgspec.Struct, frozen=True):
     """Share of held-out prompts answered right, greedily: of the first version, and of the last;
-    by the version's own `weights`, or their average at that version (`evaluation.weights`)."""
+    by the version's own `weights`, or their average at that version (`evaluation.weights`). It is
+    over the `asked` ones of these `prompts`: the others cannot be answered. None if no answer has a
+    verdict."""
 
     start: float | None = None
     end: float | None = None
     weights: EvaluatedWeights = "current"
+    asked: int = 0
+    prompts: int = 0
 
     @classmethod
-    def of(cls, by_version: Mapping[int, float], weights: EvaluatedWeights) -> Accuracy:
-        if not by_version:
-            return cls(weights=weights)
-        return cls(by_version[min(by_version)], by_version[max(by_version)], weights)
+    def of(cls, curve: Curve) -> Accuracy:
+        found, versions = curve.accuracy, curve.figures
+        first, last = (found.get(end(versions, default=-1)) for end in (min, max))
+        return cls(first, last, curve.evaluated_weights, curve.asked, curve.prompts)
 
 
 class TokenTotals(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tomli_w
 
 from asyncrl.bundled.bundled_model import frame, tokenizer
@@ -36,7 +37,7 @@ HEAD = """\
 #   asyncrl check {file}      what follows from it; starts nothing
 #   asyncrl train {file}
 #
-# The bundled model: {verdict}.
+# The bundled model: {verdict}.{held_out}
 # These are the basic settings. The others: `asyncrl settings SECTION`, or docs/defaults.toml.
 
 """
@@ -66,8 +67,7 @@ def first_run(what: str, file: str) -> str:
     try:
         task = open_task(config, 0)
         if of_file:
-            held_out = min(TaskConfig().eval_size, task.size("train") // 5)
-            config = TaskConfig(name="jsonl", path=what, eval_size=held_out)
+            config = _with_held_out(config, task.size("train"))
         longest = _lengths(task)
     except TaskError as error:
         raise ConfigError(f"{error}.") from None
@@ -83,9 +83,36 @@ def first_run(what: str, file: str) -> str:
     head = HEAD.format(
         what=what if not of_file else f"the prompts of {what}",
         file=file,
+        held_out=_held_out_words(config, task) if of_file else "",
         verdict=verdict(catalog()[what]) if what in catalog() else _unknown(task),
     )
     return head + text
+
+
+def _with_held_out(config: TaskConfig, lines: int) -> TaskConfig:
+    """A file's task with as many lines held out as is usual, but at most a fifth; fewer if that
+    leaves less than half of the lines to train on, because many have a held-out prompt."""
+    held_out = min(TaskConfig().eval_size, lines // 5)
+    while held_out:
+        chosen = msgspec.structs.replace(config, eval_size=held_out)
+        try:
+            if 2 * open_task(chosen, 0).size("train") >= lines:
+                return chosen
+        except TaskError:
+            pass  # none is left
+        held_out //= 2
+    return config
+
+
+def _held_out_words(config: TaskConfig, whole: Task) -> str:
+    """A comment on what is held out of a file; `whole` is its task with nothing held out."""
+    lines = whole.size("train")
+    if config.eval_size:
+        return f"\n# Held out: the last {config.eval_size:,} of {lines:,} lines (task.eval_size)."
+    return (
+        f"\n# Nothing is held out of {lines:,} lines, so nothing is evaluated: give prompts in\n"
+        "# task.eval_path, and their number in task.eval_size."
+    )
 
 
 def _unknown(task: Task) -> str:

@@ -370,7 +370,7 @@ class _Launch:
         curve = Curve(read(metrics) if metrics.exists() else ())
         ledger = fold(self._run / JOURNAL).ledger
         steps = curve.last.version if curve.last is not None else 0
-        accuracy = summary.Accuracy.of(curve.accuracy, curve.evaluated_weights)
+        accuracy = summary.Accuracy.of(curve)
         return summary.of_ledger(ledger, reason, steps, curve.before_s, accuracy)
 
     def _report(self, end: SupervisedEnd) -> int:

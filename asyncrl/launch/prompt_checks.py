@@ -60,7 +60,7 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
                     "eos_token_id in its generation_config.json."
                 )
             notes = [
-                *_of_lines(task),
+                *(Row("note", "task.path", note) for note in task.notes),
                 *_of_split(config, task, tokenizer, "train"),
                 *_of_split(config, task, tokenizer, "evaluation"),
             ]
@@ -70,13 +70,6 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
     except TaskError as error:
         raise ConfigError(f"{error}.") from None
     return notes
-
-
-def _of_lines(task: Task) -> Iterator[Row]:
-    """A note for each file with lines that do not train."""
-    for part in tasks_of(task):
-        if note := getattr(part, "note", ""):
-            yield Row("note", "task.path", note)
 
 
 def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) -> Iterator[Row]:
@@ -108,7 +101,7 @@ def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) ->
             f"{words}, so nothing can be trained: raise engine.context_tokens, or look at "
             "task.template and at the model's tokenizer."
         )
-    left_out = "they are dropped" if split == "train" else "they count as wrong"
+    left_out = "they are dropped" if split == "train" else "accuracy leaves them out"
     yield Row("note", "engine.context_tokens", f"{words}: {left_out}")
 
 
@@ -123,7 +116,9 @@ def _of_verifiers(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]
                 if (answer := task.answer("train", index)) is None:
                     continue
                 ids = np.asarray(tokenizer.ids(answer), np.int32).tobytes()
-                verdict = (await verifiers.judge("train", index, ids, "stop")).verdict
+                asked = np.asarray(tokenizer.encode(task.prompt("train", index)), np.int32)
+                timed = await verifiers.judge("train", index, ids, "stop", asked.tobytes())
+                verdict = timed.verdict
                 if isinstance(verdict, NoVerdict):
                     notes.append(_failing(index, answer, verdict.reason))
 

@@ -21,7 +21,8 @@ class Sequence:
     float32 [sampled], their log-probabilities when they were sampled; `versions` int64 [sampled],
     the version that sampled each; `reward`, None until it has one. Sequences of one `group` answer
     one prompt, and are compared with each other. `finish` says how the response ended ("stop" or
-    "length"), if that is known; `text` is the decoded response, if a sampler decoded it.
+    "length"), if that is known; `text` is the decoded response, `text_special` the same with the
+    names of special tokens, and `prompt` the decoded prompt with theirs, if a sampler decoded them.
 
     A prompt of two tokens, and three that version 4 sampled:
 
@@ -42,6 +43,8 @@ class Sequence:
         group: int = 0,
         finish: Finish = "",
         text: str = "",
+        text_special: str | None = None,
+        prompt: str = "",
     ) -> None:
         """Takes lists, numpy arrays and torch tensors. Give either `prompt_tokens`, the number of
         tokens of the prompt, or the `mask`, if tokens that were not sampled (a tool's) lie between
@@ -72,6 +75,7 @@ class Sequence:
             raise ValueError("versions must be 0 or more, and never fall along a sequence")
         self.reward = None if reward is None else float(reward)
         self.group, self.finish, self.text = int(group), finish, text
+        self.text_special, self.prompt = text if text_special is None else text_special, prompt
 
     def __repr__(self) -> str:
         return (
@@ -86,7 +90,13 @@ class Sequence:
     @property
     def answer(self) -> Answer:
         """The response, for a verifier."""
-        return Answer(self.text, finish=self.finish, tokens=self.sampled_tokens)
+        return Answer(
+            self.text,
+            finish=self.finish,
+            tokens=self.sampled_tokens,
+            text_special=self.text_special,
+            prompt=self.prompt,
+        )
 
     def rewarded(self, reward: float) -> Sequence:
         """The same sequence with a reward."""
@@ -99,6 +109,8 @@ class Sequence:
             group=self.group,
             finish=self.finish,
             text=self.text,
+            text_special=self.text_special,
+            prompt=self.prompt,
         )
 
     def to_train(self) -> TrainingSequence:

@@ -133,6 +133,7 @@ class Sampler:
 
     def _sequence(self, group: int, request: Request, chunks: Sequence[Chunk]) -> PublicSequence:
         response = np.concatenate([chunk.ids for chunk in chunks])
+        tokenizer = self.tokenizer
         versions = np.repeat([c.version for c in chunks], [len(c.ids) for c in chunks])
         return PublicSequence(
             np.concatenate([request.ids, response]),
@@ -141,7 +142,9 @@ class Sampler:
             versions=versions,
             group=group,
             finish=chunks[-1].finish,
-            text=self.tokenizer.decode(response.tolist()) if self.tokenizer else "",
+            text=tokenizer.decode(response.tolist()) if tokenizer else "",
+            text_special=tokenizer.decode_response(response.tolist()) if tokenizer else "",
+            prompt=tokenizer.decode(request.ids.tolist(), special=True) if tokenizer else "",
         )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.messages import Split
-from asyncrl.tasks import Task
+from asyncrl.tasks import NoReward, Task
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.judge_checks import opened
 from asyncrl.tasks.verifiers import Verifier, rewarded
@@ -37,6 +38,7 @@ class ListTask:
 
     executes, writes = False, False
     languages = frozenset[str]()
+    notes = ()
 
     def __init__(
         self,
@@ -73,8 +75,11 @@ class ListTask:
         return None if answer is None else str(answer)
 
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
-        line = self._line(split, prompt_index)
-        return float(rewarded(self._verifier, self._verifier(Answer.of(answer), line)))
+        line = deepcopy(self._line(split, prompt_index))  # the next answer is judged by the same
+        reward = rewarded(self._verifier, self._verifier(Answer.of(answer), line))
+        if isinstance(reward, str | bytes):
+            raise NoReward(f"not a number: {type(reward).__name__}")
+        return float(reward)
 
     def _line(self, split: Split, prompt_index: int) -> dict[str, Any]:
         if not 0 <= prompt_index < self.size(split):

@@ -53,7 +53,8 @@ class Progress(Part, frozen=True):
 class StatusUpdate(Message, frozen=True):
     """Coordinator to launcher, about once a second: what the display shows. Rates are over the last
     seconds; shares are 0 to 1. `evaluated` are figures of sampled answers, by name;
-    `accuracy_weights` says which weights of `accuracy_version` these and the accuracy are of. Of
+    `accuracy_weights` says which weights of `accuracy_version` these and the accuracy are of, and
+    `accuracy_asked` of `accuracy_prompts` that it is over; None if no answer has a verdict. Of
     the last step's responses there are the mean `reward`, the shares that are `exact` and
     `truncated`, their mean length and their entropy (nats a token); None before there are any.
     `done` counts what each role has done so far: tokens, verdicts, episodes, steps."""
@@ -83,6 +84,8 @@ class StatusUpdate(Message, frozen=True):
     entropy: float | None = None
     progress: list[Progress] = []
     done: dict[Role, int] = {}
+    accuracy_asked: int = 0
+    accuracy_prompts: int = 0
 
 
 Healable = Literal["lost", "stalled"]

@@ -70,7 +70,8 @@ class Chunks(Message, frozen=True):
 
 class ScoreRequest(Message, frozen=True):
     """Coordinator to reward actor: judge a response to the prompt at `prompt_index` of the task's
-    split; `finish` says how it ended. Buffer 0: `int32` response ids."""
+    split; `finish` says how it ended. Buffer 0: `int32` response ids. Buffer 1: `int32` ids of what
+    the model continued."""
 
     rollout: int
     split: Split

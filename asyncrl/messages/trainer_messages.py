@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from asyncrl.messages.parts import Finish, Message, Part, Span
 
 
@@ -137,9 +139,11 @@ class Save(Message, frozen=True):
     """Coordinator to trainer: write a checkpoint of the current version, which is copied at once
     and written beside the commands that follow; no other Save comes before the answer. `cursor` is
     the number of the last journalled event it belongs to; it is kept in the checkpoint for
-    `--resume`."""
+    `--resume`. After the run's last step the models for use elsewhere are written `too`, or `alone`
+    if the checkpoint is there."""
 
     cursor: int
+    models: Literal["no", "too", "alone"] = "no"
 
 
 class Saved(Message, frozen=True):

@@ -14,7 +14,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from asyncrl.messages import MicroBatch, Publish, Sample, ScoreProximal, TokenCount
+from asyncrl.messages import MicroBatch, Publish, Sample, Save, ScoreProximal, TokenCount
 from asyncrl.simulation import policy
 from asyncrl.simulation.observer import WorldObserver
 from asyncrl.weightsync.errors import TransferError
@@ -197,11 +197,18 @@ class FakeLearner:
         self._observer.on_step(self.version, self.weights)
         return {"loss": loss_of(self.weights)}
 
-    async def copy(self, cursor: int) -> Any:
+    async def copy(self, save: Save) -> Any:
         version = self.version
         await trio.sleep(self.copy_s)
         proximal = self.proximal and self.proximal.copy()
-        return partial(self.write_checkpoint, version, self.weights, cursor, proximal)
+        if save.models == "alone":
+            return partial(self._leave_models, version)
+        return partial(self.write_checkpoint, version, self.weights, save.cursor, proximal)
+
+    async def _leave_models(self, version: int) -> str:
+        """Write what the run leaves for use elsewhere, which is nothing here."""
+        await trio.sleep(self.copy_s)
+        return f"/checkpoints/{version}"
 
     async def join(self, message: Publish) -> None:
         """Meet the engines of a direct publication."""

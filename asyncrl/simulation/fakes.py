@@ -343,7 +343,12 @@ class FakeVerifiers:
         self.open = 0
 
     async def judge(
-        self, split: Split, prompt_index: int, ids: bytes | memoryview, finish: Finish
+        self,
+        split: Split,
+        prompt_index: int,
+        ids: bytes | memoryview,
+        finish: Finish,
+        prompt: bytes | memoryview = b"",
     ) -> TimedVerdict:
         self.open += 1
         self._observer.on_judging(self._start, self.open)

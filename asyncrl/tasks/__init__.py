@@ -10,7 +10,7 @@ which the launcher gives to every actor.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, Self
 
 from asyncrl.config.errors import InputError, installs
@@ -95,6 +95,12 @@ class Task(Protocol):
     @property
     def writes(self) -> bool:
         """True if the verifier may write files. They are its own, and gone after the verdict."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Sentences that its user should read before a run, about the data; empty if there are
+        none."""
         ...
 
     def warm(self) -> str:

@@ -8,24 +8,40 @@ from asyncrl.messages import Finish
 
 
 class Answer(str):
-    """The text of a response, and how it ended. It is a text like any other, so a verifier may
-    ignore the rest.
+    """The text of a response without its special tokens, and how it ended. It is a text like any
+    other, so a verifier may ignore the rest.
 
     `finish` is `stop` if the model ended it, `length` if it was cut at its budget of tokens, and
     empty if that is not known. `tokens` are the response's, its end included; 0 if that is not
-    known.
+    known. `text_special` is the text with the names of its special tokens, but for the one that
+    ended it. `prompt` is what the model continued, with its template and special tokens; empty if
+    that is not known.
 
-    >>> answer = Answer("42", finish="length", tokens=3)
-    >>> answer == "42", answer.finish, answer.tokens
-    (True, 'length', 3)
+    >>> answer = Answer("12", finish="length", tokens=3, text_special="1</think>2")
+    >>> answer == "12", answer.finish, answer.text_special.partition("</think>")[2]
+    (True, 'length', '2')
+    >>> Answer("42").text_special
+    '42'
     """
 
     finish: Finish
     tokens: int
+    text_special: str
+    prompt: str
 
-    def __new__(cls, text: str, *, finish: Finish = "", tokens: int = 0) -> Self:
+    def __new__(
+        cls,
+        text: str,
+        *,
+        finish: Finish = "",
+        tokens: int = 0,
+        text_special: str | None = None,
+        prompt: str = "",
+    ) -> Self:
         self = super().__new__(cls, text)
         self.finish, self.tokens = finish, tokens
+        self.text_special = str(text) if text_special is None else text_special
+        self.prompt = prompt
         return self
 
     @classmethod

@@ -94,6 +94,10 @@ class GymTask:
     def writes(self) -> bool:
         return False  # its scorers compute, and no more
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
     def warm(self) -> str:
         answer = self.answer("train", 0)
         if self.executes and answer is not None:  # the generator's own, and no text from outside

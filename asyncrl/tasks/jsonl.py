@@ -112,15 +112,19 @@ class JsonlTask:
         return True  # its verifiers are the user's
 
     @property
-    def note(self) -> str:
-        """A sentence about lines that do not train because a held-out line has the same prompt;
-        empty if there are none."""
-        if not self._shared:
-            return ""
-        return (
-            f"{self._shared:,} lines have the prompt of a held-out one and do not train: "
-            f"{self.size('train'):,} are left"
-        )
+    def notes(self) -> list[str]:
+        notes = list[str]()
+        if self._shared:
+            notes.append(
+                f"{self._shared:,} lines have the prompt of a held-out one and do not train: "
+                f"{self.size('train'):,} are left"
+            )
+        if empty := self._verifiers.empty:
+            notes.append(
+                f"{empty:,} {'line has an' if empty == 1 else 'lines have an'} empty answer, which "
+                "a response without text gets right"
+            )
+        return notes
 
     def warm(self) -> str:
         return self.prompt("train", 0)

@@ -50,6 +50,10 @@ class MixedTask:
     def writes(self) -> bool:
         return any(task.writes for task in self._listed)
 
+    @property
+    def notes(self) -> list[str]:
+        return [f"{label}: {note}" for label, task in self.tasks.items() for note in task.notes]
+
     def warm(self) -> str:
         first, *others = self._listed
         for task in others:

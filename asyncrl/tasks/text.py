@@ -151,6 +151,15 @@ class Tokenizer:
         """The text of ids; with the names of special tokens if `special`."""
         return str(self._fast.decode(list(ids), skip_special_tokens=not special))
 
+    def ends(self, token: int) -> bool:
+        """True if this id ends a response and has no text of its own."""
+        return token in self.stop_ids and not self.decode([token])
+
+    def decode_response(self, ids: Sequence[int]) -> str:
+        """The text of a response with the names of its special tokens, but for the one that ended
+        it."""
+        return self.decode(ids[:-1] if ids and self.ends(ids[-1]) else ids, special=True)
+
 
 def _chat_template(directory: str | Path) -> Any:
     from transformers import AutoTokenizer

@@ -34,8 +34,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import sys
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from asyncrl.config.errors import ConfigError
@@ -44,6 +44,7 @@ from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import NoReward, Several, TaskError
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.program_cases import CasesVerifier
+from asyncrl.tasks.written_numbers import same_number
 
 Verifier = Callable[[Answer, Mapping[str, Any]], Any]
 """`(answer, the line as a dict) -> reward`, or a mapping of rewards by name; may raise anything
@@ -51,14 +52,23 @@ and be slow. The answer is a text that knows its `finish` and its length in `tok
 
 
 def exact(answer: str, entry: Mapping[str, Any]) -> float:
-    """1 if the answer is the expected text, up to white space at its ends."""
-    return float(answer.strip() == str(entry["answer"]).strip())
+    """1 if the answer is the expected text, up to white space at its ends and Unicode's equivalent
+    forms. A JSON number with a fraction or an exponent has no text of its own: it is compared as a
+    number (`4.0` = `4`), and an integer by its digits."""
+    expected = entry["answer"]
+    if isinstance(expected, float):
+        return float(same_number(answer, expected))
+    return float(_plain(answer) == _plain(str(expected)))
 
 
 def number(answer: str, entry: Mapping[str, Any]) -> float:
-    """1 if the answer is a number equal to the expected one (`1,000` = `1e3` = `1000.0`)."""
-    value = as_number(answer)
-    return float(value is not None and value == as_number(str(entry["answer"])))
+    """1 if the answer is a number equal to the expected one (`1,000` = `1e3` = `1000.0`); the forms
+    are those of `written_numbers.py`."""
+    return float(same_number(answer, entry["answer"]))
+
+
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFC", text).strip()
 
 
 OFFERED = "VERIFIERS"
@@ -72,15 +82,6 @@ VERIFIERS: Registry[Verifier] = Registry(
     lambda verifier: "",
 )
 """Verifiers that `task.verifier` may name."""
-
-
-def as_number(text: str) -> Decimal | None:
-    """The finite decimal number that `text` is, or None."""
-    try:
-        value = Decimal(text.strip().replace(",", "").replace("_", "x"))
-    except InvalidOperation:
-        return None
-    return value if value.is_finite() else None
 
 
 def names(verifier: Verifier) -> tuple[str, ...]:
@@ -160,6 +161,8 @@ function of 'os' if you trust it, as its code would be run
         self._own = {"run": run} if run else {}
         self.languages: set[str] = set()
         """Languages of the lines that were checked whose answers are run as programs."""
+        self.empty = 0
+        """Lines that were checked whose expected answer, for `exact`, is empty."""
         self._module = default.partition(":")[0] if ":" in default else ""
         try:
             self._resolved = {default: _checked(default, self._of_settings(default))}
@@ -184,10 +187,13 @@ function of 'os' if you trust it, as its code would be run
             self.languages.add(verifier.language(line))
         elif "answer" not in line:
             raise LookupError("Object missing required field `answer`")
-        elif verifier is number and as_number(str(line["answer"])) is None:
+        elif verifier is number and not same_number(str(line["answer"]), line["answer"]):
             raise LookupError(
-                f"its verifier is `number` and its answer {line['answer']!r} is not a number"
+                f"its verifier is `number` and its answer {line['answer']!r} is not a number, as "
+                "`1234`, `1,234.5` or `1.2e3` are: write it as one, or name another verifier"
             )
+        elif verifier is exact and not str(line["answer"]).strip():
+            self.empty += 1
 
     def find(self, name: str) -> Verifier:
         """The verifier of a name in a line; an empty name is that of `task.verifier`. Raises

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import trio
+from scripted_parts import ScriptedVerifiers, by_length
 from scripted_world import ScriptedWorld, configured
 
+from asyncrl.actors.coordinator.collect_status import collect_status, collect_update
+from asyncrl.actors.verifier_process import TimedVerdict
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
@@ -371,8 +375,44 @@ async def test_more_steps_than_data_trains_what_there_is(
         sum(isinstance(event, e.Admitted) and event.split == "train" for event in world.log.events)
         == 7
     )
+    assert collect_update(world.coordinator.parts).steps == 4, "the display counts to what there is"
+    assert collect_status(world.coordinator.parts).steps == 4
     assert 4 in world.coordinator.parts.evaluation.accuracy and world.learner.saved[-1][0] == 4
     assert world.store.experience.ledger.rollouts.live == 0
+
+
+@pytest.mark.parametrize("every", [1, 50])
+@pytest.mark.parametrize("varied", [0, 16, 1000])
+async def test_a_run_that_ends_with_its_data_leaves_its_models_once_whatever_was_filtered(
+    every: int, varied: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The rewards of the first `varied` answers differ. Of the others, which are judged later, none
+    is trained: the checkpoint of the last version is there before this is known."""
+    world = ScriptedWorld(
+        configured(
+            rollout={"filter": "zero_variance"},
+            task={"train_size": 10, "epochs": 1, "eval_size": 0},
+            train={"steps": 50, "checkpoint_every": every},
+        )
+    )
+
+    class Later(ScriptedVerifiers):
+        async def judge(self, *asked: Any) -> TimedVerdict:
+            self.asked += 1
+            if self.asked <= varied:
+                return TimedVerdict(by_length(*asked[:2], bytes(asked[2])), 0.0)
+            await trio.sleep(20.0)
+            return TimedVerdict(Scored(1.0), 20.0)
+
+    world.verifiers = Later(by_length, 0.0)
+    outcome = await world.run()
+    world.check()
+    assert outcome.ok and "used up after" in outcome.reason
+    left = [version for version, models in world.learner.models if models != "no"]
+    assert left == [world.learner.version]
+    assert len({version for version, _ in world.learner.saved}) == len(world.learner.saved)
+    if varied == 0 or (varied == 16 and every == 1):
+        assert world.learner.models[-1] == (world.learner.version, "alone")
 
 
 @pytest.mark.parametrize("epochs", [0, 2])

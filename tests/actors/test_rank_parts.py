@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from asyncrl.actors import rank_parts
-from asyncrl.config import load
+from asyncrl.messages import Save
 from asyncrl.runtime.run_dir import MODEL
 
 
 @pytest.mark.parametrize(
-    ("sets", "last"),
-    [
-        (["train.steps=3"], 3),
-        (["train.steps=9", "task.epochs=2", "task.train_size=20", "train.batch_groups=8"], 5),
-        (["train.steps=3", "task.epochs=2", "task.train_size=20", "train.batch_groups=8"], 3),
-    ],
+    ("models", "written"), [("no", ["step"]), ("too", ["step", MODEL]), ("alone", [MODEL])]
 )
-def test_the_last_step_leaves_the_model_also_where_the_data_ends_first(
-    sets: list[str], last: int, monkeypatch: pytest.MonkeyPatch
+def test_the_models_are_written_where_the_coordinator_says_that_it_is_the_last(
+    models: Literal["no", "too", "alone"],
+    written: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A run of task.epochs left none: only train.steps was asked."""
-    monkeypatch.setattr(rank_parts, "take", lambda *_: SimpleNamespace(model="weights"))
+    """A rank cannot know: a run ends before train.steps where its data does, or where groups are
+    filtered."""
+    found: list[str] = []
+    staged: Any = SimpleNamespace(model="weights", version=3)
+    monkeypatch.setattr(rank_parts, "take", lambda *_: staged)
     monkeypatch.setattr(rank_parts, "merged_model", lambda model: model)
-    context: Any = SimpleNamespace(config=load(None, sets, {}))
-    left = []
-    for version in range(1, 9):
-        learner: Any = SimpleNamespace(version=version, average=None)
-        _, models = rank_parts._taken(learner, context, None, 0)  # type: ignore[arg-type]
-        left += [version] * (MODEL in models)
-    assert left == list(range(last, 9))
+    monkeypatch.setattr(rank_parts, "adapted", lambda model: False)
+    monkeypatch.setattr(rank_parts, "write", lambda *_: found.append("step"))
+    monkeypatch.setattr(rank_parts, "export", lambda path, *_: found.append(path.name))
+    learner: Any = SimpleNamespace(version=3, average=None)
+    context: Any = SimpleNamespace(run=tmp_path, initial=tmp_path)
+    save = Save(7, models)
+    staged, whole = rank_parts._taken(learner, None, save)  # type: ignore[arg-type]
+    rank_parts._written(context, staged, whole, save)
+    assert found == written

@@ -80,6 +80,7 @@ def do(answer, entry):
         case "rewards": return dict(zip(("right", "brief"), map(float, argument.split())))
         case "nothing": return None
         case "ended": return answer.tokens + (0.5 if answer.finish == "length" else 0.0)
+        case "opened": return float(answer.prompt == "<think>" and answer.text_special == "opened")
         case "remember":
             REMEMBERED.append(1)
             return float(len(REMEMBERED))
@@ -217,7 +218,9 @@ async def test_a_verifier_is_told_how_the_response_ended_and_how_long_it_is(
     async with opened() as verifiers:
         by_stop = await verifiers.judge("train", 0, ids("ended"), "stop")
         by_length = await verifiers.judge("train", 0, ids("ended"), "length")
+        prompted = await verifiers.judge("train", 0, ids("opened"), "stop", ids("<think>"))
     assert (by_stop.verdict, by_length.verdict) == (Scored(5.0), Scored(5.5))
+    assert prompted.verdict == Scored(1.0)
 
 
 @pytest.mark.explore
@@ -479,7 +482,7 @@ async def test_the_actor_judges_what_it_is_asked_and_then_drains(opened: Open) -
     async with opened() as verifiers, acting(verifiers, concurrency=2) as link:
         for rollout in range(50):
             await link.send(
-                ScoreRequest(rollout, "train", rollout % 10, "stop"), ids(f"give {rollout}")
+                ScoreRequest(rollout, "train", rollout % 10, "stop"), ids(f"give {rollout}"), b""
             )
         judged = [await next_of(link, ScoreResult) for _ in range(50)]
         assert {j.rollout: j.verdict for j in judged if isinstance(j, ScoreResult)} == {
@@ -491,7 +494,7 @@ async def test_the_actor_judges_what_it_is_asked_and_then_drains(opened: Open) -
 
 async def test_the_actor_reports_what_it_waits_for(opened: Open, waits: Waits) -> None:
     async with opened() as verifiers, acting(verifiers, concurrency=2, waits=waits) as link:
-        await link.send(ScoreRequest(0, "train", 3, "stop"), ids("hang"))
+        await link.send(ScoreRequest(0, "train", 3, "stop"), ids("hang"), b"")
         table: list[Wait] = []
         while not any(wait.name == "verdict" for wait in table):
             report = await next_of(link, Report)
@@ -510,8 +513,8 @@ async def test_a_drain_parks_what_would_take_long(
     # A report that is cut off closes a link in memory, and ENDING_S is a multiple of REPORT_S.
     quiet = 1000.0
     async with opened() as verifiers, acting(verifiers, concurrency=4, report_s=quiet) as link:
-        await link.send(ScoreRequest(0, "train", 0, "stop"), ids("hang"))
-        await link.send(ScoreRequest(1, "train", 0, "stop"), ids("give 1"))
+        await link.send(ScoreRequest(0, "train", 0, "stop"), ids("hang"), b"")
+        await link.send(ScoreRequest(1, "train", 0, "stop"), ids("give 1"), b"")
         await link.send(Drain())
         assert await next_of(link, ScoreResult) == msgspec.structs.replace(
             ScoreResult(1, Scored(1.0), 0.0), seconds=pytest.approx(0, abs=5)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
+import pytest
 import trio
-from scripted_parts import ScriptedVerifiers
+from scripted_parts import ScriptedVerifiers, by_length
 from scripted_world import ScriptedWorld, configured
 
 from asyncrl.actors.coordinator.admission import SAMPLED
 from asyncrl.actors.coordinator.collect_status import collect_update
 from asyncrl.experience import events as e
 from asyncrl.experience.rollout import Group
-from asyncrl.messages import Lease, Leases, Message, Scored, Split, Verdict
+from asyncrl.messages import Lease, Leases, Message, NoVerdict, Scored, Split, Verdict
 from asyncrl.simulation.observer import WorldObserver
 
 SAMPLING = {"samples": 4, "temperature": 0.7, "pass_at": [2, 4]}
@@ -23,6 +24,17 @@ SAMPLING = {"samples": 4, "temperature": 0.7, "pass_at": [2, 4]}
 def right_by_number(split: Split, prompt_index: int, ids: bytes) -> Verdict:
     """Held-out answers are right or wrong by their length."""
     return Scored(float(len(ids) // 4 % 3 == prompt_index % 3))
+
+
+def held_out(first: Verdict, *others: Verdict) -> Callable[[Split, int, bytes], Verdict]:
+    """Each answer to the first held-out prompt, and each to the others, has this verdict."""
+
+    def verdict(split: Split, prompt_index: int, ids: bytes) -> Verdict:
+        if split == "train":
+            return by_length(split, prompt_index, ids)
+        return others[0] if others and prompt_index else first
+
+    return verdict
 
 
 async def leased(world: ScriptedWorld) -> list[Lease]:
@@ -95,6 +107,44 @@ async def test_the_figures_are_counted_from_the_verdicts_and_shown(
     assert update.evaluated["avg@4"] == sum(map(sum, sampled)) / 16
     assert update.evaluated["pass@4"] == sum(map(any, sampled)) / 4
     assert update.evaluated == world.coordinator_summary(outcome).evaluated
+
+
+@pytest.mark.parametrize("fitting", [3, 0])
+async def test_prompts_that_cannot_be_answered_are_in_no_figure(
+    autojump_clock: trio.testing.MockClock, fitting: int
+) -> None:
+    """They counted as wrong, so that 0.000 could be the accuracy of prompts that were never
+    asked."""
+    world = ScriptedWorld(configured(evaluation=SAMPLING))
+    world.source.prompts = lambda split, prompt_index: (
+        "x" * (60 if split == "evaluation" and prompt_index >= fitting else 5)
+    )
+    world.verifiers = ScriptedVerifiers(held_out(Scored(1.0)), 0.05)
+    outcome = await world.run()
+    evaluation = world.coordinator.parts.evaluation
+    shares = {"avg@4": 1.0, "pass@2": 1.0, "pass@4": 1.0} if fitting else {}
+    assert set(evaluation.accuracy.values()) == {1.0 if fitting else None}
+    assert all(figures == shares for figures in evaluation.figures.values())
+    update, summary = collect_update(world.coordinator.parts), world.coordinator_summary(outcome)
+    assert update.accuracy == summary.accuracy.end == (1.0 if fitting else None)
+    assert (update.accuracy_asked, update.accuracy_prompts) == (fitting, 4)
+    assert (summary.accuracy.asked, summary.accuracy.prompts) == (fitting, 4)
+
+
+async def test_answers_without_a_verdict_have_no_accuracy_unless_another_has_one(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    found = []
+    for first in (NoVerdict("timeout"), Scored(1.0)):
+        world = ScriptedWorld(configured(evaluation=SAMPLING))
+        world.verifiers = ScriptedVerifiers(held_out(first, NoVerdict("timeout")), 0.05)
+        await world.run()
+        evaluation = world.coordinator.parts.evaluation
+        found.append((set(evaluation.accuracy.values()), evaluation.figures[4]))
+    assert found == [
+        ({None}, {}),
+        ({0.25}, {"avg@4": 0.25, "pass@2": 0.25, "pass@4": 0.25}),
+    ]
 
 
 async def test_without_samples_nothing_but_greedy_answers_is_asked_for(

@@ -30,11 +30,13 @@ class Reward(Peer):
         super().__init__(Hello("reward", index, 0, 1), memory_links()[0])
         self.asked: list[int] = []
         self.finishes: dict[int, str] = {}
+        self.buffers: dict[int, tuple[bytes, ...]] = {}
 
     def send(self, message: Message, *buffers: object) -> None:
         assert isinstance(message, ScoreRequest)
         self.asked.append(message.rollout)
         self.finishes[message.rollout] = message.finish
+        self.buffers[message.rollout] = tuple(map(bytes, buffers))  # type: ignore[call-overload]
 
 
 async def test_verdicts_are_asked_in_order_once_and_again_first_where_an_actor_was_lost() -> None:
@@ -98,6 +100,40 @@ async def test_a_group_is_judged_by_one_set_of_rewards_whatever_its_verifier_bec
         "an answer to prompt 7 has no verdict: other rewards: 0 of them, where others of the group "
         "have 2 (1 of 2 so far)"
     ]
+
+
+async def test_a_verifier_gets_the_reply_and_all_that_the_model_had_before_it() -> None:
+    store, roster = EventStore(Experience(), MemoryLog()), Roster(lambda: None)
+    scoring, peer = Scoring(store, roster, configured(), RunClock()), Reward(0)
+    roster.add(peer)
+
+    def ids(*tokens: int) -> bytes:
+        return np.array(tokens, np.int32).tobytes()
+
+    def answered(number: int, tokens: bytes) -> None:
+        store.record(e.Leased(number, "rollout-0", 1))
+        store.record(e.Extended(number, 1, 0, 0, tokens, bytes(len(tokens))))
+
+    store.record(e.Published(0))
+    store.record(e.Admitted(0, 0, 1, "train", 0, ids(1, 2), 9))
+    answered(0, ids(3, 4))
+    store.record(e.Sealed(0, 1, "stop"))
+    scoring.dispatch()
+    assert peer.buffers[0] == (ids(3, 4), ids(1, 2))
+
+    scoring = Scoring(store, roster, configured(agent={"run": "m:Game"}), RunClock())
+    store.record(e.Admitted(1, 1, 1, "train", 0, ids(1, 2), 9, played=True))
+    store.record(e.Begun(1, "agents-0", 1))
+    for call, after, given, said in [
+        (2, None, ids(1, 2), ids(3)),
+        (3, (2, 3), ids(9), ids(4, 5)),
+    ]:
+        store.record(e.Called(1, 1, call, after, given, call, 9, 1.0))
+        answered(call, said)
+        store.record(e.Answered(call, 1, "stop"))
+    store.record(e.Sealed(1, 1, "stop"))
+    scoring.dispatch()
+    assert peer.buffers[1] == (ids(4, 5), ids(1, 2, 3, 9))
 
 
 async def test_more_answers_at_once_than_an_outbox_holds_cut_nobody_off() -> None:

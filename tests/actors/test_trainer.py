@@ -95,10 +95,10 @@ class SavingLearner(ScriptedLearner):
         self.failing = failing
         self.log: list[tuple[float, str, int]] = []
 
-    async def copy(self, cursor: int):  # type: ignore[no-untyped-def]
+    async def copy(self, save: Save):  # type: ignore[no-untyped-def]
         self.log.append((trio.current_time(), "copy", self.version))
         await trio.sleep(1.0)
-        return await super().copy(cursor)
+        return await super().copy(save)
 
     async def write(self, version: int, cursor: int) -> Path:
         await trio.sleep(WRITE_S)

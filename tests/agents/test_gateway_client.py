@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from asyncrl.agents.agent_episode import EpisodeError, EpisodeFacts
+from asyncrl.agents.environments import Step, play
 from asyncrl.agents.gateway_client import BODY_BYTES, GatewayAnswer, GatewayClient, GatewayLost
 from asyncrl.agents.model_call import RETRIES, EpisodeFull, reply_to
 
@@ -168,6 +169,29 @@ async def test_a_call_is_asked_again_where_the_gateway_is_busy_or_gone() -> None
     assert line == "post /sessions/one/v1/chat/completions http/1.1"
     assert body == {"model": "policy", "messages": [{"role": "user", "content": "x"}]}
     assert [again for *_, again in others] == [body, body]
+
+
+class Thinking:
+    """An environment of one turn, which reads special tokens."""
+
+    skip_special_tokens = False
+
+    def reset(self, entry: Mapping[str, Any], seed: int) -> str:
+        return "x"
+
+    def step(self, reply: str) -> Step:
+        return Step("", 1.0, done=True)
+
+
+@in_loop
+async def test_an_environment_asks_for_special_tokens() -> None:
+    async with served(CHAT, said(200, {})) as (server, _client, facts):
+        assert await play(Thinking(), facts) == 1.0
+    assert server.asked[0][2] == {
+        "model": "policy",
+        "messages": [{"role": "user", "content": "x"}],
+        "skip_special_tokens": False,
+    }
 
 
 @pytest.mark.parametrize(

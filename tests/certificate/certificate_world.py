@@ -23,7 +23,7 @@ from asyncrl.config import Config
 from asyncrl.engines.embedded import EmbeddedEngine
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.experience import events as e
-from asyncrl.messages import MicroBatch, Prepare, Publish, Scored, Split, TokenCount, Verdict
+from asyncrl.messages import MicroBatch, Prepare, Publish, Save, Scored, Split, TokenCount, Verdict
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.training.learner import Learner
@@ -141,7 +141,7 @@ class RealLearner:
         self.losses.append(metrics["loss"])
         return metrics
 
-    async def copy(self, cursor: int) -> Write:
+    async def copy(self, save: Save) -> Write:
         path = Path(f"/checkpoints/{self.version}")
 
         async def write() -> Path:

@@ -15,6 +15,7 @@ from asyncrl.experience.episode import (
     Strand,
     Turn,
     errors_in,
+    last_context,
     path_counts,
     rewritten,
     turn_tokens,
@@ -87,6 +88,18 @@ class Calls(RuleBasedStateMachine):
     @invariant()
     def every_sampled_token_is_trained_once(self) -> None:
         check(leaves_of(self.tree, self.made), self.samples.made)
+
+    @invariant()
+    def the_last_turn_has_its_context_before_it(self) -> None:
+        made = zip(self.contexts, self.made, strict=True)
+        used = [(ids(context), some.ids) for context, (_, some) in made if some.ids]
+        if used:
+            tree, turns = CallTree(), [Turn(len(sampled) // 4, "stop") for _, sampled in used]
+            places = [tree.add(context, sampled) for context, sampled in used]
+            lie = tree.strands(places, [turn.tokens for turn in turns])
+            strands = [Strand(*strand) for strand in lie]
+            sampled = b"".join(sampled for _, sampled in used)
+            assert last_context(sampled, turns, strands) == used[-1][0]
 
 
 TestCalls = Calls.TestCase

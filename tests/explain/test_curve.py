@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from hypothesis import given
@@ -29,6 +30,8 @@ from asyncrl.explain.curve import (
     trim,
 )
 from asyncrl.explain.curve_file import CurveFile, open_curve
+from asyncrl.explain.sinks.sink_figures import figures_of
+from asyncrl.explain.summary import Accuracy
 from asyncrl.journal import Journal
 
 CLOCK = ("at", "seconds")
@@ -167,6 +170,19 @@ def test_a_version_made_again_is_no_second_line() -> None:
     for point in (step(1, 1), step(2, 1), evaluation(2, 1), step(3, 1)):
         curve.add(point)
     assert lines == [line_of(step(3, 1))] and curve.last == step(3, 1)
+
+
+def test_an_evaluation_without_a_verdict_has_no_accuracy_and_is_one() -> None:
+    lines: list[bytes] = []
+    none = msgspec.structs.replace(evaluation(2), accuracy=None, asked=3, prompts=12)
+    curve = Curve([evaluation(1)], lines.append)
+    curve.add(none)
+    curve.add(none)
+    assert [point_of(line) for line in lines] == [none]
+    assert (curve.accuracy, curve.asked, curve.prompts) == ({1: 1 / 16}, 3, 12)
+    assert curve.evaluated == {1: 1 / 16, 2: None}
+    assert Accuracy.of(curve) == Accuracy(1 / 16, None, asked=3, prompts=12)
+    assert "evaluation/accuracy" not in figures_of(none)
 
 
 def test_a_file_is_trimmed_at_any_byte_and_left_whole(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from asyncrl.config import load
 from asyncrl.config.derived import derived
 from asyncrl.explain.display import Display, line, show_rows, show_summary
+from asyncrl.explain.rows import summary_rows
 from asyncrl.explain.summary import (
     Accuracy,
     Publications,
@@ -142,6 +143,16 @@ def test_an_accuracy_of_the_average_says_so() -> None:
     averaged = msgspec.structs.replace(STATUS, accuracy_weights="ema")
     assert "accuracy 0.625 (version 4)  " in line(STATUS)
     assert "accuracy 0.625 (version 4), of the average of weights  " in line(averaged)
+
+
+def test_an_accuracy_over_some_of_the_prompts_says_so() -> None:
+    some = msgspec.structs.replace(STATUS, accuracy_asked=2, accuracy_prompts=12)
+    assert "accuracy 0.625 (version 4), over 2 of 12 prompts  " in line(some)
+    none = msgspec.structs.replace(some, accuracy=None, accuracy_asked=0)
+    assert "accuracy –, over 0 of 12 prompts  " in line(none)
+    accuracy = Accuracy(None, 0.5, asked=2, prompts=12)
+    ended = Summary(ok=True, reason="done", steps=1, seconds=1.0, accuracy=accuracy)
+    assert ("held-out accuracy", "– → 0.500, over 2 of 12 prompts") in summary_rows(ended)
 
 
 @pytest.mark.parametrize("news", [{"phase": "evaluating"}, {"accuracy_version": 5}, {"step": 20}])

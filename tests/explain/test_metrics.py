@@ -77,7 +77,8 @@ def busy(clock: Clock, port: int) -> Iterator[int]:
     metrics.observed(observe(experience(), {0: 10, 3: 4, 40: 1}))
     metrics.stepped(0.5, {"loss": -0.25})
     clock.now += 7
-    metrics.evaluated(4, 0.75, {"pass@2": 0.875, "pass@2/math": 0.5})
+    metrics.evaluated(3, None, {}, 0)  # which the next one replaces
+    metrics.evaluated(4, 0.75, {"pass@2": 0.875, "pass@2/math": 0.5}, 12)
     metrics.published(0.2, {0: 0.002, 1: 0.004})
     metrics.judged(Scored(1.0), 0.01)
     metrics.judged(NoVerdict("raised: ValueError: 'x'\n"), 0.3)
@@ -145,6 +146,7 @@ def test_what_happened_is_what_a_scrape_says(busy: int) -> None:
         ("asyncrl_training", "loss"): -0.25,
         ("asyncrl_accuracy_ratio",): 0.75,
         ("asyncrl_accuracy_version",): 4,
+        ("asyncrl_accuracy_prompts",): 12,
         ("asyncrl_evaluation_ratio", "pass@2", ""): 0.875,
         ("asyncrl_evaluation_ratio", "pass@2", "math"): 0.5,
         ("asyncrl_publication_seconds_sum",): 0.2,

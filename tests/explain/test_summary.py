@@ -74,7 +74,7 @@ def test_the_keys_are_the_promised_ones(tmp_path: Path) -> None:
     shape = {key: set(value) if isinstance(value, dict) else None for key, value in tree.items()}
     assert shape == {
         "ok": None, "reason": None, "steps": None, "seconds": None, "training_seconds": None,
-        "accuracy": {"start", "end", "weights"}, "evaluated": {"avg@4"},
+        "accuracy": {"start", "end", "weights", "asked", "prompts"}, "evaluated": {"avg@4"},
         "tokens": {"generated", "trained", "discarded", "live"},
         "rollouts": {"admitted", "trained", "discarded", "live"},
         "lag": {"mean", "max"},
@@ -108,7 +108,8 @@ def test_what_does_not_exist_is_null(tmp_path: Path) -> None:
     )
     tree = json.loads(path.read_text(), parse_constant=no_constant)
     assert (
-        tree["accuracy"] == {"start": None, "end": None, "weights": "current"}
+        tree["accuracy"]
+        == {"start": None, "end": None, "weights": "current", "asked": 0, "prompts": 0}
         and tree["lag"]["mean"] is None
         and tree["idle"]["trainer"] is None
     )

@@ -54,6 +54,29 @@ def test_check_takes_it_and_every_prompt_and_answer_fits(
         assert asked + config.rollout.max_new_tokens <= config.engine.context_tokens
 
 
+@pytest.mark.parametrize(
+    ("different", "lines", "held_out"),
+    [
+        (400, 400, 80),
+        (12, 12, 2),
+        (3, 3, 0),  # fewer than five lines
+        (1, 20, 0),  # each prompt is a held-out one, whatever is held out
+        (20, 200, 10),  # 20 held out would leave no line, and 10 leave half
+    ],
+)
+def test_of_a_file_as_much_is_held_out_as_leaves_lines_to_train_on(
+    different: int, lines: int, held_out: int, here: Path
+) -> None:
+    one = [json.dumps({"prompt": f"{n % different} is", "answer": "a"}) for n in range(lines)]
+    (here / "few.jsonl").write_text("\n".join(one))
+    (here / "run.toml").write_text(first_run("few.jsonl", "run.toml"))
+    task = load(Path("run.toml"), (), {}).task
+    assert task.eval_size == held_out and 2 * open_task(task, 0).size("train") >= lines
+    head = (here / "run.toml").read_text()
+    words = f"# Held out: the last {held_out} of" if held_out else "# Nothing is held out of"
+    assert f"{words} {lines} lines" in head
+
+
 def test_it_says_what_each_setting_means_and_what_is_known_of_the_task() -> None:
     text = first_run("chain_sum", "run.toml")
     lines = text.splitlines()

@@ -214,9 +214,7 @@ def test_after_sigkill_of_everything_the_run_goes_on_and_finishes(killed: Lived)
     assert found.ok and found.balances() and found.steps == STEPS
     assert journal.fold(killed.run / JOURNAL).ledger.tokens.trained == found.tokens.trained
     assert processes(killed.run) == {}
-    assert found.accuracy == summary.Accuracy.of(
-        Curve(read(killed.run / METRICS)).accuracy, "current"
-    )
+    assert found.accuracy == summary.Accuracy.of(Curve(read(killed.run / METRICS)))
 
 
 @pytest.mark.explore

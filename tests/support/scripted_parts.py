@@ -19,6 +19,7 @@ from asyncrl.messages import (
     Finish,
     MicroBatch,
     Publish,
+    Save,
     Scored,
     ScoreProximal,
     Split,
@@ -107,6 +108,7 @@ class ScriptedLearner:
         self.batches: list[tuple[MicroBatch, bytes]] = []
         self.to_score: list[ScoreProximal] = []
         self.saved: list[tuple[int, int]] = []
+        self.models: list[tuple[int, str]] = []
         self.counts: list[TokenCount] = []
         self._seconds_per_token, self._step_s = seconds_per_token, step_s
 
@@ -143,8 +145,16 @@ class ScriptedLearner:
         self.version += 1
         return {"loss": 0.0}
 
-    async def copy(self, cursor: int) -> Write:
-        return partial(self.write, self.version, cursor)
+    async def copy(self, save: Save) -> Write:
+        self.models.append((self.version, save.models))
+        if save.models == "alone":
+            return partial(self.leave_models, self.version)
+        return partial(self.write, self.version, save.cursor)
+
+    async def leave_models(self, version: int) -> Path:
+        """Write what the run leaves for use elsewhere."""
+        await trio.sleep(self._step_s)
+        return Path(f"/checkpoints/{version}")
 
     async def write(self, version: int, cursor: int) -> Path:
         """Write the copy of a version."""
@@ -165,7 +175,12 @@ class ScriptedVerifiers:
         self.asked = 0
 
     async def judge(
-        self, split: Split, prompt_index: int, ids: bytes | memoryview, finish: Finish
+        self,
+        split: Split,
+        prompt_index: int,
+        ids: bytes | memoryview,
+        finish: Finish,
+        prompt: bytes | memoryview = b"",
     ) -> TimedVerdict:
         self.asked += 1
         await trio.sleep(self._seconds)

@@ -98,11 +98,23 @@ def test_lines_with_a_held_out_prompt_are_counted(write: Write) -> None:
     path = write(*({"prompt": str(i % 8), "answer": "a"} for i in range(20)))
     task = JsonlTask(config(path, eval_size=2))
     assert task.size("train") == 14
-    assert (
-        task.note.startswith("4 lines have the prompt of a held-out one") and "14 are" in task.note
-    )
+    assert task.notes == ["4 lines have the prompt of a held-out one and do not train: 14 are left"]
     path = write(*({"prompt": str(i), "answer": "a"} for i in range(4)), name="other.jsonl")
-    assert JsonlTask(config(path)).note == ""
+    assert JsonlTask(config(path)).notes == []
+    mix = TaskConfig(mix={"a": {"name": "jsonl", "path": str(path)}}, eval_size=0)
+    assert open_task(mix, 0).notes == []
+
+
+def test_an_empty_answer_is_noted_where_a_response_without_text_gets_it_right(
+    write: Write, judging: str
+) -> None:
+    lines = [{"prompt": str(n), "answer": " " * n, "worth": 1} for n in range(3)]
+    path = write(*lines, {"prompt": "x", "answer": "x"})
+    mix = TaskConfig(mix={"a": {"name": "jsonl", "path": str(path)}}, eval_size=1)
+    assert open_task(mix, 0).notes == [
+        "a: 3 lines have an empty answer, which a response without text gets right"
+    ]
+    assert open_task(config(path, verifier=f"{judging}:half"), 0).notes == []
 
 
 @pytest.mark.parametrize("prompt", ["", " \n"])
@@ -194,30 +206,92 @@ def test_a_missing_or_empty_file_is_said(write: Write, tmp_path: Path) -> None:
         open_task(TaskConfig(name="jsonl"), 0)
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected", "reward"),
-    [
-        ("1000", "1,000", 1),
-        (" 1e3\n", 1000, 1),
-        ("1000.0", 1000, 1),
-        ("1001", 1000, 0),
-        ("about 1000", 1000, 0),
-        ("nan", 1, 0),
-        ("1_0", 10, 0),
-    ],
-)
-def test_numbers_are_compared_as_numbers(
-    write: Write, answer: str, expected: object, reward: float
+# answers, and expected answers, as they are in JSON: right by `exact`, right by `number`; None: the
+# line is refused
+JUDGED: list[tuple[str, Any, bool, bool | None]] = [
+    ("1000", "1000", True, True),
+    (" 1000\n", "1000 ", True, True),
+    ("1000", "1,000", False, True),
+    ("1,000", 1000, False, True),
+    (" 1e3\n", 1000, False, True),
+    ("1000.0", 1000, False, True),
+    ("1000.", 1000, False, True),
+    ("+1000", 1000, False, True),
+    ("1.234e3", "1,234", False, True),
+    ("1001", 1000, False, False),
+    ("about 1000", 1000, False, False),
+    ("", 0, False, False),
+    # a comma is a thousands separator between groups of three digits, and nothing else
+    ("1,2", 12, False, False),
+    ("1,2", "1,2", True, None),
+    ("1,23", 123, False, False),
+    ("1,23,456", 123456, False, False),
+    ("1234,567", 1234567, False, False),
+    ("0,123", 123, False, False),
+    (",123", 123, False, False),
+    ("1,234,", 1234, False, False),
+    ("1.5,000", "1.5", False, False),
+    ("12,345,678.50", 12345678.5, True, True),
+    # signs and currencies
+    ("\N{MINUS SIGN}5", -5, False, True),
+    ("\N{MINUS SIGN}5", -5.0, True, True),
+    ("-5", "\N{MINUS SIGN}5", False, True),
+    ("$1,234.50", 1234.5, True, True),
+    ("-$5", -5, False, True),
+    ("$-5", -5, False, True),
+    ("-$-5", 5, False, False),
+    ("5", "$5", False, True),
+    ("$5", "\N{EURO SIGN}5", False, False),
+    # what may mean another number
+    ("1/2", 0.5, False, False),
+    ("50%", 0.5, False, False),
+    ("50%", "50%", True, None),
+    ("1_000", 1000, False, False),
+    ("1 000", 1000, False, False),
+    ("1.234,5", 1234.5, False, False),
+    ("12 apples", 12, False, False),
+    ("nan", 1, False, False),
+    ("inf", 1e308, False, False),
+    ("1e400", 1e308, False, False),
+    ("1e99999999999999999999", 1, False, False),
+    # JSON numbers: an integer has digits, and any other a value
+    ("4", 4, True, True),
+    ("4.0", 4, False, True),
+    ("04", 4, False, True),
+    ("4", 4.0, True, True),
+    ("4.0", 4.0, True, True),
+    ("four", 4.0, False, False),
+    ("0", -0.0, True, True),
+    ("1e21", 1e21, True, True),
+    ("1" + 21 * "0", 1e21, True, True),
+    ("0.1", 0.1, True, True),
+    ("3.14159265358979323846", 3.141592653589793, True, True),
+    ("9007199254740993", 9007199254740993, True, True),
+    ("9007199254740992", 9007199254740993, False, False),
+    ("123456789012345678901234567890", 123456789012345678901234567890, True, True),
+    ("007", "007", True, True),
+    ("7", "007", False, True),
+    # Unicode: equivalent forms are one text
+    ("caf\N{LATIN SMALL LETTER E WITH ACUTE}", "cafe\N{COMBINING ACUTE ACCENT}", True, None),
+    ("\N{FULLWIDTH DIGIT THREE}", 3, False, True),
+    ("a  b", "a b", False, None),
+]
+
+
+@pytest.mark.parametrize(("answer", "expected", "exact", "number"), JUDGED)
+def test_answers_of_each_kind_of_json_are_judged_as_documented(
+    write: Write, answer: str, expected: object, exact: bool, number: bool | None
 ) -> None:
-    task = open_task(
-        config(
-            write({"prompt": "a", "answer": expected}, {"prompt": "b", "answer": 1}),
-            verifier="number",
-            eval_size=1,
-        ),
-        0,
-    )
-    assert task.verify("train", 0, answer) == reward
+    path = write({"prompt": "a", "answer": expected})
+    assert open_task(config(path, eval_size=0), 0).verify("train", 0, answer) == float(exact)
+    judged = config(path, verifier="number", eval_size=0)
+    if number is None:
+        with pytest.raises(TaskError, match=r"is not a number, as .* are: write it as one"):
+            open_task(judged, 0)
+        return
+    task = open_task(judged, 0)
+    assert task.verify("train", 0, answer) == float(number)
+    assert task.verify("train", 0, task.answer("train", 0) or "") == 1.0
 
 
 def test_a_function_of_the_users_judges(write: Write, judging: str) -> None:

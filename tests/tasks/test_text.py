@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Fast
 from transformers import AutoTokenizer
 
 from asyncrl.bundled.bundled_model import END, END_ID, write_tokenizer
@@ -41,6 +42,20 @@ def test_special_tokens_are_not_part_of_an_answer(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([*b"ab", END_ID]) == "ab"
     assert tokenizer.encode(END) == [END_ID]
     assert tokenizer.vocabulary == 258
+
+
+def test_a_response_has_its_special_tokens_but_for_its_end(tmp_path: Path) -> None:
+    """`<think>` of many models is a special token, so plain text does not have it."""
+    write_tokenizer(tmp_path)
+    file = Fast.from_file(str(tmp_path / "tokenizer.json"))
+    file.add_special_tokens(["<think>", "</think>"])
+    file.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    ids = tokenizer.encode("<think>1</think>2" + END)
+    assert tokenizer.decode(ids) == "12"
+    assert tokenizer.decode_response(ids) == "<think>1</think>2"
+    assert tokenizer.decode_response(ids[:-1]) == "<think>1</think>2"
+    assert tokenizer.decode_response([END_ID]) == tokenizer.decode_response([]) == ""
 
 
 def test_ids_are_those_of_transformers(directory: Path, tokenizer: Tokenizer) -> None:

@@ -87,6 +87,12 @@ class CallRequest(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
+    skip_special_tokens: bool | None = None
+
+    @property
+    def special(self) -> bool:
+        """True if the reply has the names of special tokens: the default of servers is false."""
+        return self.skip_special_tokens is False
 
     @property
     def budget(self) -> int | None:

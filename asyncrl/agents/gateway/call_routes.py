@@ -100,6 +100,7 @@ class CallRoutes:
                 stops=asked.stops,
                 parser=Hermes() if tools else PlainText(),
                 scored=asked.scored,
+                special=asked.special,
                 write=write,
                 gone=lambda: self.gone(request),
             )

@@ -96,15 +96,17 @@ class Gateway:
         stops: Sequence[str],
         parser: ToolParser,
         scored: bool,
+        special: bool = False,
         write: Callable[[AnswerPart], Awaitable[None]],
         gone: Callable[[], Awaitable[None]],
     ) -> CallAnswer | None:
-        """Answer one call. `write` gets each readable part as it comes. `gone` returns when the
+        """Answer one call. `write` gets each readable part as it comes, with the names of special
+        tokens if `special`. `gone` returns when the
         client has disconnected: then the call is interrupted, and None is returned. Raises
         GatewayError if there is no answer, or an incomplete one."""
         tokens = self._budget(prompt.ids, budget)
         record = CallRecord(
-            ReplyReader(self._tokenizer, stops, parser),
+            ReplyReader(self._tokenizer, stops, parser, special=special),
             self._tokenizer,
             self.settings.vocabulary,
             scored=scored,

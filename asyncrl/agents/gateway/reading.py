@@ -14,14 +14,16 @@ _PATIENCE = 8
 
 class Detokenizer:
     """Ids to text, one at a time. A text that ends in a broken character waits for the rest of
-    it."""
+    it. With `special` it has the names of special tokens, but for the one that ends the answer."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        self._tokenizer, self._special = tokenizer, special
         self._before: list[int] = []
         self._held: list[int] = []
 
     def push(self, token: int) -> str:
+        if self._special and self._tokenizer.ends(token):
+            return ""
         self._held.append(token)
         text = self._text(self._held)
         if not text.endswith(_BROKEN):
@@ -29,7 +31,7 @@ class Detokenizer:
         if len(self._held) >= _PATIENCE:  # no character is that long: some of it is just broken
             for last in range(1, 5):
                 cut = len(self._held) - last
-                if self._text(self._held[:cut]) + self._tokenizer.decode(self._held[cut:]) == text:
+                if self._text(self._held[:cut]) + self._decode(self._held[cut:]) == text:
                     return self._give(cut)
         return ""
 
@@ -39,9 +41,10 @@ class Detokenizer:
     def _text(self, ids: list[int]) -> str:
         """The text that `ids` add to what came before: some decoders treat the first token
         differently."""
-        return self._tokenizer.decode([*self._before, *ids])[
-            len(self._tokenizer.decode(self._before)) :
-        ]
+        return self._decode([*self._before, *ids])[len(self._decode(self._before)) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, special=self._special)
 
     def _give(self, tokens: int) -> str:
         released, text = self._held[:tokens], self._text(self._held[:tokens])
@@ -85,9 +88,16 @@ class ReplyReader:
     """Reads one answer. `stopped` says that a stop string is complete: what is sampled
     after it belongs to no answer."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], parser: ToolParser) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        parser: ToolParser,
+        *,
+        special: bool = False,
+    ) -> None:
         self._detokenizer, self._stops, self._parser = (
-            Detokenizer(tokenizer),
+            Detokenizer(tokenizer, special=special),
             StopStrings(stops),
             parser,
         )

@@ -42,7 +42,7 @@ def compare(runs: Sequence[Path], accuracy: float | None = None) -> ComparedRuns
     settings = [files.settings for files in opened]
     found = [run_figures(files) for files in opened]
     if accuracy is None and all(one.best for one in found):
-        accuracy = min(one.best.accuracy for one in found if one.best)
+        accuracy = min(one.best.accuracy or 0.0 for one in found if one.best)
     return ComparedRuns(runs=found, differing=differing(settings), accuracy=accuracy)
 
 

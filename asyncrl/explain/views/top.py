@@ -105,6 +105,8 @@ def update_of(
         pause_seconds=step.pause_seconds if step is not None else None,
         note=_note(status, silent_s),
         evaluated=evaluation.figures if evaluation is not None else {},
+        accuracy_asked=evaluation.asked if evaluation is not None else 0,
+        accuracy_prompts=evaluation.prompts if evaluation is not None else 0,
         accuracy_weights=evaluation.weights if evaluation is not None else "current",
         exact=metrics.get("exact"),
         truncated=metrics.get("truncated"),

@@ -22,10 +22,12 @@ from gateway_world import (
     scripted,
     write_chat,
 )
+from tokenizers import Tokenizer as Fast
 from trio.testing import MockClock
 
 from asyncrl.agents.gateway import played_sessions
 from asyncrl.bundled.bundled_model import END_ID, VOCABULARY, write_tokenizer
+from asyncrl.engines.scripted import Script
 from asyncrl.messages import Abort
 from asyncrl.tasks.text import Tokenizer
 
@@ -78,6 +80,28 @@ async def test_a_call_is_answered(tokenizer: Tokenizer, virtual: MockClock) -> N
     (ask,) = coordinator.asks
     assert (ask.rollout, ask.attempt, ask.number) == (1, 1, 0)
     assert ask.max_new_tokens == CONTEXT - 20 and coordinator.enough() == []
+
+
+async def test_a_reply_has_the_names_of_special_tokens_if_they_are_not_skipped(
+    tmp_path: Path, virtual: MockClock
+) -> None:
+    write_chat(tmp_path)
+    (file := Fast.from_file(str(tmp_path / "tokenizer.json"))).add_special_tokens(["</think>"])
+    file.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path, chat=True)
+    said = [ord("1"), *tokenizer.ids("</think>"), ord("2"), END_ID]
+    behaviour = -np.ones(len(said), np.float32)
+    engine = scripted(Says(Script(np.array(said, np.int32), behaviour, 0.001, "stop")))
+    replies = []
+    async with opened(engine, tokenizer) as (_, client):
+        await engine.load(0, None)
+        for skip in ({}, {"skip_special_tokens": True}, {"skip_special_tokens": False}):
+            (choice,) = (await client.post(CHAT, json=chat("hi", **skip))).json()["choices"]
+            replies.append(choice["message"]["content"])
+        asked = {**chat("hi"), "stream": True, "skip_special_tokens": False}
+        parts = events((await client.post(CHAT, json=asked)).text)
+    replies.append("".join(p["choices"][0]["delta"].get("content", "") for p in parts))
+    assert replies == ["12", "12", "1</think>2", "1</think>2"]
 
 
 @pytest.mark.parametrize("kind", [CHAT, TEXT])

@@ -7,11 +7,13 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from look_support import HOSTILE, evaluation, make_run, status, step
 
 from asyncrl.cli import main
 from asyncrl.explain import run_status
+from asyncrl.explain.rows import figure_rows
 from asyncrl.explain.run_figures import RunFigures, run_figures
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.summary import TokenTotals
@@ -35,6 +37,16 @@ def test_the_numbers_of_a_run_follow_from_its_curve(tmp_path: Path) -> None:
     assert found.discarded_share == 0.1 and found.pause_seconds == 0.25
     assert found.best is not None and (found.best.version, found.best.accuracy) == (20, 0.75)
     assert [found.seconds_to(x) for x in (0.25, 0.5, 0.75, 0.76)] == [10.5, 30.5, 30.5, None]
+
+
+def test_an_evaluation_without_an_accuracy_is_neither_the_best_nor_one_that_had_it(
+    tmp_path: Path,
+) -> None:
+    none = msgspec.structs.replace(evaluation(30, 0.5), accuracy=None, asked=0, prompts=12)
+    found = figures_of(make_run(tmp_path / "a", [*POINTS, none]))
+    assert found.best is not None and found.best.version == 20
+    assert found.seconds_to(0.0) == 10.5
+    assert ("held-out accuracy", "0.250 → –, over 0 of 12 prompts") in figure_rows(found)
 
 
 def test_a_mean_lag_counts_tokens_and_not_steps(tmp_path: Path) -> None:
