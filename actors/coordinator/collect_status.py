@@ -14,6 +14,7 @@ import trio
 
 from asyncrl.actors.coordinator.collect_summary import mean_lag
 from asyncrl.actors.coordinator.components import Components
+from asyncrl.actors.coordinator.disk_watch import unwritten_checkpoints
 from asyncrl.actors.coordinator.lifecycle import Phase
 from asyncrl.actors.reporting import report_s
 from asyncrl.config.flow import admission_policy
@@ -33,7 +34,7 @@ def collect_status(parts: Components) -> RunStatus:
     experience, statistics, leases = parts.store.experience, parts.statistics, parts.leases
     statuses = experience.statuses()
     generated_per_s, trained_per_s = statistics.rates
-    outcome = parts.outcome
+    outcome, (unwritten, unwritten_why) = parts.outcome, unwritten_checkpoints(parts)
     return RunStatus(
         at=time.time(),
         seconds=statistics.seconds,
@@ -76,7 +77,9 @@ def collect_status(parts: Components) -> RunStatus:
         lending=parts.lent.status(now),
         episodes=parts.playing.counts,
         failing=parts.episode_placement.failing,
-        alarms=[alarm.sentence for alarm in stepping.alarms.last] if stepping else [],
+        alarms=[alarm.sentence for alarm in parts.alarms],
+        unwritten=unwritten,
+        unwritten_why=unwritten_why,
         ok=outcome.ok if outcome and parts.lifecycle.phase is Phase.STOP else None,
         reason=outcome.reason if outcome else "",
     )
@@ -178,6 +181,7 @@ def collect_update(parts: Components) -> StatusUpdate:
         note=note,
         **{name: metrics.get(name) for name in RESPONSES},
         progress=parts.underway.shown,
+        alarms=[alarm.sentence for alarm in parts.disk_alarms.last],
     )
 
 
@@ -194,6 +198,10 @@ def _phase(parts: Components) -> tuple[str, str]:
                 evaluating = parts.evaluation.running is not None
                 return "finishing", "evaluating the last version" if evaluating else ""
             notes = [f"without {listed(list(gone))}"] if (gone := parts.lifecycle.removed) else []
+            if parts.journal_status().trouble:
+                notes.append("the journal waits for the disk")
+            if stepping is not None and stepping.checkpoints.unwritten:
+                notes.append(f"no checkpoint since version {stepping.saved}")
             notes += [f"{agents.name} fails" for agents in parts.episode_placement.failing]
             return "training", ", ".join(notes)
         case _:

@@ -26,8 +26,8 @@ def ending(parts: Components) -> Outcome | None:
     if last and stepping.unsaved:
         return Outcome(
             False,
-            f"the last checkpoint was not written: {stepping.unsaved}; fix that, and continue with "
-            "--resume",
+            f"the last checkpoint was not written: {stepping.unsaved}: make room, and resume the "
+            "run",
         )
     if not (last and _complete(parts, stepping)):
         return None

@@ -138,8 +138,10 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     `committed` is the version whose publication was decided last; None before the first. `token_s`,
     `verdict_s` and `step_s` have passed since the last token, verdict and step, or since the start.
     `idle` are shares of the last `window_s` seconds, 0 to 1, by role and cause; the rates are over
-    the same seconds. `rollouts` counts the live ones by status. `alarms` are the sentences that the
-    last step raised. `ok` is None while the run goes on, and `reason` says why it ended.
+    the same seconds. `rollouts` counts the live ones by status. `alarms` are the sentences of
+    alarms: of the disk as it is now, and of the last step. The last `unwritten` checkpoints were
+    not written, the last of them because of `unwritten_why`. `ok` is None while the run goes on,
+    and `reason` says why it ended.
     """
 
     at: float
@@ -175,6 +177,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     episodes: EpisodeCounts = EpisodeCounts()
     failing: list[FailedEpisodes] = []
     alarms: list[str] = []
+    unwritten: int = 0
+    unwritten_why: str = ""
     ok: bool | None = None
     reason: str = ""
 

@@ -44,7 +44,7 @@ def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: 
         for actor in status.actors
         if actor.removed
     ]
-    return sentences + status.alarms
+    return sentences + [alarm for alarm in status.alarms if alarm not in sentences]
 
 
 def _standing(status: RunStatus, lives: bool, age_s: float, stalled: bool, run: Path) -> str:

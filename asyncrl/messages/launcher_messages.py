@@ -54,7 +54,8 @@ class StatusUpdate(Message, frozen=True):
     seconds; shares are 0 to 1. `evaluated` are figures of sampled answers, by name;
     `accuracy_weights` says which weights of `accuracy_version` these and the accuracy are of. Of
     the last step's responses there are the mean `reward`, the shares that are `exact` and
-    `truncated`, their mean length and their entropy (nats a token); None before there are any."""
+    `truncated`, their mean length and their entropy (nats a token); None before there are any.
+    `alarms` are sentences about the disk, as it is now."""
 
     seconds: float
     phase: str
@@ -80,6 +81,7 @@ class StatusUpdate(Message, frozen=True):
     response_tokens: float | None = None
     entropy: float | None = None
     progress: list[Progress] = []
+    alarms: list[str] = []
 
 
 Healable = Literal["lost", "stalled"]

@@ -144,6 +144,18 @@ def test_an_accuracy_of_the_average_says_so() -> None:
     assert "accuracy 0.625 (version 4), of the average of weights  " in line(averaged)
 
 
+def test_an_alarm_is_a_note_when_it_begins_and_each_time_that_it_says_more() -> None:
+    said = [[], ["One failed."], ["One failed."], ["Two failed."], ["Two failed."], [], []]
+    with Display(console := plain()) as display:
+        for tenth, alarms in enumerate(said):
+            display.update(at(STATUS.seconds + tenth / 10, alarms=alarms))
+    assert output(console).splitlines()[1:] == [
+        "One failed.",
+        "Two failed.",
+        "The disk takes again what the run writes.",
+    ]
+
+
 @pytest.mark.parametrize("news", [{"phase": "evaluating"}, {"accuracy_version": 5}, {"step": 20}])
 def test_news_is_told_at_once(news: dict[str, object]) -> None:
     with Display(console := plain()) as display:
