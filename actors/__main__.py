@@ -43,6 +43,7 @@ def main() -> None:
 
         torch.set_num_threads(args.threads)
     from asyncrl.actors.actor_context import ActorContext
+    from asyncrl.actors.disk_exit import exit_by_disk
     from asyncrl.actors.roles import ROLES
 
     context = ActorContext(
@@ -58,7 +59,8 @@ def main() -> None:
         args.rank_0,
         args.takes_over,
     )
-    trio.run(ROLES[args.role], context, strict_exception_groups=True)
+    with exit_by_disk():
+        trio.run(ROLES[args.role], context, strict_exception_groups=True)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def collect_status(parts: Components) -> RunStatus:
         at=time.time(),
         seconds=statistics.seconds,
         phase=parts.lifecycle.phase.value,
-        step=stepping.version if stepping else 0,
+        step=stepping.version if stepping else parts.curve.last.version if parts.curve.last else 0,
         steps=config.train.steps,
         committed=parts.publishing.committed,
         token_s=now - parts.chunks.last_activity,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from asyncrl.actors.coordinator.components import Components
 from asyncrl.explain.conditions.condition import RunFacts
+from asyncrl.explain.conditions.disks import RESUMES
 
 
 def look_at_disk(parts: Components) -> None:
@@ -34,6 +35,5 @@ def given_up(parts: Components, now: float) -> str:
     unwritten, why = unwritten_checkpoints(parts)
     return (
         f"the last {unwritten} checkpoints were not written, and none in the last "
-        f"{parts.config.supervision.stall_s:g} s (supervision.stall_s), because {why}: make room, "
-        "and resume the run"
+        f"{parts.config.supervision.stall_s:g} s (supervision.stall_s), because {why}: {RESUMES}"
     )

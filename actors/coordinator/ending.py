@@ -7,6 +7,7 @@ from asyncrl.actors.coordinator.lifecycle import Outcome
 from asyncrl.actors.coordinator.stepping import Stepping
 from asyncrl.algorithms.selection.acceptance import below_floor
 from asyncrl.config.losses import drops_equal
+from asyncrl.explain.conditions.disks import RESUMES
 from asyncrl.explain.conditions.waste import EASIER
 
 
@@ -26,8 +27,7 @@ def ending(parts: Components) -> Outcome | None:
     if last and stepping.unsaved:
         return Outcome(
             False,
-            f"the last checkpoint was not written: {stepping.unsaved}: make room, and resume the "
-            "run",
+            f"the last checkpoint was not written: {stepping.unsaved}: {RESUMES}",
         )
     if not (last and _complete(parts, stepping)):
         return None

@@ -74,8 +74,9 @@ class PublicationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The journal. Events are numbered from 1. `trouble` says why nothing can be written now; it is
-    empty if all is well. `slowest_s` are the seconds of the slowest commit."""
+    """The journal. Events are numbered from 1. `trouble` says why nothing can be written now, and
+    `given_up` why its disk is not waited for any more; they are empty if all is well. `slowest_s`
+    are the seconds of the slowest commit."""
 
     appended: int = 0
     durable: int = 0
@@ -84,6 +85,7 @@ class JournalStatus(msgspec.Struct, frozen=True, kw_only=True):
     commits: int = 0
     slowest_s: float = 0.0
     trouble: str = ""
+    given_up: str = ""
 
 
 class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):

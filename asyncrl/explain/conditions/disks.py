@@ -16,6 +16,9 @@ met a disk that was full for a moment."""
 REMEDY = "make room on the disk of run.dir, and see that it is writable"
 """The remedy where a disk takes nothing."""
 
+RESUMES = "make room, and resume the run"
+"""The remedy where a run has ended because of its disk."""
+
 
 def _unwritten(facts: RunFacts, limit: float) -> Iterator[Finding]:
     if facts.unwritten <= limit:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncrl.config.errors import BAD_INPUT
+from asyncrl.config.errors import BAD_INPUT, DISK_NOT_READY
 from asyncrl.messages import Exited, Role
 from asyncrl.runtime.processes.run_supervisor import SupervisedEnd
 
@@ -27,7 +27,8 @@ class Healing:
 
     `supervision.heals` lives in a row may end without a new step; the end of the next one ends the
     run, with its own message. A life that stalls or fails by an error of its own before the very
-    first step is not healed: its input is at fault.
+    first step is not healed: its input is at fault. Nor is one that a disk without room has ended:
+    the next one would meet the same disk.
 
     Example: with 1 allowed, a run that is lost at steps 5, 9, 9 and 9 continues three times, and
     ends at the fourth loss: its third life made no step, and its fourth is one too many.
@@ -69,7 +70,7 @@ class Healing:
 
 def lost_head(end: SupervisedEnd) -> Exited | None:
     """The trainer or coordinator whose loss ended a run; the trainer, too, if the run made no
-    progress. None if the run ended for another reason, or refused its input.
+    progress. None if the run ended for another reason, refused its input, or its disk took nothing.
 
     Example: `Exited("coordinator", 0, -9, True)` if SIGKILL ended the coordinator.
     """
@@ -78,7 +79,7 @@ def lost_head(end: SupervisedEnd) -> Exited | None:
     for role in HEAD:
         if failure is not None and failure.actor[0] == role:
             ends.append(Exited(role, failure.actor[1], failure.code or KILLED, False))
-    if any(each.code == BAD_INPUT for each in ends):
+    if any(each.code in (BAD_INPUT, DISK_NOT_READY) for each in ends):
         return None
     if not (ends if finished is None else finished.heals):
         return None
