@@ -45,6 +45,7 @@ def main() -> None:
 
         torch.set_num_threads(args.threads)
     from asyncrl.actors.actor_context import ActorContext
+    from asyncrl.actors.disk_exit import exit_by_disk
     from asyncrl.actors.roles import ROLES
 
     context = ActorContext(
@@ -61,7 +62,8 @@ def main() -> None:
         args.takes_over,
     )
     try:
-        trio.run(ROLES[args.role], context, strict_exception_groups=True)
+        with exit_by_disk():
+            trio.run(ROLES[args.role], context, strict_exception_groups=True)
     except Exception as error:
         if (refusal := input_error(error)) is None:
             raise

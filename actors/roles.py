@@ -47,9 +47,11 @@ from asyncrl.runtime.run_dir import (
 
 if TYPE_CHECKING:
     from asyncrl.actors.coordinator.coordinator import Coordinator
+    from asyncrl.actors.coordinator.lifecycle import Outcome
     from asyncrl.actors.coordinator.prompts import PromptSource
     from asyncrl.explain.metrics import Metrics
     from asyncrl.journal import Journal
+    from asyncrl.runtime.ipc.link import Link
 
 STATUS_S = 1.0
 
@@ -130,12 +132,12 @@ def _prompts(context: ActorContext) -> PromptSource:
 
 async def _conduct(context: ActorContext, run: Coordinator, metrics: Metrics) -> None:
     """Serve the run's actors and tell the launcher, until the run is over. The summary is written
-    however it ends."""
+    once, however it ends, if the disk takes it."""
     from asyncrl.actors.coordinator.lifecycle import Outcome
     from asyncrl.actors.coordinator.peers import Peer
-    from asyncrl.explain import summary
 
-    config = context.config
+    config, summed_up = context.config, False
+    launcher: Link | None = None
     outcome = Outcome(False, "the coordinator failed; its log says why")
     try:
         with metrics.serve(config.metrics.port, config.metrics.host):
@@ -153,11 +155,25 @@ async def _conduct(context: ActorContext, run: Coordinator, metrics: Metrics) ->
                 )
                 async with _kept(run, context.run / STATUS):
                     outcome = await run.conduct()
-                summary.write(run.summary(outcome), context.run / SUMMARY)
+                summed_up = _sum_up(context, run, outcome)
                 await run.say_goodbye(outcome)
                 nursery.cancel_scope.cancel()
     finally:
+        if launcher is not None:
+            outcome = await run.give_up(launcher) or outcome
+        if not summed_up:
+            _sum_up(context, run, outcome)
+
+
+def _sum_up(context: ActorContext, run: Coordinator, outcome: Outcome) -> bool:
+    """Write the run's summary; a full disk goes without. Returns True: to try once is enough."""
+    from asyncrl.explain import summary
+
+    try:
         summary.write(run.summary(outcome), context.run / SUMMARY)
+    except OSError as error:
+        logger.warning("the run's summary is not written: %s", error)
+    return True
 
 
 async def _serve_machines(
@@ -188,6 +204,7 @@ def _standing(journal: Journal) -> run_status.JournalStatus:
         commits=counts.commits,
         slowest_s=counts.slowest_s,
         trouble=journal.trouble,
+        given_up=journal.given_up,
     )
 
 

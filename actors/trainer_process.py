@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from transformers import PreTrainedModel
 
 from asyncrl.actors.actor_context import ActorContext, refused_as_input
+from asyncrl.actors.disk_exit import of_disk
 from asyncrl.actors.published_weights import PublishedWeights
 from asyncrl.actors.rank_orders import RankOrders, obey, open_orders, open_rank
 from asyncrl.actors.rank_parts import CarriedOrder, RankedLearner
@@ -28,6 +29,7 @@ from asyncrl.actors.scoring_servers import ScoringServers
 from asyncrl.actors.trainer_actor import trainer_actor
 from asyncrl.config.derived import steps
 from asyncrl.config.engines import capabilities
+from asyncrl.config.errors import DISK_NOT_READY
 from asyncrl.config.ranks import ranks_of
 from asyncrl.messages import Meet
 from asyncrl.runtime.ipc.waits import Waits
@@ -159,10 +161,10 @@ def _ending_at_once() -> Iterator[None]:
     for a rank that is lost would keep it for minutes."""
     try:
         yield
-    except Exception:  # noqa: BLE001 (the process ends with it)
+    except Exception as error:  # noqa: BLE001 (the process ends with it)
         sys.excepthook(*sys.exc_info())
         logging.shutdown()
-        os._exit(1)
+        os._exit(DISK_NOT_READY if of_disk(error) else 1)
 
 
 def _model(context: ActorContext, checkpoint: Path | None) -> PreTrainedModel:

@@ -17,6 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+"""Errors of a write that somebody has to do something about: the disk is full, a quota is used up,
+or the disk is read-only. To try again by itself does not help."""
+PROBE_BYTES = 2**20
+"""Bytes that a disk must have for a run to be started again: less is gone within seconds."""
 PARTIAL = ".partial"
 """End of the name of a file that is being written."""
 PIECE_BYTES = 2**16
@@ -58,6 +63,34 @@ def write_whole(path: Path, data: bytes | str, *, forced: bool = True) -> None:
     """Write a file, whole or not at all; text as UTF-8. Raises OSError."""
     with whole_file(path, forced=forced) as file:
         file.write(data.encode(errors="replace") if isinstance(data, str) else data)
+
+
+def takes_nothing(folder: Path) -> str:
+    """The reason for which nothing can be written to a folder now: its disk is full, a quota is
+    used up, or it is read-only. Empty if PROBE_BYTES can be written."""
+    probe = folder / ".probe"
+    try:
+        write_whole(probe, bytes(PROBE_BYTES))
+        probe.unlink()
+    except OSError as error:
+        return str(error.strerror) if no_room(error) else ""
+    return ""
+
+
+def no_room(error: BaseException | None) -> OSError | None:
+    """The error of a disk that takes nothing (NO_ROOM) that is behind `error`, or behind one of a
+    group; None if there is none.
+
+    >>> full = OSError(errno.ENOSPC, "no room")
+    >>> no_room(ExceptionGroup("two", [ValueError(), full])) is full
+    True
+    >>> no_room(OSError(errno.ENOENT, "no such file"))
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(no_room, error.exceptions)), None)
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return error
+    return None if error is None else no_room(error.__cause__)
 
 
 def open_regular(path: Path) -> io.BufferedReader:

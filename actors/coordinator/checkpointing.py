@@ -1,28 +1,38 @@
 """Has the trainer write checkpoints, and keeps the journal in step with them.
 
 Invariant: of the last two checkpoints the journal knows at least one, so a crash at any moment
-leaves one to resume from. One is written at a time.
+leaves one to resume from. One is written at a time. Work that no checkpoint can keep is bounded:
+
+    one is not written                  the run goes on, and is told of it
+    a second one in a row               nothing new is admitted, and the present version is tried
+                                        again every now and then (RETRIES times)
+    none for `supervision.stall_s`      the run ends
+    one is written                      all is as before
 """
 
 from __future__ import annotations
-
-import logging
 
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.trainer_commands import TrainerCommands
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.events import Checkpointed
+from asyncrl.explain.conditions.disks import HOLDS
 from asyncrl.messages import Save, Saved
 
-logger = logging.getLogger(__name__)
+RETRIES = 10
+"""Times that a checkpoint is tried again before the run ends: each costs the time of one."""
 
 
 class Checkpointing:
     """The checkpoints of a run, from the trainer's first version on."""
 
-    def __init__(self, store: EventStore, trainer: TrainerCommands, version: int) -> None:
-        """`version` is the one that the trainer started from."""
+    def __init__(
+        self, store: EventStore, trainer: TrainerCommands, version: int, patience_s: float
+    ) -> None:
+        """`version` is the one that the trainer started from. The run waits `patience_s` seconds
+        for a disk that takes no checkpoint."""
         self._store = store
+        self._patience_s = patience_s
         self._trainer = trainer
         self.saved = version
         """The last version whose checkpoint is complete."""
@@ -34,6 +44,11 @@ class Checkpointing:
         self._event = 0  # the number of the event of the last complete one
         # the last version whose checkpoint was not written, and why
         self._unwritten = version, ""
+        self.unwritten = 0
+        """Checkpoints in a row that were not written, up to the last one."""
+        self.unwritten_why = ""
+        """The reason for which the last of them was not."""
+        self._answered = self._held = 0.0  # when the last one was answered, and held work back
 
     @property
     def under_way(self) -> int | None:
@@ -45,6 +60,23 @@ class Checkpointing:
         was not attempted."""
         failed, why = self._unwritten
         return why if version == failed else ""
+
+    @property
+    def holds(self) -> bool:
+        """True if nothing new may be admitted, because the disk takes no checkpoint."""
+        return self.unwritten >= HOLDS
+
+    def due_again(self, now: float) -> bool:
+        """True if it is time to try once more if the disk takes a checkpoint."""
+        return (
+            self.holds
+            and self.under_way is None
+            and self._answered + self._patience_s / RETRIES <= now < self._held + self._patience_s
+        )
+
+    def given_up(self, now: float) -> bool:
+        """True if the disk has taken no checkpoint for so long that the run ends."""
+        return self.holds and self.under_way is None and now >= self._held + self._patience_s
 
     def save(self, version: int, last: bool) -> bool:
         """Have the trainer save `version`, which it holds now, once; if it is the run's `last`,
@@ -66,19 +98,21 @@ class Checkpointing:
             self._trainer.queue(Save(self._store.cursor, "alone"))
         return True
 
-    def on_saved(self, message: Saved) -> None:
-        """Handle a checkpoint that is complete, or could not be written. If it is complete, the
-        journal may drop all before its predecessor. Raises ImpossibleEvent for one that was not
-        requested."""
+    def on_saved(self, message: Saved, now: float) -> None:
+        """Handle a checkpoint that is complete, or could not be written, at `now` (seconds of the
+        run's clock). If it is complete, the journal may drop all before its predecessor. Raises
+        ImpossibleEvent for one that was not requested."""
         if message.version != self.under_way:
             raise ImpossibleEvent(f"a checkpoint of version {message.version} was not requested")
         alone, self._alone = self._alone, False
         if message.error:
-            logger.warning(
-                "the checkpoint of version %d was not written: %s", message.version, message.error
-            )
             self._unwritten, self._asked = (message.version, message.error), self.saved
+            self.unwritten, self.unwritten_why = self.unwritten + 1, message.error
+            self._answered = now
+            if self.unwritten == HOLDS:
+                self._held = now
             return
+        self.unwritten, self.unwritten_why = 0, ""
         if alone or self._models:
             self.left = message.version
         if alone:

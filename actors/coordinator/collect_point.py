@@ -27,7 +27,7 @@ def step_point(parts: Components, stepping: Stepping, step_seconds: float) -> St
         lag_mean=mean_lag(account.lags),
         lag_max=max(account.lags, default=0),
         metrics=metrics,
-        alarms=[alarm.name for alarm in stepping.alarms.last],
+        alarms=[alarm.name for alarm in parts.alarms],
         generated=experience.ledger.tokens.total,
         generated_per_s=generated_per_s,
         trained_per_s=trained_per_s,

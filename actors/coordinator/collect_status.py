@@ -15,6 +15,7 @@ import trio
 
 from asyncrl.actors.coordinator.collect_summary import judged_answers, mean_lag
 from asyncrl.actors.coordinator.components import Components
+from asyncrl.actors.coordinator.disk_watch import unwritten_checkpoints
 from asyncrl.actors.coordinator.lifecycle import Phase
 from asyncrl.actors.reporting import report_s
 from asyncrl.config.derived import steps
@@ -37,12 +38,12 @@ def collect_status(parts: Components) -> RunStatus:
     experience, statistics, leases = parts.store.experience, parts.statistics, parts.leases
     statuses = experience.statuses()
     generated_per_s, trained_per_s = statistics.rates
-    outcome = parts.outcome
+    outcome, (unwritten, unwritten_why) = parts.outcome, unwritten_checkpoints(parts)
     return RunStatus(
         at=time.time(),
         seconds=statistics.seconds,
         phase=parts.lifecycle.phase.value,
-        step=stepping.version if stepping else 0,
+        step=stepping.version if stepping else parts.curve.last.version if parts.curve.last else 0,
         steps=steps(config),
         committed=parts.publishing.committed,
         token_s=now - parts.chunks.last_activity,
@@ -81,7 +82,9 @@ def collect_status(parts: Components) -> RunStatus:
         episodes=parts.playing.counts,
         failing=parts.episode_placement.failing,
         verdicts=judged_answers(parts.scoring.failures),
-        alarms=[alarm.sentence for alarm in stepping.alarms.last] if stepping else [],
+        alarms=[alarm.sentence for alarm in parts.alarms],
+        unwritten=unwritten,
+        unwritten_why=unwritten_why,
         ok=outcome.ok if outcome and parts.lifecycle.phase is Phase.STOP else None,
         reason=outcome.reason if outcome else "",
     )
@@ -191,6 +194,7 @@ def collect_update(parts: Components) -> StatusUpdate:
             "agents": parts.playing.failures.attempts,
             "trainer": stepping.version if stepping else 0,
         },
+        alarms=[alarm.sentence for alarm in parts.disk_alarms.last],
     )
 
 
@@ -219,6 +223,10 @@ def _phase(parts: Components) -> tuple[str, str]:
                 evaluating = parts.evaluation.running is not None
                 return "finishing", "evaluating the last version" if evaluating else ""
             notes = [f"without {listed(list(gone))}"] if (gone := parts.lifecycle.removed) else []
+            if parts.journal_status().trouble:
+                notes.append("the journal waits for the disk")
+            if stepping is not None and stepping.checkpoints.unwritten:
+                notes.append(f"no checkpoint since version {stepping.saved}")
             notes += [f"{agents.name} fails" for agents in parts.episode_placement.failing]
             return "training", ", ".join([*_common_failures(parts), *notes])
         case _:

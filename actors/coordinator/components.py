@@ -7,13 +7,14 @@ them on another. A part that needs an action of the loop returns a decision (`de
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 from asyncrl.actors.coordinator.admission import Admission
 from asyncrl.actors.coordinator.changes import Changes
 from asyncrl.actors.coordinator.chunks import ChunkIntake
+from asyncrl.actors.coordinator.disk_alarms import DiskAlarms
 from asyncrl.actors.coordinator.engine_pool import EnginePool
 from asyncrl.actors.coordinator.episode_placement import EpisodePlacement
 from asyncrl.actors.coordinator.evaluation import Evaluation, evaluation_plan
@@ -34,6 +35,7 @@ from asyncrl.actors.coordinator.stepping import Stepping
 from asyncrl.actors.coordinator.underway import Underway
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
+from asyncrl.explain.conditions.condition import Finding
 from asyncrl.explain.curve import Curve
 from asyncrl.explain.metrics import Metrics
 from asyncrl.explain.run_status import JournalStatus, RunStatus
@@ -75,8 +77,15 @@ class Components:
     evaluation: Evaluation
     curve: Curve
     underway: Underway
+    disk_alarms: DiskAlarms = field(default_factory=DiskAlarms)
     stepping: Stepping | None = None
     outcome: Outcome | None = None
+
+    @property
+    def alarms(self) -> tuple[Finding, ...]:
+        """The alarms of the disk, as it is now, and those of the last step."""
+        of_step = self.stepping.alarms.last if self.stepping else ()
+        return (*self.disk_alarms.last, *of_step)
 
     def end(self, ok: bool, reason: str, *, heals: Healable | None = None) -> None:
         """End the run. The first reason counts."""

@@ -13,6 +13,7 @@ from asyncrl.actors.coordinator.collect_point import step_point
 from asyncrl.actors.coordinator.collect_summary import judged_answers
 from asyncrl.actors.coordinator.components import Components
 from asyncrl.actors.coordinator.decisions import Decision
+from asyncrl.actors.coordinator.disk_watch import look_at_disk
 from asyncrl.actors.coordinator.engine_pool import EngineHandle
 from asyncrl.actors.coordinator.peers import LastSeen, Peer
 from asyncrl.actors.coordinator.stepping import Stepping, StepSources
@@ -264,9 +265,11 @@ class Connections:
                 stepping.on_stepped(message, self._parts.curve)
                 self._parts.metrics.stepped(message.seconds, stepping.metrics)
                 self._parts.curve.add(step_point(self._parts, stepping, message.seconds))
-                self._parts.metrics.alarmed(alarm.name for alarm in stepping.alarms.last)
+                self._parts.metrics.alarmed(alarm.name for alarm in self._parts.alarms)
             case Saved():
                 stepping.on_saved(message)
+                self._parts.metrics.saved(bool(message.path))
+                look_at_disk(self._parts)
 
     # ------------------------------------------------------------------------- those that are gone
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 import trio
 
@@ -30,7 +31,7 @@ from asyncrl.actors.coordinator.connections import Connections
 from asyncrl.actors.coordinator.decisions import Decision
 from asyncrl.actors.coordinator.ending import ending
 from asyncrl.actors.coordinator.event_store import EventStore
-from asyncrl.actors.coordinator.lifecycle import Outcome, Phase
+from asyncrl.actors.coordinator.lifecycle import GOODBYE_S, Outcome, Phase
 from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.actors.coordinator.prompts import PromptSource
 from asyncrl.actors.coordinator.shutdown import drain
@@ -38,9 +39,11 @@ from asyncrl.actors.coordinator.stepping import Stepping
 from asyncrl.actors.coordinator.watchdog import tick
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
+from asyncrl.explain.conditions.disks import RESUMES
 from asyncrl.explain.run_status import RunStatus
 from asyncrl.explain.summary import Summary
 from asyncrl.messages import RunFinished
+from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.waits import Waits
 
@@ -99,6 +102,10 @@ class Coordinator:
             parts.lifecycle.over(parts.clock.now())
             await drain(parts)
             nursery.cancel_scope.cancel()
+        if outcome.ok and (trouble := parts.journal_status().trouble):
+            outcome = parts.outcome = Outcome(
+                False, f"the run's last events are not on the disk: {trouble}: {RESUMES}"
+            )
         parts.lifecycle.drained(parts.clock.now())
         return outcome
 
@@ -142,6 +149,21 @@ class Coordinator:
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         carry_out(self.parts, decisions, self._connections.replace)
+
+    async def give_up(self, launcher: Link) -> Outcome | None:
+        """The outcome of a run whose journal has given up its disk; None where it has not. The
+        launcher hears it first, because nothing that is written about it may find room."""
+        if not (why := self.parts.journal_status().given_up):
+            return None
+        if (run := self.parts.config.run.dir) not in why:
+            why = f"the disk of {run} takes nothing: {why}"
+        outcome = Outcome(False, why)
+        goodbye = trio.CancelScope(deadline=trio.current_time() + GOODBYE_S, shield=True)
+        with goodbye, suppress(LinkError, EndOfStream):
+            await launcher.send(RunFinished(*outcome))
+            while True:  # until it hangs up
+                await launcher.receive()
+        return outcome
 
     async def say_goodbye(self, outcome: Outcome) -> None:
         """Tell the launcher that the summary is written, and wait until it has hung up."""

@@ -8,6 +8,7 @@ from asyncrl.actors.coordinator.lifecycle import Outcome
 from asyncrl.actors.coordinator.stepping import Stepping
 from asyncrl.algorithms.selection.acceptance import below_floor
 from asyncrl.config.losses import drops_equal
+from asyncrl.explain.conditions.disks import RESUMES
 from asyncrl.explain.conditions.waste import EASIER
 
 
@@ -27,8 +28,7 @@ def ending(parts: Components) -> Outcome | None:
     if last and stepping.unsaved:
         return Outcome(
             False,
-            f"the last checkpoint was not written: {stepping.unsaved}; fix that, and continue with "
-            "--resume",
+            f"the last checkpoint was not written: {stepping.unsaved}: {RESUMES}",
         )
     if not (last and _complete(parts, stepping)):
         return None

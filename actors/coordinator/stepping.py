@@ -120,7 +120,7 @@ class Stepping:
         self._consumed: defaultdict[int, list[tuple[list[TokenCount], Counter[int]]]] = defaultdict(
             list
         )
-        self._checkpoints = Checkpointing(store, self._commands, version)
+        self.checkpoints = Checkpointing(store, self._commands, version, config.supervision.stall_s)
         self._save_due = False  # the present version, or the next one
         self._proximal = ProximalScoring(store, self._commands, sources.leases, config)
         self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
@@ -162,7 +162,9 @@ class Stepping:
     @property
     def groups_to_admit(self) -> int:
         """Groups that may start now: as many as admission allows, and never more than the steps to
-        come can still take. 0 or less: none."""
+        come can still take; none while the disk takes no checkpoint. 0 or less: none."""
+        if self.checkpoints.holds:
+            return 0
         steps = self._config.train.steps - self._step
         return min(self._batching.may_start, self._batching.missing(steps))
 
@@ -174,23 +176,23 @@ class Stepping:
     @property
     def saved(self) -> int:
         """The last version whose checkpoint is complete."""
-        return self._checkpoints.saved
+        return self.checkpoints.saved
 
     @property
     def models_left(self) -> bool:
         """True if the models for use elsewhere are written, of the current version."""
-        return self._checkpoints.left == self.version
+        return self.checkpoints.left == self.version
 
     @property
     def saving(self) -> int | None:
         """The version whose checkpoint is being written, or is about to be; None: there is none."""
-        return self._checkpoints.under_way
+        return self.checkpoints.under_way
 
     @property
     def unsaved(self) -> str:
         """The reason why the checkpoint of the current version was not written. Empty if it was
         written, or was not attempted."""
-        return self._checkpoints.unsaved(self.version)
+        return self.checkpoints.unsaved(self.version)
 
     @property
     def starved(self) -> bool:
@@ -219,7 +221,8 @@ class Stepping:
         `committed` is the version whose publication was decided last, `served` the last one that
         every engine serves. Both are None before the first publication.
         """
-        if self._save_due and not self.closing:
+        due = self._save_due or self.checkpoints.due_again(self._clock.now())
+        if due and not self.closing:
             self.save()
         if self._step >= self._config.train.steps:
             return
@@ -433,7 +436,7 @@ class Stepping:
             "the trainer may make the next version before it saves, and the cursor would be of "
             "this one"
         )
-        if not self._checkpoints.save(self.version, self.finished or self.starved):
+        if not self.checkpoints.save(self.version, self.finished or self.starved):
             return False
         self._save_due = False
         return True
@@ -442,5 +445,5 @@ class Stepping:
         """A checkpoint is complete, or could not be written. Raises ImpossibleEvent for one that
         was not asked for."""
         self._commands.saved()
-        self._checkpoints.on_saved(message)
         self.last_activity = self._clock.now()
+        self.checkpoints.on_saved(message, self.last_activity)

@@ -5,8 +5,8 @@ has not read.
 
     the coordinator itself stood still, or could not read → nothing is judged; the run's clock has
       stopped for as long (`RunClock`)
-    deadlines of leases, publications, verdicts and the trainer's work → the deadline of the run's
-      phase → metrics → the launcher's status
+    deadlines of leases, publications, verdicts, checkpoints and the trainer's work → the deadline
+      of the run's phase → the disk → metrics → the launcher's status
 
 What has a deadline of its own is no stall before that: a trainer that reports what it is busy with
 or that it writes a checkpoint, a publication that is under way, a verdict that is owed.
@@ -23,6 +23,7 @@ from asyncrl.actors.coordinator.carry_out import Replace, carry_out
 from asyncrl.actors.coordinator.collect_progress import under_way
 from asyncrl.actors.coordinator.collect_status import collect_status, collect_update
 from asyncrl.actors.coordinator.components import Components
+from asyncrl.actors.coordinator.disk_watch import given_up, look_at_disk
 from asyncrl.actors.coordinator.lifecycle import OverduePhase, Phase
 from asyncrl.explain.diagnosis import diagnose, listed
 from asyncrl.explain.metrics import observe
@@ -53,6 +54,7 @@ async def tick(parts: Components, replace: Replace) -> None:
                 excused = now
             _end_what_is_late(parts, now, replace)
             _watch(parts, excused, now)
+        look_at_disk(parts)
         parts.statistics.tick(parts.store.experience.ledger.tokens)
         _measure(parts)
         parts.underway.look(under_way(parts), now)
@@ -78,6 +80,9 @@ def _watch(parts: Components, excused: float, now: float) -> None:
     """End a run whose phase, or whose trainer's work, lasts too long, with the cause as the reason;
     its status is kept as it is then."""
     if parts.outcome is not None or parts.lifecycle.ending:
+        return
+    if what := given_up(parts, now):
+        parts.end(False, what)
         return
     if what := _too_long_at_work(parts):
         _stall(parts, what, heals="stalled")

@@ -11,6 +11,9 @@ from asyncrl.escape import CUT, SENTENCE, escaped
 
 BAD_INPUT = 2
 """Exit status of a command whose input is wrong, and of an actor that detected it first."""
+DISK_NOT_READY = 74
+"""Exit status of an actor whose disk took nothing more (EX_IOERR of sysexits.h): another start of
+it would meet the same disk."""
 
 
 def installs(extra: str) -> str:

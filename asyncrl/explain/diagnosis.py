@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
 from asyncrl.explain.conditions.condition import RunFacts
+from asyncrl.explain.conditions.disks import HOLDS
 from asyncrl.explain.conditions.sides import IDLE
 from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.run_status import ActorStatus, RunStatus
@@ -55,6 +58,8 @@ def _broken(status: RunStatus) -> Iterator[str]:
             "The journal waits for the disk, and all else for the journal: "
             f"{status.journal.trouble}; {size(status.journal.pending_bytes)} wait."
         )
+    if status.unwritten >= HOLDS:
+        yield from _found(status, "checkpoint_unwritten")
     absent = [actor for actor in status.actors if not actor.here and not actor.removed]
     if status.phase == "init" and absent:
         longest = max(actor.seconds for actor in absent)
@@ -217,7 +222,8 @@ def _both_idle(status: RunStatus) -> Iterator[str]:
 
 def facts_of(status: RunStatus) -> RunFacts:
     """The facts of the last seconds."""
-    return RunFacts(
+    return msgspec.structs.replace(
+        disk_facts(status),
         idle_trainer=idle(status, "trainer"),
         idle_rollout=idle(status, "rollout"),
         filtered=status.groups.filtered,
@@ -226,6 +232,15 @@ def facts_of(status: RunStatus) -> RunFacts:
         answers=status.verdicts.answers,
         unjudged=status.verdicts.without,
         unjudged_reason=status.verdicts.reason,
+    )
+
+
+def disk_facts(status: RunStatus) -> RunFacts:
+    """The facts of the disk alone."""
+    return RunFacts(
+        unwritten=status.unwritten,
+        unwritten_why=status.unwritten_why,
+        journal_why=status.journal.trouble,
     )
 
 

@@ -51,6 +51,7 @@ class Display:
         self._printed: StatusUpdate | None = None
         self._notes: deque[str] = deque(maxlen=NOTES)  # to be printed
         self._told = "", FIRST_LINE_S  # what progress is of, and the second of its next line
+        self._alarms: list[str] = []  # those of the last update
 
     def __enter__(self) -> Display:
         if self._live:
@@ -67,7 +68,12 @@ class Display:
             self._live.stop()
 
     def update(self, status: StatusUpdate) -> None:
-        """Show how the run stands: redraw, or print a line if there is news."""
+        """Show how the run stands: redraw, or print a line if there is news. An alarm is a note
+        when it begins and each time that it says something else."""
+        self._notes += [alarm for alarm in status.alarms if alarm not in self._alarms]
+        if self._alarms and not status.alarms:
+            self._notes.append("The disk takes again what the run writes.")
+        self._alarms = status.alarms
         self._print_notes()
         if not self._taken():
             return

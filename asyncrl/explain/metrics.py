@@ -126,7 +126,12 @@ class Metrics:
             "asyncrl_training", "What the last step's trainer and responses say, by name.", "name"
         )
         self._alarms = self._gauge(
-            "asyncrl_alarm", "1 where the last step raised it, by cause.", "cause"
+            "asyncrl_alarm", "1 where the disk, or the last step, raised it, by cause.", "cause"
+        )
+        self._checkpoints = self._counter(
+            "asyncrl_checkpoints_total",
+            "Checkpoints that were written, and that failed.",
+            "outcome",
         )
         self._accuracy = self._gauge(
             "asyncrl_accuracy_ratio",
@@ -262,10 +267,14 @@ class Metrics:
             self._training.labels(self._measured(name)).set(value)
 
     def alarmed(self, causes: Iterable[str]) -> None:
-        """Set the alarms of the last step; causes are a closed set."""
+        """Set the alarms of the disk and of the last step; causes are a closed set."""
         self._alarms.clear()
         for cause in causes:
             self._alarms.labels(cause).set(1)
+
+    def saved(self, written: bool) -> None:
+        """Count a checkpoint that was written, or could not be."""
+        self._checkpoints.labels("written" if written else "failed").inc()
 
     def evaluated(
         self, version: int, accuracy: float | None, figures: Mapping[str, float], asked: int

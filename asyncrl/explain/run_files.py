@@ -95,7 +95,12 @@ class RunFiles:
     @cached_property
     def last_status(self) -> RunStatus | None:
         """The run status that the run left last; None before it has said how it stands."""
-        return self._said(run_dir.STALL if self.stalled else run_dir.STATUS, run_status.read)
+        if self.stalled:
+            return self._said(run_dir.STALL, run_status.read)
+        found = self._said(run_dir.STATUS, run_status.read)
+        if found is None and not self.lives:  # it was started again, and has not come far
+            return self._said(run_dir.LAST_STATUS, run_status.read)
+        return found
 
     @property
     def status(self) -> RunStatus:

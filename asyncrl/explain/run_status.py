@@ -74,8 +74,9 @@ class PublicationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The journal. Events are numbered from 1. `trouble` says why nothing can be written now; it is
-    empty if all is well. `slowest_s` are the seconds of the slowest commit."""
+    """The journal. Events are numbered from 1. `trouble` says why nothing can be written now, and
+    `given_up` why its disk is not waited for any more; they are empty if all is well. `slowest_s`
+    are the seconds of the slowest commit."""
 
     appended: int = 0
     durable: int = 0
@@ -84,6 +85,7 @@ class JournalStatus(msgspec.Struct, frozen=True, kw_only=True):
     commits: int = 0
     slowest_s: float = 0.0
     trouble: str = ""
+    given_up: str = ""
 
 
 class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,8 +140,10 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     `committed` is the version whose publication was decided last; None before the first. `token_s`,
     `verdict_s` and `step_s` have passed since the last token, verdict and step, or since the start.
     `idle` are shares of the last `window_s` seconds, 0 to 1, by role and cause; the rates are over
-    the same seconds. `rollouts` counts the live ones by status. `alarms` are the sentences that the
-    last step raised. `ok` is None while the run goes on, and `reason` says why it ended.
+    the same seconds. `rollouts` counts the live ones by status. `alarms` are the sentences of
+    alarms: of the disk as it is now, and of the last step. The last `unwritten` checkpoints were
+    not written, the last of them because of `unwritten_why`. `ok` is None while the run goes on,
+    and `reason` says why it ended.
     """
 
     at: float
@@ -176,6 +180,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     failing: list[FailedEpisodes] = []
     verdicts: JudgedAnswers = JudgedAnswers()
     alarms: list[str] = []
+    unwritten: int = 0
+    unwritten_why: str = ""
     ok: bool | None = None
     reason: str = ""
 

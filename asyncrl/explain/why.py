@@ -4,11 +4,17 @@ They follow from one run status, and from whether the run lives.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
+from asyncrl.config.errors import ConfigError
+from asyncrl.explain.curve import StepPoint
 from asyncrl.explain.diagnosis import diagnose, idle
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_status import LendingStatus, RunStatus
+from asyncrl.explain.summary import Summary
 from asyncrl.words import count, duration, share
 
 OLD_S = 10.0
@@ -18,7 +24,13 @@ OLD_S = 10.0
 def why(files: RunFiles, now: float) -> list[str]:
     """Answer for a run, at `now` (seconds since 1970). Raises ConfigError if there is no run status
     to read."""
+    if files.last_status is None and not files.lives and (steps := _steps(files)):
+        return [_unsaid(files, steps)]
     found = files.status
+    if found.ok is None and not files.lives and (summary := _summary(files)) is not None:
+        found = msgspec.structs.replace(
+            found, ok=summary.ok, reason=summary.reason, step=max(found.step, summary.steps)
+        )
     return answer(
         found,
         lives=files.lives,
@@ -26,6 +38,30 @@ def why(files: RunFiles, now: float) -> list[str]:
         stalled=files.stalled,
         run=files.path,
     )
+
+
+def _steps(files: RunFiles) -> int:
+    """The steps that the run's curve has."""
+    return max(
+        (point.version for point in files.points() if isinstance(point, StepPoint)), default=0
+    )
+
+
+def _unsaid(files: RunFiles, steps: int) -> str:
+    """Say what is known of a run that ended without a word on how it stood."""
+    summary = _summary(files)
+    reason = f": {summary.reason}" if summary is not None else ""
+    return (
+        f"The run ended after {count(steps)} steps{reason}; how it stood then was not written, as "
+        f"on a full disk. Make room if so, and go on with asyncrl train --resume {files.path}."
+    )
+
+
+def _summary(files: RunFiles) -> Summary | None:
+    """The totals of a run that has ended, where they can be read."""
+    with suppress(ConfigError):
+        return files.summary
+    return None
 
 
 def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: Path) -> list[str]:
@@ -44,7 +80,7 @@ def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: 
         for actor in status.actors
         if actor.removed
     ]
-    return sentences + status.alarms
+    return sentences + [alarm for alarm in status.alarms if alarm not in sentences]
 
 
 def _standing(status: RunStatus, lives: bool, age_s: float, stalled: bool, run: Path) -> str:

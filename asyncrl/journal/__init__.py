@@ -13,7 +13,7 @@ from pathlib import Path
 
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.experience import Experience
-from asyncrl.journal.disk import Disk, JournalError, JournalReader, state
+from asyncrl.journal.disk import Disk, JournalError, JournalNotReady, JournalReader, state
 from asyncrl.journal.sqlite import SqliteDisk, SqliteHistory
 from asyncrl.journal.writer import Journal, JournalStatistics
 
@@ -21,6 +21,7 @@ __all__ = [
     "Disk",
     "Journal",
     "JournalError",
+    "JournalNotReady",
     "JournalReader",
     "JournalStatistics",
     "SqliteDisk",

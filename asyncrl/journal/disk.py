@@ -22,6 +22,11 @@ class JournalError(Exception):
     remedy."""
 
 
+class JournalNotReady(JournalError):
+    """Raised where the journal's disk is not ready, and was waited for as long as that is worth it:
+    it has no room, is not writable, or is locked. The message says what to do."""
+
+
 class DiskNotReady(Exception):
     """Raised for a commit that failed without a trace. It may be retried; `remedy` says what makes
     it succeed."""

@@ -36,6 +36,7 @@ from asyncrl.journal.disk import (
     DiskNotReady,
     EventRows,
     JournalError,
+    JournalNotReady,
     Keep,
     Locked,
     Unwritable,
@@ -411,8 +412,12 @@ def errors(path: Path) -> Iterator[None]:
             "its own run.dir"
         ) from error
     except sqlite3.OperationalError as error:
-        remedy = (_obstacle(error) or Unwritable).remedy
-        raise JournalError(f"the journal {path} could not be used ({error}): {remedy}") from error
+        obstacle = _obstacle(error)
+        kind, remedy = (
+            JournalNotReady if obstacle else JournalError,
+            (obstacle or Unwritable).remedy,
+        )
+        raise kind(f"the journal {path} could not be used ({error}): {remedy}") from error
     except sqlite3.Error as error:
         raise JournalError(
             f"{path} is damaged, or not a journal ({error}): give another run.dir"

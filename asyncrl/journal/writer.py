@@ -32,6 +32,7 @@ from asyncrl.journal.disk import (
     DiskNotReady,
     EventRows,
     JournalError,
+    JournalNotReady,
     Keep,
     Unwritable,
     Write,
@@ -163,7 +164,8 @@ class Journal:
 
         At most about `limit_bytes` wait for the disk (see `room`). Commits to a full or locked disk
         are retried for `full_s` seconds, also after an OSError of `before_commit`. Raises
-        JournalError where it cannot be written, out of the writer's task as well.
+        JournalError where it cannot be written, out of the writer's task as well; JournalNotReady
+        where the retries were in vain.
         """
         journal = cls(disk, commit_ms, limit_bytes, full_s, before_commit)
         try:
@@ -197,6 +199,12 @@ class Journal:
         """The reason why commits are blocked at the moment, without loss; empty where they are
         not."""
         return str(self._obstacle or "")
+
+    @property
+    def given_up(self) -> str:
+        """The sentence with which the writer gave up a disk that was not ready; empty where it has
+        not."""
+        return str(self._failure) if isinstance(self._failure, JournalNotReady) else ""
 
     @property
     def pending_bytes(self) -> int:
@@ -273,15 +281,15 @@ class Journal:
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            raise JournalError(str(self._failure)) from self._failure
+            raise type(self._failure)(str(self._failure)) from self._failure
 
     def _fail(self, failure: JournalError) -> None:
         self._failure = failure
         self._committed.unpark_all()
 
     def _give_up(self, why: str) -> NoReturn:
-        self._fail(JournalError(why))
-        raise JournalError(why)
+        self._fail(JournalNotReady(why))
+        raise JournalNotReady(why)
 
     async def _write(self) -> None:
         while True:
@@ -340,7 +348,7 @@ class Journal:
         try:
             await self._before_commit(forced)
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # not EROFS: room does not help
             raise (DiskFull if full else Unwritable)(
                 f"what is written beside the journal could not be written ({error.strerror})"
             ) from error

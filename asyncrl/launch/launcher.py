@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import secrets
 import signal
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -30,16 +31,17 @@ from asyncrl.bundled.outlook import ended
 from asyncrl.config import Config
 from asyncrl.config.cluster import joined, local_rollouts, ranks_here
 from asyncrl.config.cores import divide_cores
-from asyncrl.config.errors import BAD_INPUT
+from asyncrl.config.errors import BAD_INPUT, DISK_NOT_READY
 from asyncrl.config.ranks import ranks_of
 from asyncrl.engines.servers.kept_servers import servers_ended
 from asyncrl.escape import escaped, escaped_lines
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.explain import summary
+from asyncrl.explain.conditions.disks import RESUMES
 from asyncrl.explain.curve import Curve, read
 from asyncrl.explain.display import Display, show_summary
 from asyncrl.explain.model_card import write_cards
-from asyncrl.files import forget_partial
+from asyncrl.files import forget_partial, no_room, takes_nothing
 from asyncrl.journal import JournalError, fold
 from asyncrl.launch.cluster.actor_placement import ActorPlacement
 from asyncrl.launch.cluster.agents_placement import AgentsPlacement
@@ -67,11 +69,14 @@ from asyncrl.runtime.processes.standstill import TICK_S
 from asyncrl.runtime.processes.supervisor import ActorFailed, Child, describe_exit
 from asyncrl.runtime.progress import receive
 from asyncrl.runtime.run_dir import (
+    COORDINATOR,
+    COORDINATOR_ADDRESS,
     GATEWAY_KEY,
     INITIAL,
     JOIN_TOKEN,
     JOURNAL,
     KEY,
+    LAST_STATUS,
     LAUNCHER,
     METRICS,
     PROGRESS,
@@ -92,9 +97,19 @@ INTERRUPTED = 130
 def launch(config: Config, *, resume: Path | None, console: Console) -> int:
     """Run to the end. Returns the exit status: 0 if the run ended well, 130 if the user interrupted
     it, 1 if it failed, 2 if the trainer refused its model."""
-    return trio.run(
-        partial(_Launch(config, resume is not None, console).run), strict_exception_groups=True
-    )
+    try:
+        return trio.run(
+            partial(_Launch(config, resume is not None, console).run), strict_exception_groups=True
+        )
+    except Exception as error:
+        if (full := no_room(error)) is None:
+            raise
+        complain(
+            escaped(
+                f"the run failed: {full.filename or config.run.dir}: {full.strerror}: {RESUMES}."
+            )
+        )
+        return FAILED
 
 
 class _Launch:
@@ -112,6 +127,7 @@ class _Launch:
         self._healing = Healing(config.supervision.heals)
         self._machines: Machines | None = None
         self._signalled: signal.Signals | None = None
+        self._full = ""  # the reason for which the run is not started again
         self._lasting = trio.CancelScope()
         self._starting = trio.CancelScope()  # until the coordinator reports the status of the run
 
@@ -139,9 +155,10 @@ class _Launch:
                     if self._machines is not None:
                         await self._machines.dismiss()
                     nursery.cancel_scope.cancel()
-            # A trainer that was killed, or had not ended when the run was over, leaves these files.
-            for store in (WEIGHT_STORE, RANK_STORE):
-                (self._run / store).unlink(missing_ok=True)
+            # An actor that was killed, or had not ended when the run was over, leaves these files.
+            for left in (WEIGHT_STORE, RANK_STORE, COORDINATOR, COORDINATOR_ADDRESS):
+                (self._run / left).unlink(missing_ok=True)
+            forget_partial(self._run)
             return self._report(end)
 
     async def _keep_what_lasts(self, over: trio.Event) -> None:
@@ -162,6 +179,9 @@ class _Launch:
         while True:
             end = await self._supervisor.run()
             if self._signalled is not None or not self._healing.again(end):
+                return end
+            if full := takes_nothing(self._run):
+                self._full = full
                 return end
             lost = self._healing.lost[-1]
             logger.warning("healing %d: %s", len(self._healing.lost), lost)
@@ -186,8 +206,11 @@ class _Launch:
             self._display.note(sentence)
 
     def _clear(self) -> None:
-        """Remove the files that a life leaves; the next one makes its own."""
-        for old in (SUMMARY, STATUS, STALL, WEIGHT_STORE, RANK_STORE):
+        """Remove the files that a life leaves; the next one makes its own. Its status stays under
+        another name until then."""
+        with suppress(FileNotFoundError):  # there may be no room to say anew how the run stands
+            (self._run / STATUS).replace(self._run / LAST_STATUS)
+        for old in (SUMMARY, STALL, WEIGHT_STORE, RANK_STORE):
             (self._run / old).unlink(missing_ok=True)
         forget_partial(self._run)
 
@@ -373,21 +396,44 @@ class _Launch:
         accuracy = summary.Accuracy.of(curve)
         return summary.of_ledger(ledger, reason, steps, curve.before_s, accuracy)
 
+    def _summary(self, end: SupervisedEnd, path: Path) -> summary.Summary | None:
+        """The summary that the coordinator wrote, or else one from what is on disk, which is
+        written if there is room; None if there is neither."""
+        if path.exists():
+            return summary.read(path)
+        if not (self._run / JOURNAL).exists():
+            return None
+        if end.finished is not None:
+            reason = end.finished.reason
+        elif end.failure is not None:
+            reason = self._of_disk(end) or str(end.failure).splitlines()[0]
+        else:
+            reason = "the run was ended before it could report why"
+        found = None
+        try:
+            found = self._recounted(reason)
+            summary.write(found, path)
+        except (JournalError, ImpossibleEvent, OSError) as error:
+            complain(escaped(f"there is no {SUMMARY}: {error}"))
+        return found
+
+    def _of_disk(self, end: SupervisedEnd) -> str:
+        """The sentence of a run that a disk ended before it could say so itself; empty for another
+        one."""
+        failure = end.failure
+        if end.finished is not None and not self._full:
+            return ""
+        if not self._full and (failure is None or failure.code != DISK_NOT_READY):
+            return ""
+        name = failure.name if failure is not None else "the trainer"
+        why = self._full or last_words(failure.traceback if failure is not None else "")
+        return f"{name} was lost, and the disk of {self._run} takes nothing ({why}): {RESUMES}"
+
     def _report(self, end: SupervisedEnd) -> int:
         """Show the result of the run. Returns the exit status."""
         path, failure, finished = self._run / SUMMARY, end.failure, end.finished
-        if not path.exists() and (self._run / JOURNAL).exists():
-            reason = (
-                str(failure).splitlines()[0]
-                if failure is not None
-                else "the run was ended before it could report why"
-            )
-            try:
-                summary.write(self._recounted(reason), path)
-            except (JournalError, ImpossibleEvent, OSError) as error:
-                complain(escaped(f"there is no summary: {error}"))
-        if path.exists():
-            ending = summary.read(path)
+        ending, of_disk = self._summary(end, path), self._of_disk(end)
+        if ending is not None:
             show_summary(ending, self._run, self._console)
             try:
                 write_cards(self._run, self._config, ending, version("asyncrl"))
@@ -396,6 +442,9 @@ class _Launch:
         if failure is not None and failure.code == BAD_INPUT:
             complain(escaped(last_words(failure.traceback)))
             return BAD_INPUT
+        if of_disk:
+            complain(escaped(f"the run failed: {of_disk}."))
+            return FAILED
         if failure is not None:
             complain(escaped_lines(str(failure)))
             return FAILED

@@ -57,7 +57,8 @@ class StatusUpdate(Message, frozen=True):
     `accuracy_asked` of `accuracy_prompts` that it is over; None if no answer has a verdict. Of
     the last step's responses there are the mean `reward`, the shares that are `exact` and
     `truncated`, their mean length and their entropy (nats a token); None before there are any.
-    `done` counts what each role has done so far: tokens, verdicts, episodes, steps."""
+    `done` counts what each role has done so far: tokens, verdicts, episodes, steps. `alarms` are
+    sentences about the disk, as it is now."""
 
     seconds: float
     phase: str
@@ -86,6 +87,7 @@ class StatusUpdate(Message, frozen=True):
     done: dict[Role, int] = {}
     accuracy_asked: int = 0
     accuracy_prompts: int = 0
+    alarms: list[str] = []
 
 
 Healable = Literal["lost", "stalled"]

@@ -41,7 +41,7 @@ CAUSES = (
     _BadEnd(r"stopped early|grace period", r"restart_everything", lambda c: 1.0),
     _BadEnd(r"everything was killed", r"kill_everything.*|checkpoint_damaged", lambda c: 1.0),
     _BadEnd(r"coordinator-0 was killed", r"kill_coordinator.*", lambda c: 1.0),
-    _BadEnd(r"JournalError: .*the simulated disk is", r"disk_.*", lambda c: 1.0),
+    _BadEnd(r"the simulated disk is", r"disk_.*", lambda c: 1.0),
     _BadEnd(  # the last version is evaluated before the end, by agents too
         r"the last checkpoint was not written",
         r"checkpoint_fails",

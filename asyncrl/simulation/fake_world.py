@@ -26,6 +26,7 @@ from asyncrl.engines.protocol import Engine
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.experience import Experience
 from asyncrl.explain.curve import Curve, kept, point_of
+from asyncrl.explain.run_status import JournalStatus
 from asyncrl.journal import Journal
 from asyncrl.journal.writer import BeforeCommit
 from asyncrl.messages import Role, Split
@@ -103,6 +104,7 @@ class FakeWorld(World):
         self.saving: Callable[[SimProcess], Awaitable[str]] | None = None
         self._task = fakes.FakeTask(config)
         self._curve = Curve()
+        self._journal: Journal
         self._broadcasts: dict[int, Broadcast] = {}
         self._quiet = self.speeds.quiet
 
@@ -147,6 +149,7 @@ class FakeWorld(World):
             full_s=self.config.supervision.stall_s,
             before_commit=before_commit,
         ) as journal:
+            self._journal = journal
             log = _ObservedLog(journal, self.observer, self.sim_disk, mount)
             store = EventStore(experience, log)
             last = self.sim_disk.last
@@ -180,6 +183,9 @@ class FakeWorld(World):
 
     def curve(self) -> Curve:
         return self._curve
+
+    def journal_status(self) -> JournalStatus:
+        return JournalStatus(given_up=self._journal.given_up)
 
     def _whole(self) -> list[SimCheckpoint]:
         """The checkpoints that are somebody's, the oldest version first."""

@@ -36,6 +36,7 @@ from asyncrl.config import Config
 from asyncrl.engines.protocol import Engine
 from asyncrl.explain.curve import Curve
 from asyncrl.explain.metrics import Metrics
+from asyncrl.explain.run_status import JournalStatus
 from asyncrl.journal import JournalError
 from asyncrl.messages import Hello, Message, Replace, Role, StatusUpdate
 from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
@@ -139,6 +140,10 @@ class World(ABC):
     def start_s(self, process: SimProcess) -> float:
         """Seconds that an actor takes from its start until it connects."""
         return 0.0
+
+    def journal_status(self) -> JournalStatus:
+        """The state of the journal of this life."""
+        return JournalStatus()
 
     async def conduct(self, coordinator: Coordinator) -> Outcome:
         """Have the coordinator conduct its run."""
@@ -268,21 +273,27 @@ class World(ABC):
                 store,
                 self.prompts(),
                 process.waits,
-                Observers(metrics, RunStatistics(), self.curve()),
+                Observers(metrics, RunStatistics(), self.curve(), self.journal_status),
             )
-            async with trio.open_nursery() as nursery:
-                self._listening = nursery
-                ours, theirs = pipes()
-                process.connect(ours)
-                self._nursery.start_soon(self._supervised, Link(theirs, peer="the coordinator"))
-                launcher = Link(ours, peer="the launcher")
-                await launcher.send(Hello("coordinator", 0, process.incarnation, 1))
-                peer = Peer(Hello("launcher", 0, 0, 1), launcher)
-                nursery.start_soon(coordinator.converse, peer)
-                outcome = await self.conduct(coordinator)
-                self.observer.on_outcome(outcome)
-                await coordinator.say_goodbye(outcome)
-                nursery.cancel_scope.cancel()
+            ours, theirs = pipes()
+            process.connect(ours)
+            self._nursery.start_soon(self._supervised, Link(theirs, peer="the coordinator"))
+            launcher = Link(ours, peer="the launcher")
+            try:
+                await self._told(process, coordinator, launcher)
+            finally:
+                await coordinator.give_up(launcher)
+
+    async def _told(self, process: SimProcess, coordinator: Coordinator, launcher: Link) -> None:
+        """Conduct the run, and tell the launcher."""
+        async with trio.open_nursery() as nursery:
+            self._listening = nursery
+            await launcher.send(Hello("coordinator", 0, process.incarnation, 1))
+            nursery.start_soon(coordinator.converse, Peer(Hello("launcher", 0, 0, 1), launcher))
+            outcome = await self.conduct(coordinator)
+            self.observer.on_outcome(outcome)
+            await coordinator.say_goodbye(outcome)
+            nursery.cancel_scope.cancel()
 
     async def _supervised(self, link: Link) -> None:
         """Be the supervisor's end of the coordinator's link."""

@@ -30,7 +30,12 @@ _NAME = re.compile(NAME)
 
 
 class CheckpointError(Exception):
-    """Raised for a checkpoint that cannot be written or used; the message is one sentence."""
+    """Raised for a checkpoint that cannot be written or used; the message is one sentence, `why`
+    without its `remedy`."""
+
+    def __init__(self, why: str, remedy: str = "") -> None:
+        super().__init__(f"{why}; {remedy}" if remedy else why)
+        self.why = why
 
 
 class Digest(msgspec.Struct, frozen=True):

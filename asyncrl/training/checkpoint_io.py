@@ -308,7 +308,7 @@ def _publish(path: Path, write: Callable[[Path], None]) -> None:
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
-            f"{path} cannot be written: {error}; free space there or choose another run.dir"
+            f"{path} cannot be written: {error}", "free space there or choose another run.dir"
         ) from error
 
 

@@ -78,6 +78,9 @@ FACTS = st.builds(
     filtered=COUNTS,
     patience=st.just(512),
     max_live=st.integers(0, 99),
+    unwritten=st.integers(0, 3),
+    unwritten_why=st.just("there is no room"),
+    journal_why=st.sampled_from(["", "the disk is full"]),
 )
 
 

@@ -8,9 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from look_support import step
 
 from asyncrl.cli import main
-from asyncrl.explain import run_status
+from asyncrl.config import ConfigError
+from asyncrl.explain import run_status, summary
+from asyncrl.explain.curve import line_of
 from asyncrl.explain.diagnosis import diagnose
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_status import (
@@ -23,9 +26,10 @@ from asyncrl.explain.run_status import (
     PublicationStatus,
     RunStatus,
 )
-from asyncrl.explain.summary import RolloutTotals, TokenTotals
+from asyncrl.explain.summary import RolloutTotals, Summary, TokenTotals
 from asyncrl.explain.why import answer, why
 from asyncrl.messages import Busy, Wait
+from asyncrl.runtime.run_dir import LAST_STATUS, METRICS, SUMMARY
 
 RUN = Path("runs/a")
 BUSY = {"trainer": {"command": 0.1}, "rollout": {"requests": 0.05}}
@@ -468,6 +472,29 @@ def test_the_lock_tells_a_live_run_from_a_killed_one(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert why(RunFiles(run), 1001.0)[0].startswith("The run trains")
     assert "was killed" in why(RunFiles(run), 1001.0)[0]
+
+
+def test_a_run_that_could_not_write_how_it_stood_is_told_by_what_it_has_written(
+    tmp_path: Path,
+) -> None:
+    """Its disk was full when it was started again: the status is that of the life before, or there
+    is none, and the curve has its steps."""
+    run = run_at(tmp_path / "run", S, LAST_STATUS)
+    assert "was killed after 12 of 100 steps" in why(RunFiles(run), 1001.0)[0]
+    ended = Summary(ok=False, reason="no space: make room, and resume the run", steps=13, seconds=1)
+    summary.write(ended, run / SUMMARY)
+    [first, *_] = why(RunFiles(run), 1001.0)
+    assert "failed" in first and "13 of 100 steps: no space: make room" in first
+    (run / LAST_STATUS).unlink()
+    (run / METRICS).write_bytes(b"".join(line_of(step(version)) for version in (1, 2, 3)))
+    (run / ".status.json.0123456789abcdef.partial").touch()
+    [said] = why(RunFiles(run), 1001.0)
+    assert "ended after 3 steps: no space: make room, and resume the run" in said
+    with (run / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run_status.write(S, run / LAST_STATUS)
+        with pytest.raises(ConfigError, match="it is starting"):
+            why(RunFiles(run), 1001.0)
 
 
 def test_a_stall_dump_is_what_counts(tmp_path: Path) -> None:

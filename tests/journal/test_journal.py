@@ -24,7 +24,14 @@ from asyncrl.config import load
 from asyncrl.config.derived import LOG_BYTES, journal_bytes
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience, fold
-from asyncrl.journal import Journal, JournalError, SqliteDisk, SqliteHistory, sqlite
+from asyncrl.journal import (
+    Journal,
+    JournalError,
+    JournalNotReady,
+    SqliteDisk,
+    SqliteHistory,
+    sqlite,
+)
 from asyncrl.journal.disk import Abandon, Compact, DiskFull, EventRows, Keep, Write
 from asyncrl.journal.sqlite import WAL_BYTES
 from asyncrl.journal.writer import ROW_BYTES
@@ -565,7 +572,8 @@ async def test_a_disk_that_stays_full_is_said_to_everybody_and_loses_nothing_dur
                 await log.flush()
             assert log.durable == 1
             await trio.sleep_forever()
-    assert caught.group_contains(JournalError, match="make room", depth=1), "it reached the nursery"
+    assert caught.group_contains(JournalNotReady, match="make room", depth=1), "and the nursery"
+    assert "make room, and resume the run" in log.given_up
     assert on_disk(path) == [e.LateTokens(1)]
 
 

@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import pytest
 import trio
 from rich.console import Console
 
+from asyncrl import files
+from asyncrl.actors.disk_exit import exit_by_disk
 from asyncrl.config import Config
+from asyncrl.config.errors import DISK_NOT_READY
 from asyncrl.explain import summary
+from asyncrl.journal import JournalNotReady
 from asyncrl.launch import launcher
 from asyncrl.launch.launcher import FAILED, _Launch
+from asyncrl.messages import Exited, RunFinished
+from asyncrl.runtime.processes.healing import lost_head
 from asyncrl.runtime.processes.run_supervisor import SupervisedEnd
 from asyncrl.runtime.processes.supervisor import ActorFailed
-from asyncrl.runtime.run_dir import INITIAL, JOURNAL, SUMMARY
+from asyncrl.runtime.run_dir import INITIAL, JOURNAL, LAST_STATUS, STATUS, SUMMARY
+from asyncrl.training.checkpoint_index import CheckpointError
+
+
+def launched(run: Path) -> _Launch:
+    """A launcher of a run that is resumed."""
+    return _Launch(msgspec.convert({"run": {"dir": str(run)}}, Config), True, Console())
 
 
 def ended(run: Path) -> int:
     """The exit status after a coordinator that failed without a summary."""
-    launch = _Launch(msgspec.convert({"run": {"dir": str(run)}}, Config), True, Console())
     failure = ActorFailed("coordinator-0", 1, "OSError: what it died of")
-    return launch._report(SupervisedEnd(None, failure))
+    return launched(run)._report(SupervisedEnd(None, failure))
 
 
 def test_a_damaged_journal_does_not_hide_what_the_run_died_of(
@@ -49,6 +62,90 @@ def test_a_disk_without_room_for_the_summary_does_not_either(
     assert ended(tmp_path) == FAILED and not (tmp_path / SUMMARY).exists()
     said = capsys.readouterr().err
     assert "No space left on device" in said and "what it died of" in said.splitlines()[-1]
+
+
+NOT_WRITTEN = "the journal j could not be written, for 30 s: make room, and resume the run"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        SupervisedEnd(RunFinished(False, NOT_WRITTEN)),  # it could say so
+        SupervisedEnd(None, ActorFailed("coordinator-0", DISK_NOT_READY, "")),  # nor its log
+        SupervisedEnd(
+            RunFinished(False, NOT_WRITTEN), unrestarted=(Exited("trainer", 0, 1, False),)
+        ),
+    ],
+)
+def test_a_disk_that_takes_nothing_is_said_in_one_sentence_though_nothing_can_be_written(
+    end: SupervisedEnd,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(files, "whole_file", takes_no_file)
+    assert lost_head(end) is None
+    assert launched(tmp_path)._report(end) == FAILED
+    [said] = capsys.readouterr().err.splitlines()
+    assert "make room, and resume the run" in said and str(tmp_path) in said
+    assert not any(tmp_path.iterdir())
+
+
+@contextmanager
+def takes_no_file(*_: object, **__: object) -> Iterator[BinaryIO]:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    yield
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+async def test_a_life_is_not_begun_on_a_disk_that_takes_nothing(
+    error: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever ended the one before. Any other error is left to the next life, which names it."""
+
+    class Supervisor:
+        def __init__(self, *_: object) -> None:
+            lives.append(True)
+
+        async def run(self) -> SupervisedEnd:
+            await trio.lowlevel.checkpoint()
+            return SupervisedEnd(None, ActorFailed("trainer-0", -9, ""))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    lives: list[bool] = []
+    monkeypatch.setattr(launcher, "RunSupervisor", Supervisor)
+    launch = launched(tmp_path)
+    monkeypatch.setattr(files, "whole_file", full)
+    end = await launch._live()
+    healed = Config().supervision.heals if error == errno.EIO else 0
+    assert len(lives) == 1 + healed
+    assert launch._report(end) == FAILED
+    said = capsys.readouterr().err
+    assert ("make room, and resume the run" in said) is (error != errno.EIO)
+    assert "trainer-0" in said
+
+
+def test_the_next_life_keeps_the_status_of_the_one_before(tmp_path: Path) -> None:
+    for name in (STATUS, SUMMARY, ".summary.json.01.partial"):
+        (tmp_path / name).write_text(name)
+    launched(tmp_path)._clear()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {LAST_STATUS: STATUS}
+
+
+def test_a_disk_behind_an_error_is_the_exit_status() -> None:
+    full = OSError(errno.EDQUOT, "quota")
+    for error in (
+        full,
+        ExceptionGroup("", [ValueError(), ExceptionGroup("", [JournalNotReady("no room")])]),
+        ExceptionGroup("", [CheckpointError("not written")]),
+    ):
+        with pytest.raises((SystemExit, ExceptionGroup)) as ended, exit_by_disk():
+            raise error
+        code = ended.value.code if isinstance(ended.value, SystemExit) else 1
+        behind = error is full or "no room" in repr(error)
+        assert code == (DISK_NOT_READY if behind else 1)
 
 
 class _Silent:

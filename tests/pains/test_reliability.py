@@ -18,6 +18,7 @@ from asyncrl.actors.coordinator.resume import resumed
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.journal.disk import EventRows, Keep
+from asyncrl.simulation import fault_kinds
 from asyncrl.simulation.faults import Fault
 from asyncrl.simulation.run import SeedReport
 from asyncrl.simulation.sim_disk import SimDisk
@@ -90,6 +91,23 @@ def test_clocks_that_jump() -> None:
 
 def test_disks_that_are_full_or_fail() -> None:
     met(["disk_full", "disk_broken"])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_disk_that_stays_full_ends_the_run_by_that_name_and_is_not_healed(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would heal into the same disk. Its user makes room, and resumes it."""
+    monkeypatch.setattr(fault_kinds, "_seconds", lambda draw: 100.0)
+    stall_s = {"stall_s": 60.0}
+    fault = Fault(0.4 + 0.7 * seed, "disk_full", seed)
+    report = simulated(seed, fault, train={"steps": 4}, supervision=stall_s)
+    assert report.ok, report.violation
+    first, *others = report.lives
+    assert not first.ok and not first.heals and others[-1].ok
+    assert first.reason == (
+        "the simulated disk is full, for 60 s: make room, and resume the run"
+    ) or first.reason.startswith("what is written beside the journal could not be written")
 
 
 def test_checkpoints_that_cannot_be_written_are_cut_off_or_rot() -> None:

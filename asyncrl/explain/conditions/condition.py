@@ -20,7 +20,9 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Of any time: idle shares are from 0 to 1. Of the `generated` tokens, those that are `discarded`
     are by reason. The last `filtered` groups taught nothing, of which `patience` end the run;
-    `max_live` groups may live at a time.
+    `max_live` groups may live at a time. The last `unwritten` checkpoints were not written, the
+    last of them because of `unwritten_why`. The journal waits for its disk because of
+    `journal_why`.
 
     >>> RunFacts(generated=10, discarded={"stale": 4}).discarded_share("stale")
     0.4
@@ -42,6 +44,9 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     filtered: int = 0
     patience: int = 0
     max_live: int = 0
+    unwritten: int = 0
+    unwritten_why: str = ""
+    journal_why: str = ""
 
     def discarded_share(self, reason: str) -> float:
         """The share of the generated tokens that was discarded for a reason, 0 to 1."""

@@ -1,19 +1,20 @@
 """All conditions, and which of them hold. Invariant: each fact has one bound, whoever asks.
 
-The coordinator judges each step, and its findings are the alarms: metrics, logs, status and curve
-have what it found. `why` judges the last seconds, report and page the run so far. The page
-`docs/looking.md` lists the table.
+The coordinator judges each step, and each second the disk; its findings are the alarms: metrics,
+logs, status and curve have what it found. `why` judges the last seconds, report and page the run so
+far. The page `docs/looking.md` lists the table.
 """
 
 from __future__ import annotations
 
 from asyncrl.explain.conditions.answers import ANSWERS
 from asyncrl.explain.conditions.condition import Condition, Finding, RunFacts
+from asyncrl.explain.conditions.disks import DISKS
 from asyncrl.explain.conditions.off_policy import OFF_POLICY
 from asyncrl.explain.conditions.sides import IDLE_SIDES
 from asyncrl.explain.conditions.waste import WASTE
 
-CONDITIONS: tuple[Condition, ...] = (*OFF_POLICY, *ANSWERS, IDLE_SIDES, *WASTE)
+CONDITIONS: tuple[Condition, ...] = (*DISKS, *OFF_POLICY, *ANSWERS, IDLE_SIDES, *WASTE)
 
 
 def findings(facts: RunFacts) -> tuple[Finding, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncrl.config.errors import BAD_INPUT
+from asyncrl.config.errors import BAD_INPUT, DISK_NOT_READY
 from asyncrl.messages import Exited, Role
 from asyncrl.runtime.processes.repeated_ends import RepeatedEnds
 from asyncrl.runtime.processes.run_supervisor import SupervisedEnd, words_of
@@ -28,8 +28,9 @@ class Healing:
 
     `supervision.heals` lives in a row may end without a new step; the end of the next one ends the
     run, with its own message. A life that stalls or fails by an error of its own before the very
-    first step is not healed: its input is at fault. Nor is one that ends by the same error as the
-    one before, with no new step between them (`repeated_ends`).
+    first step is not healed: its input is at fault. Nor is one that a disk without room has ended:
+    the next one would meet the same disk. Nor is one that ends by the same error as the one before,
+    with no new step between them (`repeated_ends`).
 
     Example: with 1 allowed, a run that is lost at steps 5, 9, 9 and 9 continues three times, and
     ends at the fourth loss: its third life made no step, and its fourth is one too many.
@@ -74,7 +75,7 @@ class Healing:
 
 def lost_head(end: SupervisedEnd) -> Exited | None:
     """The trainer or coordinator whose loss ended a run; the trainer, too, if the run made no
-    progress. None if the run ended for another reason, or refused its input.
+    progress. None if the run ended for another reason, refused its input, or its disk took nothing.
 
     Example: `Exited("coordinator", 0, -9, True)` if SIGKILL ended the coordinator.
     """
@@ -85,7 +86,7 @@ def lost_head(end: SupervisedEnd) -> Exited | None:
             words = words_of(failure.code, failure.traceback)
             code = failure.code or KILLED
             ends.append(Exited(role, failure.actor[1], code, False, words))
-    if any(each.code == BAD_INPUT for each in ends):
+    if any(each.code in (BAD_INPUT, DISK_NOT_READY) for each in ends):
         return None
     if not (ends if finished is None else finished.heals):
         return None

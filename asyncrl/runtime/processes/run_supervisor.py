@@ -35,6 +35,7 @@ from asyncrl.messages import (
 from asyncrl.runtime.ipc.endpoints import first_message
 from asyncrl.runtime.ipc.errors import LinkError
 from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.processes.blame import SAME_S, ActorEnd, causes_first, is_consequence
 from asyncrl.runtime.processes.process import last_words, names_exception
 from asyncrl.runtime.processes.repeated_ends import RepeatedEnds
 from asyncrl.runtime.processes.standstill import Patience
@@ -94,7 +95,8 @@ class SupervisedEnd(msgspec.Struct, frozen=True):
 
     `finished` is the coordinator's own message, None if it sent none. `failure` is the first
     failure that ended the run. `unrestarted` are the ends of the failed actors that were not
-    started again, in order, but for those that the run could go on without. With neither `finished`
+    started again, in order (causes before consequences), but for those that the run could go on
+    without. With neither `finished`
     nor `failure`, the run was ended from outside.
     """
 
@@ -137,7 +139,11 @@ class RunSupervisor:
         self._draining = False  # an actor that ends now is not replaced
         self._interrupted = False
         self._finished: RunFinished | None = None
-        self._unrestarted: list[Exited] = []
+        self._unrestarted: list[ActorEnd] = []
+        self._unsaid: list[
+            tuple[str, int, bool, Child]
+        ] = []  # failures that others may have caused
+        self._more_unsaid = trio.Event()
         self._missed = trio.Event()  # `_unrestarted` is not empty
         self._removed: set[str] = set()  # rollout actors that the run goes on without
         for lost in healed:
@@ -159,6 +165,7 @@ class RunSupervisor:
                     self._silence.deadline = trio.current_time() + self._start_s
                     nursery.start_soon(self._watch_coordinator)
                     nursery.start_soon(self._end_with_its_grace)
+                    nursery.start_soon(self._say_consequences)
                     await self._connected.wait()
                     for role, index in self._others():
                         nursery.start_soon(self._supervise, role, index)
@@ -166,7 +173,10 @@ class RunSupervisor:
                     nursery.cancel_scope.cancel()
         except* ActorFailed as failures:
             failure = _first(failures)
-        return SupervisedEnd(self._finished, failure, tuple(self._unrestarted))
+        self._say_unsaid()
+        if self._finished is not None and failure and is_consequence(failure.traceback):
+            failure = None  # the coordinator has said what the cause is
+        return SupervisedEnd(self._finished, failure, tuple(causes_first(self._unrestarted)))
 
     def interrupt(self) -> bool:
         """Drain the run within `supervision.grace_s`. A second call, or one before the coordinator
@@ -210,12 +220,14 @@ class RunSupervisor:
 
         def on_exit(name: str, code: int, restarting: bool) -> None:
             if self._finished is None and code:
-                self._observer.on_failure(name, code, restarting, self._children[name][1])
-                words = words_of(code, self._children[name][1].tail())
+                child = self._children[name][1]
+                words, consequence = words_of(code, child.tail()), is_consequence(child.tail())
+                self._failed(consequence, name, code, restarting, child)
                 exited = Exited(role, index, code, restarting, words)
                 self.tell(exited)
                 if not restarting and not self._spared(role, name):
-                    self._unrestarted.append(exited)
+                    end = ActorEnd(exited, trio.current_time(), consequence)
+                    self._unrestarted.append(end)
                     self._missed.set()
                 if role == "trainer":
                     self._end_ranks()
@@ -223,8 +235,12 @@ class RunSupervisor:
         budget = None  # the trainer's failure, and the coordinator's, ends this life of the run
         if role in ("rollout", "reward", "agents"):
             budget = RestartBudget(limits.restarts, limits.restart_window_s)
-        # The end of a coordinator counts while the run drains, too.
-        needed = (lambda: True) if role == "coordinator" else (lambda: not self._draining)
+        # The end of a coordinator counts while the run drains, too, until it has said how it ended.
+        needed = (
+            (lambda: self._finished is None)
+            if role == "coordinator"
+            else (lambda: not self._draining)
+        )
         ends = self._ends[name] = RepeatedEnds()
         await self._actors.ready(role)
         try:
@@ -245,6 +261,30 @@ class RunSupervisor:
             raise
         if role == "coordinator" and self._finished is None:
             raise ActorFailed(name, 0, "")
+
+    def _failed(
+        self, consequence: bool, name: str, code: int, restarting: bool, child: Child
+    ) -> None:
+        """Have it shown how an actor ended; a consequence of another one's end after that one."""
+        if consequence:
+            self._unsaid.append((name, code, restarting, child))
+            self._more_unsaid.set()
+            return
+        self._observer.on_failure(name, code, restarting, child)
+        self._say_unsaid()
+
+    async def _say_consequences(self) -> None:
+        """Have each consequence shown when no cause has ended within the same second."""
+        while True:
+            await self._more_unsaid.wait()
+            self._more_unsaid = trio.Event()
+            await trio.sleep(SAME_S)
+            self._say_unsaid()
+
+    def _say_unsaid(self) -> None:
+        unsaid, self._unsaid = self._unsaid, []
+        for name, code, restarting, child in unsaid:
+            self._observer.on_failure(name, code, restarting, child)
 
     def _end_ranks(self) -> None:
         """Kill every rank of a trainer that has lost one: without it they would wait in a
@@ -352,9 +392,15 @@ def words_of(code: int, output: str) -> str:
 
 
 def _first(failures: BaseExceptionGroup[ActorFailed]) -> ActorFailed:
-    """The failure to show: the first of a group, which may hold groups."""
-    failure: BaseException = failures
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
-    assert isinstance(failure, ActorFailed)
-    return failure
+    """The failure to show: the first of a group, which may hold groups, that is no consequence of
+    another one; else the first."""
+    found = list(_leaves(failures))
+    return next((each for each in found if not is_consequence(each.traceback)), found[0])
+
+
+def _leaves(failures: BaseExceptionGroup[ActorFailed]) -> Iterator[ActorFailed]:
+    for failure in failures.exceptions:
+        if isinstance(failure, BaseExceptionGroup):
+            yield from _leaves(failure)
+        else:
+            yield failure

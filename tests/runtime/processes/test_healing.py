@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.config.errors import DISK_NOT_READY
 from asyncrl.messages import Exited, RunFinished
 from asyncrl.runtime.processes.healing import Healing, lost_head
 from asyncrl.runtime.processes.run_supervisor import SupervisedEnd
@@ -44,6 +45,25 @@ RAISED = SupervisedEnd(RunFinished(False, "", "lost"), ActorFailed("trainer-1", 
         (SupervisedEnd(None, ActorFailed("reward-0", 1, "")), None),
         (SupervisedEnd(None, ActorFailed("the preparation", 1, "")), None),
         (SupervisedEnd(None), None),  # it was ended from outside
+        # A disk took nothing: it has said so, or nothing could be said any more.
+        (SupervisedEnd(RunFinished(False, "no space: make room, and resume the run")), None),
+        (SupervisedEnd(None, ActorFailed("coordinator-0", DISK_NOT_READY, "")), None),
+        (
+            SupervisedEnd(
+                RunFinished(False, "the trainer was lost", "lost"),
+                unrestarted=(Exited("trainer", 0, DISK_NOT_READY, False),),
+            ),
+            None,
+        ),
+        # The first of those that ended is at fault, and the supervisor has put them in order.
+        (
+            SupervisedEnd(
+                None,
+                ActorFailed("coordinator-0", 1, "RuntimeError"),
+                (Exited("coordinator", 0, 1, False), Exited("trainer", 0, 1, False)),
+            ),
+            ("coordinator", 0, 1),
+        ),
     ],
 )
 def test_whose_loss_is_healed(

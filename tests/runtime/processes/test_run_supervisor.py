@@ -9,8 +9,11 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asyncrl.config import Config
+from asyncrl.config.errors import DISK_NOT_READY
 from asyncrl.config.schema import TrainConfig
 from asyncrl.messages import (
     Drain,
@@ -25,6 +28,8 @@ from asyncrl.messages import (
 )
 from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
 from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.processes.blame import SAME_S, ActorEnd, causes_first
+from asyncrl.runtime.processes.healing import lost_head
 from asyncrl.runtime.processes.run_supervisor import RunSupervisor, SupervisedEnd
 from asyncrl.runtime.processes.supervisor import Child
 from asyncrl.simulation.network import links
@@ -125,8 +130,10 @@ class Run:
         self.end: SupervisedEnd | None = None
         self._link: Link
 
-    def fail(self, name: str, code: int = 1) -> None:
-        self.actors.children[name].end(code)
+    def fail(self, name: str, code: int = 1, said: str = "") -> None:
+        child = self.actors.children[name]
+        child.said = said or child.said
+        child.end(code)
 
     async def connect(self) -> None:
         """Be ready for actors."""
@@ -460,3 +467,76 @@ async def test_an_interrupt_that_cannot_drain_ends_the_run_at_once(
         assert run.supervisor.interrupt() == (ended == "twice")
         assert not run.supervisor.interrupt()
     assert trio.current_time() < 1 and run.end == SupervisedEnd(None)
+
+
+LOST = "asyncrl.actors.errors.CoordinatorLost: it lost its coordinator before it was drained"
+BROKEN = "asyncrl.runtime.ipc.errors.LinkBroken: the link to the coordinator broke"
+CAUSE = "RuntimeError: can't start new thread"
+
+
+@pytest.mark.parametrize("words", [LOST, BROKEN])
+@pytest.mark.parametrize("heard_s", [0.0, 0.3, 0.9])
+async def test_who_failed_first_is_named_and_not_who_was_heard_first(
+    words: str, heard_s: float, autojump_clock
+) -> None:
+    """The trainer's link breaks before the coordinator's process is gone."""
+    async with running() as run:
+        run.fail("trainer-0", said=words)
+        run.fail("rollout-0", said=words)
+        await trio.sleep(heard_s)
+        run.fail("coordinator-0", said=CAUSE)
+    assert run.end is not None and run.end.failure is not None
+    assert run.end.failure.name == "coordinator-0"
+    lost = lost_head(run.end)
+    assert lost is not None and lost.role == "coordinator"
+    [first, *others] = [shown[0] for shown in run.actors.shown if isinstance(shown, tuple)]
+    assert first == "coordinator-0" and sorted(others) == ["rollout-0", "trainer-0"]
+
+
+async def test_a_broken_link_is_named_where_nothing_else_has_ended(autojump_clock) -> None:
+    async with running() as run:
+        run.fail("rollout-0", said=BROKEN)
+        await trio.sleep(SAME_S + 0.2)
+        assert run.actors.shown == [("rollout-0", 1, True, BROKEN)]
+        run.fail("trainer-0", said=LOST)
+        await run.say(RunFinished(False, "the trainer was lost", "lost"))
+    assert run.end is not None and [end.role for end in run.end.unrestarted] == ["trainer"]
+    lost = lost_head(run.end)
+    assert lost is not None and lost.role == "trainer"
+
+
+async def test_what_the_coordinator_said_is_the_end_however_its_process_ends(
+    autojump_clock,
+) -> None:
+    """Its disk is full, so it ends by an error behind its last message; the trainer has lost it."""
+    said = RunFinished(False, "the journal could not be written: make room, and resume the run")
+    async with running() as run:
+        run.fail("trainer-0", said=LOST)
+        await run.say(said)
+        run.fail("coordinator-0", DISK_NOT_READY, "JournalNotReady: no room")
+    assert run.end is not None and run.end.finished == said and run.end.failure is None
+    assert lost_head(run.end) is None
+
+
+ROLES = st.sampled_from([("trainer", 0), ("coordinator", 0), ("rollout", 0), ("reward", 0)])
+
+
+@given(st.lists(st.tuples(ROLES, st.floats(0.0, 3.0), st.booleans()), max_size=6))
+def test_no_consequence_is_before_its_cause(
+    drawn: list[tuple[tuple[Role, int], float, bool]],
+) -> None:
+    drawn.sort(key=lambda each: each[1])
+    ends = [
+        ActorEnd(Exited(role, number, 1, False), at, consequence)
+        for number, ((role, _), at, consequence) in enumerate(drawn)
+    ]
+    found = causes_first(ends)
+    assert sorted(each.index for each in found) == [*range(len(ends))]
+    causes = [each for each in found if not ends[each.index].consequence]
+    assert causes == [end.exited for end in ends if not end.consequence], "in the order heard"
+    for place, each in enumerate(found):
+        end = ends[each.index]
+        for later in found[place:]:
+            other = ends[later.index]
+            near = abs(other.at - end.at) <= SAME_S
+            assert not (end.consequence and not other.consequence and near)

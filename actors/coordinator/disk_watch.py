@@ -1,0 +1,39 @@
+"""Looks at the disk of a run: whether it takes checkpoints and the journal, and how long the run
+waits for it. Invariant: what the disk does not take is said at once, and bounds the work at stake.
+"""
+
+from __future__ import annotations
+
+from asyncrl.actors.coordinator.components import Components
+from asyncrl.explain.conditions.condition import RunFacts
+from asyncrl.explain.conditions.disks import RESUMES
+
+
+def look_at_disk(parts: Components) -> None:
+    """Raise the alarms of the disk, or end them."""
+    unwritten, why = unwritten_checkpoints(parts)
+    facts = RunFacts(
+        unwritten=unwritten, unwritten_why=why, journal_why=parts.journal_status().trouble
+    )
+    if parts.disk_alarms.look(facts):
+        parts.metrics.alarmed(alarm.name for alarm in parts.alarms)
+
+
+def unwritten_checkpoints(parts: Components) -> tuple[int, str]:
+    """The number of checkpoints in a row that were not written, and the reason of the last."""
+    if parts.stepping is None:
+        return 0, ""
+    checkpoints = parts.stepping.checkpoints
+    return checkpoints.unwritten, checkpoints.unwritten_why
+
+
+def given_up(parts: Components, now: float) -> str:
+    """The sentence with which a run ends whose disk has taken no checkpoint for too long; empty as
+    long as it goes on."""
+    if parts.stepping is None or not parts.stepping.checkpoints.given_up(now):
+        return ""
+    unwritten, why = unwritten_checkpoints(parts)
+    return (
+        f"the last {unwritten} checkpoints were not written, and none in the last "
+        f"{parts.config.supervision.stall_s:g} s (supervision.stall_s), because {why}: {RESUMES}"
+    )

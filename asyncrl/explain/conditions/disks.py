@@ -1,0 +1,63 @@
+"""Disks that do not take what a run must keep: a checkpoint, or the journal. The run goes on for a
+while, so its user has the time to make room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asyncrl.explain.conditions.condition import Condition, Finding, RunFacts
+
+UNWRITTEN = 0.0
+"""Checkpoints in a row that may be missing."""
+HOLDS = 2
+"""Checkpoints in a row that were not written, from which on nothing new is admitted: one may have
+met a disk that was full for a moment."""
+REMEDY = "make room on the disk of run.dir, and see that it is writable"
+"""The remedy where a disk takes nothing."""
+
+RESUMES = "make room, and resume the run"
+"""The remedy where a run has ended because of its disk."""
+
+
+def _unwritten(facts: RunFacts, limit: float) -> Iterator[Finding]:
+    if facts.unwritten <= limit:
+        return
+    last = (
+        "The last checkpoint was"
+        if facts.unwritten == 1
+        else f"The last {facts.unwritten} checkpoints were"
+    )
+    then = (
+        f"{REMEDY}; if the next one is not written either, nothing new is admitted"
+        if facts.unwritten < HOLDS
+        else f"nothing new is admitted until one is; {REMEDY}, or the run ends"
+    )
+    yield Finding("checkpoint_unwritten", f"{last} not written ({facts.unwritten_why}): {then}.")
+
+
+def _journal_waits(facts: RunFacts, limit: float) -> Iterator[Finding]:
+    if bool(facts.journal_why) > limit:
+        yield Finding(
+            "journal_waits",
+            f"The journal waits for the disk, and all else for the journal ({facts.journal_why}): "
+            "make room on the disk of run.dir, or end what locks the file; else the run ends.",
+        )
+
+
+DISKS = (
+    Condition(
+        names=("checkpoint_unwritten",),
+        measures="checkpoints in a row that were not written",
+        bound=UNWRITTEN,
+        settings=("run.dir",),
+        find=_unwritten,
+    ),
+    Condition(
+        names=("journal_waits",),
+        measures="1 where the journal waits for its disk",
+        bound=0.0,
+        settings=("run.dir",),
+        find=_journal_waits,
+    ),
+)
