@@ -143,9 +143,7 @@ def read(value: Any) -> Verdict:
     return Scored(reward, list(parts.values()))
 
 
-def serve_answers(
-    sock: socket.socket, task: Task, tokenizer: Tokenizer, *, strict: bool
-) -> None:
+def serve_answers(sock: socket.socket, task: Task, tokenizer: Tokenizer, *, strict: bool) -> None:
     """Live as a worker: judge answers, one at a time, until the socket ends."""
     while (answer := receive(sock, VerifyRequest)) is not None:
         sock.sendall(frame(judge(task, tokenizer, answer, strict=strict)))

@@ -18,6 +18,9 @@ from asyncrl.actors.coordinator.lifecycle import Phase
 from asyncrl.actors.reporting import report_s
 from asyncrl.config.flow import admission_policy
 from asyncrl.experience.call import RolloutStatus
+from asyncrl.explain.conditions.condition import RunFacts
+from asyncrl.explain.conditions.starts import in_words
+from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.diagnosis import listed
 from asyncrl.explain.run_status import NAMED, ActorStatus, AwaitedRollout, GroupCounts, RunStatus
 from asyncrl.explain.summary import RolloutTotals, TokenTotals
@@ -76,7 +79,13 @@ def collect_status(parts: Components) -> RunStatus:
         lending=parts.lent.status(now),
         episodes=parts.playing.counts,
         failing=parts.episode_placement.failing,
-        alarms=[alarm.sentence for alarm in stepping.alarms.last] if stepping else [],
+        alarms=[
+            found.sentence
+            for found in (
+                *(stepping.alarms.last if stepping else ()),
+                *findings(RunFacts(starts=parts.episode_placement.starts)),
+            )
+        ],
         ok=outcome.ok if outcome and parts.lifecycle.phase is Phase.STOP else None,
         reason=outcome.reason if outcome else "",
     )
@@ -195,6 +204,8 @@ def _phase(parts: Components) -> tuple[str, str]:
                 return "finishing", "evaluating the last version" if evaluating else ""
             notes = [f"without {listed(list(gone))}"] if (gone := parts.lifecycle.removed) else []
             notes += [f"{agents.name} fails" for agents in parts.episode_placement.failing]
+            if (starts := parts.episode_placement.starts) is not None and starts.waiting:
+                notes.append(in_words(starts))
             return "training", ", ".join(notes)
         case _:
             return "draining", ""

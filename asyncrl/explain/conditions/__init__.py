@@ -7,5 +7,6 @@ off_policy.py  the distance between what is trained and what sampled it
 answers.py     what the policy answers
 sides.py       who waits for whom: idle shares
 waste.py       tokens that teach nothing
+starts.py      starts of agents' programs
 table.py       all conditions, and which of them hold
 """

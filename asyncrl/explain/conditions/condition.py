@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from asyncrl.messages import StartCounts
+
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about one step, about the last seconds, or about the run so far. What is not known is
@@ -19,7 +21,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Of any time: idle shares are from 0 to 1. Of the `generated` tokens, those that are `discarded`
     are by reason. The last `filtered` groups taught nothing, of which `patience` end the run;
-    `max_live` groups may live at a time.
+    `max_live` groups may live at a time. `starts` are those of agents' programs.
 
     >>> RunFacts(generated=10, discarded={"stale": 4}).discarded_share("stale")
     0.4
@@ -38,6 +40,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     filtered: int = 0
     patience: int = 0
     max_live: int = 0
+    starts: StartCounts | None = None
 
     def discarded_share(self, reason: str) -> float:
         """The share of the generated tokens that was discarded for a reason, 0 to 1."""
