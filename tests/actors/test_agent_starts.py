@@ -3,10 +3,13 @@ a second of one before they call."""
 
 from __future__ import annotations
 
+import math
 import os
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -15,9 +18,12 @@ from hypothesis import strategies as st
 
 from asyncrl.actors import start_limit
 from asyncrl.actors.agent_starts import AgentStarts
+from asyncrl.actors.coordinator.episode_placement import EpisodePlacement
 from asyncrl.actors.start_limit import StartLimit
+from asyncrl.messages import Report, StartCounts
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.processes.machine import free_bytes
+from asyncrl.runtime.processes.standstill import RunClock
 from asyncrl.runtime.processes.usage import PAGE, Used, used_by
 
 PLENTY = 2**40
@@ -247,6 +253,33 @@ def test_every_place_is_given_back_whatever_happens(cores: int, seed: int) -> No
     assert limit.counts.waiting == limit.counts.starting == 0
     limit.wait(99)
     assert limit.due(now, free=0) == [99]
+
+
+async def test_attempts_that_wait_to_start_ask_for_no_more_live_episodes(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """62 agents have the ball, and 32 slots decode. Where 60 of the agents only wait, two work."""
+
+    async def most(*starts: StartCounts | None) -> int:
+        peers = [SimpleNamespace(report=Report(1.0, {}, {}, [], starts=each)) for each in starts]
+        placement = EpisodePlacement(
+            SimpleNamespace(of=lambda role: peers),  # type: ignore[arg-type]
+            SimpleNamespace(slots=32, held=Counter(engine=32)),  # type: ignore[arg-type]
+            RunClock(),
+            concurrency=99,
+            stall_s=60.0,
+        )
+        placement.observe(62)
+        await trio.sleep(10.0)
+        placement.observe(62)
+        for _ in range(32):
+            placement.call_ended()
+        return placement.most
+
+    few = StartCounts(waiting=30, starting=1, most=2, seconds=1.0)
+    assert await most(None) == math.ceil(32 * (1 + 62 / 32) * 1.25)
+    assert await most(few, few) == math.ceil(32 * (1 + 2 / 32) * 1.25)
+    assert await most(few, None) == math.ceil(32 * (1 + 32 / 32) * 1.25)
 
 
 def test_free_memory_is_the_machines_or_what_is_left_of_a_containers_limit(tmp_path: Path) -> None:
