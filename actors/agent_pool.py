@@ -16,6 +16,8 @@ import msgspec
 import trio
 
 from asyncrl.actors.agent_process import AgentOpening
+from asyncrl.actors.agent_starts import AgentStart, AgentStarts
+from asyncrl.actors.start_limit import StartLimit
 from asyncrl.actors.worker_forks import ENDING_S, ForkedWorker, WorkerForks, exactly, open_forks
 from asyncrl.actors.worker_process import LENGTH, frame, length
 from asyncrl.agents.agent_episode import EpisodeFacts
@@ -23,7 +25,9 @@ from asyncrl.agents.agent_rewards import WrongReward, as_outcome
 from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, failed, no_facts
 from asyncrl.config.errors import ConfigError
 from asyncrl.escape import escaped, escaped_lines
+from asyncrl.messages import StartCounts
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
+from asyncrl.runtime.processes.machine import available_cores
 from asyncrl.runtime.processes.process import isolated
 
 OPENING_S = 120.0
@@ -41,6 +45,8 @@ class AgentClock:
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
+        self.heard = trio.Event()
+        """Set once the gateway has heard of the agent."""
         self._spent = 0.0
         self._since: float | None = None
         self._calls = 0
@@ -94,14 +100,30 @@ class AgentAttempt(msgspec.Struct, frozen=True):
 
 class AgentPool:
     """Plays episodes, each in a fresh worker. It is made by `open_agent_pool`. The caller bounds
-    the number of episodes at a time, and so the number of workers."""
+    the number of episodes at a time, and so the number of workers; `starts` bounds those of a
+    program that start."""
 
-    def __init__(self, forks: WorkerForks, waits: Waits, *, most_s: float) -> None:
-        self._forks, self._waits, self._most_s = forks, waits, most_s
+    def __init__(
+        self, forks: WorkerForks, waits: Waits, *, most_s: float, starts: AgentStarts | None
+    ) -> None:
+        self._forks, self._waits, self._most_s, self._starts = forks, waits, most_s, starts
+
+    @property
+    def starts(self) -> StartCounts | None:
+        """Count the attempts of a program that wait and start; None for another agent."""
+        return None if self._starts is None else self._starts.counts
 
     async def play(self, facts: EpisodeFacts, clock: AgentClock) -> AgentAttempt:
-        """Play an episode to its end, or to that of its clock. Cancelled, it kills the agent and
-        all its processes. Raises WorkersLost."""
+        """Play an episode to its end, or to that of its clock, which runs once it has started.
+        Cancelled, it kills the agent and all its processes. Raises WorkersLost."""
+        if self._starts is None:
+            return await self._play(facts, clock, None)
+        async with self._starts.start(f"prompt {facts.prompt_index}") as start:
+            return await self._play(facts, clock, start)
+
+    async def _play(
+        self, facts: EpisodeFacts, clock: AgentClock, start: AgentStart | None
+    ) -> AgentAttempt:
         ours, theirs = socket.socketpair()
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         async with stream:
@@ -111,6 +133,9 @@ class AgentPool:
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_hear, stream, output)
+                    if start is not None:
+                        start.pid = worker.number
+                        nursery.start_soon(_until_heard, clock, start)
                     end = await self._end(worker, facts, clock)
                     nursery.cancel_scope.cancel()
             finally:
@@ -144,17 +169,32 @@ async def open_agent_pool(
     waits: Waits,
     *,
     most_s: float,
+    actors: int = 1,
     paths: tuple[str, ...] | None = None,
 ) -> AsyncIterator[AgentPool]:
     """Open the agent of `agent.run`. An attempt takes at most `most_s` seconds, its calls included.
-    With `paths` a program is run in the sandbox, and sees them. None of its processes outlives the
-    block. Raises ConfigError where there is no such agent, and WorkersLost."""
+    So many `actors` share the cores. With `paths` a program is run in the sandbox, and sees them.
+    None of its processes outlives the block. Raises ConfigError where there is no such agent, and
+    WorkersLost."""
     environment = isolated(os.environ)
     async with open_forks("asyncrl.actors.agent_process", waits, "agents", environment) as forks:
         wrong = await forks.open(AgentOpening(run, paths), deadline_s=OPENING_S)
         if wrong:
             raise ConfigError(escaped(wrong.decode(errors="replace")))
-        yield AgentPool(forks, waits, most_s=most_s)
+        if isinstance(run, str):  # it is imported already: a start costs milliseconds
+            yield AgentPool(forks, waits, most_s=most_s, starts=None)
+            return
+        starts = AgentStarts(StartLimit(max(1, available_cores() // actors)), waits)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(starts.run)
+            yield AgentPool(forks, waits, most_s=most_s, starts=starts)
+            nursery.cancel_scope.cancel()
+
+
+async def _until_heard(clock: AgentClock, start: AgentStart) -> None:
+    """Report the first request of an agent."""
+    await clock.heard.wait()
+    start.called()
 
 
 async def _hear(stream: trio.SocketStream, output: bytearray) -> None:

@@ -70,7 +70,7 @@ class EpisodePlayer:
     def begin(self, play: Play, nursery: trio.Nursery) -> None:
         """Begin an attempt, which is played in the nursery, and ends there."""
         clock, scope = AgentClock(self._episode_s), trio.CancelScope()
-        session = self._sessions.open(play, clock.paused)
+        session = self._sessions.open(play, clock.paused, clock.heard.set)
         self._playing[play.rollout, play.attempt] = session, scope
         nursery.start_soon(self._play, session, clock, scope)
 

@@ -80,7 +80,10 @@ async def open_episodes(
         if agent.sandbox != "none":
             folder = opened.enter_context(private_folder(sessions.key, index))
             sockets = EpisodeSockets(folder, app, sessions.known, refused, waits)
-        async with _open_player(config, offers, waits) as player, trio.open_nursery() as nursery:
+        async with (
+            _open_player(config, offers, waits, reporter) as player,
+            trio.open_nursery() as nursery,
+        ):
             url = await nursery.start(attend)
             logger.info("agents are answered at %s", url)
             yield (
@@ -100,7 +103,7 @@ async def open_episodes(
 
 @asynccontextmanager
 async def _open_player(
-    config: Config, offers: Offers | None, waits: Waits
+    config: Config, offers: Offers | None, waits: Waits, reporter: Reporter
 ) -> AsyncIterator[Player]:
     """The run's agents: in processes of this actor, or elsewhere."""
     if offers is not None:
@@ -109,7 +112,10 @@ async def _open_player(
     agent = config.agent
     most_s = agent.episode_s + agent.max_calls * agent.call_s
     paths = None if agent.sandbox == "none" else agent.paths
-    async with open_agent_pool(agent.run, waits, most_s=most_s, paths=paths) as pool:
+    async with open_agent_pool(
+        agent.run, waits, most_s=most_s, actors=agent.actors, paths=paths
+    ) as pool:
+        reporter.starts = lambda: pool.starts
         yield pool
 
 

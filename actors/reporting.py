@@ -8,13 +8,13 @@ one that hangs or is stopped, which reports nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import trio
 
 from asyncrl.config import Config
-from asyncrl.messages import Busy, Command, Report
+from asyncrl.messages import Busy, Command, Report, StartCounts
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.processes.standstill import RunClock
@@ -44,6 +44,8 @@ class Reporter:
         self._command: Command | None = None
         self._command_since = self._clock.now()
         self._saving_since: float | None = None
+        self.starts: Callable[[], StartCounts | None] = lambda: None
+        """Counts the starts of agents' programs; None where there are none."""
 
     def busy_with(self, command: Command | None) -> None:
         """Note the start of work on `command`; None: it is done."""
@@ -73,7 +75,9 @@ class Reporter:
             None if self._command is None else Busy(self._command, clock_now - self._command_since)
         )
         saving_s = None if self._saving_since is None else clock_now - self._saving_since
-        return Report(seconds, idle, dict(counts), self._waits.table(), busy, saving_s)
+        return Report(
+            seconds, idle, dict(counts), self._waits.table(), busy, saving_s, self.starts()
+        )
 
     async def run(self, link: Link) -> None:
         """Report until cancelled."""

@@ -40,6 +40,8 @@ from asyncrl.tasks.text import Tokenizer
 
 SAID = 200
 """Characters of an exception's text that a verdict keeps."""
+CAUSES = 8
+"""Errors behind an error that are looked at."""
 LARGEST = 1e38
 """Largest reward of either sign, as `asyncrl.algorithms.advantages` has it. A larger one could not
 be trained."""
@@ -79,8 +81,11 @@ class TimedVerdict(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
-def judge(task: Task, tokenizer: Tokenizer, answer: VerifyRequest) -> TimedVerdict:
-    """Judge an answer with the task's verifier. Whatever the verifier raises becomes a verdict."""
+def judge(
+    task: Task, tokenizer: Tokenizer, answer: VerifyRequest, *, strict: bool = False
+) -> TimedVerdict:
+    """Judge an answer with the task's verifier. Whatever the verifier raises becomes a verdict,
+    which names the sandbox where it is `strict` and may be the cause."""
     start = time.perf_counter()
     try:
         ids = np.frombuffer(answer.ids, "<i4").tolist()
@@ -98,15 +103,39 @@ def judge(task: Task, tokenizer: Tokenizer, answer: VerifyRequest) -> TimedVerdi
             errors = token_spans(value.errors, text, ids, tokenizer.decode)
             verdict = Scored(verdict.reward, verdict.parts, errors=errors)
     except NoReward as error:
-        verdict = NoVerdict(said(error))
+        verdict = NoVerdict(text_of(error))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 (a user's code may raise SystemExit too)
-        verdict = NoVerdict(f"raised: {type(error).__name__}: {said(error)}")
+        verdict = NoVerdict(said(error, strict=strict))
     return TimedVerdict(verdict, time.perf_counter() - start)
 
 
-def said(error: BaseException) -> str:
+def said(error: BaseException, *, strict: bool) -> str:
+    """The reason of a verifier that raised. In the sandbox `strict` an error of the system, of its
+    own or behind another one, is one of what is not there.
+
+    >>> said(FileNotFoundError(2, "No such file", "/data/words"), strict=True)
+    "raised: FileNotFoundError: [Errno 2] No such file: '/data/words', in the sandbox strict"
+    """
+    reason = f"raised: {_one(error)}"
+    cause: BaseException | None = error
+    for _ in range(CAUSES):
+        if cause is None or isinstance(cause, OSError):
+            break
+        cause = cause.__cause__ or cause.__context__
+    if not strict or not isinstance(cause, OSError):
+        return reason
+    behind = "" if cause is error else f", after {_one(cause)}"
+    unnamed = "" if cause.filename or not cause.errno else " (the error names no file)"
+    return f"{reason}{unnamed}, in the sandbox strict{behind}"
+
+
+def _one(error: BaseException) -> str:
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def text_of(error: BaseException) -> str:
     """The text of an exception, cut, as a message can hold it, whatever a user's class does."""
     try:
         text = str(error)
@@ -135,10 +164,10 @@ def read(value: Any) -> Verdict:
     return Scored(reward, list(parts.values()))
 
 
-def serve_answers(sock: socket.socket, task: Task, tokenizer: Tokenizer) -> None:
+def serve_answers(sock: socket.socket, task: Task, tokenizer: Tokenizer, *, strict: bool) -> None:
     """Live as a worker: judge answers, one at a time, until the socket ends."""
     while (answer := receive(sock, VerifyRequest)) is not None:
-        sock.sendall(frame(judge(task, tokenizer, answer)))
+        sock.sendall(frame(judge(task, tokenizer, answer, strict=strict)))
 
 
 def sandboxed(config: TaskConfig, task: Task, control: int) -> Forks:
@@ -172,7 +201,7 @@ def main(descriptor: int) -> None:
     control.sendall(frame(Opened(executed_prompts(task))))
 
     def work(sockets: Sequence[socket.socket]) -> None:
-        serve_answers(sockets[0], task, tokenizer)
+        serve_answers(sockets[0], task, tokenizer, strict=isinstance(forks, Zygote))
 
     serve_control(control, forks, work)
 

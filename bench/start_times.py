@@ -9,20 +9,33 @@ nothing is lost), and a run with eight actors is weighed.
     PSS           MiB of all processes of a run with a coordinator, a trainer, four rollout and two
                   reward actors, once they train; a page that n processes share counts 1/n for each
 
-    python bench/start_times.py [--rounds 3] [--memory-only]
+With `--programs`, runs whose agent is a Python program that imports the official client, with the
+default settings, on the cores that this process may use (`taskset -c 0,1 python …`). Each is
+interrupted at another moment, as by Ctrl-C.
+
+    answered      seconds from the start of the first program to the first answered call
+    load          the most threads of the run that ran or wanted a core at one time, for each core,
+                  and the mean of that
+    CPU           seconds of a core that a program had used when its call was answered, median
+    exit          exit status after the Ctrl-C, the seconds until then, and the processes left
+
+    python bench/start_times.py [--rounds 3] [--memory-only] [--programs]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -136,6 +149,109 @@ def _weight(pid: int) -> tuple[str, float]:
     return who, kib / 1024
 
 
+# --------------------------------------------------------------------------------------- programs
+
+PROGRAM = """
+import json, os, time
+from pathlib import Path
+told = Path(__file__).with_name("told")
+def tell(what):
+    with told.open("a") as file:
+        file.write(json.dumps([what, time.time(), time.process_time()]) + chr(10))
+tell("started")
+import openai
+client = openai.OpenAI(max_retries=0)
+client.completions.create(model="policy", prompt=os.environ["ASYNCRL_PROMPT"], max_tokens=16)
+tell("answered")
+print(json.dumps({"reward": float(int(os.environ["ASYNCRL_SEED"]) % 2)}))
+"""
+MOMENTS = (1.0, 5.0, 20.0, 60.0)
+"""Seconds after the start of the first program at which a run is interrupted."""
+START_S, LOOK_S, END_S = 120.0, 0.1, 60.0
+
+
+def told(folder: Path, what: str) -> list[list[float]]:
+    """The times at which programs told this, each with the processor seconds used by then."""
+    file = folder / "told"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [rest for name, *rest in map(json.loads, lines) if name == what]
+
+
+def wanting(pids: Iterable[int]) -> int:
+    """Threads that run or want a core."""
+    found = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                found += (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+    return found
+
+
+def left(folder: Path, pids: Iterable[int]) -> list[int]:
+    """Those of the processes that live, and any other that names the folder."""
+    living = {pid for pid in pids if Path(f"/proc/{pid}").exists()}
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(folder) in entry.read_text(errors="replace"):
+                living.add(int(entry.parent.name))
+    return sorted(living - {os.getpid()})
+
+
+def tree(root: int) -> set[int]:
+    """The process and its descendants, by one look at all processes."""
+    parents = dict[int, int]()
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(entry.parent.name)] = int(
+                entry.read_text(errors="replace").rpartition(")")[2].split()[1]
+            )
+    found = {root}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def programs(folder: Path, model: Path, moment: float) -> str:
+    """One run, interrupted `moment` seconds after its first program began: its line."""
+    program, run = folder / "program.py", folder / "run"
+    program.write_text(PROGRAM)
+    argv = [sys.executable, "-m", "asyncrl.cli", "train", f"--set=run.dir={run}"]
+    settings = {
+        "model.path": f'"{model}"',
+        "agent.run": json.dumps([sys.executable, str(program)]),
+        "train.steps": 1000,
+        "rollout.max_new_tokens": 16,
+        "engine.context_tokens": 128,
+    }
+    argv += [f"--set={name}={value}" for name, value in settings.items()]
+    cores, loads, seen = len(os.sched_getaffinity(0)), list[int](), set[int]()
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+        until = time.time() + START_S
+        while process.poll() is None and time.time() < until:
+            time.sleep(LOOK_S)
+            pids = tree(process.pid)
+            seen |= pids
+            if begun := told(folder, "started"):
+                loads.append(wanting(pids))
+                until = begun[0][0] + moment
+        if not begun or process.poll() is not None:
+            raise SystemExit(f"no program began: {(folder / 'log').read_text()[-2000:]}")
+        answered = told(folder, "answered")
+        interrupted = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        code = process.wait(END_S)
+        took = time.monotonic() - interrupted
+    first = f"{answered[0][0] - begun[0][0]:5.1f} s" if answered else "  none"
+    cpu = f"{statistics.median(used for _, used in answered):.2f} s" if answered else "–"
+    mean = statistics.mean(loads) / cores
+    return (
+        f"Ctrl-C after {moment:4.0f} s: answered {first}; {len(begun)} programs began, "
+        f"{len(answered)} calls were answered; load {max(loads) / cores:.1f} a core, mean "
+        f"{mean:.1f}; CPU {cpu}; exit {code} in {took:.1f} s, left {left(folder, seen)}"
+    )
+
+
 # ------------------------------------------------------------------------------------------- both
 
 
@@ -145,7 +261,16 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory-only", action="store_true")
+    parser.add_argument("--programs", action="store_true")
     args = parser.parse_args()
+    if args.programs:
+        with tempfile.TemporaryDirectory(prefix="start-times-") as place:
+            model = tiny(Path(place) / "model")
+            for moment in MOMENTS:
+                (folder := Path(place) / f"programs-{moment:g}").mkdir()
+                load = os.getloadavg()[0]
+                print(f"{programs(folder, model, moment)} (machine: load {load:.1f})", flush=True)
+        return
     seconds: dict[str, dict[str, list[float]]] = {way: defaultdict(list) for way in WAYS}
     with tempfile.TemporaryDirectory(prefix="start-times-") as place:
         model = tiny(Path(place) / "model")

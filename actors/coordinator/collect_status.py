@@ -21,6 +21,9 @@ from asyncrl.actors.reporting import report_s
 from asyncrl.config.derived import steps
 from asyncrl.config.flow import admission_policy
 from asyncrl.experience.call import RolloutStatus
+from asyncrl.explain.conditions.condition import RunFacts
+from asyncrl.explain.conditions.starts import in_words
+from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.diagnosis import listed
 from asyncrl.explain.run_status import NAMED, ActorStatus, AwaitedRollout, GroupCounts, RunStatus
 from asyncrl.explain.summary import RolloutTotals, TokenTotals
@@ -82,7 +85,13 @@ def collect_status(parts: Components) -> RunStatus:
         episodes=parts.playing.counts,
         failing=parts.episode_placement.failing,
         verdicts=judged_answers(parts.scoring.failures),
-        alarms=[alarm.sentence for alarm in parts.alarms],
+        alarms=[
+            found.sentence
+            for found in (
+                *parts.alarms,
+                *findings(RunFacts(starts=parts.episode_placement.starts)),
+            )
+        ],
         unwritten=unwritten,
         unwritten_why=unwritten_why,
         ok=outcome.ok if outcome and parts.lifecycle.phase is Phase.STOP else None,
@@ -228,6 +237,8 @@ def _phase(parts: Components) -> tuple[str, str]:
             if stepping is not None and stepping.checkpoints.unwritten:
                 notes.append(f"no checkpoint since version {stepping.saved}")
             notes += [f"{agents.name} fails" for agents in parts.episode_placement.failing]
+            if (starts := parts.episode_placement.starts) is not None and starts.waiting:
+                notes.append(in_words(starts))
             return "training", ", ".join([*_common_failures(parts), *notes])
         case _:
             return "draining", ""

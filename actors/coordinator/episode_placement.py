@@ -16,7 +16,7 @@ from asyncrl.actors.coordinator.agent_failures import FREE, LONGEST_S, AgentFail
 from asyncrl.actors.coordinator.engine_pool import EnginePool
 from asyncrl.actors.coordinator.peers import Peer, Roster
 from asyncrl.explain.run_status import FailedEpisodes
-from asyncrl.messages import Wait
+from asyncrl.messages import StartCounts, Wait
 from asyncrl.runtime.processes.standstill import RunClock
 from asyncrl.staleness.live_episodes import LiveEpisodes
 
@@ -53,10 +53,30 @@ class EpisodePlacement:
         """The episodes of a split that may be live, as far as agents actors have room."""
         return self._live.most(self._engines.slots)
 
+    @property
+    def starts(self) -> StartCounts | None:
+        """The starts of agents' programs at all agents actors, as they last reported; None where
+        none has any."""
+        found = [
+            peer.report.starts
+            for peer in self._roster.of("agents")
+            if peer.report.starts is not None
+        ]
+        if not found:
+            return None
+        return StartCounts(
+            waiting=sum(starts.waiting for starts in found),
+            starting=sum(starts.starting for starts in found),
+            most=sum(starts.most for starts in found),
+            seconds=max(starts.seconds for starts in found),
+        )
+
     def observe(self, thinking: int) -> None:
-        """Set the number of agents that work from now on."""
+        """Set the number of agents that work from now on. Of these, attempts that wait to start are
+        left out: more live episodes would only wait beside them."""
+        waiting = starts.waiting if (starts := self.starts) is not None else 0
         decoding = min(self._engines.slots, self._engines.held.total())
-        self._live.observe(self._clock.now(), thinking, decoding)
+        self._live.observe(self._clock.now(), max(0, thinking - waiting), decoding)
 
     def call_ended(self) -> None:
         """Note that a call of an episode has ended."""

@@ -422,7 +422,10 @@ class Playing:
     def counts(self) -> EpisodeCounts:
         """Count the episodes."""
         return EpisodeCounts(
-            live=len(self._attempts), thinking=self.thinking, most=self._placement.most
+            live=len(self._attempts),
+            thinking=self.thinking,
+            most=self._placement.most,
+            starts=self._placement.starts,
         )
 
     def held(self, name: str) -> int:

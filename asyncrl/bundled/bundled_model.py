@@ -31,7 +31,8 @@ END_ID, PADDING_ID = 256, 257
 VOCABULARY = 260
 ACCURACY = "warmup.json"
 """The file in a model's directory with the result of its warm-up."""
-
+FRAMED = 64
+"""Prompts that a task's frame is computed from."""
 
 CHAT_TEMPLATE = """
 {%- for tool in tools or [] %}{{ tool | tojson }}{{ '\n' }}{% endfor %}
@@ -63,7 +64,7 @@ def frame(prompts: Sequence[str]) -> list[str]:
 
 def task_frame(task: Task) -> list[str]:
     """The frame of a task's prompts, computed from the first ones."""
-    first = islice(in_turn(task), min(64, task.size("train")))
+    first = islice(in_turn(task), min(FRAMED, task.size("train")))
     return frame([task.prompt("train", item) for item in first])
 
 

@@ -33,13 +33,14 @@ from torch.nn.functional import cross_entropy
 from asyncrl.bundled import bundled_model
 from asyncrl.bundled.outlook import Lesson
 from asyncrl.config import read
-from asyncrl.config.mix import each, members, named
+from asyncrl.config.mix import each, named
 from asyncrl.config.schema import Config, TaskConfig
 from asyncrl.tasks import Task, TaskError, open_task
+from asyncrl.tasks.gym_indices import indices_of
 from asyncrl.tasks.mixed import in_turn
 from asyncrl.tasks.text import Tokenizer
 
-CODE = 6
+CODE = 7
 """Counts the changes of this file, of `bundled_model.py`, of the tasks and of defaults that change
 the result."""
 PREWARMED = Path(__file__).with_name("prewarmed")
@@ -90,37 +91,36 @@ def cache() -> Path:
 
 
 def recipe(config: Config) -> str:
-    """A name for the settings on which the warm-up depends. Defaults are left out, so that a new
-    setting of another subject does not change it."""
-    files = [Path(task.path) for task in each(config.task) if task.path]
+    """A name for what the warm-up's result follows from, and for nothing else: the examples that it
+    can come to, the weights that it begins with, and when it stops. Raises TaskError for a file
+    that cannot be read."""
+    tasks = each(config.task)
+    steps = config.model.warmup_steps
+    examples = max(steps * BATCH, bundled_model.FRAMED)
     parts = [
         CODE,
-        [_taught(task) for task in (config.task, *members(config.task).values())],
-        [_digest(file) for file in files if file.is_file()],
-        config.model.warmup_steps,
-        config.model.warmup_accuracy,
+        [
+            _examples(task, len(range(place, examples, len(tasks))))  # they are taught in turn
+            for place, task in enumerate(tasks)
+        ],
+        steps,
+        config.model.warmup_accuracy if steps else 0.0,
         config.run.seed,
     ]
     return hashlib.blake2b(msgspec.json.encode(parts), digest_size=8).hexdigest()
 
 
-def _digest(file: Path) -> str:
-    """A digest of the contents: a copy, an archive or an image may give other contents the same
-    time."""
-    with file.open("rb") as data:
-        return hashlib.file_digest(data, "blake2b").hexdigest()
-
-
-def _taught(task: TaskConfig) -> dict[str, Any]:
-    """Settings of a task on which its prompts and answers depend, if they are not the default. The
-    judging of answers is not among them, and several tasks are taught in turn."""
-    default = TaskConfig()
-    return {
-        name: value
-        for name in TaskConfig.__struct_fields__
-        if name not in ("reward", "sandbox", "mix", "weights", "stages")
-        and (value := getattr(task, name)) != getattr(default, name)
-    }
+def _examples(task: TaskConfig, count: int) -> list[Any]:
+    """Name the first `count` examples of a task: a file's by themselves; a data set's by what they
+    follow from, because it takes seconds to make them."""
+    if task.name == "jsonl":
+        lines = open_task(task, seed=0)
+        return [
+            [lines.prompt("train", index), lines.answer("train", index)]
+            for index in range(min(count, lines.size("train")))
+        ]
+    size, some_held_out = min(count, task.train_size), task.eval_size > 0
+    return [task.name, task.params, task.template, size, indices_of(task), some_held_out]
 
 
 def teach(

@@ -15,6 +15,7 @@ import msgspec
 from asyncrl.explain.conditions.condition import RunFacts
 from asyncrl.explain.conditions.disks import HOLDS
 from asyncrl.explain.conditions.sides import IDLE
+from asyncrl.explain.conditions.starts import in_words
 from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.run_status import ActorStatus, RunStatus
 from asyncrl.messages import Busy, Role, Wait
@@ -232,6 +233,7 @@ def facts_of(status: RunStatus) -> RunFacts:
         answers=status.verdicts.answers,
         unjudged=status.verdicts.without,
         unjudged_reason=status.verdicts.reason,
+        starts=status.episodes.starts,
     )
 
 
@@ -295,6 +297,8 @@ def _with_agents(status: RunStatus) -> bool:
 def _episodes(status: RunStatus) -> str:
     """Say how many episodes are with their agents, and what allows more."""
     episodes = status.episodes
+    if (starts := episodes.starts) is not None and starts.waiting:
+        return f"{in_words(starts)}."
     return (
         f"{episodes.thinking} of {episodes.live} episodes are with their agents, and "
         f"{episodes.most} may be live as engines can use them; more need a larger "

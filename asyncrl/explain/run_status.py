@@ -13,7 +13,7 @@ import msgspec
 
 from asyncrl.explain.json_files import read_json, write_json
 from asyncrl.explain.summary import JudgedAnswers, RolloutTotals, TokenTotals
-from asyncrl.messages import Busy, Role, Wait
+from asyncrl.messages import Busy, Role, StartCounts, Wait
 
 NAMED = 5
 """The most rollouts that a run status names."""
@@ -102,11 +102,13 @@ class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Episodes: those that are `live`, of these those whose agents have the ball, `thinking`, and
-    the `most` of a split that may be live, as engines can use them."""
+    the `most` of a split that may be live, as engines can use them. `starts` are those of programs;
+    None: there are none."""
 
     live: int = 0
     thinking: int = 0
     most: int = 0
+    starts: StartCounts | None = None
 
 
 class FailedEpisodes(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ from asyncrl.messages.all_links import (
     Hello,
     Increase,
     Report,
+    StartCounts,
     Wait,
 )
 from asyncrl.messages.launcher_messages import (
@@ -195,6 +196,7 @@ __all__ = [
     "Span",
     "Split",
     "StartActor",
+    "StartCounts",
     "StatusUpdate",
     "Stepped",
     "StopPlaying",

@@ -57,12 +57,29 @@ class Busy(Part, frozen=True):
     seconds: Duration
 
 
+class StartCounts(Part, frozen=True):
+    """Attempts of agents' programs at one actor: those that are `waiting` to start, those that are
+    `starting`, of at most `most` at a time, and the `seconds` that a start takes; 0 before any is
+    known."""
+
+    waiting: int
+    starting: int
+    most: int
+    seconds: Duration
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the last one that waits has started."""
+        return (self.waiting + self.starting) * self.seconds / max(self.most, 1)
+
+
 class Report(Message, frozen=True):
     """Actor to coordinator, about once a second: its work since the last report.
 
     `idle` maps a cause to seconds spent waiting for it; `counts` maps a counter to its increase;
     `waits` is the table now. `busy` is a trainer's current command; None: it waits for one. Beside
-    that it has been writing a checkpoint for `saving_s`; None: it writes none.
+    that it has been writing a checkpoint for `saving_s`; None: it writes none. `starts` are
+    those of agents' programs.
     """
 
     seconds: Duration
@@ -71,3 +88,4 @@ class Report(Message, frozen=True):
     waits: list[Wait]
     busy: Busy | None = None
     saving_s: Duration | None = None
+    starts: StartCounts | None = None

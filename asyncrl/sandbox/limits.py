@@ -12,8 +12,8 @@ class Limits(msgspec.Struct, frozen=True):
 
     `memory_bytes` of address space for each of its processes, beyond what the zygote had;
     `processes`, threads among them; `open_files` for each process; `file_bytes` for each file;
-    `scratch_bytes` in its `/tmp`, 0 for none; `cpu_s` seconds of a core for each process, 0 for no
-    limit.
+    `scratch_bytes` in its `/tmp` and `/dev/shm`, 0 for none; `cpu_s` seconds of a core for each
+    process, 0 for no limit.
     """
 
     memory_bytes: int = 2**30

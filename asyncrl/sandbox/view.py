@@ -20,8 +20,12 @@ import msgspec
 from asyncrl.sandbox import syscalls
 
 SHELF = "/scratch"
-SCRATCH = f"{SHELF}/tmp"
-"""The only writable directory, empty at first; `/tmp` leads there."""
+OWN = f"{SHELF}/own"
+"""The only place that can be written, in memory, with two directories that are empty at first."""
+SCRATCH = f"{OWN}/tmp"
+"""`/tmp` leads there."""
+SHARED = f"{OWN}/shm"
+"""`/dev/shm` leads there: the semaphores and the shared memory of `multiprocessing`."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _SYSTEM = (
     "/usr",
@@ -102,7 +106,10 @@ def enter(view: View) -> None:
     for inside, to in view.links.items():
         Path(f"/new{inside}").parent.mkdir(parents=True, exist_ok=True)
         Path(f"/new{inside}").symlink_to(to)
-    Path(f"/new{SCRATCH}").mkdir(parents=True)
+    for folder in (SCRATCH, SHARED):  # empty, and read-only where nothing may be written
+        Path(f"/new{folder}").mkdir(parents=True)
+    Path("/new/dev").mkdir(exist_ok=True)
+    Path("/new/dev/shm").symlink_to(SHARED)
     if not Path("/new/tmp").exists():  # else Python is there
         Path("/new/tmp").symlink_to(SCRATCH)
     os.chdir("/new")
@@ -113,8 +120,11 @@ def enter(view: View) -> None:
 
 
 def scratch(size: int) -> None:
-    """Mount an empty writable directory of `size` bytes, in this process's own mount namespace."""
-    _memory(SCRATCH, f"mode=0700,size={size},nr_inodes=4096")
+    """Mount the two directories, of `size` bytes together, in this process's own mount
+    namespace."""
+    _memory(OWN, f"mode=0700,size={size},nr_inodes=4096")
+    for folder in (SCRATCH, SHARED):
+        Path(folder).mkdir(mode=0o700)
 
 
 def _bind(path: str, inside: str) -> None:

@@ -4,8 +4,8 @@ own for each piece of work. Linux alone.
     starter ── fork ──▶ zygote ── fork ──▶ worker, worker, …
       │                   │                  │
       │                   │                  └─ user and process namespaces of its own, an empty
-      │                   │                     /tmp, limits, Landlock, denied system calls, no
-      │                   │                     capability, no new privileges
+      │                   │                     /tmp and /dev/shm, limits, Landlock, denied system
+      │                   │                     calls, no capability, no new privileges
       │                   └─ no network, no IPC, and no files but Python's (`view.py`)
       └─ waits, and ends with it
 

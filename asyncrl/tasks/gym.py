@@ -21,6 +21,7 @@ from typing import Any
 from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Split
 from asyncrl.tasks import TaskError
+from asyncrl.tasks.gym_indices import LEAST, indices_of
 from asyncrl.tasks.gym_library import DATASETS, create_dataset, extract_answer, lacking
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.tasks.screen import Screen, is_arithmetic, is_literal
@@ -31,8 +32,6 @@ HELD_OUT = 4
 TRIES = 256
 """Indices tried for a prompt. A data set that fails this has hardly any questions: by chance alone
 the odds are 0.75^256."""
-LEAST = 4096
-"""The data set's size at least, so that small splits still find questions of their own."""
 ALMOST = math.nextafter(RIGHT, 0.0)
 
 
@@ -68,7 +67,7 @@ class GymTask:
         refuses."""
         self._config = config
         self._sizes: dict[Split, int] = {"train": config.train_size, "evaluation": config.eval_size}
-        self._indices = max(LEAST, config.train_size + config.eval_size)
+        self._indices = indices_of(config)
         self._stride = next(
             s
             for s in range(int(self._indices * 0.618), self._indices)
@@ -206,8 +205,7 @@ def _create(config: TaskConfig, seed: int, size: int) -> Any:
     except Exception as error:
         raise TaskError(
             f"reasoning-gym's {config.name} refuses task.params = {config.params} at {size} "
-            "questions (task.train_size + task.eval_size, "
-            f"{LEAST} at least): {_described(error)}"
+            f"questions (more than task.train_size, {LEAST} at least): {_described(error)}"
         ) from error
 
 

@@ -24,6 +24,7 @@ from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.endings import AgentEnded, AgentFailed
 from asyncrl.config.errors import ConfigError
 from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.runtime.processes.machine import available_cores
 
 pytestmark = pytest.mark.processes
 
@@ -252,6 +253,46 @@ async def test_a_program_and_what_it_says_wrong(opened: Open) -> None:
         assert await play(pool, '{"reward": 2}') == 2.0
         assert await play(pool, "no luck") == "exit"
         assert await play(pool, "done") is None
+        assert pool.starts is not None and pool.starts.seconds > 0
+
+
+async def test_programs_start_a_few_at_a_time_and_the_rest_once_the_gateway_has_heard_of_them(
+    opened: Open, tmp_path: Path
+) -> None:
+    """Each says that it is there, and waits to be let go. Those that start are as many as the
+    bound; another one comes as the first is heard of."""
+    code = (
+        "import os, pathlib, time\n"
+        "name = os.environ['ASYNCRL_PROMPT']\n"
+        f"pathlib.Path({str(tmp_path)!r}, name).touch()\n"
+        f"while not pathlib.Path({str(tmp_path)!r}, 'go').exists(): pass\n"
+    )
+    cores = available_cores()
+    names = [f"p{number}" for number in range(2 * cores + 2)]
+    clocks = {name: AgentClock(PATIENCE_S) for name in names}
+
+    def there() -> list[str]:
+        return [name for name in names if (tmp_path / name).exists()]
+
+    async def one(name: str) -> None:
+        await pool.play(msgspec.structs.replace(FACTS, prompt=name), clocks[name])
+
+    async with opened([sys.executable, "-c", code]) as pool, trio.open_nursery() as nursery:
+        for name in names:
+            nursery.start_soon(one, name)
+        with trio.fail_after(PATIENCE_S):
+            while len(there()) < cores:  # noqa: ASYNC110 (of other processes)
+                await trio.sleep(0.05)
+            await trio.sleep(0.5)
+            assert pool.starts is not None
+            assert len(there()) == pool.starts.starting == cores
+            assert pool.starts.waiting == len(names) - cores
+            clocks[there()[0]].heard.set()
+            while len(there()) < cores + 1:  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        (tmp_path / "go").touch()
+    assert len(there()) == len(names)
+    assert (pool.starts.waiting, pool.starts.starting) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ from asyncrl.runtime.ipc.waits import Waits
 pytestmark = pytest.mark.processes
 
 VERIFIERS = '''
-import os, signal, subprocess, sys
+import multiprocessing, os, signal, subprocess, sys
 from pathlib import Path
 
 REMEMBERED = []
@@ -85,6 +85,13 @@ def do(answer, entry):
             REMEMBERED.append(1)
             return float(len(REMEMBERED))
         case "pid": return float(os.getpid())
+        case "pool":
+            with multiprocessing.Pool(2) as pool: return float(sum(pool.map(abs, [-1, 2])))
+        case "read": return float(len(Path(argument).read_text()))
+        case "read-behind":
+            try: Path(argument).read_text()
+            except OSError as error: raise RuntimeError("no words") from error
+        case "unnamed": raise PermissionError(1, "may not")
         case "child":
             child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
             Path(argument).write_text(str(child.pid))
@@ -210,6 +217,38 @@ def test_a_coroutine_is_no_number_and_nobody_is_warned_of_it() -> None:
 
     assert read(reward()) == NoVerdict("not a number: coroutine")
     gc.collect()
+
+
+@both
+async def test_a_verifier_may_have_processes_and_a_file_that_it_misses_is_named(
+    opened: Open, sandbox: str, tmp_path: Path
+) -> None:
+    (words := tmp_path / "words").write_text("four")
+    missing = f"FileNotFoundError: [Errno 2] No such file or directory: '{words}'"
+    behind = "raised: RuntimeError: no words"
+    async with opened(sandbox=sandbox) as verifiers:
+        found = {
+            word: await verdict(verifiers, f"{word} {words}")
+            for word in ("pool", "read", "read-behind", "unnamed")
+        }
+    if sandbox == "strict":
+        expected: dict[str, Verdict] = {
+            "pool": Scored(3.0),
+            "read": NoVerdict(f"raised: {missing}, in the sandbox strict"),
+            "read-behind": NoVerdict(f"{behind}, in the sandbox strict, after {missing}"),
+            "unnamed": NoVerdict(
+                "raised: PermissionError: [Errno 1] may not (the error names no file), in the "
+                "sandbox strict"
+            ),
+        }
+    else:
+        expected = {
+            "pool": Scored(3.0),
+            "read": Scored(4.0),
+            "read-behind": NoVerdict("not a number: NoneType"),
+            "unnamed": NoVerdict("raised: PermissionError: [Errno 1] may not"),
+        }
+    assert found == expected
 
 
 async def test_a_verifier_is_told_how_the_response_ended_and_how_long_it_is(

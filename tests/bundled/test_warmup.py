@@ -6,14 +6,13 @@ from __future__ import annotations
 import json
 import os
 import random
-from itertools import permutations
+from itertools import islice, permutations
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from without_rules import without_rules
 
 from asyncrl.bundled import bundled_model, warmup
 from asyncrl.config import read
@@ -132,37 +131,110 @@ def test_it_is_a_function_of_its_settings_and_computed_once(
     assert [path.name for path in second.parent.iterdir()] == [second.name]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"steps": 4},
-        {"enough": 0.1},
-        {"seed": 1},
-        {"params": {"max_word_len": 4}},
-        {"train_size": 127},
-    ],
-)
-def test_other_settings_are_another_model(other: dict[str, Any]) -> None:
-    assert warmup.recipe(config(**other)) != warmup.recipe(config()) == warmup.recipe(config())
+LETTERS = {"name": "letter_counting"}
+OTHER: dict[str, dict[str, dict[str, Any]]] = {
+    "gym": {
+        "name": LETTERS | {"params": {}},
+        "params": {"params": {"min_word_len": 3, "max_word_len": 5}},
+        "reward": {"reward": "exact"},
+        "sandbox": {"sandbox": "process"},
+        "template": {"template": "Please: {question}"},
+        "train_size": {"train_size": 127},
+        "train_size, more": {"train_size": 5_000},
+        "train_size, enough": {"train_size": 200},
+        "eval_size": {"eval_size": 64},
+        "eval_size, none": {"eval_size": 0},
+        "eval_size, many": {"eval_size": 5_000},
+        "curriculum": {"curriculum": "unsolved"},
+        "epochs": {"epochs": 3},
+        "verdict_s": {"verdict_s": 5.0},
+        "mix": {"mix": {"one": {}, "two": LETTERS}, "weights": {"one": 1.0}},
+        "mix, of one": {"mix": {"one": {}}, "weights": {"one": 1.0}},
+    },
+    "jsonl": {
+        "path": {"path": "other.jsonl"},
+        "path, the same lines": {"path": "copy.jsonl"},
+        "path, more lines": {"path": "longer.jsonl"},
+        "eval_path": {"eval_path": "other.jsonl"},
+        "eval_size": {"eval_size": 1},
+        "eval_size, none": {"eval_size": 0},
+        "verifier": {"verifier": "number"},
+        "reward": {"reward": "exact"},
+        "template": {"template": "Please: {question}"},
+        "train_size": {"train_size": 5},
+    },
+    "mix": {
+        "mix, other labels": {"mix": {"b": {}, "a": LETTERS}, "weights": {"b": 1.0}},
+        "mix, other order": {"mix": {"two": LETTERS, "one": {}}},
+        "weights": {"weights": {"two": 1.0}},
+        "stages": {"stages": (5,), "weights": {"one": [1.0, 0.5], "two": [0.0, 0.5]}},
+        "eval_size": {"eval_size": 9},
+        "params": {"params": {}},
+    },
+}
+"""Other values of each setting of [task], for a task of each kind."""
 
 
-UNTAUGHT = {"reward", "sandbox", "mix", "weights", "stages"}
-"""Settings of a task on which neither a prompt nor an answer of one task depends."""
+def lessons(settings: Config, folder: Path) -> list[object]:
+    """The tokenizer and each batch, of which the weights are a function, beside the seed."""
+    bundled_model.write_tokenizer(
+        folder, bundled_model.task_frame(task := open_task(settings.task, settings.run.seed))
+    )
+    batches = islice(warmup._batches(Tokenizer(folder), task), settings.model.warmup_steps)
+    return [
+        (folder / "tokenizer.json").read_text(),
+        *([ids.tolist(), labels.tolist()] for ids, labels in batches),
+    ]
 
 
-@pytest.mark.parametrize("name", sorted(set(TaskConfig.__struct_fields__) - UNTAUGHT))
-def test_every_setting_of_a_task_that_may_change_what_is_taught_is_in_its_name(name: str) -> None:
-    """A setting that is added is in it, too, unless it is left out by name."""
-    one = config()
-    value = getattr(one.task, name)
-    known = {"curriculum": "unsolved", "template": "Q: {question}", "params": {"max_word_len": 3}}
-    known |= {"verifier": "number"}
-    step = {bool: lambda: not value, int: lambda: value + 1, float: lambda: value + 1.0}
-    changed = known.get(name) or step.get(type(value), lambda: f"another-{value}")()
-    with without_rules():
-        task = msgspec.structs.replace(one.task, **{name: changed})
-        other = msgspec.structs.replace(one, task=task)
-    assert warmup.recipe(other) != warmup.recipe(one)
+@pytest.mark.parametrize("kind", OTHER)
+def test_a_setting_is_in_the_key_exactly_if_it_changes_what_is_taught(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps({"prompt": f"{n} + {n} =", "answer": 2 * n}) for n in range(200)]
+    for name, text in (
+        ("lines", lines[:70]),
+        ("copy", lines[:70]),
+        ("other", lines[100:170]),
+        ("longer", lines),
+    ):
+        Path(f"{name}.jsonl").write_text("\n".join(text))
+    own: dict[str, dict[str, Any]] = {
+        "gym": {},
+        "jsonl": {"name": "jsonl", "path": "lines.jsonl", "params": {}},
+        "mix": {"mix": {"one": {}, "two": LETTERS}, "weights": {"one": 1.0}},
+    }
+    settings = config(steps=1 if kind == "jsonl" else 2, **own[kind])
+    key, taught = warmup.recipe(settings), lessons(settings, tmp_path / "first")
+    tried = {name.partition(",")[0] for names in OTHER.values() for name in names}
+    assert tried == {*TaskConfig.__struct_fields__} - {"chat"}  # the bundled model has none
+    found = {}
+    for name, changes in OTHER[kind].items():
+        other = msgspec.structs.replace(
+            settings, task=msgspec.structs.replace(settings.task, **changes)
+        )
+        in_key = warmup.recipe(other) != key
+        found[name] = in_key, lessons(other, tmp_path / "other") != taught
+    assert found == {name: (changed, changed) for name, (_, changed) in found.items()}
+    assert {in_key for in_key, _ in found.values()} == {True, False}
+
+
+def test_the_key_has_the_seed_and_when_the_warm_up_stops_and_no_more_of_the_model() -> None:
+    for other in ({"steps": 4}, {"enough": 0.1}, {"seed": 1}):
+        assert warmup.recipe(config(**other)) != warmup.recipe(config())
+    random_one = config(steps=0)
+    assert warmup.recipe(random_one) == warmup.recipe(config(steps=0, enough=0.1))
+    rest = {"path", "warmup_steps", "warmup_accuracy"}
+    assert {*ModelConfig.__struct_fields__} > rest
+    for field in msgspec.structs.fields(ModelConfig):
+        if field.name not in rest:
+            model = msgspec.structs.force_setattr  # a setting of the trainer, whatever its value
+            changed = msgspec.structs.replace(config().model)
+            model(changed, field.name, "another")
+            other = msgspec.structs.replace(config())
+            model(other, "model", changed)
+            assert warmup.recipe(other) == warmup.recipe(config()), field.name
 
 
 def test_other_contents_of_a_file_are_another_model_also_at_the_same_time(tmp_path: Path) -> None:
@@ -178,10 +250,9 @@ def test_other_contents_of_a_file_are_another_model_also_at_the_same_time(tmp_pa
 
 def test_settings_of_the_run_are_the_same_model() -> None:
     one = config()
-    judged = msgspec.structs.replace(one.task, reward="exact", sandbox="process")
     assert warmup.recipe(one) == warmup.recipe(
         msgspec.structs.replace(
-            one, task=judged, run=RunConfig(dir="elsewhere"), rollout=RolloutConfig(lease_s=5)
+            one, run=RunConfig(dir="elsewhere"), rollout=RolloutConfig(lease_s=5)
         )
     )
 

@@ -25,10 +25,11 @@ from asyncrl.explain.conditions.table import CONDITIONS, findings
 from asyncrl.explain.curve import Curve
 from asyncrl.explain.diagnosis import diagnose, facts_of
 from asyncrl.explain.run_figures import CurveSums, RunFigures, counted
-from asyncrl.explain.run_status import GroupCounts, RunStatus
+from asyncrl.explain.run_status import EpisodeCounts, GroupCounts, RunStatus
 from asyncrl.explain.summary import TokenTotals
 from asyncrl.explain.views.flow_part import flow
 from asyncrl.explain.why import answer
+from asyncrl.messages import StartCounts
 from asyncrl.staleness.bins import at_lag
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +82,7 @@ FACTS = st.builds(
     unwritten=st.integers(0, 3),
     unwritten_why=st.just("there is no room"),
     journal_why=st.sampled_from(["", "the disk is full"]),
+    starts=st.none() | st.builds(StartCounts, COUNTS, COUNTS, COUNTS, st.floats(0, 1e4)),
 )
 
 
@@ -202,6 +204,21 @@ def test_alert_rules_have_the_bounds_of_the_table() -> None:
     of_idle = [rule["expr"] for rule in rules if rule["alert"].endswith("Idle")]
     assert len(of_idle) == 2
     assert all(float(expr.rpartition("> ")[2]) == IDLE for expr in of_idle)
+
+
+def test_slow_starts_are_judged_by_when_the_last_one_has_started_and_why_says_so() -> None:
+    many = StartCounts(waiting=64, starting=2, most=2, seconds=9.0)
+    [found] = findings(RunFacts(starts=many))
+    assert found.name == "slow_starts"
+    assert found.sentence.startswith("64 attempts wait to start; a start takes 9 s, and 2 start at")
+    for few in (
+        StartCounts(waiting=1, starting=2, most=2, seconds=9.0),
+        StartCounts(waiting=64, starting=16, most=16, seconds=0.5),
+        StartCounts(waiting=0, starting=2, most=2, seconds=100.0),
+    ):
+        assert findings(RunFacts(starts=few)) == ()
+    waits = standing(0.9, 0.9, episodes=EpisodeCounts(live=66, thinking=66, most=99, starts=many))
+    assert "64 attempts wait to start; a start takes 9 s" in diagnose(waits)
 
 
 def test_the_page_lists_the_table() -> None:

@@ -153,6 +153,8 @@ def test_an_accuracy_over_some_of_the_prompts_says_so() -> None:
     accuracy = Accuracy(None, 0.5, asked=2, prompts=12)
     ended = Summary(ok=True, reason="done", steps=1, seconds=1.0, accuracy=accuracy)
     assert ("held-out accuracy", "– → 0.500, over 2 of 12 prompts") in summary_rows(ended)
+
+
 def test_an_alarm_is_a_note_when_it_begins_and_each_time_that_it_says_more() -> None:
     said = [[], ["One failed."], ["One failed."], ["Two failed."], ["Two failed."], [], []]
     with Display(console := plain()) as display:

@@ -111,6 +111,22 @@ def test_what_was_written_is_gone_for_the_next(inside) -> None:
     assert inside(write, read) == ["1", "FileNotFoundError"]
 
 
+def test_processes_share_semaphores_and_memory_that_no_other_sandbox_sees(inside) -> None:
+    """`/dev/shm` is of the sandbox alone, in its temporary space, and bounded with it."""
+    name = f"asyncrl-{os.getpid()}"
+    shared = "__import__('multiprocessing.shared_memory').shared_memory.SharedMemory"
+    found = inside(
+        "__import__('multiprocessing').Pool(2).map(abs, [-1, 2])",
+        "[*__import__('concurrent.futures').futures.ProcessPoolExecutor(2).map(abs, [-3])]",
+        f"{shared}({name!r}, create=True, size=4096).size",
+        f"{shared}({name!r})",
+        "__import__('os').listdir('/dev/shm')",
+        "[open(f'/dev/shm/{n}', 'wb').write(bytes(2**25)) for n in range(3)]",
+    )
+    assert found == ["[1, 2]", "[3]", "4096", "FileNotFoundError", "[]", "OSError"]
+    assert not Path("/dev/shm", name).exists()
+
+
 def test_no_network_is_there(inside, tmp_path: Path) -> None:
     connect = "(s := __import__('socket')).socket(s.{}).connect({!r})"
     with (

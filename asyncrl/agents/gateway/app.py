@@ -83,6 +83,8 @@ class _KeyGuarded:
             or not has_right(key, self._sessions.key, session_of(request), self._right)
         ):
             raise GatewayError(401, "invalid_api_key", _WRONG[self._right])
+        if self._right != "run":
+            self._sessions.heard(session_of(request))
         await self._handler(request, send)
 
 

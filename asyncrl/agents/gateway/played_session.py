@@ -88,12 +88,16 @@ class _LinkAnswer:
 
 class PlayedSession:
     """The attempt of `play`. `say` sends to the coordinator; `paused` stops the agent's clock in
-    its block, which is while a call is answered."""
+    its block, which is while a call is answered; `heard` is called for each of its requests."""
 
     def __init__(
-        self, play: Play, say: Say, paused: Callable[[], AbstractContextManager[None]]
+        self,
+        play: Play,
+        say: Say,
+        paused: Callable[[], AbstractContextManager[None]],
+        heard: Callable[[], None],
     ) -> None:
-        self.play, self.name = play, f"r{play.rollout}-{play.attempt}"
+        self.play, self.name, self.heard = play, f"r{play.rollout}-{play.attempt}", heard
         self._say_it, self._paused = say, paused
         self._answers: dict[int, _LinkAnswer] = {}
         self._calls = 0

@@ -39,9 +39,14 @@ class PlayedSessions:
         """True if messages reach the coordinator in time."""
         return self._queued.statistics().current_buffer_used < WAITING
 
-    def open(self, play: Play, paused: Callable[[], AbstractContextManager[None]]) -> PlayedSession:
+    def open(
+        self,
+        play: Play,
+        paused: Callable[[], AbstractContextManager[None]],
+        heard: Callable[[], None] = lambda: None,
+    ) -> PlayedSession:
         """Begin an attempt."""
-        session = PlayedSession(play, self.say, paused)
+        session = PlayedSession(play, self.say, paused, heard)
         self._sessions[play.rollout, play.attempt] = self._names[session.name] = session
         self._known |= self._keys(session.name)
         return session
@@ -57,6 +62,11 @@ class PlayedSessions:
         if (session := self._names.get(name)) is None:
             raise ended(name)
         return session
+
+    def heard(self, name: str) -> None:
+        """Note that a request with a session's key has come, if it is played."""
+        if (session := self._names.get(name)) is not None:
+            session.heard()
 
     def take(self, reply: Reply, ids: memoryview, behaviour: memoryview) -> None:
         """Give a reply to its session, if it is still played."""

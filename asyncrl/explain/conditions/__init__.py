@@ -8,5 +8,6 @@ answers.py     what the policy answers
 sides.py       who waits for whom: idle shares
 waste.py       tokens that teach nothing
 disks.py       checkpoints and events that a disk does not take
+starts.py      starts of agents' programs
 table.py       all conditions, and which of them hold
 """

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from asyncrl.messages import StartCounts
+
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about one step, about the last seconds, or about the run so far. What is not known is
@@ -22,7 +24,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     are by reason. The last `filtered` groups taught nothing, of which `patience` end the run;
     `max_live` groups may live at a time. The last `unwritten` checkpoints were not written, the
     last of them because of `unwritten_why`. The journal waits for its disk because of
-    `journal_why`.
+    `journal_why`. `starts` are those of agents' programs.
 
     >>> RunFacts(generated=10, discarded={"stale": 4}).discarded_share("stale")
     0.4
@@ -47,6 +49,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     unwritten: int = 0
     unwritten_why: str = ""
     journal_why: str = ""
+    starts: StartCounts | None = None
 
     def discarded_share(self, reason: str) -> float:
         """The share of the generated tokens that was discarded for a reason, 0 to 1."""

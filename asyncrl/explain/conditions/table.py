@@ -12,9 +12,17 @@ from asyncrl.explain.conditions.condition import Condition, Finding, RunFacts
 from asyncrl.explain.conditions.disks import DISKS
 from asyncrl.explain.conditions.off_policy import OFF_POLICY
 from asyncrl.explain.conditions.sides import IDLE_SIDES
+from asyncrl.explain.conditions.starts import SLOW_STARTS
 from asyncrl.explain.conditions.waste import WASTE
 
-CONDITIONS: tuple[Condition, ...] = (*DISKS, *OFF_POLICY, *ANSWERS, IDLE_SIDES, *WASTE)
+CONDITIONS: tuple[Condition, ...] = (
+    *DISKS,
+    *OFF_POLICY,
+    *ANSWERS,
+    IDLE_SIDES,
+    *WASTE,
+    SLOW_STARTS,
+)
 
 
 def findings(facts: RunFacts) -> tuple[Finding, ...]:

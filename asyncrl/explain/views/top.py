@@ -15,6 +15,7 @@ from pathlib import Path
 import trio
 from rich.console import Console
 
+from asyncrl.explain.conditions.starts import in_words
 from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.curve import EvaluationPoint, StepPoint
 from asyncrl.explain.diagnosis import at_work, disk_facts, idle, listed
@@ -127,6 +128,8 @@ def _note(status: RunStatus, silent_s: float) -> str:
     if gone := [actor.name for actor in status.actors if actor.removed]:
         notes.append(f"without {listed(gone)}")
     notes += [f"{agents.name} fails" for agents in status.failing]
+    if (starts := status.episodes.starts) is not None and starts.waiting:
+        notes.append(in_words(starts))
     if status.evaluating is not None:
         notes.append(f"evaluating version {status.evaluating}")
     if busy := at_work(status):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 MEMORY, MEMORY_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+MEMORY_USED, MEMORY_KINDS = "memory.current", "memory.stat"
+"""Files beside the limit."""
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_PORT = 20_000
 """Ports below it belong to services."""
@@ -41,6 +43,27 @@ def memory_bytes(memory: Path = MEMORY, limit: Path = MEMORY_LIMIT) -> int:
     except (OSError, ValueError):  # no container, or "max"
         return total
     return min(total, allowed) if total else allowed
+
+
+def free_bytes(memory: Path = MEMORY, limit: Path = MEMORY_LIMIT) -> int:
+    """Bytes of memory that are free for processes here now: the machine's, or what is left of a
+    container's limit if that is less. Files that the kernel may drop count as free. 2**62 if
+    nothing is known."""
+    left = [_field(memory, "MemAvailable:", 1024)]
+    try:
+        allowed, used = int(limit.read_text()), int(limit.with_name(MEMORY_USED).read_text())
+        left.append(allowed - used + (_field(limit.with_name(MEMORY_KINDS), "inactive_file") or 0))
+    except (OSError, ValueError):  # no container, or "max"
+        pass
+    return max(0, min((found for found in left if found is not None), default=2**62))
+
+
+def _field(file: Path, name: str, unit: int = 1) -> int | None:
+    """A number behind its name in a file of the kernel; None if it is not there."""
+    try:
+        return unit * int(file.read_text().partition(name)[2].split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def gpus_here() -> int:

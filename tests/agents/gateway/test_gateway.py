@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import numpy as np
 import pytest
 import trio
@@ -51,6 +54,31 @@ def refused(response: httpx2.Response, status: int, code: str) -> str:
     assert set(error) == {"message", "type", "param", "code"} and error["code"] == code
     assert "Traceback" not in response.text and len(error["message"]) > 10
     return str(error["message"])
+
+
+async def test_the_first_request_of_an_agent_is_heard_and_no_strangers(
+    tokenizer: Tokenizer, virtual: MockClock
+) -> None:
+    """Whatever it asks for: its program has started."""
+    heard = list[int]()
+    async with opened(scripted(Says(say("hi"))), tokenizer) as (coordinator, client):
+        for rollout, (method, path) in enumerate(
+            (
+                ("GET", "/sessions/r{}-1/v1/models"),
+                ("GET", "/v1/sessions/r{}-1/notes/a"),
+                ("POST", "/sessions/r{}-1/v1/chat/completions"),
+                ("POST", "/v1/sessions/r{}-1/reward"),
+            ),
+            start=10,
+        ):
+            play = msgspec.structs.replace(coordinator.play(rollout).play, attempt=2)
+            coordinator.sessions.open(play, nullcontext, partial(heard.append, rollout))
+            path = path.format(rollout).replace("-1", "-2")
+            stranger = {"authorization": "Bearer other"}
+            assert (await client.request(method, path, headers=stranger)).status_code == 401
+            assert rollout not in heard
+            await client.request(method, path)
+            assert rollout in heard
 
 
 async def test_a_call_is_answered(tokenizer: Tokenizer, virtual: MockClock) -> None:
