@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from typing import BinaryIO
 
 PARTIAL = ".partial"
 """End of the name of a file that is being written."""
+PARTIAL_FOLDER = ".partial-"
+"""Start of the name of a directory that is being written."""
 
 
 @contextmanager
@@ -76,9 +79,16 @@ def open_growing(path: Path) -> BinaryIO:
 
 
 def forget_partial(folder: Path) -> None:
-    """Remove what writers that were killed have left in a folder. Raises OSError."""
+    """Remove the files that writers which were killed have left in a folder. Raises OSError."""
     for left in folder.glob(f".*{PARTIAL}"):
         left.unlink(missing_ok=True)
+
+
+def forget_partial_folders(folder: Path) -> None:
+    """Remove the directories that writers which were killed have left in a folder, as far as they
+    can be removed. A symbolic link is left."""
+    for left in folder.glob(f"{PARTIAL_FOLDER}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _regular(path: Path, flags: int) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import secrets
 import signal
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -39,7 +40,7 @@ from asyncrl.explain import summary
 from asyncrl.explain.curve import Curve, read
 from asyncrl.explain.display import Display, show_summary
 from asyncrl.explain.model_card import write_cards
-from asyncrl.files import forget_partial
+from asyncrl.files import forget_partial, forget_partial_folders
 from asyncrl.journal import JournalError, fold
 from asyncrl.launch.cluster.actor_placement import ActorPlacement
 from asyncrl.launch.cluster.agents_placement import AgentsPlacement
@@ -73,15 +74,15 @@ from asyncrl.runtime.run_dir import (
     JOURNAL,
     KEY,
     LAUNCHER,
+    MEETING_PLACES,
     METRICS,
     PROGRESS,
-    RANK_STORE,
     RUN_TOML,
     STALL,
     STATUS,
     SUMMARY,
-    WEIGHT_STORE,
 )
+from asyncrl.training.checkpoint_index import FOLDER as CHECKPOINTS
 
 logger = logging.getLogger(__name__)
 
@@ -139,9 +140,9 @@ class _Launch:
                     if self._machines is not None:
                         await self._machines.dismiss()
                     nursery.cancel_scope.cancel()
-            # A trainer that was killed, or had not ended when the run was over, leaves these files.
-            for store in (WEIGHT_STORE, RANK_STORE):
-                (self._run / store).unlink(missing_ok=True)
+            # An actor that was killed, or had not ended when the run was over, leaves these files.
+            with suppress(OSError):
+                self._forget_left()
             return self._report(end)
 
     async def _keep_what_lasts(self, over: trio.Event) -> None:
@@ -187,9 +188,17 @@ class _Launch:
 
     def _clear(self) -> None:
         """Remove the files that a life leaves; the next one makes its own."""
-        for old in (SUMMARY, STATUS, STALL, WEIGHT_STORE, RANK_STORE):
+        for old in (SUMMARY, STATUS, STALL):
             (self._run / old).unlink(missing_ok=True)
+        self._forget_left()
+
+    def _forget_left(self) -> None:
+        """Remove what actors that were killed have left of no use. Raises OSError."""
+        for place in MEETING_PLACES:
+            (self._run / place).unlink(missing_ok=True)
         forget_partial(self._run)
+        for folder in (self._run, self._run / CHECKPOINTS):
+            forget_partial_folders(folder)
 
     # ----------------------------------------------------------------------------------- RunActors
 

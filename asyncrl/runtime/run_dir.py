@@ -61,3 +61,5 @@ STATUS = "status.json"
 """The run status, written about once a second."""
 STALL = "stall.json"
 """The run status at the moment when the watchdog ended the run."""
+MEETING_PLACES = (LAUNCHER, COORDINATOR, RANKS, WEIGHT_STORE, RANK_STORE, PROGRESS)
+"""Files in which the processes of a life meet. One that is killed leaves its own."""

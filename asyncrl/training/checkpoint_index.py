@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 SCALARS = "trainer.json"
-_FOLDER = "checkpoints"
+FOLDER = "checkpoints"
 _NAME = re.compile(r"step-(\d{6,})")
 
 
@@ -90,12 +90,12 @@ def digested(contents: Path | bytes) -> Digest:
 
 def checkpoint_path(run_dir: str | Path, version: int) -> Path:
     """Path of the checkpoint of `version`, written or not."""
-    return Path(run_dir) / _FOLDER / f"step-{version:06d}"
+    return Path(run_dir) / FOLDER / f"step-{version:06d}"
 
 
 def complete(run_dir: str | Path) -> list[Checkpoint]:
     """Every complete checkpoint of a run, oldest version first."""
-    folder = Path(run_dir) / _FOLDER
+    folder = Path(run_dir) / FOLDER
     names = (
         [name for name in map(_NAME.fullmatch, (path.name for path in folder.iterdir())) if name]
         if folder.is_dir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from asyncrl.launch import launcher
 from asyncrl.launch.launcher import FAILED, _Launch
 from asyncrl.runtime.processes.run_supervisor import SupervisedEnd
 from asyncrl.runtime.processes.supervisor import ActorFailed
-from asyncrl.runtime.run_dir import INITIAL, JOURNAL, SUMMARY
+from asyncrl.runtime.run_dir import INITIAL, JOURNAL, KEY, SUMMARY
 
 
 def ended(run: Path) -> int:
@@ -108,3 +109,54 @@ async def test_a_coordinator_has_as_long_to_begin_as_run_start_s_says(
     assert await launch.run() == FAILED
     assert trio.current_time() >= 4000.0
     assert "nothing within 4000 s of its start (supervision.start_s)" in capsys.readouterr().err
+
+
+class _Leaving(_Silent):
+    """A coordinator that is killed amid its work."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+
+    async def wait(self) -> int:
+        for name in ("coordinator.sock", "ranks.sock"):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.bind(str(self._run / name))
+        for name in ("weights.store", "ranks.store", ".summary.json.0123.partial"):
+            (self._run / name).touch()
+        for name in ("checkpoints/.partial-step-000004", ".partial-model"):
+            (self._run / name).mkdir(parents=True)
+            (self._run / name / "model.safetensors").touch()
+        return -9
+
+
+def _names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+async def test_a_run_that_is_over_leaves_nothing_of_what_its_actors_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Sockets, stores and parts of files are of no use to anything that comes after."""
+
+    class Leaves(_Silence):
+        def start(self, *_: object, **__: object) -> _Silent:
+            return _Leaving(tmp_path)
+
+    @asynccontextmanager
+    async def leaves(*_: object, **__: object) -> AsyncIterator[_Silence]:
+        yield Leaves()
+
+    monkeypatch.setattr(launcher, "open_fork_server", leaves)
+    (tmp_path / INITIAL).mkdir()
+    (tmp_path / "checkpoints" / "step-000002").mkdir(parents=True)
+    settings = {"run": {"dir": str(tmp_path)}, "supervision": {"heals": 0}}
+    launch = _Launch(msgspec.convert(settings, Config), False, Console())
+    assert await launch.run() == FAILED
+    assert _names(tmp_path) == {
+        INITIAL,
+        KEY,
+        "checkpoints",
+        "checkpoints/step-000002",
+        "logs",
+        "logs/launcher-0.log",
+    }
