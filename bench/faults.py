@@ -62,7 +62,7 @@ from asyncrl.runtime.run_dir import SUMMARY
 
 BENCH = Path(__file__).parent
 STEPS, AT = 60, 10
-STALL_S = 14.0
+STALL_S = 20.0
 STOP_S, FULL_S = 2.0, 6.0
 LIFE_S = 240.0
 """Seconds within which a life must end."""
@@ -145,8 +145,8 @@ def chosen(only: str) -> list[Fault]:
 
 
 class Machine:
-    """The faults of `faults.c` in all processes of a run: `clock` moves CLOCK_REALTIME, `refuse` lets
-    writes below `disk` fail."""
+    """The faults of `faults.c` in all processes of a run: `clock` moves CLOCK_REALTIME, and
+    `refuse` lets writes below `disk` fail."""
 
     def __init__(self, place: Path, disk: Path) -> None:
         self._file = place / "faults.shared"
