@@ -19,6 +19,8 @@ from typing import BinaryIO
 
 PARTIAL = ".partial"
 """End of the name of a file that is being written."""
+PIECE = 2**20
+"""Bytes that are read at a time."""
 PARTIAL_FOLDER = ".partial-"
 """Start of the name of a directory that is being written."""
 
@@ -63,12 +65,15 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """Read a file of `most` bytes or fewer. Raises OSError, also for a larger one."""
+    """Read a file of `most` bytes or fewer. Raises OSError, also for a larger one. The memory that
+    it takes is that of what the file has, and not of the bound."""
+    data = bytearray()
     with open_regular(path) as file:
-        data = file.read(most + 1)
+        while len(data) <= most and (piece := file.read(min(most + 1 - len(data), PIECE))):
+            data += piece
     if len(data) > most:
         raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
-    return data
+    return bytes(data)
 
 
 def open_growing(path: Path) -> BinaryIO:

@@ -69,7 +69,7 @@ LIFE_S = 240.0
 ENDED_S = 5.0
 """Seconds within which a process whose launcher is gone must be."""
 SPARE = 2**24
-DISK = "48m"
+DISK = "192m"
 LOOK_S = 0.05
 DAY_NS, SWING_NS = 86_400 * 10**9, 2 * 10**9
 SETTINGS = {

@@ -14,6 +14,7 @@ launcher takes the run up.
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 import signal
@@ -87,15 +88,42 @@ from asyncrl.training.checkpoint_index import FOLDER as CHECKPOINTS
 logger = logging.getLogger(__name__)
 
 FAILED = 1
+LACKS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
+"""Errors of a machine without room: for files, processes, memory or on a disk."""
+NO_THREAD = "can't start new thread"
+"""The text of Python's RuntimeError for a machine without room for a thread."""
 INTERRUPTED = 130
 
 
 def launch(config: Config, *, resume: Path | None, console: Console) -> int:
     """Run to the end. Returns the exit status: 0 if the run ended well, 130 if the user interrupted
-    it, 1 if it failed, 2 if the trainer refused its model."""
-    return trio.run(
-        partial(_Launch(config, resume is not None, console).run), strict_exception_groups=True
-    )
+    it, 1 if it failed, also if the machine has no room for this process, 2 if the trainer refused
+    its model."""
+    launch = _Launch(config, resume is not None, console)
+    try:
+        return trio.run(launch.run, strict_exception_groups=True)
+    except (Exception, BaseExceptionGroup) as error:
+        if not (lack := lacked(error)):
+            raise
+        launch.give_up(lack)
+        return FAILED
+
+
+def lacked(error: BaseException) -> str:
+    """The words for what the machine lacks, if nothing else is in an error or in a group of them;
+    else "". A run whose launcher has no room fails, and is no fault of the code.
+
+    >>> lacked(ExceptionGroup("", [OSError(24, "Too many open files"), MemoryError()]))
+    '[Errno 24] Too many open files'
+    >>> lacked(ExceptionGroup("", [MemoryError(), KeyError("a")]))
+    ''
+    """
+    if isinstance(error, BaseExceptionGroup):
+        words = [lacked(each) for each in error.exceptions]
+        return words[0] if all(words) else ""
+    if isinstance(error, MemoryError) or str(error) == NO_THREAD:
+        return str(error) or "no memory is left"
+    return str(error) if isinstance(error, OSError) and error.errno in LACKS else ""
 
 
 class _Launch:
@@ -144,6 +172,17 @@ class _Launch:
             with suppress(OSError):
                 self._forget_left()
             return self._report(end)
+
+    def give_up(self, lack: str) -> None:
+        """Report that this process ended because the machine `lack`s something, while that error is
+        handled. Its actors are dead, or die with it."""
+        with suppress(OSError, MemoryError), logs.kept(self._run, "launcher", 0):
+            logger.exception("the launcher ended")
+        with suppress(OSError):
+            self._forget_left()
+        complain(
+            escaped(f"the launcher ended: {lack}. Make room for it, and continue with --resume.")
+        )
 
     async def _keep_what_lasts(self, over: trio.Event) -> None:
         """Keep the run's copy and its sinks up to date until the run is `over`, and once more then;

@@ -111,6 +111,37 @@ async def test_a_coordinator_has_as_long_to_begin_as_run_start_s_says(
     assert "nothing within 4000 s of its start (supervision.start_s)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.EMFILE, "Too many open files", "/proc"), "Too many open files: '/proc'"),
+        (MemoryError(), "no memory is left"),
+        (RuntimeError("can't start new thread"), "can't start new thread"),
+    ],
+)
+def test_a_launcher_without_room_ends_in_a_sentence(
+    error: Exception,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @asynccontextmanager
+    async def fails(*_: object, **__: object) -> AsyncIterator[_Silence]:
+        (tmp_path / "weights.store").touch()
+        raise error
+        yield _Silence()
+
+    monkeypatch.setattr(launcher, "open_fork_server", fails)
+    config = msgspec.convert({"run": {"dir": str(tmp_path)}}, Config)
+    assert launcher.launch(config, resume=None, console=Console()) == FAILED
+    said = capsys.readouterr()
+    assert words in said.err and "continue with --resume" in said.err
+    assert "Traceback" not in said.out + said.err and len(said.err.splitlines()) == 1
+    assert "Traceback" in (tmp_path / "logs" / "launcher-0.log").read_text()
+    assert not (tmp_path / "weights.store").exists()
+
+
 class _Leaving(_Silent):
     """A coordinator that is killed amid its work."""
 
