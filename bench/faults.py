@@ -13,6 +13,7 @@ The tiny model learns STEPS steps. At version AT the fault strikes:
     ahead       the clock (CLOCK_REALTIME) of all processes jumps by a day
     back        it jumps back by a day
     swing       it jumps by two seconds to and fro, all the time
+    stand       all processes stop, as with their machine, and go on after more than stall_s
     full        the run's disk is full for FULL_S (a tmpfs; root only)
     quota       every write to it fails with EDQUOT for as long
 
@@ -24,7 +25,7 @@ store or file in /dev/shm or TMPDIR is left, and the terminal shows no traceback
 actor whose end it tells. After an end by name, or without its launcher, `--resume` must go on to
 the last step. Everything else is bad.
 
-    python bench/faults.py [--only ROLE:FAULT,…] [--seed 0] [--model DIR] [--keep DIR]
+    python bench/faults.py [--only ROLE:FAULT,…] [--model DIR] [--keep DIR]
 
 `--only` takes parts: `trainer:` and `:stop` are all of a role and of a fault. Exit status 1 where a
 life was bad.
@@ -63,7 +64,7 @@ from asyncrl.runtime.run_dir import SUMMARY
 BENCH = Path(__file__).parent
 STEPS, AT = 60, 10
 STALL_S = 20.0
-STOP_S, FULL_S = 2.0, 6.0
+STOP_S, FULL_S, MORE_S = 2.0, 6.0, 8.0
 LIFE_S = 240.0
 """Seconds within which a life must end."""
 ENDED_S = 5.0
@@ -82,11 +83,13 @@ SETTINGS = {
     "task.verdict_s": 10.0,
 }
 PROCESS = ("kill", "stop", "stop_long", "files", "files+kill", "memory", "memory+kill")
-MACHINE = ("ahead", "back", "swing", "full", "quota")
+STOPS = ("stop", "stop_long")
+MACHINE = ("ahead", "back", "swing", "stand", "full", "quota")
 ROLES = (
     "coordinator",
     "trainer",
-    "rank",
+    "rank 0",
+    "rank 1",
     "rollout",
     "reward",
     "verifier",
@@ -126,7 +129,9 @@ class Outcome(NamedTuple):
 def every() -> list[Fault]:
     """All faults, role by role."""
     return [
-        Fault(role, name) for role in ROLES for name in (MACHINE if role == "machine" else PROCESS)
+        Fault(role, name)
+        for role in ROLES
+        for name in {"machine": MACHINE, "rank 0": STOPS}.get(role, PROCESS)
     ]
 
 
@@ -180,7 +185,7 @@ class Life(KillMatrix[JournalFollower]):
         (place / "tmp").mkdir()
         run, more = disk / "run", dict[str, object](SETTINGS)
         follower: JournalFollower = Follower(run)
-        if fault.role == "rank":
+        if fault.role.startswith("rank") or fault.name == "stand":
             more["train.ranks"] = 2
         if fault.role == "agents":
             more = kill_agents.SETTINGS | more
@@ -242,7 +247,8 @@ class Life(KillMatrix[JournalFollower]):
             return self.process.pid
         if role in TITLES:
             return next(titled(TITLES[role], str(self.place)))
-        return self.processes()["trainer" if role == "rank" else role, str(int(role == "rank"))]
+        actor, _, index = role.partition(" ")
+        return self.processes()["trainer" if index else actor, index or "0"]
 
     def strike(self) -> None:
         """Have the fault, to its end. Raises Wrong where the run does not come so far."""
@@ -259,7 +265,7 @@ class Life(KillMatrix[JournalFollower]):
             os.kill(pid, signal.SIGKILL)
         elif name.startswith("stop"):
             os.kill(pid, signal.SIGSTOP)
-            self.watch(self.over, STOP_S if name == "stop" else STALL_S + 8.0)
+            self.watch(self.over, STOP_S if name == "stop" else STALL_S + MORE_S)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         else:
@@ -285,6 +291,14 @@ class Life(KillMatrix[JournalFollower]):
                 while not self.watch(self.over, 0.5):
                     self.machine.clock(sign * SWING_NS)
                     sign = -sign
+            case "stand":
+                pids = [pid for pid, _ in marked(self._sessions, str(self.place))]
+                for number in (signal.SIGSTOP, signal.SIGCONT):
+                    for pid in pids:
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, number)
+                    if number == signal.SIGSTOP:
+                        time.sleep(STALL_S + MORE_S)
             case "quota":
                 self.machine.refuse(errno.EDQUOT)
                 self.watch(self.over, FULL_S)
@@ -334,6 +348,8 @@ class Life(KillMatrix[JournalFollower]):
         if code:
             wrong += self._resumed()
         wrong += self._whole()
+        if self.fault.name in ("stand", *STOPS) and (silent := self._without_verdict()):
+            wrong.append(f"{silent} answers without a verdict")
         if wrong:
             return "bad", "; ".join(wrong)
         return ("ended by name", sentence) if code else ("went on", notes(self.terminal))
@@ -362,6 +378,11 @@ class Life(KillMatrix[JournalFollower]):
         if self.follower.version != STEPS:
             wrong.append(f"version {self.follower.version} is the last")
         return wrong
+
+    def _without_verdict(self) -> int:
+        """Answers whose verdict was lost, though no verifier was struck."""
+        found = summary.read(self.run / SUMMARY)
+        return 0 if self.fault.role == "verifier" else found.rollouts.discarded.get("no_verdict", 0)
 
     def _left(self, killed: bool) -> list[str]:
         """All that the run has left behind; one whose launcher was killed has sockets still."""
@@ -475,6 +496,7 @@ def files_left(run: Path) -> list[str]:
         if stat.S_ISSOCK(mode := path.lstat().st_mode)
         or stat.S_ISFIFO(mode)
         or path.name.endswith((".partial", ".store"))
+        or path.name.startswith(".partial-")
     )
 
 
