@@ -518,7 +518,7 @@ def notes(terminal: str) -> str:
     said = [
         line.strip()
         for line in terminal.splitlines()
-        if " was lost" in line
+        if " goes on from" in line
         or " is replaced" in line
         or " ended with" in line
         or " was killed" in line
@@ -574,7 +574,7 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", metavar="ROLE:FAULT,…")
     parser.add_argument("--model", type=Path, help="a model directory (default: a tiny one)")
-    parser.add_argument("--keep", type=Path, help="where lives that are bad are kept")
+    parser.add_argument("--keep", type=Path, help="where lives are kept")
     args = parser.parse_args()
     counts = {"went on": 0, "ended by name": 0, "bad": 0}
     print(f"{'role':<12} {'fault':<12} {'how':<14} seconds  what was said")
@@ -588,7 +588,7 @@ def main() -> int:
             life = Life(place / str(fault).replace(":", "-"), model.absolute(), fault)
             with small_disk(life.run.parent, fault.name == "full"):
                 how, what, seconds = life.live()
-                if how == "bad" and args.keep:
+                if args.keep:
                     kept(life.place, args.keep / life.place.name)
             shutil.rmtree(life.place)
             counts[how] += 1

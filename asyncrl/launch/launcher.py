@@ -62,7 +62,7 @@ from asyncrl.runtime.logs import FOLDER
 from asyncrl.runtime.logs import path as log_path
 from asyncrl.runtime.output import complain
 from asyncrl.runtime.processes.forkserver import ForkServer, open_fork_server
-from asyncrl.runtime.processes.healing import Healing
+from asyncrl.runtime.processes.healing import Healing, healed
 from asyncrl.runtime.processes.process import last_words
 from asyncrl.runtime.processes.run_supervisor import RunSupervisor, SupervisedEnd
 from asyncrl.runtime.processes.standstill import TICK_S
@@ -205,9 +205,7 @@ class _Launch:
                 return end
             lost = self._healing.lost[-1]
             logger.warning("healing %d: %s", len(self._healing.lost), lost)
-            self._display.note(
-                f"{lost.role}-{lost.index} was lost, and the run goes on from its last checkpoint."
-            )
+            self._display.note(healed(end, lost))
             self._clear()
             await self._cut_to_what_is_left()
             self._resume = True
