@@ -31,7 +31,7 @@ from asyncrl.messages.address import TcpAddress, UnixAddress
 from asyncrl.runtime.ipc.endpoints import connect, serve
 from asyncrl.runtime.ipc.keys import read_key
 from asyncrl.runtime.ipc.tls import Tls
-from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.runtime.processes.own_waits import own_waits
 from asyncrl.runtime.run_dir import (
     COORDINATOR,
     COORDINATOR_ADDRESS,
@@ -98,7 +98,7 @@ async def coordinator(context: ActorContext) -> None:
             config,
             store,
             prompts,
-            Waits(),
+            own_waits(),
             Observers(
                 metrics,
                 RunStatistics(),
@@ -247,7 +247,7 @@ async def rollout(context: ActorContext) -> None:
     from asyncrl.weightsync.reception import RECEPTIONS
     from asyncrl.weightsync.transport import EngineSide, transport_of
 
-    config, waits, base = context.config, Waits(), None
+    config, waits, base = context.config, own_waits(), None
     with refused_as_input():
         model, tokenizer = context.engine_model(), Tokenizer(context.initial)
         if config.model.lora.rank:
@@ -282,7 +282,7 @@ async def reward(context: ActorContext) -> None:
     """A reward actor's process; the verifiers run in processes of their own."""
     from asyncrl.actors.reward_actor import open_verifiers, reward_actor
 
-    config, waits = context.config, Waits()
+    config, waits = context.config, own_waits()
     async with (
         open_verifiers(config.task, config.run.seed, str(context.initial), waits) as verifiers,
         await context.link() as link,
@@ -303,7 +303,7 @@ async def agents(context: ActorContext) -> None:
     from asyncrl.actors.agents_actor import agents_actor
     from asyncrl.actors.agents_gateway import open_episodes
 
-    config, waits = context.config, Waits()
+    config, waits = context.config, own_waits()
     reporter = Reporter(waits, report_s(config))
     try:
         async with (

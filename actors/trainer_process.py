@@ -33,6 +33,7 @@ from asyncrl.config.errors import DISK_NOT_READY
 from asyncrl.config.ranks import ranks_of
 from asyncrl.messages import Meet
 from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.runtime.processes.own_waits import own_waits
 from asyncrl.runtime.run_dir import RANK_STORE, WEIGHT_STORE
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.adapters import add_adapters, published
@@ -64,7 +65,7 @@ logger = logging.getLogger(__name__)
 async def trainer_process(context: ActorContext) -> None:
     """A learner from the newest checkpoint, or from the initial model: rank 0 is driven by the
     coordinator, and drives the other ranks."""
-    config, waits = context.config, Waits()
+    config, waits = context.config, own_waits()
     torch.manual_seed(config.run.seed)
     if context.index:
         with _ending_at_once():

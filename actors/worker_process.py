@@ -14,6 +14,7 @@ by the worker's number as a u32. `Bury` has no answer.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -124,9 +125,11 @@ def _start(
 
 def _next(control: socket.socket) -> tuple[Sequence[socket.socket], bool] | Bury | None:
     """The sockets of a worker to start and if it is a lasting one, or a worker to bury."""
-    text, descriptors, _, _ = socket.recv_fds(control, LENGTH.size, DESCRIPTORS)
+    text, descriptors, flags, _ = socket.recv_fds(control, LENGTH.size, DESCRIPTORS)
     if not text:
         return None
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, "no descriptor is free for a worker's socket")
     text += _exactly(control, LENGTH.size - len(text)) or b""
     body = _exactly(control, length(text))
     if body is None:

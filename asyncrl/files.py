@@ -11,6 +11,7 @@ import errno
 import io
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ PIECE_BYTES = 2**16
 """Bytes that are read at a time."""
 SMALL_BYTES = 2**16
 """Bytes of a file that holds a key, at most."""
+PARTIAL_FOLDER = ".partial-"
+"""Start of the name of a directory that is being written."""
 
 
 @contextmanager
@@ -118,9 +121,16 @@ def open_growing(path: Path) -> BinaryIO:
 
 
 def forget_partial(folder: Path) -> None:
-    """Remove what writers that were killed have left in a folder. Raises OSError."""
+    """Remove the files that writers which were killed have left in a folder. Raises OSError."""
     for left in folder.glob(f".*{PARTIAL}"):
         left.unlink(missing_ok=True)
+
+
+def forget_partial_folders(folder: Path) -> None:
+    """Remove the directories that writers which were killed have left in a folder, as far as they
+    can be removed. A symbolic link is left."""
+    for left in folder.glob(f"{PARTIAL_FOLDER}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _regular(path: Path, flags: int) -> int:

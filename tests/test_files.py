@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import os
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,6 +117,20 @@ def test_a_file_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:
         read_regular(tmp_path / "sparse", 1000)
     with pytest.raises(OSError, match="larger than"):
         run_status.read(tmp_path / "sparse")
+
+
+def test_a_small_file_takes_little_memory_whatever_the_bound(tmp_path: Path) -> None:
+    write_whole(tmp_path / "small", b"x" * 3)
+    tracemalloc.start()
+    try:
+        assert read_regular(tmp_path / "small", 2**28) == b"xxx"
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+    write_whole(tmp_path / "exact", b"x" * (2**20 + 5))
+    assert len(read_regular(tmp_path / "exact", 2**20 + 5)) == 2**20 + 5
+    with pytest.raises(OSError, match="larger than"):
+        read_regular(tmp_path / "exact", 2**20 + 4)
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ launcher takes the run up.
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 import signal
@@ -41,7 +42,7 @@ from asyncrl.explain.conditions.disks import RESUMES
 from asyncrl.explain.curve import Curve, read
 from asyncrl.explain.display import Display, show_summary
 from asyncrl.explain.model_card import write_cards
-from asyncrl.files import forget_partial, no_room, takes_nothing
+from asyncrl.files import NO_ROOM, forget_partial, forget_partial_folders, takes_nothing
 from asyncrl.journal import JournalError, fold
 from asyncrl.launch.cluster.actor_placement import ActorPlacement
 from asyncrl.launch.cluster.agents_placement import AgentsPlacement
@@ -62,15 +63,13 @@ from asyncrl.runtime.logs import FOLDER
 from asyncrl.runtime.logs import path as log_path
 from asyncrl.runtime.output import complain
 from asyncrl.runtime.processes.forkserver import ForkServer, open_fork_server
-from asyncrl.runtime.processes.healing import Healing
+from asyncrl.runtime.processes.healing import Healing, healed
 from asyncrl.runtime.processes.process import last_words
 from asyncrl.runtime.processes.run_supervisor import RunSupervisor, SupervisedEnd
 from asyncrl.runtime.processes.standstill import TICK_S
 from asyncrl.runtime.processes.supervisor import ActorFailed, Child, describe_exit
 from asyncrl.runtime.progress import receive
 from asyncrl.runtime.run_dir import (
-    COORDINATOR,
-    COORDINATOR_ADDRESS,
     GATEWAY_KEY,
     INITIAL,
     JOIN_TOKEN,
@@ -78,38 +77,55 @@ from asyncrl.runtime.run_dir import (
     KEY,
     LAST_STATUS,
     LAUNCHER,
+    MEETING_PLACES,
     METRICS,
     PROGRESS,
-    RANK_STORE,
     RUN_TOML,
     STALL,
     STATUS,
     SUMMARY,
-    WEIGHT_STORE,
 )
+from asyncrl.training.checkpoint_index import FOLDER as CHECKPOINTS
 
 logger = logging.getLogger(__name__)
 
 FAILED = 1
+LACKS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, *NO_ROOM}
+"""Errors of a machine without room: for files, processes, memory or on a disk."""
+NO_THREAD = "can't start new thread"
+"""The text of Python's RuntimeError for a machine without room for a thread."""
 INTERRUPTED = 130
 
 
 def launch(config: Config, *, resume: Path | None, console: Console) -> int:
     """Run to the end. Returns the exit status: 0 if the run ended well, 130 if the user interrupted
-    it, 1 if it failed, 2 if the trainer refused its model."""
+    it, 1 if it failed, also if the machine has no room for this process, 2 if the trainer refused
+    its model."""
+    launch = _Launch(config, resume is not None, console)
     try:
-        return trio.run(
-            partial(_Launch(config, resume is not None, console).run), strict_exception_groups=True
-        )
-    except Exception as error:
-        if (full := no_room(error)) is None:
+        return trio.run(launch.run, strict_exception_groups=True)
+    except (Exception, BaseExceptionGroup) as error:
+        if not (lack := lacked(error)):
             raise
-        complain(
-            escaped(
-                f"the run failed: {full.filename or config.run.dir}: {full.strerror}: {RESUMES}."
-            )
-        )
+        launch.give_up(lack)
         return FAILED
+
+
+def lacked(error: BaseException) -> str:
+    """The words for what the machine lacks, if nothing else is in an error or in a group of them;
+    else "". A run whose launcher has no room fails, and is no fault of the code.
+
+    >>> lacked(ExceptionGroup("", [OSError(24, "Too many open files"), MemoryError()]))
+    '[Errno 24] Too many open files'
+    >>> lacked(ExceptionGroup("", [MemoryError(), KeyError("a")]))
+    ''
+    """
+    if isinstance(error, BaseExceptionGroup):
+        words = [lacked(each) for each in error.exceptions]
+        return words[0] if all(words) else ""
+    if isinstance(error, MemoryError) or str(error) == NO_THREAD:
+        return str(error) or "no memory is left"
+    return str(error) if isinstance(error, OSError) and error.errno in LACKS else ""
 
 
 class _Launch:
@@ -156,10 +172,20 @@ class _Launch:
                         await self._machines.dismiss()
                     nursery.cancel_scope.cancel()
             # An actor that was killed, or had not ended when the run was over, leaves these files.
-            for left in (WEIGHT_STORE, RANK_STORE, COORDINATOR, COORDINATOR_ADDRESS):
-                (self._run / left).unlink(missing_ok=True)
-            forget_partial(self._run)
+            with suppress(OSError):
+                self._forget_left()
             return self._report(end)
+
+    def give_up(self, lack: str) -> None:
+        """Report that this process ended because the machine `lack`s something, while that error is
+        handled. Its actors are dead, or die with it."""
+        with suppress(OSError, MemoryError), logs.kept(self._run, "launcher", 0):
+            logger.exception("the launcher ended")
+        with suppress(OSError):
+            self._forget_left()
+        complain(
+            escaped(f"the launcher ended: {lack}. Make room for it, and continue with --resume.")
+        )
 
     async def _keep_what_lasts(self, over: trio.Event) -> None:
         """Keep the run's copy and its sinks up to date until the run is `over`, and once more then;
@@ -185,9 +211,7 @@ class _Launch:
                 return end
             lost = self._healing.lost[-1]
             logger.warning("healing %d: %s", len(self._healing.lost), lost)
-            self._display.note(
-                f"{lost.role}-{lost.index} was lost, and the run goes on from its last checkpoint."
-            )
+            self._display.note(healed(end, lost))
             self._clear()
             await self._cut_to_what_is_left()
             self._resume = True
@@ -208,11 +232,19 @@ class _Launch:
     def _clear(self) -> None:
         """Remove the files that a life leaves; the next one makes its own. Its status stays under
         another name until then."""
-        with suppress(FileNotFoundError):  # there may be no room to say anew how the run stands
+        with suppress(FileNotFoundError):  # there may be no room to say again how the run stands
             (self._run / STATUS).replace(self._run / LAST_STATUS)
-        for old in (SUMMARY, STALL, WEIGHT_STORE, RANK_STORE):
+        for old in (SUMMARY, STALL):
             (self._run / old).unlink(missing_ok=True)
+        self._forget_left()
+
+    def _forget_left(self) -> None:
+        """Remove what actors that were killed have left of no use. Raises OSError."""
+        for place in MEETING_PLACES:
+            (self._run / place).unlink(missing_ok=True)
         forget_partial(self._run)
+        for folder in (self._run, self._run / CHECKPOINTS):
+            forget_partial_folders(folder)
 
     # ----------------------------------------------------------------------------------- RunActors
 

@@ -63,3 +63,5 @@ LAST_STATUS = "status.last.json"
 """The run status as the life before this one left it."""
 STALL = "stall.json"
 """The run status at the moment when the watchdog ended the run."""
+MEETING_PLACES = (LAUNCHER, COORDINATOR, RANKS, WEIGHT_STORE, RANK_STORE, PROGRESS)
+"""Files in which the processes of a life meet. One that is killed leaves its own."""

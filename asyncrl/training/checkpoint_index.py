@@ -19,7 +19,7 @@ import msgspec
 from asyncrl.files import open_regular, read_regular
 
 SCALARS = "trainer.json"
-_FOLDER = "checkpoints"
+FOLDER = "checkpoints"
 NAME = r"step-([0-9]{6}|[1-9][0-9]{6,17})"
 """The names of checkpoints, one a version: in the digits 0 to 9, six or more."""
 MOST_BYTES = 2**50
@@ -100,12 +100,12 @@ def digested(contents: Path | bytes) -> Digest:
 
 def checkpoint_path(run_dir: str | Path, version: int) -> Path:
     """Path of the checkpoint of `version`, written or not."""
-    return Path(run_dir) / _FOLDER / f"step-{version:06d}"
+    return Path(run_dir) / FOLDER / f"step-{version:06d}"
 
 
 def complete(run_dir: str | Path) -> list[Checkpoint]:
     """Every complete checkpoint of a run, oldest version first."""
-    folder = Path(run_dir) / _FOLDER
+    folder = Path(run_dir) / FOLDER
     names = (
         [name for name in map(_NAME.fullmatch, (path.name for path in folder.iterdir())) if name]
         if folder.is_dir()

@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.files import PARTIAL_FOLDER
 from asyncrl.training.adapters import (
     ADAPTERS,
     adapted,
@@ -60,7 +61,6 @@ TOKENIZER = (
 )
 SHARD = "5GB"
 """Largest size of a weights file, unless a single weight is larger."""
-_PARTIAL = ".partial-"
 _GENERATOR = "generator"
 _PROXIMAL = "proximal/"
 _MASTER = "master/"
@@ -290,9 +290,9 @@ def _write_model(folder: Path, model: PreTrainedModel, tokenizer: Path) -> None:
 def _publish(path: Path, write: Callable[[Path], None]) -> None:
     """Write a directory under another name, sync it to disk, and rename it, replacing the previous
     one."""
-    partial = path.parent / f"{_PARTIAL}{path.name}"
+    partial = path.parent / f"{PARTIAL_FOLDER}{path.name}"
     try:
-        for left in path.parent.glob(f"{_PARTIAL}*"):
+        for left in path.parent.glob(f"{PARTIAL_FOLDER}*"):
             try:
                 shutil.rmtree(left)
             except OSError as error:
@@ -315,7 +315,7 @@ def _publish(path: Path, write: Callable[[Path], None]) -> None:
 def _delete(path: Path) -> None:
     """Renamed first: a deletion cut short must not leave half a checkpoint under a checkpoint's
     name."""
-    shutil.rmtree(path.rename(path.parent / f"{_PARTIAL}old-{path.name}"))
+    shutil.rmtree(path.rename(path.parent / f"{PARTIAL_FOLDER}old-{path.name}"))
 
 
 def _left(path: Path, error: OSError) -> None:

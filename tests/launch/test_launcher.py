@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ from asyncrl.messages import Exited, RunFinished
 from asyncrl.runtime.processes.healing import lost_head
 from asyncrl.runtime.processes.run_supervisor import SupervisedEnd
 from asyncrl.runtime.processes.supervisor import ActorFailed
-from asyncrl.runtime.run_dir import INITIAL, JOURNAL, LAST_STATUS, STATUS, SUMMARY
+from asyncrl.runtime.run_dir import INITIAL, JOURNAL, KEY, LAST_STATUS, STATUS, SUMMARY
 from asyncrl.training.checkpoint_index import CheckpointError
 
 
@@ -205,3 +206,85 @@ async def test_a_coordinator_has_as_long_to_begin_as_run_start_s_says(
     assert await launch.run() == FAILED
     assert trio.current_time() >= 4000.0
     assert "nothing within 4000 s of its start (supervision.start_s)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.EMFILE, "Too many open files", "/proc"), "Too many open files: '/proc'"),
+        (MemoryError(), "no memory is left"),
+        (RuntimeError("can't start new thread"), "can't start new thread"),
+    ],
+)
+def test_a_launcher_without_room_ends_in_a_sentence(
+    error: Exception,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @asynccontextmanager
+    async def fails(*_: object, **__: object) -> AsyncIterator[_Silence]:
+        (tmp_path / "weights.store").touch()
+        raise error
+        yield _Silence()
+
+    monkeypatch.setattr(launcher, "open_fork_server", fails)
+    config = msgspec.convert({"run": {"dir": str(tmp_path)}}, Config)
+    assert launcher.launch(config, resume=None, console=Console()) == FAILED
+    said = capsys.readouterr()
+    assert words in said.err and "continue with --resume" in said.err
+    assert "Traceback" not in said.out + said.err and len(said.err.splitlines()) == 1
+    assert "Traceback" in (tmp_path / "logs" / "launcher-0.log").read_text()
+    assert not (tmp_path / "weights.store").exists()
+
+
+class _Leaving(_Silent):
+    """A coordinator that is killed amid its work."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+
+    async def wait(self) -> int:
+        for name in ("coordinator.sock", "ranks.sock"):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.bind(str(self._run / name))
+        for name in ("weights.store", "ranks.store", ".summary.json.0123.partial"):
+            (self._run / name).touch()
+        for name in ("checkpoints/.partial-step-000004", ".partial-model"):
+            (self._run / name).mkdir(parents=True)
+            (self._run / name / "model.safetensors").touch()
+        return -9
+
+
+def _names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+async def test_a_run_that_is_over_leaves_nothing_of_what_its_actors_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Sockets, stores and parts of files are of no use to anything that comes after."""
+
+    class Leaves(_Silence):
+        def start(self, *_: object, **__: object) -> _Silent:
+            return _Leaving(tmp_path)
+
+    @asynccontextmanager
+    async def leaves(*_: object, **__: object) -> AsyncIterator[_Silence]:
+        yield Leaves()
+
+    monkeypatch.setattr(launcher, "open_fork_server", leaves)
+    (tmp_path / INITIAL).mkdir()
+    (tmp_path / "checkpoints" / "step-000002").mkdir(parents=True)
+    settings = {"run": {"dir": str(tmp_path)}, "supervision": {"heals": 0}}
+    launch = _Launch(msgspec.convert(settings, Config), False, Console())
+    assert await launch.run() == FAILED
+    assert _names(tmp_path) == {
+        INITIAL,
+        KEY,
+        "checkpoints",
+        "checkpoints/step-000002",
+        "logs",
+        "logs/launcher-0.log",
+    }

@@ -48,7 +48,9 @@ class _Cause(msgspec.Struct):
 class Waits:
     """The waits of a process, now and so far. Every method is called from the trio thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, scopes: set[trio.CancelScope] | None = None) -> None:
+        """`scopes` has those of the open waits with a deadline, which its owner may put off."""
+        self._scopes = set[trio.CancelScope]() if scopes is None else scopes
         self._open: dict[int, _Open] = {}
         self._causes: dict[str, _Cause] = {}
 
@@ -78,7 +80,11 @@ class Waits:
             self._listed(name, owner, deadline_s),
             trio.CancelScope(deadline=trio.current_time() + deadline_s) as scope,
         ):
-            yield
+            self._scopes.add(scope)
+            try:
+                yield
+            finally:
+                self._scopes.discard(scope)
         if scope.cancelled_caught:
             raise WaitExpired(name, owner, deadline_s)
 

@@ -114,9 +114,14 @@ def serve(control: socket.socket) -> ForkRequest | None:
     unsafe = _unsafe({control.fileno()})
     control.send(msgspec.msgpack.encode(Refused(unsafe) if unsafe else Ready()))
     while True:
-        text, descriptors, _, _ = socket.recv_fds(control, FRAME_BYTES, 2)
+        text, descriptors, flags, _ = socket.recv_fds(control, FRAME_BYTES, 2)
         if not text:
             return None
+        if flags & socket.MSG_CTRUNC:  # the rest is lost
+            for descriptor in descriptors:
+                os.close(descriptor)
+            control.send(msgspec.msgpack.encode(Refused("it may open no more files")))
+            continue
         request = msgspec.msgpack.decode(text, type=ForkRequest)
         log, go = descriptors
         answer = _fork(request, {control.fileno(), log, go})
@@ -134,9 +139,9 @@ def _fork(request: ForkRequest, known: set[int]) -> Forked | Refused | None:
     mine = os.environ.get(HASH_SEED)
     if (theirs := request.environment.get(HASH_SEED)) != mine:
         return Refused(f"{HASH_SEED} is {mine!r} here, and must be {theirs!r}")
-    if unsafe := _unsafe(known):
-        return Refused(unsafe)
     try:
+        if unsafe := _unsafe(known):
+            return Refused(unsafe)
         middle = os.fork()
     except OSError as error:
         return Refused(f"it cannot fork: {error}")

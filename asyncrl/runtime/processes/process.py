@@ -35,6 +35,8 @@ _THREADS = (
 )
 KILL_S = 10.0
 """Seconds that a killed session may take to be gone."""
+_LOOK_AGAIN_S = 1.0
+"""Seconds after which a session is looked for again, if the machine had no room to look."""
 _TAIL_BYTES = 2**16
 _TAIL_LINES = 20
 _TRACEBACK = re.compile(
@@ -110,7 +112,12 @@ def spawn(
             start_new_session=True,
             pass_fds=descriptors,
         )
-    return Process(name, popen.pid, popen.wait, log, start)
+    try:
+        return Process(name, popen.pid, popen.wait, log, start)
+    except OSError:  # without a descriptor of it: it would be a child that no one knows
+        popen.kill()
+        popen.wait()
+        raise
 
 
 def require_main_thread(name: str) -> None:
@@ -205,7 +212,7 @@ class Process:
         if self._code is None:
             _kill(self.pid)
             self.signal(signal.SIGKILL)  # a child just forked may not lead its group yet
-            self._close(self._kill_session())
+            self._close(self._kill_session() or [])
         with trio.CancelScope(deadline=trio.current_time() + KILL_S, shield=True):
             return await self.wait()
         complain(
@@ -216,18 +223,27 @@ class Process:
 
     def tail(self) -> str:
         """The last traceback in the child's log, or else its last lines."""
-        with self.log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(self._log_start, size - _TAIL_BYTES))
-            return last_traceback(file.read().decode(errors="replace"))
+        try:
+            with self.log.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(self._log_start, size - _TAIL_BYTES))
+                return last_traceback(file.read().decode(errors="replace"))
+        except OSError as error:
+            return f"its log cannot be read: {error}"
 
     async def _empty_session(self) -> None:
         """Kill what is left of the session of a dead leader, in whatever group it is, and wait
-        until it is gone."""
+        until it is gone. A machine without room to look, for half of KILL_S, costs what has left
+        the leader's group, and not the end of the child."""
+        patient_until = trio.current_time() + KILL_S / 2
         while True:
             # The leader's group at once, so that none of it can escape by a fork before the scan.
             _kill(self.pid)
-            if not (killed := self._kill_session()):
+            killed = self._kill_session()
+            if killed is None and trio.current_time() < patient_until:
+                await trio.sleep(_LOOK_AGAIN_S)
+                continue
+            if not killed:
                 return
             try:
                 for pidfd in killed:
@@ -235,19 +251,22 @@ class Process:
             finally:
                 self._close(killed)
 
-    def _kill_session(self) -> list[int]:
-        """Kill every process of the session but its leader, and return descriptors of them."""
+    def _kill_session(self) -> list[int] | None:
+        """Kill every process of the session but its leader, and return descriptors of them; None if
+        the machine has no room to look at all of them."""
         killed = list[int]()
-        for pid in _living():
-            if pid == self.pid or _session(pid) != self.pid:
-                continue
-            with contextlib.suppress(ProcessLookupError):
-                pidfd = os.pidfd_open(pid)
-                if _session(pid) != self.pid:  # the id was reused meanwhile
-                    os.close(pidfd)
-                    continue
-                killed.append(pidfd)
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        try:
+            for pid in _living():
+                if pid != self.pid and _session(pid) == self.pid:
+                    with contextlib.suppress(ProcessLookupError):
+                        killed.append(os.pidfd_open(pid))
+                        if _session(pid) == self.pid:  # or else the id was reused meanwhile
+                            signal.pidfd_send_signal(killed[-1], signal.SIGKILL)
+                        else:
+                            os.close(killed.pop())
+        except OSError:
+            self._close(killed)
+            return None
         return killed
 
     @staticmethod

@@ -39,7 +39,13 @@ from asyncrl.runtime.processes.blame import SAME_S, ActorEnd, causes_first, is_c
 from asyncrl.runtime.processes.process import last_words, names_exception
 from asyncrl.runtime.processes.repeated_ends import RepeatedEnds
 from asyncrl.runtime.processes.standstill import Patience
-from asyncrl.runtime.processes.supervisor import ActorFailed, Child, RestartBudget, supervise
+from asyncrl.runtime.processes.supervisor import (
+    ActorFailed,
+    Child,
+    NotStarted,
+    RestartBudget,
+    supervise,
+)
 
 START_S = 300.0
 """Seconds that the coordinator has, at least, to open the task and, when it resumes, to read the
@@ -70,7 +76,8 @@ class RunActors(Protocol):
         ...
 
     def start(self, role: Role, index: int, incarnation: int) -> Child:
-        """Start one actor. `incarnation` counts its starts from 0. Raises OSError."""
+        """Start one actor. `incarnation` counts its starts from 0. Raises OSError and MemoryError
+        where the machine has no room for it."""
         ...
 
 
@@ -214,7 +221,10 @@ class RunSupervisor:
         name, limits = f"{role}-{index}", self._config.supervision
 
         def start(incarnation: int) -> Child:
-            child = self._actors.start(role, index, incarnation)
+            try:
+                child = self._actors.start(role, index, incarnation)
+            except (OSError, MemoryError) as error:  # the machine has no room for it now
+                child = NotStarted(error)
             self._children[name] = incarnation, child
             return child
 

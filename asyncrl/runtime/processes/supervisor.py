@@ -43,6 +43,33 @@ class Child(Protocol):
         ...
 
 
+START_AGAIN_S = 5.0
+"""Seconds after which a child that could not be started counts as ended: what the machine lacked
+may be free again when it is tried once more."""
+
+
+class NotStarted:
+    """A child that could not be started, because of `error`. It ends with code 1."""
+
+    displaced = False
+
+    def __init__(self, error: OSError | MemoryError) -> None:
+        self._error = error
+
+    async def wait(self) -> int:
+        await trio.sleep(START_AGAIN_S)
+        return 1
+
+    def kill(self) -> None:
+        pass
+
+    async def kill_group(self) -> int:
+        return 1
+
+    def tail(self) -> str:
+        return f"it could not be started: {str(self._error) or 'no memory is left'}"
+
+
 class RestartBudget(msgspec.Struct, frozen=True):
     """At most `restarts` restarts within any `window_s` seconds.
 

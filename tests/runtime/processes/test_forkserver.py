@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -265,6 +266,24 @@ async def test_no_more_processes(tmp_path: Path) -> None:
         process = fork.start(SAY)
         assert await process.wait() == 0 and not forked(process)
         assert "does not fork: it cannot fork: [Errno 11]" in fork.lost[0]
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+async def test_no_more_files(tmp_path: Path, more: int) -> None:
+    """A server that may open no more files, or too few, says so, and is not said to be killed."""
+    limit = (
+        "import os, resource, socket\n"
+        "own = socket.recv_fds\n"
+        "def once_ready(*args):\n"
+        "    os.close(free := os.dup(0))\n"
+        f"    resource.setrlimit(resource.RLIMIT_NOFILE, (free + {more}, free + {more}))\n"
+        "    return own(*args)\n"
+        "socket.recv_fds = once_ready"
+    )
+    async with forking(tmp_path, limit) as fork:
+        process = fork.start(SAY)
+        assert await process.wait() == 0 and not forked(process)
+        assert re.search("does not fork: it (may open|cannot fork)", fork.lost[0]), fork.lost
 
 
 # -------------------------------------------------------------------------- deaths, in every order

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from asyncrl.config.errors import DISK_NOT_READY
 from asyncrl.messages import Exited, RunFinished
-from asyncrl.runtime.processes.healing import Healing, lost_head
+from asyncrl.runtime.processes.healing import Healing, healed, lost_head
 from asyncrl.runtime.processes.run_supervisor import SupervisedEnd
 from asyncrl.runtime.processes.supervisor import ActorFailed
 
@@ -75,6 +75,15 @@ def test_whose_loss_is_healed(
         assert found.restarting
     else:
         assert found == lost
+
+
+def test_a_stall_is_told_with_its_cause_and_blames_no_trainer() -> None:
+    for end, words in ((STALLED, "no token and no step"), (KILLED, "coordinator-0 was lost")):
+        lost = lost_head(end)
+        assert lost is not None
+        said = healed(end, lost)
+        assert words in said and "goes on from its last checkpoint" in said
+        assert "trainer" not in said and said.endswith(".") and not said.endswith("..")
 
 
 def lives(heals: int, steps: list[int], end: SupervisedEnd = KILLED) -> list[bool]:

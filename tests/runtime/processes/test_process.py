@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import trio
 from process_support import BECOME, FOREVER, GRANDCHILD, forking, gone, lives, said
 
+from asyncrl.runtime.processes import process as process_module
 from asyncrl.runtime.processes.process import (
     Process,
     become_child,
@@ -137,6 +140,47 @@ async def test_a_session_that_does_not_end_in_time_has_the_signal_all_the_same(
     assert f"(process {process.pid}) is not dead 0 s after SIGKILL" in capsys.readouterr().err
     monkeypatch.undo()
     assert await process.wait() == -9 and not any(map(lives, [process.pid, *pids]))
+
+
+async def test_a_parent_without_room_for_files_learns_of_the_end(start, monkeypatch):
+    """It can neither look at the session nor read the log, for a while or for good."""
+
+    def full(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    looked = []
+
+    def once(*args):
+        looked.append(args)
+        return full() if len(looked) == 1 else living()
+
+    living = process_module._living
+    monkeypatch.setattr(process_module, "_LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(process_module, "_living", once)
+    program = GRANDCHILD.replace("Popen([", "Popen(process_group=0, args=[")
+    process = start(program + "sys.exit(3)")
+    assert await process.wait() == 3 and len(looked) > 1
+    assert not lives(int(process.log.read_text()))
+    monkeypatch.setattr(process_module, "_living", full)
+    monkeypatch.setattr(process_module, "KILL_S", 0.05)
+    monkeypatch.setattr(Path, "open", full)
+    process = start("sys.exit(4)")
+    with trio.fail_after(20):
+        assert await process.wait() == 4 and await process.kill_group() == 4
+    assert "Too many open files" in process.tail()
+
+
+async def test_a_child_that_cannot_be_watched_is_not_left(tmp_path, monkeypatch):
+    started = []
+
+    def full(pid):
+        started.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", full)
+    with pytest.raises(OSError, match="Too many"):
+        spawn("actor-0", [sys.executable, "-c", BECOME + FOREVER], log=tmp_path / "log")
+    assert not any(map(lives, started)) and started
 
 
 async def test_a_child_dies_with_its_parent(tmp_path):

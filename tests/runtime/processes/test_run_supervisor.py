@@ -3,6 +3,7 @@ test has it say."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -93,6 +94,7 @@ class _Actors:
         self.all: list[_Task] = []
         self.shown: list[object] = []
         self.unready: dict[Role, trio.Event] = {}
+        self.no_room: list[OSError | MemoryError] = []  # what the next starts raise
         self.nursery: trio.Nursery
 
     async def open(self, nursery: trio.Nursery) -> None:
@@ -106,6 +108,8 @@ class _Actors:
     def start(self, role: Role, index: int, incarnation: int) -> Child:
         name = f"{role}-{index}"
         self.started.append(f"{name}/{incarnation}")
+        if self.no_room and role != "coordinator":
+            raise self.no_room.pop(0)
         self.children[name] = task = _Task(name)
         self.all.append(task)
         return task
@@ -296,6 +300,34 @@ async def test_the_run_goes_on_without_a_rollout_actor_whose_budget_is_spent_and
     assert run.end.finished is None and "rollout-0" in str(run.end.failure)
     assert "after 1 restart" in str(run.end.failure)
     assert run.end.unrestarted == (Exited("rollout", 0, 4, False),)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "unavailable"),
+        (MemoryError(), "no memory is left"),
+    ],
+)
+async def test_an_actor_that_cannot_be_started_is_tried_again_and_named(
+    error: OSError | MemoryError, words: str, autojump_clock
+) -> None:
+    """A lack that passes costs restarts, and one that lasts ends the run by the actor's name; it
+    never ends the launcher."""
+    more = msgspec.structs.replace(CONFIG.supervision, restarts=3)
+    async with running(msgspec.structs.replace(CONFIG, supervision=more)) as run:
+        run.actors.no_room = [error]
+        run.fail("reward-0", -9)
+        await trio.sleep(20)
+        assert run.actors.started[-2:] == ["reward-0/1", "reward-0/2"] and run.end is None
+        assert run.told == [Exited("reward", 0, -9, True), Exited("reward", 0, 1, True)]
+        assert words in str(run.actors.shown[-1])
+        run.actors.no_room = [error]
+        run.fail("reward-0", -9)
+        await trio.sleep(50)
+    assert words in str(run.end.failure)
+    assert run.end.unrestarted == (Exited("reward", 0, 1, False),)
 
 
 async def test_a_reward_actor_whose_budget_is_spent_ends_the_run(autojump_clock) -> None:
