@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 import trio
 from transformers import PreTrainedModel
 
@@ -26,8 +27,10 @@ from asyncrl.training.checkpoint_io import (
     write,
 )
 from asyncrl.training.learner import Learner
+from asyncrl.training.models import in_dtype
 from asyncrl.training.rounding_gap import rounding_gap
 from asyncrl.training.staging import Staging
+from asyncrl.training.stored_dtype import saved_dtype
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class RankedLearner:
 
     async def copy(self, save: Save) -> Write:
         """Copy the state of all ranks; what is returned writes the copy, in a thread."""
-        own = partial(_taken, self.learner, self.staging, save)
+        own = partial(_taken, self.learner, self.context.initial, self.staging, save)
         staged, whole = await self.orders.give(save, (), own)
         assert staged is not None, "rank 0 has the copy"
         written = partial(_written, self.context, staged, whole, save)
@@ -89,7 +92,7 @@ class CarriedOrder:
             case CloseStep():
                 self.learner.step()
             case Save():
-                _taken(self.learner, Staging(), order)
+                _taken(self.learner, self.context.initial, Staging(), order)
             case Gather(average):
                 gathered(self.learner, average)
             case _:
@@ -109,7 +112,7 @@ def gathered(
 
 
 def _taken(
-    learner: Learner, staging: Staging, save: Save
+    learner: Learner, initial: Path, staging: Staging, save: Save
 ) -> tuple[StagedCheckpoint | None, dict[str, PreTrainedModel]]:
     """This rank's part of the copy for a checkpoint; rank 0 has it then. After the last step it
     also has, by their places in the run's directory, the models that are for use elsewhere: nothing
@@ -118,11 +121,19 @@ def _taken(
     if save.models != "no":
         average = learner.average.gathered() if learner.average else None
         if staged is not None:
-            # merged here: that changes settings of the process, which the writing goes beside
-            whole[MODEL] = merged_model(staged.model)
+            # made here: that changes settings of the process, which the writing goes beside
+            whole[MODEL] = _to_leave(staged.model, initial)
         if average is not None:
-            whole[MODEL_EMA] = merged_model(average)
+            whole[MODEL_EMA] = _to_leave(average, initial)
     return staged, whole
+
+
+def _to_leave(model: PreTrainedModel, initial: Path) -> PreTrainedModel:
+    """The model for use elsewhere: without adapters, and in the type of the directory that the run
+    started from."""
+    whole = merged_model(model)
+    trained = str(whole.dtype).removeprefix("torch.")
+    return in_dtype(whole, getattr(torch, saved_dtype(trained, initial)))
 
 
 def _written(

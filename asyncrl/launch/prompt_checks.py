@@ -61,6 +61,7 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
                 )
             notes = [
                 *(Row("note", "task.path", note) for note in task.notes),
+                *_of_tokenizer(config, tokenizer),
                 *_of_split(config, task, tokenizer, "train"),
                 *_of_split(config, task, tokenizer, "evaluation"),
             ]
@@ -70,6 +71,13 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
     except TaskError as error:
         raise ConfigError(f"{error}.") from None
     return notes
+
+
+def _of_tokenizer(config: Config, tokenizer: Tokenizer) -> Iterator[Row]:
+    """A note if the tokenizer ends each text, so that a prompt differs from what it gives."""
+    if tokenizer.ending and not config.task.chat:
+        ending = escaped(tokenizer.ending, 40)
+        yield Row("note", "model.path", f"its tokenizer ends a text with {ending}: no prompt does")
 
 
 def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) -> Iterator[Row]:

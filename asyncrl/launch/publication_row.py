@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from asyncrl.config import Config
 from asyncrl.config.derived import Row
 from asyncrl.config.engines import capabilities
+from asyncrl.training.stored_dtype import saved_dtype, stored_dtype
 from asyncrl.words import size
 
 
@@ -19,6 +20,20 @@ def publication_row(config: Config, measured: str = "") -> Row:
     for it; a pause that was `measured` comes as words."""
     pause = f"{config.publication.path}: {_pause(config)}"
     return Row("publication", _sent(config), "; ".join(filter(None, (pause, measured))))
+
+
+def weights_row(config: Config) -> list[Row]:
+    """The row about the types of the weights of a model that the user gave: as it is trained, sent
+    to engines, and saved."""
+    model = config.model
+    if not model.path:
+        return []
+    stored = stored_dtype(Path(model.path)) or "several types"
+    saved = saved_dtype(model.dtype, Path(model.path))
+    sent = config.publication.sent_dtype(model)
+    rounded = ", rounded" if saved != model.dtype else ""
+    words = f"stored in {stored}; sent to engines in {sent}; RUN/model is saved in {saved}{rounded}"
+    return [Row("weights", f"trained in {model.dtype}", f"{words}; checkpoints are exact")]
 
 
 def stored_weights(folder: Path) -> int | None:

@@ -17,7 +17,7 @@ from asyncrl.config.paths import exists, reachable
 from asyncrl.explain.display import show_rows
 from asyncrl.launch import preflight
 from asyncrl.launch.private import refuse_foreign
-from asyncrl.launch.publication_row import publication_row
+from asyncrl.launch.publication_row import publication_row, weights_row
 from asyncrl.launch.trainer_memory import memory_rows
 from asyncrl.library.opened_run import Run
 from asyncrl.runtime.output import Output
@@ -58,8 +58,8 @@ def checked(config: Config, resume: Path | None, console: Console, models: Path 
     with reachable():
         config = preflight.resolved(config, resume, datetime.now())
         config, notes = preflight.check(config, resume, cores)
-    publication = publication_row(config, _measured_pause(models))
-    show_rows([*derived(config, cores), publication, *memory_rows(config), *notes], console)
+    sent = [*weights_row(config), publication_row(config, _measured_pause(models))]
+    show_rows([*derived(config, cores), *sent, *memory_rows(config), *notes], console)
     if config.task.sandbox == "process" and (missing := support().missing):
         console.print(
             f"This machine does not have the sandbox strict ({missing}): processes that "

@@ -1,5 +1,5 @@
 """Text to token ids and back, from a model directory. Invariant: the ids a prompt gets are what the
-model's own tokenizer gives.
+model's own tokenizer gives, but for those that end a text.
 
 Only the `tokenizers` library is needed, so the coordinator and the reward actors never import
 torch. A chat template is Jinja that `transformers` renders: it is imported for `task.chat` alone.
@@ -118,8 +118,21 @@ class Tokenizer:
 
     def ids(self, text: str, *, start: bool = False) -> list[int]:
         """The ids of a piece of text, in which names of special tokens become these tokens. With
-        `start` the ids begin with those that the model starts a text with."""
-        return list(self._fast.encode(text, add_special_tokens=start).ids)
+        `start` the ids begin with those that the model starts a text with. Some tokenizers also end
+        a text: a model that is to continue it gets no such token."""
+        encoded = self._fast.encode(text, add_special_tokens=start)
+        added = encoded.special_tokens_mask
+        end = len(added)
+        while end and added[end - 1]:
+            end -= 1
+        return list(encoded.ids[:end] if end else encoded.ids)
+
+    @cached_property
+    def ending(self) -> str:
+        """Names of the tokens with which the tokenizer ends a text, which no prompt has; empty if
+        there are none."""
+        encoded = self._fast.encode(_PROBE, add_special_tokens=True)
+        return self.decode(encoded.ids[len(self.ids(_PROBE, start=True)) :], special=True)
 
     @property
     def ids_by_token(self) -> dict[str, int]:

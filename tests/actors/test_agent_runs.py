@@ -96,9 +96,9 @@ async def test_without_a_reward_the_verifier_judges_the_last_reply(autojump_cloc
     shown: dict[bytes, int] = {}
     judge = world.verifiers.judge
 
-    async def judged(split: Any, prompt_index: int, ids: Any, finish: Any) -> Any:
+    async def judged(split: Any, prompt_index: int, ids: Any, *rest: Any) -> Any:
         shown[bytes(ids)] = prompt_index
-        return await judge(split, prompt_index, ids, finish)
+        return await judge(split, prompt_index, ids, *rest)
 
     world.verifiers.judge = judged  # type: ignore[method-assign]
     await run_well(world)

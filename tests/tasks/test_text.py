@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Fast
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from asyncrl.bundled.bundled_model import END, END_ID, write_tokenizer
@@ -56,6 +57,20 @@ def test_a_response_has_its_special_tokens_but_for_its_end(tmp_path: Path) -> No
     assert tokenizer.decode_response(ids) == "<think>1</think>2"
     assert tokenizer.decode_response(ids[:-1]) == "<think>1</think>2"
     assert tokenizer.decode_response([END_ID]) == tokenizer.decode_response([]) == ""
+
+
+def test_a_prompt_begins_as_the_model_begins_a_text_and_does_not_end(tmp_path: Path) -> None:
+    """Tokenizers of supervised training (add_eos_token) end each text, also a prompt."""
+    write_tokenizer(tmp_path)
+    assert Tokenizer(tmp_path).ending == ""
+    file = Fast.from_file(str(tmp_path / "tokenizer.json"))
+    form = TemplateProcessing(single=f"{END} $A {END}", special_tokens=[(END, END_ID)])
+    file.post_processor = form
+    file.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.encode("ab") == tokenizer.ids_within("ab", 9, start=True) == [END_ID, *b"ab"]
+    assert tokenizer.encode("ab" + END) == [END_ID, *b"ab", END_ID], "a text may name it"
+    assert tokenizer.ids("ab") == [*b"ab"] and tokenizer.ending == END
 
 
 def test_ids_are_those_of_transformers(directory: Path, tokenizer: Tokenizer) -> None:
