@@ -71,7 +71,8 @@ class Display:
         """Show how the run stands: redraw, or print a line if there is news. An alarm is a note
         when it begins and each time that it says something else."""
         self._notes += [alarm for alarm in status.alarms if alarm not in self._alarms]
-        if self._alarms and not status.alarms:
+        begins = status.phase == "starting"  # another life knows nothing of the disk yet
+        if self._alarms and not status.alarms and not begins:
             self._notes.append("The disk takes again what the run writes.")
         self._alarms = status.alarms
         self._print_notes()

@@ -4,6 +4,7 @@ They follow from one run status, and from whether the run lives.
 
 from __future__ import annotations
 
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from asyncrl.explain.diagnosis import diagnose, idle
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_status import LendingStatus, RunStatus
 from asyncrl.explain.summary import Summary
+from asyncrl.files import PROBE_BYTES
 from asyncrl.words import count, duration, share
 
 OLD_S = 10.0
@@ -31,13 +33,16 @@ def why(files: RunFiles, now: float) -> list[str]:
         found = msgspec.structs.replace(
             found, ok=summary.ok, reason=summary.reason, step=max(found.step, summary.steps)
         )
-    return answer(
+    sentences = answer(
         found,
         lives=files.lives,
         age_s=max(0.0, now - found.at),
         stalled=files.stalled,
         run=files.path,
     )
+    if found.ok is None and not files.lives and shutil.disk_usage(files.path).free < PROBE_BYTES:
+        sentences.insert(1, f"The disk of {files.path} is full: make room before it goes on.")
+    return sentences
 
 
 def _steps(files: RunFiles) -> int:

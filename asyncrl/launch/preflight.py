@@ -41,6 +41,7 @@ from asyncrl.explain import curve
 from asyncrl.explain.sinks.sink import refuse_unfit_sinks
 from asyncrl.files import open_growing
 from asyncrl.journal import JournalError, SqliteHistory
+from asyncrl.launch.checkpoint_room import room_rows
 from asyncrl.launch.data_origins import check_origins, note_origins
 from asyncrl.launch.machine_checks import check_certificates, check_cores, check_gpus, check_ports
 from asyncrl.launch.model_directories import (
@@ -180,6 +181,7 @@ def check(config: Config, resume: Path | None, available: int) -> Checked:
         check_directory("model.path", Path(config.model.path))
     if config.model.lora.rank:
         check_adapters(config)
+    notes += room_rows(config)
     CURRICULA.find(config.task.curriculum)
     task = opened(config.task, config.run.seed)
     if not config.cluster.reward_agents:  # else each machine checks itself

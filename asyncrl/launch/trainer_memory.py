@@ -78,10 +78,14 @@ def memory_rows(config: Config) -> list[Row]:
 
 
 def copied_bytes(config: Config, parts: MemoryParts) -> int:
-    """Bytes of the copy from which a checkpoint is written: weights that learn in the model's type,
-    their masters if that is smaller than float32, two moments, and the average. Kept earlier
-    versions, and a reference that was reset, come on top."""
-    learn = ranks_of(config.train) * parts.gradients // 4  # which are float32
+    """Bytes of the copy from which a checkpoint is written."""
+    return kept_bytes(config, ranks_of(config.train) * parts.gradients // 4)  # which are float32
+
+
+def kept_bytes(config: Config, learn: int) -> int:
+    """Bytes that a checkpoint keeps of `learn` weights: themselves in the model's type, their
+    masters if that is smaller than float32, two moments, and the average. Kept earlier versions,
+    and a reference that was reset, come on top."""
     own = 4 if config.model.dtype == "float32" else 2 + 4
     return learn * (own + 2 * 4 + (4 if config.train.ema else 0))
 

@@ -53,6 +53,7 @@ FIRES: dict[str, list[tuple[str, str]]] = {
     ],
     "AsyncrlRefused": [('asyncrl_refused_connections_total{reason="key"}', "0+2x40")],
     "AsyncrlJournalBehind": [("asyncrl_journal_pending_bytes", "1e8x40")],
+    "AsyncrlDisk": [('asyncrl_alarm{cause="checkpoint_unwritten"}', "0x29 1x10")],
 }
 """Series, one value a minute, at which each alert fires."""
 QUIET: dict[str, list[tuple[str, str]]] = {
@@ -75,6 +76,10 @@ QUIET: dict[str, list[tuple[str, str]]] = {
     ],
     "AsyncrlRefused": [('asyncrl_refused_connections_total{reason="key"}', "0x10 5x30")],
     "AsyncrlJournalBehind": [("asyncrl_journal_pending_bytes", "6e7x40")],
+    "AsyncrlDisk": [
+        ('asyncrl_alarm{cause="stale"}', "1x40"),
+        ('asyncrl_alarm{cause="journal_waits"}', "1x20 0x20"),
+    ],
 }
 """Series at which it does not, though they come near."""
 RARE = re.compile(

@@ -167,6 +167,13 @@ def test_an_alarm_is_a_note_when_it_begins_and_each_time_that_it_says_more() -> 
     ]
 
 
+def test_another_life_does_not_say_that_the_disk_is_well() -> None:
+    with Display(console := plain()) as display:
+        for phase, alarms in (("training", ["One failed."]), ("starting", []), ("training", [])):
+            display.update(msgspec.structs.replace(STATUS, phase=phase, alarms=alarms))
+    assert "takes again" not in output(console)
+
+
 @pytest.mark.parametrize("news", [{"phase": "evaluating"}, {"accuracy_version": 5}, {"step": 20}])
 def test_news_is_told_at_once(news: dict[str, object]) -> None:
     with Display(console := plain()) as display:

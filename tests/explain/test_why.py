@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -481,6 +483,9 @@ def test_a_run_that_could_not_write_how_it_stood_is_told_by_what_it_has_written(
     is none, and the curve has its steps."""
     run = run_at(tmp_path / "run", S, LAST_STATUS)
     assert "was killed after 12 of 100 steps" in why(RunFiles(run), 1001.0)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5000))
+        assert f"The disk of {run} is full" in why(RunFiles(run), 1001.0)[1]
     ended = Summary(ok=False, reason="no space: make room, and resume the run", steps=13, seconds=1)
     summary.write(ended, run / SUMMARY)
     [first, *_] = why(RunFiles(run), 1001.0)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import kill_matrix
+import msgspec
 import numpy as np
 import pytest
 import warm_process
@@ -28,15 +29,16 @@ from train_support import (
     processes,
     resume,
     started,
+    steps_done,
     train,
     wait_for,
 )
 
 from asyncrl import journal
 from asyncrl.experience import events as e
-from asyncrl.explain import summary
+from asyncrl.explain import run_status, summary
 from asyncrl.explain.curve import Curve, StepPoint, read
-from asyncrl.runtime.run_dir import JOURNAL, METRICS, MODEL, PACKED, RUN_TOML, SUMMARY
+from asyncrl.runtime.run_dir import JOURNAL, METRICS, MODEL, PACKED, RUN_TOML, STATUS, SUMMARY
 from asyncrl.training.checkpoint_index import complete
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -440,26 +442,34 @@ def small_disk(path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+def fill(ballast: Path) -> None:
+    """Write a file until its disk has no room."""
+    with ballast.open("wb", buffering=0) as file:
+        filled = 0
+        while filled < 4:  # what others give back meanwhile is taken too
+            try:
+                file.write(bytes(2**16 if filled == 0 else 2**12))
+            except OSError:
+                filled += 1
+                time.sleep(0.2)
+
+
 @pytest.mark.explore
 def test_a_full_disk_is_waited_for_and_said(model: Path, tmp_path: Path) -> None:
+    """Once it has room again in time, and the run goes on. Then it has none for `stall_s`: the run
+    ends by that name, without another life, and leaves nothing half written; it can be resumed."""
     with small_disk(tmp_path / "disk") as disk:
         run, ballast = disk / "run", disk / "ballast"
         follower = followed(run)
         settings = SETTINGS | {
             "train__steps": 100_000,
-            "train__checkpoint_every": 0,
+            "train__checkpoint_every": 100,
             "supervision__grace_s": 60.0,
+            "supervision__stall_s": 20.0,
         }
         with started(command(model, run, **settings)) as process:
             wait_for("step", lambda: follower.look() >= 200)
-            with ballast.open("wb", buffering=0) as file:
-                filled = 0
-                while filled < 4:  # what others give back meanwhile is taken too
-                    try:
-                        file.write(bytes(2**16 if filled == 0 else 2**12))
-                    except OSError:
-                        filled += 1
-                        time.sleep(0.2)
+            fill(ballast)
             wait_for("word", lambda: "disk" in (why(run)), every_s=1.0)
             counts = [follower.look()]
             time.sleep(1.0)
@@ -468,11 +478,26 @@ def test_a_full_disk_is_waited_for_and_said(model: Path, tmp_path: Path) -> None
             assert counts[0] == counts[1], "it waits"
             ballast.unlink()
             wait_for("event", lambda: follower.look() > counts[1])
-            process.send_signal(signal.SIGTERM)
+            before = (run / STATUS).read_bytes()
+            fill(ballast)
+            code, out, err = end(process)
+        assert code == 1, out + err
+        follower.dead()
+        [said] = [line for line in err.splitlines() if "the run failed" in line]
+        assert "make room, and resume the run" in said and str(run) in said
+        assert "Traceback" not in err and "Logging error" not in err, err
+        assert "the run goes on" not in out, out
+        assert "journal waits for the disk" in out  # the alarm
+        left = {path.name for path in run.iterdir()}
+        assert not any(name.endswith((".partial", ".sock")) for name in left), left
+        assert run_status.read(run / STATUS).step >= msgspec.json.decode(before)["step"] > 0
+        assert "no status" not in why(run) and "0 of" not in why(run)
+        ballast.unlink()
+        again = [f"--set=train.steps={steps_done(run) + 2}", "--resume", str(run)]
+        with started([*command(model, run)[:4], *again]) as process:
             code, out, err = end(process)
         assert code == 0, out + err
-        follower.dead()
-        assert summary.read(run / SUMMARY).balances() and follower.resumed == []
+        assert summary.read(run / SUMMARY).balances()
         assert all(
             now.version == before.version + 1
             for before, now in pairwise(x for x in follower.events if isinstance(x, e.Published))

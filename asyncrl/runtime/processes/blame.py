@@ -1,5 +1,5 @@
-"""The order of causes. Invariant: an actor that ended because another one was gone is not named as the
-cause, if that other one ended within the same second, whichever of the two was heard first.
+"""The order of causes. Invariant: an actor that ended because another one was gone is not named as
+the cause, if that other one ended within the same second, whichever of the two was heard first.
 """
 
 from __future__ import annotations

@@ -1,0 +1,121 @@
+"""The room for checkpoints: what a run keeps is compared with what its disks have, before it
+starts."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from asyncrl.config import Config, ConfigError, load
+from asyncrl.launch import checkpoint_room, preflight
+from asyncrl.launch.checkpoint_room import checkpoint_bytes, room_rows
+from asyncrl.words import size
+
+WEIGHTS = 1000 * 4000 + 4000
+EACH = WEIGHTS * (4 + 8)
+"""float32 weights, and two moments of each."""
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (folder := tmp_path / "model").mkdir()
+    layer = np.zeros((1000, 4000), np.float16)  # stored in two bytes
+    save_file(
+        {"model.layers.0.q_proj.weight": layer, "model.norm.weight": layer[0]},
+        folder / "model.safetensors",
+    )
+    return folder
+
+
+def config(model: Path, *sets: str) -> Config:
+    settings = [f"model.path={model}", "model.dtype=float32", f"run.dir={model.parent / 'run'}"]
+    settings += ["train.steps=100", "train.checkpoint_every=10"]
+    loaded = load(None, [*settings, *sets], {})
+    return preflight.resolved(loaded, None, datetime(2026, 1, 2))
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The disk, with so many checkpoints' bytes free."""
+    free = [10.0]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, int(free[0] * EACH)))
+    return free
+
+
+@pytest.mark.parametrize(
+    ("sets", "of_each"),
+    [
+        ((), 4 + 8),
+        (("model.dtype=bfloat16",), 2 + 4 + 8),
+        (("train.ema=0.9",), 4 + 4 + 8),
+        (("model.lora.rank=8",), None),
+    ],
+)
+def test_a_checkpoint_has_weights_masters_moments_and_average(
+    sets: tuple[str, ...], of_each: int | None, model: Path
+) -> None:
+    learn = WEIGHTS if of_each else 8 * (1000 + 4000)
+    assert checkpoint_bytes(config(model, *sets)) == learn * (of_each or 12)
+
+
+@pytest.mark.parametrize(
+    ("free", "sets", "refused", "noted"),
+    [
+        (10.0, (), False, False),
+        (2.5, (), False, True),
+        (1.9, (), True, False),
+        (1.9, ("train.checkpoint_every=0",), False, False),  # one, at the end
+        (0.9, ("train.checkpoint_every=0",), True, False),
+        (3.9, ("run.copy=copy",), True, False),
+        (5.9, ("run.copy=copy",), False, True),
+        (2.5, ("run.copy=s3://bucket/run",), False, True),
+    ],
+)
+def test_two_must_have_room_and_a_third_should(
+    free: float, sets: tuple[str, ...], refused: bool, noted: bool, model: Path, disk: list[float]
+) -> None:
+    disk[0] = free
+    checked = config(model, *sets)
+    if refused:
+        with pytest.raises(ConfigError) as caught:
+            room_rows(checked)
+        said = str(caught.value)
+        assert size(int(free * EACH)) in said and size(EACH) in said and "make room" in said
+        return
+    rows = room_rows(checked)
+    assert rows[0].value == size(EACH) and size(int(free * EACH)) in rows[0].meaning
+    assert any(row.name == "note" for row in rows) is noted
+
+
+def test_what_a_resumed_run_has_already_needs_no_more_room(
+    model: Path, disk: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk[0] = 1.1
+    with pytest.raises(ConfigError, match="two checkpoints"):
+        room_rows(config(model))
+    monkeypatch.setattr(checkpoint_room, "complete", lambda folder: [1, 2])
+    assert [row.name for row in room_rows(config(model))] == ["checkpoints"]
+    disk[0] = 0.9
+    with pytest.raises(ConfigError, match="one checkpoint"):
+        room_rows(config(model))
+
+
+def test_check_and_train_both_ask(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(config: Config) -> list[object]:
+        raise ConfigError("asked")
+
+    monkeypatch.setattr(preflight, "room_rows", asked)
+    monkeypatch.setattr(preflight, "check_directory", lambda *_: None)
+    with pytest.raises(ConfigError, match="asked"):
+        preflight.check(config(model), None, 2)
+
+
+def test_the_bundled_model_needs_none() -> None:
+    assert room_rows(load(None, ["run.dir=r"], {})) == []
