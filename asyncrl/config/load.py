@@ -28,10 +28,12 @@ from asyncrl.config.setting import (
     quoted,
     shortened,
 )
-from asyncrl.files import open_regular, write_whole
+from asyncrl.files import read_regular, write_whole
 from asyncrl.staleness.corrections import Correction
 
 PREFIX = "ASYNCRL_"
+BYTES = 2**24
+"""Bytes of a run.toml, at most."""
 
 
 class Setting(NamedTuple):
@@ -119,8 +121,7 @@ def settings_in(path: Path) -> list[Setting]:
     """The settings in a run.toml, unchecked, without an import of any module that one names. Raises
     ConfigError where it cannot be read, or is not TOML."""
     try:
-        with open_regular(path) as file:
-            tree = tomllib.load(file)
+        tree = tomllib.loads(read_regular(path, BYTES).decode())
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read ({error.strerror}); give the path of a run.toml."

@@ -17,7 +17,7 @@ from typing import Literal
 Cause = Literal["outside", "program", "data"]
 
 _NUMBER = re.compile(
-    r"https?://\S+|/tmp/\S+|\b(?=[a-f-]*\d)[0-9a-f][0-9a-f-]{7,}\b|0x[0-9a-fA-F]+|\d+(?:\.\d+)?"
+    r"https?://\S+|/tmp/\S+|\b(?=[a-f-]*[0-9])[0-9a-f][0-9a-f-]{7,}\b|0x[0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)?"
 )
 """Numbers, and names that a program draws: addresses, temporary files, long hexadecimal words."""
 _EXCEPTION = re.compile(r"\b(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Mismatch|Exit)): \S")

@@ -26,9 +26,11 @@ import tomli_w
 from asyncrl.config import ConfigError
 from asyncrl.config.errors import usable
 from asyncrl.engines.draws import stream
-from asyncrl.files import open_regular, write_whole
+from asyncrl.files import read_regular, write_whole
 
 _NORMAL = NormalDist()
+BYTES = 2**20
+"""Bytes of a file of models, at most."""
 
 Positive = Annotated[float, msgspec.Meta(gt=0, lt=1e15)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
@@ -205,8 +207,7 @@ class ClusterModel(ModelStruct, frozen=True):
 def read_models(path: Path) -> ClusterModel:
     """The models in a TOML file. Raises ConfigError."""
     try:
-        with open_regular(path) as file:
-            tree = tomllib.load(file)
+        tree = tomllib.loads(read_regular(path, BYTES).decode())
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read ({error.strerror}); give a file of models, as `asyncrl "

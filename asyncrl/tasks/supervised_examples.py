@@ -14,10 +14,13 @@ import msgspec
 
 from asyncrl.config.schema import TaskConfig
 from asyncrl.escape import escaped
-from asyncrl.files import open_regular
+from asyncrl.files import read_regular
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.template import render
 from asyncrl.tasks.text import Tokenizer
+
+BYTES = 2**30
+"""Bytes of the file, at most: all of it is in memory."""
 
 
 class Example(msgspec.Struct):
@@ -45,8 +48,7 @@ class ExampleIds(NamedTuple):
 def read_examples(path: Path) -> list[Example]:
     """All lines. Raises TaskError, with file and line number if a line is wrong."""
     try:
-        with open_regular(path) as file:
-            lines = file.read().splitlines()
+        lines = read_regular(path, BYTES).splitlines()
     except OSError as error:
         raise TaskError(
             f"supervised.path is {str(path)!r}, which cannot be read ({error.strerror}); give a "

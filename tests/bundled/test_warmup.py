@@ -243,7 +243,7 @@ def test_other_contents_of_a_file_are_another_model_also_at_the_same_time(tmp_pa
     for text in ("a", "b"):
         path.write_text(json.dumps({"prompt": text, "answer": text}))
         os.utime(path, (1, 1))
-        task = TaskConfig(name="jsonl", path=str(path))
+        task = TaskConfig(name="jsonl", path=str(path), eval_size=0)
         names.add(warmup.recipe(msgspec.structs.replace(config(), task=task)))
     assert len(names) == 2
 

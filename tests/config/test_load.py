@@ -206,6 +206,13 @@ def test_what_is_not_toml_is_refused_with_its_line(
     assert refusal(path).startswith(f"{path}{place}this is not TOML")
 
 
+def test_a_file_without_an_end_is_not_read(tmp_path: Path) -> None:
+    """It was read until memory was gone."""
+    with (tmp_path / "run.toml").open("wb") as file:
+        file.truncate(2**42)
+    assert "cannot be read (larger than" in refusal(tmp_path / "run.toml")
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert "cannot be read (No such file or directory)" in refusal(tmp_path / "none.toml")
     assert "cannot be read (Is a directory)" in refusal(tmp_path)
