@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import trio
+import trio.testing
+from hypothesis import example, given
+from hypothesis import strategies as st
 from scripted_parts import MemoryLog
 from scripted_world import configured
 
@@ -63,6 +66,44 @@ async def test_publications_that_fail_in_a_row_end_the_run(
     assert end.reason.startswith(f"{FAILURES} publications failed in a row") and "broke" in (
         end.reason
     )
+
+
+@example(ends=["fails"] * (FAILURES - 1) + ["loses one", "fails"])
+@example(ends=["fails"] * (FAILURES - 1) + ["is done"] + ["fails"] * FAILURES)
+@given(
+    ends=st.lists(st.sampled_from(["fails", "fails", "fails", "loses one", "is done"]), max_size=12)
+)
+def test_failures_in_a_row_are_those_since_one_was_done_with_every_engine_alive(
+    ends: list[str],
+) -> None:
+    """Against a second count of them."""
+
+    async def main() -> None:
+        made, _ = publishing(1 + ends.count("loses one"))
+        live, row = list(range(1 + ends.count("loses one"))), 0
+        for number, end in enumerate(ends, 1):
+            decisions = made.pump(number, True)
+            if end == "loses one":
+                decisions += made.lose(live.pop(), "it died")
+            done = end == "is done"
+            sent = Transferred(number, number, [7], 4, 0.1, "" if done else "it broke")
+            decisions += made.on_transferred(sent)
+            for member in live:
+                answer = Prepared(number, [7] if done else [], "" if done else "aborted")
+                decisions += made.on_prepared(member, answer)
+            for member in live if done else []:
+                committed = Committed(number, number, 0.1)
+                decisions += made.on_committed(member, f"rollout-{member}", committed)
+            row = 0 if done else row + (end == "fails")
+            assert [one for one in decisions if isinstance(one, VersionServed)] == (
+                [VersionServed(number, True)] if done else []
+            )
+            over = any(isinstance(one, EndRun) for one in decisions)
+            assert over == (end == "fails" and row >= FAILURES) and not made.busy
+            if over:
+                return
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 async def test_an_engine_that_is_late_is_replaced_and_the_rest_serve(

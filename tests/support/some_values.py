@@ -9,7 +9,8 @@ import pytest
 
 
 def some(values: Iterable[Any], one_in: int = 3) -> list[Any]:
-    """The values, of which the first of each `one_in` is for `make test`, too.
+    """The values, of which the first of each `one_in` is for `make test`, too. The boundary comes
+    first, and never the neutral value: what forgets a setting is right there.
 
     >>> [value if isinstance(value, str) else value.values for value in some("abcd")]
     ['a', ('b',), ('c',), 'd']

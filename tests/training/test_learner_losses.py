@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from some_values import some
 from test_learner import assert_close, run
-from training_world import Rollout, alone, build, micro_batch, rollouts
+from training_world import TEMPERATURE, Rollout, alone, build, micro_batch, rollouts
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.messages import Span
@@ -42,14 +42,14 @@ def learner(
 ) -> Learner:
     loss = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=1e-3, **train)
     return Learner(
-        build("qwen3"), loss, StalenessConfig(correction=correction, proximal=proximal), 1.0
+        build("qwen3"), loss, StalenessConfig(correction=correction, proximal=proximal), TEMPERATURE
     )  # type: ignore[arg-type]
 
 
 def groups(seed: int) -> list[list[Rollout]]:
     """Three uneven groups, one of them without signal, with parts and baselines, and a rollout
     without a response."""
-    every = rollouts(build("qwen3"), seed, count=sum(GROUPS), noise=0.4)
+    every = rollouts(build("qwen3"), seed, count=sum(GROUPS), noise=0.4, temperature=TEMPERATURE)
     ends = [sum(GROUPS[: at + 1]) for at in range(len(GROUPS))]
     for place, rollout in enumerate(every):
         rollout.group = sum(place >= end for end in ends)
@@ -112,7 +112,7 @@ def test_the_gradient_of_each_objective_is_its_formula(objective: str) -> None:
         kept = [t for t, keep in enumerate(rollout.mask) if keep]
         if kept:
             current, behaviour = (
-                alone(exact, rollout, 1.0)[kept],
+                alone(exact, rollout, TEMPERATURE)[kept],
                 torch.tensor(rollout.behaviour, dtype=torch.float64)[kept],
             )
             losses.append(
@@ -229,7 +229,7 @@ def test_the_minimum_variance_baseline_is_its_formula() -> None:
     reference = copy.deepcopy(build("qwen3")).double().eval()
     losses, trained = [], 0
     for rollout in every:
-        current = alone(reference, rollout, 1.0)
+        current = alone(reference, rollout, TEMPERATURE)
         kept = torch.tensor([bool(k) for k in rollout.mask], dtype=torch.bool)
         losses.append(-(rollout.reward - expected[rollout.group]) * current[kept].sum())
         trained += int(kept.sum())
@@ -250,7 +250,7 @@ def minimum_variance(every: list[Rollout]) -> dict[int, float]:
         model = copy.deepcopy(build("qwen3")).double().eval()
         kept = [t for t, keep in enumerate(rollout.mask) if keep]
         if kept:
-            current = alone(model, rollout, 1.0)[kept]
+            current = alone(model, rollout, TEMPERATURE)[kept]
             current.sum().backward()
             norm = sum(
                 float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None

@@ -58,8 +58,8 @@ def measured(config: Config) -> MemoryParts:
 
 
 @pytest.mark.explore
-@pytest.mark.parametrize("dtype", some(["float32", "bfloat16"]))
-@pytest.mark.parametrize("again", some(["false", "true"]))
+@pytest.mark.parametrize("dtype", some(["bfloat16", "float32"]))
+@pytest.mark.parametrize("again", some(["true", "false"]))
 def test_a_model_without_numbers_takes_what_one_with_numbers_does(
     tmp_path: Path, dtype: str, again: str
 ) -> None:
@@ -122,7 +122,7 @@ def test_ranks_share_what_is_there_all_the_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.explore
-@pytest.mark.parametrize("dtype", some(["float32", "bfloat16"]))
+@pytest.mark.parametrize("dtype", some(["bfloat16", "float32"]))
 def test_adapters_alone_have_gradients_and_moments(tmp_path: Path, dtype: str) -> None:
     """And what is kept beside them is theirs."""
     config = config_of(tmp_path, f"model.dtype={dtype}", "model.lora.rank=4")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from some_values import some
-from training_world import VOCABULARY, Rollout, alone, build, micro_batch
+from training_world import TEMPERATURE, VOCABULARY, Rollout, alone, build, micro_batch
 from transformers import PreTrainedModel
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
@@ -78,7 +78,7 @@ class Story:
     def own(self, rollout: Rollout, models: Sequence[PreTrainedModel]) -> np.ndarray:
         """Log-probability of each token under its own version."""
         of_version = {
-            v: alone(models[v], rollout, 1.0).detach().numpy()
+            v: alone(models[v], rollout, TEMPERATURE).detach().numpy()
             for v in set(self.versions[rollout.number])
         }
         return np.array([of_version[v][t] for t, v in enumerate(self.versions[rollout.number])])
@@ -147,7 +147,7 @@ def expected(
     rewards = [r.reward for r in members]
     for rollout in members:
         advantage = (rollout.reward - np.mean(rewards)) / np.std(rewards, ddof=1)
-        current = alone(exact, rollout, 1.0)
+        current = alone(exact, rollout, TEMPERATURE)
         anchors = proximal(kind, story, rollout, models, current.detach().numpy())
         for t, keep in enumerate(rollout.mask):
             behaviour = rollout.behaviour[t]
@@ -208,7 +208,7 @@ def train(
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gradient_is_that_of_the_definition(kind: str, seed: int) -> None:
     story, models = Story(seed), list[PreTrainedModel]()
-    learner = Learner(build("qwen3"), TRAIN, settings(kind), 1.0)
+    learner = Learner(build("qwen3"), TRAIN, settings(kind), TEMPERATURE)
     seen = train(learner, story, range(STEPS), models)
     for step, (gradient, metrics) in enumerate(seen):
         reference, trained = expected(kind, story, step, models[: step + 1])
@@ -222,7 +222,7 @@ def test_versions_differ_enough_to_be_told_apart() -> None:
     """Else the test above could not fail: every two kinds train other weights on the same story."""
     weights = {}
     for kind in KINDS:
-        learner = Learner(build("qwen3"), TRAIN, settings(kind), 1.0)
+        learner = Learner(build("qwen3"), TRAIN, settings(kind), TEMPERATURE)
         seen = train(learner, Story(0), range(STEPS), [])
         weights[kind] = seen[-1][0]["model.layers.0.mlp.up_proj.weight"]
     for one in KINDS:
@@ -236,7 +236,8 @@ def test_versions_differ_enough_to_be_told_apart() -> None:
 def test_scored_before_its_end_or_after_it_a_version_is_the_same() -> None:
     story = Story(5)
     boundary, snapshot = (
-        Learner(build("qwen3"), TRAIN, settings(kind), 1.0) for kind in ("boundary", "snapshot")
+        Learner(build("qwen3"), TRAIN, settings(kind), TEMPERATURE)
+        for kind in ("boundary", "snapshot")
     )
     for learner in (boundary, snapshot):
         train(learner, story, range(STEPS), [])
@@ -250,7 +251,8 @@ def test_weights_are_held_until_no_more_tokens_come_of_them() -> None:
     """Engines that are two publications behind: what they sample is heard of two steps after its
     version."""
     learners = {
-        said: Learner(build("qwen3"), TRAIN, settings("boundary"), 1.0) for said in (False, True)
+        said: Learner(build("qwen3"), TRAIN, settings("boundary"), TEMPERATURE)
+        for said in (False, True)
     }
     seen = {
         said: train(learner, Story(6), range(STEPS), [], behind=2, said=said)
@@ -258,7 +260,7 @@ def test_weights_are_held_until_no_more_tokens_come_of_them() -> None:
     }
     assert sum(metrics["proximal_unknown"] for _, metrics in seen[False]) > 0
     assert sum(metrics["proximal_unknown"] for _, metrics in seen[True]) == 0
-    snapshot = Learner(build("qwen3"), TRAIN, settings("snapshot"), 1.0)
+    snapshot = Learner(build("qwen3"), TRAIN, settings("snapshot"), TEMPERATURE)
     train(snapshot, Story(6), range(STEPS), [])
     for one, other in zip(
         learners[True].model.parameters(), snapshot.model.parameters(), strict=True
@@ -271,7 +273,7 @@ def replay(kind: str, kept: bool) -> tuple[Learner, dict[str, float]]:
     """Two steps, and a third one on the rollouts of the first."""
     story, models = Story(8), list[PreTrainedModel]()
     learner = Learner(
-        build("qwen3"), msgspec.structs.replace(TRAIN, replay_groups=1), settings(kind), 1.0
+        build("qwen3"), msgspec.structs.replace(TRAIN, replay_groups=1), settings(kind), TEMPERATURE
     )
     for step, trained in enumerate((0, 1, 0)):
         models.append(frozen(learner.model))
@@ -302,7 +304,7 @@ def test_what_is_trained_again_has_the_scores_of_its_own_version() -> None:
 
 
 def test_scores_of_rollouts_that_do_not_live_are_forgotten() -> None:
-    story, learner = Story(1), Learner(build("qwen3"), TRAIN, settings("boundary"), 1.0)
+    story, learner = Story(1), Learner(build("qwen3"), TRAIN, settings("boundary"), TEMPERATURE)
     assert learner.proximal_logprobs
     for step in range(STEPS):
         train(learner, story, [step], [frozen(learner.model)] * step)
@@ -318,13 +320,13 @@ def test_a_learner_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
     kind: str, cut: int, tmp_path: Path
 ) -> None:
     story, models = Story(7), list[PreTrainedModel]()
-    learner = Learner(build("qwen3"), TRAIN, settings(kind), 1.0)
+    learner = Learner(build("qwen3"), TRAIN, settings(kind), TEMPERATURE)
     train(learner, story, range(cut), models)
     path = save(tmp_path / "run", learner, 0, tmp_path)
     before = list(models)
     metrics = [found for _, found in train(learner, story, range(cut, STEPS), models)]
 
-    resumed = Learner(load_model(path), TRAIN, settings(kind), 1.0)
+    resumed = Learner(load_model(path), TRAIN, settings(kind), TEMPERATURE)
     restore(path, resumed)
     assert [found for _, found in train(resumed, story, range(cut, STEPS), before)] == metrics
     assert all(map(torch.equal, learner.model.parameters(), resumed.model.parameters()))
@@ -334,10 +336,10 @@ def test_a_learner_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
 def test_what_is_not_known_is_counted_and_has_the_current_policy(kind: str, tmp_path: Path) -> None:
     """A resume from a checkpoint of a run that asked for no earlier version."""
     story, models = Story(2), list[PreTrainedModel]()
-    plain = Learner(build("qwen3"), TRAIN, settings("recompute"), 1.0)
+    plain = Learner(build("qwen3"), TRAIN, settings("recompute"), TEMPERATURE)
     train(plain, story, range(2), models)
     path = save(tmp_path / "run", plain, 0, tmp_path)
-    resumed = Learner(load_model(path), TRAIN, settings(kind), 1.0)
+    resumed = Learner(load_model(path), TRAIN, settings(kind), TEMPERATURE)
     restore(path, resumed)
     [(gradient, metrics)] = train(resumed, story, [2], list(models))
     [(recomputed, _)] = train(plain, story, [2], models)
@@ -353,7 +355,10 @@ def test_what_is_not_known_is_counted_and_has_the_current_policy(kind: str, tmp_
 
 
 def test_what_is_too_old_for_the_memory_is_counted() -> None:
-    story, learner = Story(3), Learner(build("qwen3"), TRAIN, settings("snapshot", max_lag=2), 1.0)
+    story, learner = (
+        Story(3),
+        Learner(build("qwen3"), TRAIN, settings("snapshot", max_lag=2), TEMPERATURE),
+    )
     seen = train(learner, story, range(STEPS), [])
     older = [
         sum(
@@ -368,7 +373,7 @@ def test_what_is_too_old_for_the_memory_is_counted() -> None:
 
 
 def test_scoring_leaves_a_gradient_that_is_being_accumulated_alone() -> None:
-    story, learner = Story(4), Learner(build("qwen3"), TRAIN, settings("boundary"), 1.0)
+    story, learner = Story(4), Learner(build("qwen3"), TRAIN, settings("boundary"), TEMPERATURE)
     every = story.sampled(0, [frozen(learner.model)])
     learner.accumulate(*micro_batch(every, every, 0))
     before = {
@@ -382,13 +387,15 @@ def test_scoring_leaves_a_gradient_that_is_being_accumulated_alone() -> None:
 
 
 def test_texts_that_do_not_fit_are_refused() -> None:
-    story, learner = Story(4), Learner(build("qwen3"), TRAIN, settings("boundary"), 1.0)
+    story, learner = Story(4), Learner(build("qwen3"), TRAIN, settings("boundary"), TEMPERATURE)
     message, buffers = story.score_proximal(0)
     with pytest.raises(ValueError, match="at the end of step 0 came while step 1"):
-        late = Learner(build("qwen3"), TRAIN, settings("boundary"), 1.0, version=1)
+        late = Learner(build("qwen3"), TRAIN, settings("boundary"), TEMPERATURE, version=1)
         late.score_proximal(message, buffers)
     with pytest.raises(ValueError, match="the proximal policy is snapshot"):
-        Learner(build("qwen3"), TRAIN, settings("snapshot"), 1.0).score_proximal(message, buffers)
+        Learner(build("qwen3"), TRAIN, settings("snapshot"), TEMPERATURE).score_proximal(
+            message, buffers
+        )
     with pytest.raises(ValueError, match="with 1 buffer, not 2"):
         learner.score_proximal(message, (*buffers, b""))
     with pytest.raises(ValueError, match="token ids came for samples of"):
@@ -397,10 +404,10 @@ def test_texts_that_do_not_fit_are_refused() -> None:
 
 
 def test_the_past_of_another_model_is_refused(tmp_path: Path) -> None:
-    learner = Learner(build("qwen3"), TRAIN, settings("boundary"), 1.0)
+    learner = Learner(build("qwen3"), TRAIN, settings("boundary"), TEMPERATURE)
     train(learner, Story(0), [0], [])
     path = save(tmp_path / "run", learner, 0, tmp_path)
-    other = Learner(build("llama"), TRAIN, settings("boundary"), 1.0)
+    other = Learner(build("llama"), TRAIN, settings("boundary"), TEMPERATURE)
     with pytest.raises(CheckpointError, match="is of another model"):
         restore(path, other)
     assert other.version == 0 and other.proximal_logprobs and other.proximal_logprobs.rollouts == []

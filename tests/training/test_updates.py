@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from some_values import some
 from test_learner import assert_close, run
-from training_world import Rollout, alone, build, micro_batch, rollouts
+from training_world import TEMPERATURE, Rollout, alone, build, micro_batch, rollouts
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.messages import Span
@@ -32,12 +32,12 @@ def learner(
         lr=LR, lr_warmup_steps=0, grad_clip=1e9, **{"advantage": "dr_grpo"} | settings
     )
     staleness = StalenessConfig(correction=correction, proximal=proximal)  # type: ignore[arg-type]
-    return Learner(build("qwen3"), train, staleness, 1.0)
+    return Learner(build("qwen3"), train, staleness, TEMPERATURE)
 
 
 def groups(seed: int, noise: float = 0.3) -> list[Rollout]:
     """Four uneven groups, one after the other, of version 0."""
-    every = rollouts(build("qwen3"), seed, count=sum(GROUPS), noise=noise)
+    every = rollouts(build("qwen3"), seed, count=sum(GROUPS), noise=noise, temperature=TEMPERATURE)
     ends = [sum(GROUPS[: at + 1]) for at in range(len(GROUPS))]
     for place, rollout in enumerate(every):
         rollout.group = sum(place >= end for end in ends)
@@ -66,7 +66,7 @@ class Plain:
         for rollout in some:
             rewards = [r.reward for r in every if r.group == rollout.group]
             advantage = rollout.reward - sum(rewards) / len(rewards)
-            for t, current in enumerate(alone(self.model, rollout, 1.0)):
+            for t, current in enumerate(alone(self.model, rollout, TEMPERATURE)):
                 if rollout.mask[t]:
                     found.append(
                         (
@@ -99,7 +99,7 @@ def trained(every: list[Rollout], parts: list[list[Rollout]], passes: int, proxi
     """The policy after all updates."""
     plain = Plain()
     with torch.no_grad():
-        start = {r.number: alone(plain.model, r, 1.0).tolist() for r in every}
+        start = {r.number: alone(plain.model, r, TEMPERATURE).tolist() for r in every}
     for _ in range(passes):
         for part in parts:
             found = [
@@ -195,7 +195,7 @@ def of_entropy(every: list[Rollout], share: float) -> set[tuple[int, int]]:
     for rollout in every:
         ids = torch.tensor([rollout.prompt + rollout.response])
         with torch.no_grad():
-            logs = model(input_ids=ids).logits[0].log_softmax(-1)
+            logs = (model(input_ids=ids).logits[0] / TEMPERATURE).log_softmax(-1)
         for t in range(len(rollout.response)):
             row = logs[len(rollout.prompt) - 1 + t]
             if rollout.mask[t]:
@@ -213,7 +213,7 @@ def of_moment(every: list[Rollout], hi: float) -> set[tuple[int, int]]:
         rewards = [r.reward for r in every if r.group == rollout.group]
         a = rollout.reward - sum(rewards) / len(rewards)
         with torch.no_grad():
-            current = alone(model, rollout, 1.0).tolist()
+            current = alone(model, rollout, TEMPERATURE).tolist()
         for t, behaviour in enumerate(rollout.behaviour):
             if rollout.mask[t]:
                 kept.add((rollout.number, t))
@@ -238,7 +238,7 @@ def test_a_correction_of_the_whole_step_sees_all_of_it(kind: str) -> None:
     for rollout in every:
         rewards = [r.reward for r in every if r.group == rollout.group]
         a = rollout.reward - sum(rewards) / len(rewards)
-        current = alone(plain.model, rollout, 1.0)
+        current = alone(plain.model, rollout, TEMPERATURE)
         losses += [
             surrogate((current[t] - rollout.behaviour[t]).exp(), a)
             for t in range(len(rollout.response))

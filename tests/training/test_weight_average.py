@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from training_world import Rollout, alone, build, micro_batch, rollouts
+from training_world import TEMPERATURE, Rollout, alone, build, micro_batch, rollouts
 from transformers import PreTrainedModel
 
 from asyncrl.config import ConfigError, load
@@ -27,7 +27,7 @@ STALENESS = StalenessConfig(proximal="ema", correction=(TokenTis(hi=2.0),))
 
 
 def learner(model: PreTrainedModel) -> Learner:
-    return Learner(model, TRAIN, STALENESS, 1.0)
+    return Learner(model, TRAIN, STALENESS, TEMPERATURE)
 
 
 def groups(seed: int) -> list[Rollout]:
@@ -88,9 +88,9 @@ def test_as_the_proximal_policy_it_is_what_the_ratio_is_clipped_around() -> None
     for r in every:
         rewards = torch.tensor([s.reward for s in every if s.group == r.group]).double()
         advantage = (r.reward - rewards.mean()) / rewards.std().clamp(min=1e-4)
-        under = alone(averaged, r, 1.0).detach()
+        under = alone(averaged, r, TEMPERATURE).detach()
         for current, prox, behaviour, fresh in zip(
-            alone(model, r, 1.0), under, r.behaviour, r.mask, strict=True
+            alone(model, r, TEMPERATURE), under, r.behaviour, r.mask, strict=True
         ):
             if fresh:
                 ratio = torch.exp(current - prox)
@@ -131,7 +131,9 @@ def test_it_survives_a_resume_bit_for_bit(dtype: torch.dtype, tmp_path: Path) ->
 
 def test_a_checkpoint_without_it_is_refused(tmp_path: Path) -> None:
     plain = msgspec.structs.replace(TRAIN, ema=0.0)
-    path = save(tmp_path, Learner(build("qwen3"), plain, StalenessConfig(), 1.0), 0, tmp_path)
+    path = save(
+        tmp_path, Learner(build("qwen3"), plain, StalenessConfig(), TEMPERATURE), 0, tmp_path
+    )
     with pytest.raises(CheckpointError, match="the average of the weights is missing"):
         restore(path, learner(build("qwen3")))
 

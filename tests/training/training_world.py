@@ -24,6 +24,9 @@ from asyncrl.messages import MicroBatch, Sample, Span
 from asyncrl.staleness.corrections import IcePop
 
 VOCABULARY = 23
+TEMPERATURE = 0.7
+"""The temperature of sampling where it is not the subject: at 1 a formula that forgets it is
+right."""
 SIZES = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 CONFIGS: dict[str, PretrainedConfig] = {
     "qwen3": Qwen3Config(

@@ -17,12 +17,16 @@ from torch import nn
 
 from asyncrl.engines.servers.errors import ServerError
 from asyncrl.engines.servers.served import ServerClient
+from asyncrl.weightsync.servers.meeting import MeetingAnswer, WantedOfServer
 from asyncrl.weightsync.servers.server_checksums import (
     Checks,
+    WantedHashes,
     WrongWeights,
+    expected,
     sources,
 )
-from asyncrl.weightsync.servers.server_hashes import of_host
+from asyncrl.weightsync.servers.server_hashes import hash_on, of_host
+from asyncrl.weightsync.servers.servers_sender import _hashes
 from asyncrl.weightsync.servers.weight_loader import (
     HalfLoaded,
     IntoServer,
@@ -200,16 +204,36 @@ def test_checksums_that_failed_once_are_compared_as_before_in_any_order(
         right = off == 0 if exact else moved
         hashes = held(model(holds), known=known)
         for checks, turn in ((plain, lambda found: found), (mixed, shuffled_by(order + number))):
-            expected = checks.expect(turn(model(version)))
+            due = checks.expect(turn(model(version)))
             if right:
-                checks.verify(turn(expected), [turn(hashes)])
+                checks.verify(turn(due), [turn(hashes)])
             else:
                 with pytest.raises(WrongWeights):
-                    checks.verify(turn(expected), [turn(hashes)])
+                    checks.verify(turn(due), [turn(hashes)])
         if right:
             last = version, holds
             assert plain.exact == mixed.exact == (4 if exact else 0)
             assert plain.wanted == mixed.wanted
+
+
+@given(order=st.permutations(range(4)), split=st.integers(0, 4))
+def test_shared_hashes_are_those_of_a_server_alone(order: list[int], split: int) -> None:
+    """Equal answers are computed once: whatever makes another hash is in what they are known by."""
+    weights = model(1)
+    ours = {name: ((name,), ("whole", "rows")) for name in weights}
+    alike = WantedOfServer(2, "cpu", WantedHashes(2, ours))
+    servers = [
+        alike,
+        WantedOfServer(2, "cuda", WantedHashes(2, ours)),
+        WantedOfServer(2, "cpu", WantedHashes(1, ours)),
+        WantedOfServer(2, "cpu", WantedHashes(2, dict(list(ours.items())[:2]))),
+    ]
+    asked = [servers[at] for at in order] + [alike]
+    answers = [MeetingAnswer(asked[:split]), MeetingAnswer(asked[split:])]
+    found = [one for of_actor in _hashes(answers, weights) for one in of_actor]
+    for server, hashes in zip(asked, found, strict=True):
+        assert server.hashes is not None
+        assert hashes == expected(server.hashes, weights, hash_on(server.device))
 
 
 def shuffled_by(order: int) -> Any:
