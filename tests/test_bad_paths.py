@@ -131,7 +131,7 @@ def call_all(folder: Path) -> Iterator[Outcome]:
     Path("dangling").symlink_to("nowhere")
     Path("loop").symlink_to("loop")
     os.mkfifo("pipe")
-    JoinToken("127.0.0.1:1", new_key(), Pem("", "", "")).write(Path("token"))
+    JoinToken("tcp:127.0.0.1:1", new_key(), Pem("", "", "")).write(Path("token"))
     Path("closed").chmod(0)
     before = sorted(Path().iterdir())
 

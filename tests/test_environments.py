@@ -337,6 +337,51 @@ def test_a_pod_that_asks_for_more_is_refused(objects: dict[str, Document]) -> No
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
+def pods(document: Any, kind: str = "") -> Iterator[tuple[str, Document]]:
+    """Every pod that a document describes, however deep in it, and the kind of object it is of."""
+    if isinstance(document, dict):
+        kind = document.get("kind", kind)
+        if "containers" in document:
+            yield kind, document
+        for inner in document.values():
+            yield from pods(inner, kind)
+    elif isinstance(document, list):
+        for inner in document:
+            yield from pods(inner, kind)
+
+
+def test_no_container_of_any_manifest_writes_to_its_image() -> None:
+    """Of every file, also those that `kustomization.yaml` does not name."""
+    found = [
+        (path.name, kind, pod)
+        for path in sorted((DOCKER / "kubernetes").glob("*.yaml"))
+        for document in yaml.safe_load_all(path.read_text())
+        for kind, pod in pods(document)
+    ]
+    assert {name for name, *_ in found} == {
+        *("rayjob.yaml", "servers.yaml", "trainer.yaml", "watch.yaml")
+    }
+    assert len([kind for _, kind, _ in found if kind == "RayJob"]) == 2
+    for name, _, pod in found:
+        assert pod["automountServiceAccountToken"] is False, name
+        assert pod["securityContext"]["runAsNonRoot"] is True, name
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod), name
+        for volume in pod["volumes"]:
+            assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": ""}), (name, volume)
+        for one in [*pod["containers"], *pod.get("initContainers", [])]:
+            assert one["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }, name
+            assert {"cpu", "memory"} <= set(one["resources"]["limits"]), name
+            mounts = {mount["name"] for mount in one["volumeMounts"]}
+            assert mounts == {volume["name"] for volume in pod["volumes"]}, name
+            if one["image"] == "asyncrl":  # its home is /tmp
+                assert "/tmp" in {mount["mountPath"] for mount in one["volumeMounts"]}, name
+
+
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_no_pod_can_do_more_than_it_must(objects: dict[str, Document], name: str) -> None:
     pod = objects[name]["spec"]["template"]["spec"]

@@ -59,7 +59,7 @@ from asyncrl.messages.address import UnixAddress
 from asyncrl.runtime import logs
 from asyncrl.runtime.ipc.endpoints import serve
 from asyncrl.runtime.ipc.keys import new_key, read_key, write_key
-from asyncrl.runtime.logs import FOLDER
+from asyncrl.runtime.logs import FOLDER, Seldom
 from asyncrl.runtime.logs import path as log_path
 from asyncrl.runtime.output import complain
 from asyncrl.runtime.processes.forkserver import ForkServer, open_fork_server
@@ -137,6 +137,7 @@ class _Launch:
         self._resume = resume
         self._console = console
         self._display = Display(console)
+        self._seldom = Seldom()
         self._run = Path(config.run.dir)
         self._cores = cores_here(config)
         self._supervisor = RunSupervisor(config, self, self)
@@ -376,7 +377,8 @@ class _Launch:
                 self._display.progress(Progress(what, 0, 0, trio.current_time() - began))
 
     def _refused(self, reason: str) -> None:
-        self._display.note(f"A connection to the launcher was refused: {reason}.")
+        if (end := self._seldom.due(reason)) is not None:
+            self._display.note(f"A connection to the launcher was refused: {reason}{end}.")
 
     async def _obey_signals(self, task_status: trio.TaskStatus[None]) -> None:
         """Drain the run at the first SIGINT, SIGTERM or SIGHUP, within `supervision.grace_s`, and

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +29,10 @@ FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s {actor} %(name)s: %(message)s"
 LINE = 20_000
 """Characters of a line, at most."""
 
+SELDOM_S = 60.0
+"""Seconds between two lines of a kind that strangers cause."""
+SELDOM_KINDS = 64
+"""Kinds that are told apart, at most; the rest is one."""
 LogOwner = Role | SinkName | Literal["page", "ray"]
 """The process whose log it is."""
 FOLDER = "logs"
@@ -75,6 +82,34 @@ def _handler(run: Path, role: LogOwner, index: int) -> logging.Handler:
         _Format(FORMAT.format(actor=f"{role}-{index}"), datefmt="%Y-%m-%dT%H:%M:%S")
     )
     return handler
+
+
+class Seldom:
+    """Decides about lines of a log that strangers cause: of each kind the first is written, and
+    then one every `SELDOM_S` seconds, which says how many it stands for. So no stranger fills the
+    disk.
+
+    >>> at = iter([0.0, 1.0, 2.0, 100.0])
+    >>> seldom = Seldom(now=lambda: next(at))
+    >>> [seldom.due("refused") for _ in range(4)]
+    ['', None, None, ' (3 since the last line of this kind)']
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._last: dict[str, float] = {}
+        self._count = Counter[str]()
+
+    def due(self, kind: str) -> str | None:
+        """The end of a line of this kind; None if it is not written."""
+        if kind not in self._last and len(self._last) >= SELDOM_KINDS:
+            kind = "other"
+        now = self._now()
+        self._count[kind] += 1
+        if now - self._last.get(kind, -math.inf) < SELDOM_S:
+            return None
+        count, self._last[kind] = self._count.pop(kind), now
+        return "" if count == 1 else f" ({count:,} since the last line of this kind)"
 
 
 class _LogFile(logging.FileHandler):

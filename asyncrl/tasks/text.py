@@ -103,7 +103,7 @@ class Tokenizer:
         except Exception as error:  # a template is third-party code, and may raise anything
             raise TaskError(
                 "the model's chat template cannot render this: "
-                f"{escaped(str(error).strip().partition(chr(10))[0], 300)}"
+                f"{escaped(str(error).strip().partition(chr(10))[0], 300) or _without_words(error)}"
             ) from error
         return str(text)
 
@@ -218,6 +218,13 @@ def _end_id(directory: Path, fast: Any) -> int | None:
     text = token.content if isinstance(token, _Token) else token
     number: int | None = None if text is None else fast.token_to_id(text)
     return number
+
+
+def _without_words(error: Exception) -> str:
+    """An error that says nothing, in words."""
+    if isinstance(error, MemoryError):
+        return "it takes more memory than there is"
+    return type(error).__name__
 
 
 class _Token(msgspec.Struct):

@@ -166,6 +166,7 @@ def test_a_piece_of_text_and_a_conversation(tmp_path: Path) -> None:
         ("{{ messages[0].content.no.such.thing }}", "cannot render this"),
         ("{{", "cannot render this"),
         ("{{ raise_exception('no') }}", "cannot render this: no"),
+        ("{{ '%1000000000000d' % 1 }}", "it takes more memory than there is"),
     ],
 )
 def test_a_chat_template_that_cannot_ask_is_refused_at_once(

@@ -12,6 +12,7 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
 import trio
 
 from asyncrl.explain.run_files import RunFiles
@@ -68,7 +69,8 @@ async def serve_page(
     def refused(reason: HttpRefusal) -> None:
         """A client was closed, which is no matter of the run's."""
 
-    server = HttpServer(app, LIMITS, known=app.known, refused=refused, waits=waits, owner=OWNER)
+    limits = msgspec.structs.replace(LIMITS, makes_room=not key)
+    server = HttpServer(app, limits, known=app.known, refused=refused, waits=waits, owner=OWNER)
     task_status.started(at)
     await server.run(listener, trio.sleep_forever)
 

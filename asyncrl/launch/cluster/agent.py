@@ -25,9 +25,11 @@ from pathlib import Path
 import trio
 
 from asyncrl.config import read
-from asyncrl.config.errors import BAD_INPUT, ConfigError
+from asyncrl.config.errors import BAD_INPUT, ConfigError, usable
+from asyncrl.config.paths import reachable
 from asyncrl.engines.servers.kept_servers import servers_ended
 from asyncrl.escape import escaped
+from asyncrl.files import open_growing
 from asyncrl.launch.cluster.equipment import places_for
 from asyncrl.launch.cluster.join_token import JoinToken
 from asyncrl.launch.cluster.joined_machine import Actor
@@ -100,8 +102,9 @@ def agent(
             run = folder.absolute()
             _own(run)
             stack.enter_context(_claimed(run))
-        token.tls.write(run)
-        (run / FOLDER).mkdir(exist_ok=True)
+        with reachable():
+            token.tls.write(run)
+            (run / FOLDER).mkdir(exist_ok=True)
         stack.enter_context(logs.kept(run, "launcher", 0))
         mine = sorted(os.sched_getaffinity(0))[: cores or available_cores()]
         taking_part = partial(
@@ -161,7 +164,9 @@ def _own(run: Path) -> None:
 def _claimed(run: Path) -> Iterator[None]:
     """Claim the directory for this process alone in the block. Raises ConfigError if another agent,
     or a launcher, has it."""
-    with (run / LOCK).open("w") as lock:
+    with usable(run / LOCK, "written"):
+        opened = open_growing(run / LOCK)
+    with opened as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

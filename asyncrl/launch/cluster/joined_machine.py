@@ -114,6 +114,10 @@ class Machine:
         """Queue a message. A machine that does not read is given up."""
         self._link.send(message, contents)
 
+    async def sent(self) -> None:
+        """Wait until it has taken what was told."""
+        await self._link.sent()
+
     def give_up(self, why: str) -> None:
         """Consider it lost."""
         self._why = self._why or why

@@ -10,6 +10,7 @@ import trio
 from asyncrl.messages import Alive, Message
 from asyncrl.runtime.ipc.errors import LinkBroken
 from asyncrl.runtime.ipc.link import Link
+from asyncrl.runtime.ipc.waits import Pulse
 from asyncrl.runtime.processes.standstill import Patience
 
 BEAT_S = 2.0
@@ -27,11 +28,20 @@ class MachineLink:
         self._link, self._lost = link, lost
         self._silence = Patience()
         self._send, self._unsent = trio.open_memory_channel[tuple[Message, bytes]](UNREAD)
+        self._sent = Pulse()
+        self._queued = self._written = 0
+
+    async def sent(self) -> None:
+        """Wait until all that is queued now is with the other end's system."""
+        due = self._queued
+        while self._written < due:
+            await self._sent.wait()
 
     def send(self, message: Message, contents: bytes = b"") -> None:
         """Queue a message."""
         try:
             self._send.send_nowait((message, contents))
+            self._queued += 1
         except trio.WouldBlock:
             self._lost(f"left {UNREAD} messages unread")
 
@@ -58,6 +68,8 @@ class MachineLink:
                 await self._link.send(message, *([contents] if contents else []))
             except LinkBroken:
                 return  # the reader gets the error, too
+            self._written += 1
+            self._sent.set()
 
     async def _beat(self) -> None:
         while True:

@@ -41,10 +41,11 @@ from asyncrl.messages import (
 )
 from asyncrl.messages.address import TcpAddress
 from asyncrl.runtime.ipc.endpoints import first_message, serve
-from asyncrl.runtime.ipc.errors import EndOfStream
+from asyncrl.runtime.ipc.errors import EndOfStream, Refusal
 from asyncrl.runtime.ipc.keys import new_key, read_key
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.tls import Tls
+from asyncrl.runtime.logs import Seldom
 from asyncrl.runtime.logs import path as log_path
 from asyncrl.runtime.processes.process import last_words
 from asyncrl.runtime.processes.supervisor import ActorFailed
@@ -57,6 +58,10 @@ JOIN_S = 10.0
 """Seconds in which a connecting agent must send its Join."""
 GOODBYE_S = 10.0
 """Seconds that agents have to end when the run is over."""
+EQUIPPED_AT_ONCE = 8
+"""Machines that are sent the model's files at one time: each takes memory for them."""
+TAKEN_S = 30.0
+"""Seconds that a machine has to take them, and a second more for each MiB."""
 RAY_S = 60.0
 """Seconds that Ray's driver has for its start, and to report why there are no machines."""
 AGENTS: dict[JoinedRole, str] = {
@@ -76,6 +81,10 @@ class Machines:
         self._linked: dict[str, Machine] = {}  # by name, also those that are not equipped yet
         self._waiting: list[RemoteActor] = []
         self._prepared = trio.Event()
+        self._equipping = trio.CapacityLimiter(EQUIPPED_AT_ONCE)
+        self._files: list[tuple[str, bytes]] | None = None
+        self._reading = trio.Lock()
+        self._seldom = Seldom()
         self._changed = trio.Event()
         self._completed = self.over = False
         self._failed: ActorFailed | None = None
@@ -106,7 +115,7 @@ class Machines:
                         token.launcher,
                         token.key,
                         self._attend,
-                        refused=lambda reason: logger.warning("an agent was refused: %s", reason),
+                        refused=self._refused,
                         tls=Tls.of(self._run / TLS),
                     )
                 )
@@ -251,10 +260,16 @@ class Machines:
         finally:
             self._leave(machine, why)
 
+    def _refused(self, reason: Refusal) -> None:
+        """Log that a connection was refused."""
+        if (end := self._seldom.due(reason)) is not None:
+            logger.warning("an agent was refused: %s%s", reason, end)
+
     async def _refuse(self, link: Link, join: Join, why: str) -> None:
         """Tell a machine and the user why it takes no part."""
         sentence = f"machine {escaped(join.machine, 60)} takes no part: {why}"
-        self._note(f"{sentence}.")
+        if (end := self._seldom.due(f"machine {join.machine}")) is not None:
+            self._note(f"{sentence}{end}.")
         await link.send(JoinRefused(sentence))
         with trio.move_on_after(JOIN_S), contextlib.suppress(EndOfStream):
             await link.receive()  # it hangs up when it has read that
@@ -277,7 +292,11 @@ class Machines:
     async def _equip(self, machine: Machine) -> None:
         """Send settings, key and model files, once the model is there."""
         await self._prepared.wait()
-        files = await trio.to_thread.run_sync(model_files, self._run / INITIAL)
+        async with self._equipping:
+            await self._send_files(machine)
+
+    async def _send_files(self, machine: Machine) -> None:
+        files = await self._model_files()
         settings = await trio.Path(self._run / RUN_TOML).read_text()
         rooms = {"rollout": room_of, "trainer": ranks_here, "reward": reward_room_of}
         room, key = rooms[machine.role](self._config), read_key(self._run / KEY)
@@ -287,6 +306,18 @@ class Machines:
         machine.tell(MachineAdmitted(machine.name, settings, len(files), room, key, of_task))
         for name, contents in files:
             machine.tell(ModelFile(name), contents)
+        taken_s = TAKEN_S + sum(len(contents) for _, contents in files) / 2**20
+        with trio.move_on_after(taken_s) as patience:
+            await machine.sent()
+        if patience.cancelled_caught:
+            machine.give_up(f"it did not take the model's files within {taken_s:.0f} s")
+
+    async def _model_files(self) -> list[tuple[str, bytes]]:
+        """The files of the model, which all machines share."""
+        async with self._reading:
+            if self._files is None:
+                self._files = await trio.to_thread.run_sync(model_files, self._run / INITIAL)
+            return self._files
 
     def _take(self, machine: Machine, message: AboutMachine) -> None:
         match message:

@@ -14,7 +14,9 @@ class HttpLimits(msgspec.Struct, frozen=True):
     """At most `connections` of known clients may be open, and `strangers` of others: one more of
     those evicts the oldest. A client has `head_s` seconds for its first
     request's head, of at most `head_bytes` and `head_lines`; a known one may be idle for `idle_s`
-    between two requests. It must take each part of an answer within `write_s`."""
+    between two requests. It must take each part of an answer within `write_s`. With
+    `makes_room` one more known client than may be takes the place of the one that has been idle
+    longest: for a server without a key, to which anybody is known."""
 
     connections: int
     strangers: int
@@ -22,6 +24,7 @@ class HttpLimits(msgspec.Struct, frozen=True):
     head_bytes: int = 16 << 10
     head_lines: int = 128
     idle_s: float = 75.0
+    makes_room: bool = False
     write_s: float = 60.0
 
     @classmethod

@@ -23,6 +23,7 @@ from asyncrl.runtime.httpd.asgi import Application, Headers, HttpRefusal
 from asyncrl.runtime.httpd.client_connection import ClientConnection, CrowdedError
 from asyncrl.runtime.httpd.http_limits import HttpLimits
 from asyncrl.runtime.ipc.waits import Pulse, WaitExpired, Waits
+from asyncrl.runtime.logs import Seldom
 
 STRANGER_S = 0.025
 """Seconds by which a stranger delays the next connection: each costs about half a millisecond of
@@ -57,6 +58,7 @@ class HttpServer:
         self._strangers: dict[trio.CancelScope, ClientConnection] = {}  # the oldest first
         self._clients: dict[trio.CancelScope, ClientConnection] = {}
         self._freed, self._left = Pulse(), Pulse()
+        self._seldom = Seldom()
         self._due = -math.inf  # when the next connection is accepted
 
     @property
@@ -105,6 +107,7 @@ class HttpServer:
                     self._app,
                     self._limits,
                     partial(self._admit, scope),
+                    self._report,
                 )
                 self._strangers[scope] = connection
                 nursery.start_soon(self._attend, scope, stream, connection)
@@ -120,9 +123,9 @@ class HttpServer:
             with scope:
                 await connection.run()
             refusal = connection.refusal
-        except Exception:
+        except Exception as error:  # noqa: BLE001  # it is reported
             # a fault of this server ends the connection that met it, and no other
-            logger.exception("a connection failed")
+            self._report("connection", error)
             refusal = "failed"
         finally:
             if self._clients.pop(scope, None) is None:
@@ -143,9 +146,28 @@ class HttpServer:
             return False
         if scope in self._strangers:
             if len(self._clients) >= self._limits.connections:
-                raise CrowdedError
+                self._make_room()
             self._clients[scope] = self._strangers.pop(scope)
         return True
+
+    def _make_room(self) -> None:
+        """Close the known client that has been idle longest. Raises CrowdedError if none may be."""
+        idle = [
+            (connection.idle_from, scope, connection)
+            for scope, connection in self._clients.items()
+            if connection.waiting
+        ]
+        if not self._limits.makes_room or not idle:
+            raise CrowdedError
+        _, scope, connection = min(idle, key=lambda one: one[0])
+        del self._clients[scope]
+        connection.refusal = "crowded"
+        scope.cancel()
+
+    def _report(self, what: str, error: Exception) -> None:
+        """Log a fault with its traceback: a client may cause it again and again."""
+        if (end := self._seldom.due(f"{what} {type(error).__name__}")) is not None:
+            logger.error("a %s failed%s", what, end, exc_info=error)
 
     def _evict(self) -> None:
         scope, connection = next(iter(self._strangers.items()))

@@ -531,6 +531,53 @@ async def test_an_agent_that_does_not_kill_is_given_up(
     assert any("it did not end an actor within 0.2 s" in note for note in head.notes)
 
 
+async def test_few_machines_are_equipped_at_once_and_the_files_are_read_once(
+    nursery: trio.Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five join and take nothing: each waits for its turn, and is given up."""
+    reads, at_once, most, send = list[Path](), 0, 0, Machines._send_files
+
+    def read(model: Path) -> list[tuple[str, bytes]]:
+        reads.append(model)
+        return [(name, bytes(2**24)) for name in FILES]
+
+    async def counted(self: Machines, machine: joined_machine.Machine) -> None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        try:
+            await send(self, machine)
+        finally:
+            at_once -= 1
+
+    monkeypatch.setattr(machines, "model_files", read)
+    monkeypatch.setattr(machines, "EQUIPPED_AT_ONCE", 2)
+    monkeypatch.setattr(machines, "TAKEN_S", 0.5 - 32.0)  # of 32 MiB
+    monkeypatch.setattr(Machines, "_send_files", counted)
+    head = await opened(nursery, tmp_path)
+    async with contextlib.AsyncExitStack() as links:
+        for number in range(5):
+            link = await links.enter_async_context(await head.connected())
+            await link.send(m.Join(f"{number}", new_id(), 2, own_versions(), "rollout"))
+        gone = lambda: bool(reads) and not head.machines._linked  # noqa: E731
+        await trio.to_thread.run_sync(partial(wait_for, "the end of all five", gone))
+    assert most == 2 and len(reads) == 1
+
+
+async def test_strangers_write_one_line_of_a_kind(
+    head: Head, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING"):
+        for _ in range(5):
+            stream = await trio.open_tcp_stream("127.0.0.1", head.token.launcher.port)
+            await stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
+            with trio.move_on_after(PATIENCE_S), contextlib.suppress(trio.BrokenResourceError):
+                while await stream.receive_some():
+                    pass
+            await stream.aclose()
+    assert sum("an agent was refused" in record.message for record in caplog.records) == 1
+
+
 async def test_an_agent_that_reads_nothing_is_given_up(head: Head) -> None:
     async with head.agent():
         actors = actors_of(head, UNREAD + 4096)

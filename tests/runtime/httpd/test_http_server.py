@@ -128,6 +128,9 @@ async def test_an_application_that_fails_costs_one_connection(
         said = await asked(world, request("/fail", headers=KEY))
         assert said.startswith(b"HTTP/1.1 500") and b"secret" not in said
         assert "secret" in caplog.text and world.refused == ["failed"]
+        for _ in range(5):  # one traceback, however often a client has it fail
+            await asked(world, request("/fail", headers=KEY))
+        assert [record.message for record in caplog.records] == ["a request failed"]
         assert (await asked(world, request())).startswith(b"HTTP/1.1 200")
 
 
@@ -217,6 +220,24 @@ async def test_one_more_known_client_than_may_be_is_told(autojump_clock: MockClo
         said = await asked(world, request(headers=KEY))
         assert said.startswith(b"HTTP/1.1 503") and world.refused == ["busy"]
         assert world.server.connections == LIMITS.connections
+
+
+async def test_where_everybody_is_known_one_more_has_the_place_of_the_longest_idle(
+    autojump_clock: MockClock,
+) -> None:
+    """Connections that asked once and stay shut nobody out."""
+    async with opened(msgspec.structs.replace(LIMITS, makes_room=True)) as world:
+        streams = [world.network.connect() for _ in range(LIMITS.connections)]
+        for number in (*range(LIMITS.connections), 0):  # the first asks again
+            await streams[number].send_all(request(body="hi", headers=KEY))
+            await until(streams[number], b"hi")
+            await trio.sleep(1)
+        for _ in range(2):
+            said = await asked(world, request(body="ha", headers=KEY + "connection: close\r\n"))
+            assert said.endswith(b"ha") and world.refused == ["crowded"]
+        assert await streams[1].receive_some() == b""
+        await streams[0].send_all(request(body="ho", headers=KEY))
+        await until(streams[0], b"ho")
 
 
 async def test_without_a_descriptor_it_waits_by_name_and_goes_on(autojump_clock: MockClock) -> None:
