@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,9 +82,11 @@ def _of_tokenizer(config: Config, tokenizer: Tokenizer) -> Iterator[Row]:
 
 
 def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) -> Iterator[Row]:
-    """A note if some prompts cannot be answered. Raises ConfigError if no training prompt can."""
+    """Notes if some prompts cannot be answered, or not by the data's own answers. Raises
+    ConfigError if no training prompt can."""
     size = task.size(split)
     unfit, longest, looked = Counter[str](), 0, 0
+    unsayable = Counter[str]()
     end = time.monotonic() + CHECK_S
     for index in islice(range(0, size, max(1, size // MOST)), MOST):
         if looked and time.monotonic() > end:
@@ -96,12 +99,23 @@ def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) ->
             unfit["leave no room for an answer"] += 1
         elif tokenizer.embedded and int(ids.max()) >= tokenizer.embedded:
             unfit["have a token that the model's embedding has no row for"] += 1
+        if (answer := task.answer(split, index)) is not None:
+            unsayable[_unsayable(answer, tokenizer, config.rollout.max_new_tokens)] += 1
+    del unsayable[""]
+    kind = "training" if split == "train" else "held-out"
+    for what, count in unsayable.items():
+        yield Row(
+            "note",
+            "task",
+            f"the data's own answers to {count} of {looked} {kind} prompts that were checked "
+            + what,
+        )
     if not unfit:
         return
     words = ", ".join(f"{count} {what}" for what, count in unfit.items())
     words = (
-        f"of {looked} {'training' if split == 'train' else 'held-out'} prompts that were checked "
-        f"{words} (rollout.max_new_tokens = {config.rollout.max_new_tokens}, "
+        f"of {looked} {kind} prompts that were checked {words} "
+        f"(rollout.max_new_tokens = {config.rollout.max_new_tokens}, "
         f"engine.context_tokens = {config.engine.context_tokens}, the longest prompt has {longest})"
     )
     if split == "train" and unfit.total() == looked:
@@ -111,6 +125,17 @@ def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) ->
         )
     left_out = "they are dropped" if split == "train" else "accuracy leaves them out"
     yield Row("note", "engine.context_tokens", f"{words}: {left_out}")
+
+
+def _unsayable(answer: str, tokenizer: Tokenizer, most: int) -> str:
+    """The reason why a response cannot be this answer, in words; empty if it can."""
+    ids = tokenizer.ids(answer)
+    if len(ids) >= most:
+        return f"leave no room for the end in rollout.max_new_tokens = {most}"
+    text = unicodedata.normalize("NFC", tokenizer.decode(ids))
+    if text.strip() != unicodedata.normalize("NFC", answer).strip():
+        return "are other texts once the tokenizer has read them (unknown letters, special tokens)"
+    return ""
 
 
 def _of_verifiers(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]:

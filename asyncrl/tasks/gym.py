@@ -117,7 +117,8 @@ class GymTask:
         """A response that marks its answer as `<answer>…</answer>` is judged by the last such mark,
         else as a whole. An answer that a scorer would execute as a program is judged as an empty
         answer. A score over 1 is a sum of parts with a rounding error: it is not right."""
-        entry, text = self.entry(split, prompt_index), extract_answer(answer) or str(answer)
+        entry, marked = self.entry(split, prompt_index), extract_answer(answer)
+        text = str(answer) if marked is None else marked
         if self._screen is not None and text != entry["answer"] and not self._screen(text):
             text = ""
         score = float(self._data.score_answer(text, entry))

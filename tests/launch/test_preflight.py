@@ -336,6 +336,21 @@ def test_steps_follow_from_the_lines_that_there_are() -> None:
     assert [table["train_size"] for table in checked.task.mix.values()] == [10, 7, 7]
 
 
+def test_answers_that_no_response_can_be_are_noted() -> None:
+    """The verifier may want another one, so the run can go on."""
+    lines = [{"prompt": str(n), "answer": "7"} for n in range(6)]
+    lines[1]["answer"], lines[2]["answer"], lines[5]["answer"] = "x" * 8, "<|end|>", "x" * 7
+    Path("data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sets = ["task.name=jsonl", "task.path=data.jsonl", "task.eval_size=1"]
+    notes = preflight.check(config(*sets, "rollout.max_new_tokens=8"), None, 2).notes
+    assert [note.meaning for note in notes] == [
+        "the data's own answers to 1 of 5 training prompts that were checked leave no room for the "
+        "end in rollout.max_new_tokens = 8",
+        "the data's own answers to 1 of 5 training prompts that were checked are other texts once "
+        "the tokenizer has read them (unknown letters, special tokens)",
+    ]
+
+
 def test_a_run_goes_on_whoever_counted_its_lines() -> None:
     """A run.toml of an earlier version has the default in the place of the number."""
     before = config(*data(*"abcdef"), "run.dir=r")
@@ -371,7 +386,7 @@ def test_prompts_that_cannot_be_answered_are_counted() -> None:
     training, held_out = preflight.check(config(*settings), None, 2).notes
     assert "of 4 training prompts that were checked 3 leave no room" in training.meaning
     assert "the longest prompt has 301" in training.meaning and "dropped" in training.meaning
-    assert "of 1 held-out prompts" in held_out.meaning and "count as wrong" in held_out.meaning
+    assert "of 1 held-out prompts" in held_out.meaning and "accuracy leaves" in held_out.meaning
     said = refusal(config(*data("b" * 300, "c" * 300), "engine.context_tokens=128"))
     assert "2 leave no room for an answer" in said and "raise engine.context_tokens" in said
 

@@ -101,6 +101,9 @@ def test_a_marked_answer_is_what_is_judged() -> None:
         task.verify("train", 5, f"well, <answer>no</answer>, rather <answer>{answer}</answer>.")
         == 1.0
     )
+    # also an empty one, and not the text around it
+    assert task.verify("train", 5, f"<answer></answer>{answer}") < 1.0
+    assert task.verify("train", 5, f"{answer}") == 1.0
 
 
 def test_an_item_outside_the_split_is_an_error() -> None:
