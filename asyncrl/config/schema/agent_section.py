@@ -48,7 +48,10 @@ class AgentConfig(Section, frozen=True):
         Meta(
             ge=1,
             le=4096,
-            description="episodes at a time, at each agents actor; fewer where engines are busy",
+            description=(
+                "episodes at a time, at each agents actor; fewer where engines are busy, or a "
+                "program starts slowly"
+            ),
         ),
     ] = 64
     episode_s: Annotated[

@@ -17,10 +17,13 @@ def in_words(starts: StartCounts) -> str:
 
     >>> in_words(StartCounts(waiting=64, starting=2, most=2, seconds=9.0))
     '64 attempts wait to start; a start takes 9 s, and 2 start at a time'
+    >>> in_words(StartCounts(waiting=1, starting=1, most=1, seconds=0.0))
+    '1 attempt waits to start; 1 starts at a time'
     """
     attempts = "1 attempt waits" if starts.waiting == 1 else f"{starts.waiting} attempts wait"
     took = f"a start takes {duration(starts.seconds)}, and " if starts.seconds else ""
-    return f"{attempts} to start; {took}{starts.most} start at a time"
+    some = "1 starts" if starts.most == 1 else f"{starts.most} start"
+    return f"{attempts} to start; {took}{some} at a time"
 
 
 def _slow_starts(facts: RunFacts, limit: float) -> Iterator[Finding]:
