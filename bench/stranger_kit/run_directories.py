@@ -149,7 +149,7 @@ SCHEMA = (
     "CREATE VIEW v AS SELECT * FROM events",
     "CREATE TABLE more (x)",
     "CREATE INDEX i ON events (data)",
-    "CREATE UNIQUE INDEX i ON events (length(data))",
+    "CREATE INDEX i ON events (length(data)) WHERE first > 0",
     "ALTER TABLE snapshots ADD COLUMN more BLOB GENERATED ALWAYS AS (zeroblob(900000000))",
     "ALTER TABLE events ADD COLUMN more",
     "ALTER TABLE header ADD COLUMN more",
