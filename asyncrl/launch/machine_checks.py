@@ -29,10 +29,10 @@ def check_cores(config: Config, available: int) -> None:
             "cores make both sides ten times slower: "
             f"set it to {available} or less, or to 0 for all."
         )
-    here = {"reward.actors": config.reward.actors} if not config.cluster.reward_agents else {}
-    here |= {"agent.actors": config.agent.actors} if config.agent.run else {}
-    here |= {} if joined(config) else {"rollout.actors": config.rollout.actors}
-    for key, count in here.items():
+    counts = {"reward.actors": config.reward.actors} if not config.cluster.reward_agents else {}
+    counts |= {"agent.actors": config.agent.actors} if config.agent.run else {}
+    counts |= {} if joined(config) else {"rollout.actors": config.rollout.actors}
+    for key, count in counts.items():
         if count > ACTORS * cores:
             raise ConfigError(
                 f"{key} is {count:,}, and there are {cores} cores: each actor is a process of "
