@@ -208,7 +208,8 @@ def _resumed(draw: random.Random, folder: Path, model: Path) -> Case:
     run = copied(folder, model)
     what = draw.choice(["journal.sqlite", "run.toml", "origins.json", "lock"])
     no_file(run / what, draw.choice([kind for kind in STRANGE if kind != "nowhere"]))
-    return Case(("train", "--resume", str(run)), right=REFUSED, may=("run/", "modules/"))
+    may = ("run/", "modules/", "tmp/torch")  # what torch compiles is kept for other runs
+    return Case(("train", "--resume", str(run)), right=REFUSED, may=may)
 
 
 def _resumed_schema(draw: random.Random, folder: Path, model: Path) -> Case:
