@@ -16,6 +16,9 @@ from asyncrl.config.gpus import Gpus
 from asyncrl.config.schema import AgentConfig
 from asyncrl.runtime.processes.machine import gpus_here
 
+ACTORS = 64
+"""Actors of a role for each core of this machine, at most."""
+
 
 def check_cores(config: Config, available: int) -> None:
     """Check that both sides have cores. `available` is the number that this process may use."""
@@ -26,6 +29,15 @@ def check_cores(config: Config, available: int) -> None:
             "cores make both sides ten times slower: "
             f"set it to {available} or less, or to 0 for all."
         )
+    counts = {"reward.actors": config.reward.actors} if not config.cluster.reward_agents else {}
+    counts |= {"agent.actors": config.agent.actors} if config.agent.run else {}
+    counts |= {} if joined(config) else {"rollout.actors": config.rollout.actors}
+    for key, count in counts.items():
+        if count > ACTORS * cores:
+            raise ConfigError(
+                f"{key} is {count:,}, and there are {cores} cores: each actor is a process of "
+                f"this machine; set it to {ACTORS * cores} or less."
+            )
     if trainer > cores or (trainer == cores and cores > 1):
         raise ConfigError(
             f"machine.trainer_cores is {trainer} of {cores} cores, which leaves none for "

@@ -36,7 +36,10 @@ def fetched(folder: Path, there: Path, manifest: Any, **more: Any) -> Case:
     text = manifest if isinstance(manifest, bytes) else json.dumps(manifest).encode()
     if not (there / "manifest.json").exists() and not (there / "manifest.json").is_symlink():
         (there / "manifest.json").write_bytes(text)
-    settings: dict[str, Any] = {"right": REFUSED, "says": "not fetched|no copy"} | more
+    settings: dict[str, Any] = {
+        "right": REFUSED,
+        "says": "not fetched|no copy|cannot be written",
+    } | more
     return Case(("fetch", there.as_uri(), str(folder / "new")), **settings)
 
 

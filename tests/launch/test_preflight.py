@@ -247,6 +247,8 @@ def test_an_address_of_another_machine(host: str) -> None:
         (["machine.cores=3"], 2, "machine.cores is 3, but this process may use 2"),
         (["machine.trainer_cores=2"], 2, "machine.trainer_cores is 2 of 2"),
         (["machine.trainer_cores=2"], 1, "machine.trainer_cores is 2 of 1"),
+        (["rollout.actors=1000000"], 2, "rollout.actors is 1,000,000, and there are 2 cores"),
+        (["reward.actors=129"], 2, "set it to 128 or less"),
     ],
 )
 def test_cores_that_are_not_there(sets: list[str], available: int, named: str) -> None:
