@@ -128,9 +128,10 @@ def forget_partial(folder: Path) -> None:
 
 def forget_partial_folders(folder: Path) -> None:
     """Remove the directories that writers which were killed have left in a folder, as far as they
-    can be removed. A symbolic link is left."""
-    for left in folder.glob(f"{PARTIAL_FOLDER}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    can be removed. A symbolic link is left, and nothing is removed through one."""
+    if not folder.is_symlink():
+        for left in folder.glob(f"{PARTIAL_FOLDER}*"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _regular(path: Path, flags: int) -> int:

@@ -17,7 +17,14 @@ from asyncrl.explain import curve, run_status, summary
 from asyncrl.explain.curve_file import CurveFile
 from asyncrl.explain.summary import Summary
 from asyncrl.explain.views.report import write_report
-from asyncrl.files import forget_partial, open_growing, open_regular, read_regular, write_whole
+from asyncrl.files import (
+    forget_partial,
+    forget_partial_folders,
+    open_growing,
+    open_regular,
+    read_regular,
+    write_whole,
+)
 from asyncrl.runtime import logs
 
 ROOT = Path(__file__).parents[1]
@@ -117,6 +124,22 @@ def test_a_file_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:
         read_regular(tmp_path / "sparse", 1000)
     with pytest.raises(OSError, match="larger than"):
         run_status.read(tmp_path / "sparse")
+
+
+def test_directories_that_were_being_written_are_removed_and_no_link_is_followed(
+    tmp_path: Path,
+) -> None:
+    elsewhere, run = tmp_path / "elsewhere", tmp_path / "run"
+    for folder in (elsewhere, run):
+        (folder / ".partial-step" / "deep").mkdir(parents=True)
+    (run / "step").mkdir()
+    (run / "checkpoints").symlink_to(elsewhere)
+    (run / ".partial-link").symlink_to(elsewhere)
+    forget_partial_folders(run)
+    forget_partial_folders(run / "checkpoints")
+    forget_partial_folders(run / "missing")
+    assert (elsewhere / ".partial-step" / "deep").is_dir()
+    assert sorted(path.name for path in run.iterdir()) == [".partial-link", "checkpoints", "step"]
 
 
 def test_a_small_file_takes_little_memory_whatever_the_bound(tmp_path: Path) -> None:

@@ -25,15 +25,19 @@ async def keep_page(config: RunConfig, note: Callable[[str], None]) -> None:
     ends."""
     run = Path(config.dir)
     key = ""
-    if not TcpAddress(config.page_host, config.page_port).loopback:
-        key = secrets.token_urlsafe()
-        write_key(run / PAGE_KEY, key.encode())
-    process = spawn(
-        "the page",
-        [sys.executable, "-m", "asyncrl.explain.views.page_process", str(run)],
-        log=log_path(run, "page", 0),
-        env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )
+    try:
+        if not TcpAddress(config.page_host, config.page_port).loopback:
+            key = secrets.token_urlsafe()
+            write_key(run / PAGE_KEY, key.encode())
+        process = spawn(
+            "the page",
+            [sys.executable, "-m", "asyncrl.explain.views.page_process", str(run)],
+            log=log_path(run, "page", 0),
+            env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+    except (OSError, MemoryError) as error:
+        note(f"The page of this run could not be started ({error}): the run goes on without it.")
+        return
     try:
         with_key = f"?key={key}" if key else ""
         note(f"The page of this run: http://{config.page_host}:{config.page_port}/{with_key}")

@@ -32,7 +32,16 @@ async def keep_sink(
     limit_s: float = FINISH_S,
 ) -> None:
     """Feed the sink `name` until the run is `over`, and for `limit_s` seconds more at most; `note`
-    is called if it fails."""
+    is called if it fails, or cannot be started."""
+    try:
+        await _feed(run, name, over, note, limit_s)
+    except (OSError, MemoryError) as error:
+        note(f"The sink {name} could not be started ({error}), and the run is without it.")
+
+
+async def _feed(
+    run: Path, name: SinkName, over: trio.Event, note: Callable[[str], None], limit_s: float
+) -> None:
     log = logs.path(run, name, 0)
     small = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     theirs, ours = os.pipe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import urllib.error
 import urllib.request
@@ -11,6 +12,7 @@ import pytest
 import trio
 
 from asyncrl.config import Config, load, render
+from asyncrl.launch import page
 from asyncrl.launch.page import keep_page
 from asyncrl.runtime.processes.machine import free_port
 from asyncrl.runtime.run_dir import PAGE_KEY, RUN_TOML
@@ -42,6 +44,18 @@ async def answer(url: str, cookie: str = "") -> tuple[int, str, str]:
                 return await trio.to_thread.run_sync(ask)
             except OSError:
                 await trio.sleep(0.1)
+
+
+async def test_a_page_that_cannot_be_started_is_said_and_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    config, said = config_of(tmp_path), list[str]()
+    monkeypatch.setattr(page, "spawn", full)
+    await keep_page(config.run, said.append)
+    assert len(said) == 1 and "Too many open files" in said[0] and "goes on without it" in said[0]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])

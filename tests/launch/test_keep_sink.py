@@ -3,6 +3,7 @@ which is fed to the end, and missed where it fails."""
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from pathlib import Path
@@ -34,6 +35,20 @@ def new_run(run: Path) -> Path:
 def sent(run: Path) -> int:
     path = run / SINKS / "tensorboard.json"
     return msgspec.json.decode(path.read_bytes(), type=SinkNote).step if path.exists() else 0
+
+
+async def test_a_sink_that_cannot_be_started_is_said_and_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    said = list[str]()
+    for what in ("spawn", "os.pipe"):
+        monkeypatch.setattr(f"asyncrl.launch.sinks.{what}", full)
+        await keep_sink(new_run(tmp_path / what), "tensorboard", trio.Event(), said.append)
+        monkeypatch.undo()
+    assert len(said) == 2 and all("Too many open files" in line for line in said)
 
 
 @pytest.mark.processes
