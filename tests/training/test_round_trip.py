@@ -69,8 +69,8 @@ def learner(model: nn.Module, kind: str, initial: nn.Module) -> Learner:
         replay_groups=2 if kind == "boundary" else 0,
     )
     staleness = StalenessConfig(proximal=kind, max_lag=MAX_LAG, depth=1)  # type: ignore[arg-type]
-    term = KlTerm("reference", 0.1, "loss", "k3", FrozenPolicy(initial), reset_every=2)  # type: ignore[arg-type]
-    return Learner(model, train, staleness, 0.7, kl_terms=KlTerms((term,), 0.7))  # type: ignore[arg-type]
+    term = KlTerm("reference", 0.1, "loss", "k3", FrozenPolicy(initial), reset_every=2)
+    return Learner(model, train, staleness, 0.7, kl_terms=KlTerms((term,), 0.7))
 
 
 def train(subject: Learner, steps: int) -> None:

@@ -104,7 +104,7 @@ async def loaded(
     server.fails = fails
     weights = dict(nn.Linear(2, 2).named_parameters())
     try:
-        end = type(await subject.load(version, weights, REFERENCE))
+        end: type = type(await subject.load(version, weights, REFERENCE))
     except (NotLoaded, HalfLoaded) as error:
         end = type(error)
     return end, server.paused
@@ -220,7 +220,10 @@ def test_checksums_that_failed_once_are_compared_as_before_in_any_order(
 def test_shared_hashes_are_those_of_a_server_alone(order: list[int], split: int) -> None:
     """Equal answers are computed once: whatever makes another hash is in what they are known by."""
     weights = model(1)
-    ours = {name: ((name,), ("whole", "rows")) for name in weights}
+    layouts: tuple[str, ...] = ("whole", "rows")
+    ours: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+        name: ((name,), layouts) for name in weights
+    }
     alike = WantedOfServer(2, "cpu", WantedHashes(2, ours))
     servers = [
         alike,
