@@ -94,8 +94,7 @@ class ActorFailed(Exception):
         after = f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else ""
         output = f"; its last output:\n{traceback}" if traceback else "; it printed nothing"
         super().__init__(
-            f"{last_words(traceback)} ({name} ended by this error each time, and is not started "
-            "again)"
+            f"{last_words(traceback)} (this ended {name}, which is not started again)"
             if final
             else f"{name} {describe_exit(code)}{after}{output}"
         )

@@ -267,7 +267,9 @@ async def test_an_equal_error_ends_the_run_unless_the_role_did_something_between
         )
         await run.say(FINISHED)
     failure = run.end.failure
-    assert (failure is None) if progress else str(failure).startswith(f"{words} (reward-0 ended")
+    assert (
+        (failure is None) if progress else str(failure).startswith(f"{words} (this ended reward-0")
+    )
 
 
 async def test_an_actor_that_refuses_its_input_is_not_started_again(autojump_clock) -> None:
