@@ -39,7 +39,7 @@ def room_rows(config: Config) -> list[Row]:
                 f"{size(kept * each)} ({size(each)} each), and the disk has {size(free)} free: "
                 f"make room, or choose another {where}."
             )
-        text = f"each, {_number(KEPT)} are kept; the disk of {where} has {size(free)} free"
+        text = f"each; {KEPT} are kept; the disk of {where} has {size(free)} free"
         rows.append(Row("checkpoints", size(each), text))
         if free < peak * each:
             text = (
