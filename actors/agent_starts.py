@@ -18,7 +18,10 @@ from asyncrl.runtime.processes.machine import free_bytes
 from asyncrl.runtime.processes.usage import Used, used_by
 
 POLL_S = 0.25
-"""Seconds between two looks at the attempts that start."""
+"""Seconds between two looks at the attempts that start, and at some that run, while any start or
+wait."""
+SAMPLE = 8
+"""Attempts that run of which one look takes, each time others."""
 
 
 class AgentStart:
@@ -44,7 +47,7 @@ class AgentStarts:
         self._attempts = 0
         self._admitted: dict[int, trio.Event] = {}
         self._starts: dict[int, AgentStart] = {}
-        self._busy = Pulse()
+        self._busy, self._turn = Pulse(), 0
 
     @property
     def counts(self) -> StartCounts:
@@ -76,7 +79,7 @@ class AgentStarts:
             self._pump()
 
     async def run(self) -> None:
-        """Look at attempts that start, until cancelled."""
+        """Look at attempts that start, and at some that run, until cancelled."""
         while True:
             if not self._limit.starting and not self._limit.counts.waiting:
                 await self._busy.wait()
@@ -86,7 +89,22 @@ class AgentStarts:
                 start = self._starts.get(attempt)
                 pid = None if start is None else start.pid
                 self._limit.see(attempt, now, None if pid is None else self._look(pid))
+            self._limit.crowd(self._wanting())
             self._pump()
+
+    def _wanting(self) -> int:
+        """Estimate how many of the attempts that run want a core, by a few of them."""
+        running = [
+            start.pid
+            for attempt in self._limit.running
+            if (start := self._starts.get(attempt)) is not None and start.pid is not None
+        ]
+        if not running:
+            return 0
+        turn, self._turn = self._turn % len(running), self._turn + SAMPLE
+        sample = (running[turn:] + running[:turn])[:SAMPLE]
+        wanting = sum((used := self._look(pid)) is not None and used.wants for pid in sample)
+        return round(len(running) * wanting / len(sample))
 
     def _called(self, attempt: int) -> None:
         self._limit.called(attempt, trio.current_time())

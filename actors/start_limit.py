@@ -10,11 +10,14 @@ bound begins at the cores of this process. It follows how long starts had to wai
 grows by one with each round of starts that hardly waited, and shrinks by a quarter where they spent
 most of their time waiting, once in a round [additive increase, multiplicative decrease]. Where the
 kernel does not tell, a start that took twice as long as the quickest did wait. Memory bounds it
-too: each start gets as much as the largest so far needed.
+too: each start gets as much as the largest so far needed. Attempts that
+run and want a core count as those that start; while they are too many, one starts every `HOLD_S`
+seconds.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Literal
 
@@ -38,6 +41,9 @@ CPU_S = 20.0
 """Seconds of a core after which an attempt is at its work: it has started."""
 LONGEST_S = 120.0
 """Seconds after which an attempt has started, whatever it does."""
+HOLD_S = 30.0
+"""Seconds for which no attempt starts while as many as `MOST` for each core want one: those that
+start, and those that run."""
 START_BYTES = 2**27
 """Bytes of memory that a start needs, before any was seen."""
 QUICKEST = 32
@@ -74,6 +80,8 @@ class StartLimit:
         self._waiting: deque[int] = deque()
         self._starting: dict[int, _Start] = {}
         self._running: set[int] = set()
+        self._wanting = 0
+        self._begun = -math.inf
         self._round = 0
         self._took: deque[float] = deque(maxlen=QUICKEST)
         self._bytes = START_BYTES
@@ -86,15 +94,18 @@ class StartLimit:
         """Start those that may start now, with so many bytes of memory that are free; the caller
         does so. One may always start where none does anything."""
         begun = list[int]()
-        while self._waiting and self._room(free):
+        while self._waiting and self._room(now, free):
             begun.append(attempt := self._waiting.popleft())
             self._starting[attempt] = _Start(now, self._round)
+            self._begun = now
         return begun
 
-    def _room(self, free: int) -> bool:
+    def _room(self, now: float, free: int) -> bool:
         starting = len(self._starting)
         if not starting and not self._running:
             return True
+        if starting + self._wanting >= self._most and now - self._begun < HOLD_S:
+            return False
         return starting < int(self._limit) and self._bytes * (starting + 1) <= free
 
     def called(self, attempt: int, now: float) -> None:
@@ -131,6 +142,10 @@ class StartLimit:
         if (used is not None and used.cpu_s >= CPU_S) or now - start.since >= LONGEST_S:
             self._run(attempt)
 
+    def crowd(self, wanting: int) -> None:
+        """So many of the attempts that run want a core now."""
+        self._wanting = wanting
+
     def state(self, attempt: int) -> StartState | None:
         """The state of an attempt; None if it has ended."""
         if attempt in self._starting:
@@ -143,6 +158,11 @@ class StartLimit:
     def starting(self) -> list[int]:
         """The attempts that start."""
         return list(self._starting)
+
+    @property
+    def running(self) -> list[int]:
+        """The attempts that run."""
+        return list(self._running)
 
     @property
     def counts(self) -> StartCounts:
@@ -158,6 +178,7 @@ class StartLimit:
     def _run(self, attempt: int) -> None:
         del self._starting[attempt]
         self._running.add(attempt)
+        self._wanting += 1  # until the next look
 
     def _learn(self, start: _Start, took_s: float) -> None:
         """Let the bounds follow from a start."""

@@ -8,6 +8,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -103,6 +104,35 @@ async def test_programs_do_not_flood_the_cores(
     rate = cores * cores / (cores + others) if others <= cores else cores / (1 + others)
     assert max(called) - began <= 1.3 * 126 / rate + 2
     assert starts.counts.waiting == starts.counts.starting == 0
+
+
+@pytest.mark.parametrize(("cores", "endless"), [(1, 0), (2, 0), (8, 0), (2, 4), (8, 16)])
+async def test_programs_at_work_keep_others_from_starting_but_not_for_long(
+    autojump_clock: trio.testing.MockClock, cores: int, endless: int
+) -> None:
+    """Each works for ten seconds of a core after its first call, and some without end."""
+    machine = Machine(cores)
+    starts, begun = opened(machine), list[float]()
+
+    async def attempt(pid: int) -> None:
+        async with starts.start(f"prompt {pid}") as start:
+            start.pid = pid
+            begun.append(trio.current_time())
+            await machine.compute(pid, 1.0)
+            start.called()
+            await machine.compute(pid, 10.0 if pid >= endless else 1e9)
+
+    async with trio.open_nursery() as beside:
+        beside.start_soon(machine.run)
+        beside.start_soon(starts.run)
+        for pid in range(20 * cores):
+            beside.start_soon(attempt, pid)
+        await trio.sleep(600.0)
+        beside.cancel_scope.cancel()
+    assert max(machine.load) <= (5 if endless else 4) * cores
+    waits = [after - before for before, after in pairwise(begun)]
+    assert max(waits) <= start_limit.HOLD_S + 1
+    assert len(begun) >= min(20 * cores, endless + 600 // start_limit.HOLD_S)
 
 
 async def test_the_bound_follows_the_load(autojump_clock: trio.testing.MockClock) -> None:
