@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from contextlib import suppress
 
 import h11
 import trio
@@ -58,29 +59,24 @@ class ClientConnection:
     async def run(self) -> None:
         """Answer until the client leaves or is refused."""
         try:
-            try:
-                await self._converse()
-            except h11.RemoteProtocolError as error:
-                await self._refuse("malformed", error.error_status_hint)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            return  # the client has left, perhaps without its refusal
-
-    async def _converse(self) -> None:
-        """Answer requests. Raises RemoteProtocolError, and trio's errors of a client that left."""
-        with trio.move_on_after(self._limits.head_s) as scope:
-            request = await self._request()
-        if scope.cancelled_caught:
-            await self._refuse("silent", 408)
-            return
-        while request is not None:
-            self.waiting = False
-            if not await self._answer(request):
-                await self._linger()
-                return
-            self._http.start_next_cycle()
-            self.waiting, request = True, None
-            with trio.move_on_after(self._limits.idle_s):
+            with trio.move_on_after(self._limits.head_s) as scope:
                 request = await self._request()
+            if scope.cancelled_caught:
+                await self._refuse("silent", 408)
+                return
+            while request is not None:
+                self.waiting = False
+                if not await self._answer(request):
+                    await self._linger()
+                    return
+                self._http.start_next_cycle()
+                self.waiting, request = True, None
+                with trio.move_on_after(self._limits.idle_s):
+                    request = await self._request()
+        except h11.RemoteProtocolError as error:
+            await self._refuse("malformed", error.error_status_hint)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return  # the client has left
 
     async def _request(self) -> h11.Request | None:
         """The next request's head; None if the client leaves before it."""
@@ -135,7 +131,8 @@ class ClientConnection:
             status_code=status if status in _SENTENCES else 400,
             headers=[*headers.items(), ("connection", "close")],
         )
-        with trio.move_on_after(_LINGER_S):
+        gone = suppress(trio.BrokenResourceError, trio.ClosedResourceError)
+        with gone, trio.move_on_after(_LINGER_S):
             await self._stream.send_all(
                 self._http.send(head)
                 + self._http.send(h11.Data(data=text))
