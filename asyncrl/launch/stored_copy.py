@@ -20,7 +20,6 @@ from datetime import timedelta
 from functools import partial as applied
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import msgspec
@@ -31,6 +30,7 @@ from asyncrl.escape import escaped
 from asyncrl.files import open_regular, write_whole
 from asyncrl.journal import SqliteHistory
 from asyncrl.journal.sqlite import copy as copy_journal
+from asyncrl.messages.address import url_parts
 from asyncrl.runtime.run_dir import COPY_ID, JOURNAL, METRICS, ORIGINS, PACKED, RUN_TOML
 from asyncrl.training.checkpoint_index import (
     NAME,
@@ -138,7 +138,7 @@ class StoredCopy:
 
     def __init__(self, url: str, *, patient: bool = True) -> None:
         """With `patient` a request may last for minutes, and is tried again."""
-        parts = urlsplit(url)
+        parts = url_parts(url)
         if parts.scheme not in SCHEMES:
             raise StoreError(f"it begins with none of {', '.join(f'{s}://' for s in SCHEMES)}")
         if parts.username or parts.password or parts.query or parts.fragment:
@@ -318,5 +318,5 @@ def _new_id(run: Path) -> str:
 
 def _shown(url: str) -> str:
     """A URL without its parts that may be secret."""
-    parts = urlsplit(url)
+    parts = url_parts(url)
     return escaped(f"{parts.scheme}://{parts.hostname or ''}{parts.path}", 200)

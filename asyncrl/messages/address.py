@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -61,3 +62,17 @@ def tcp_address(text: str) -> TcpAddress:
     if not isinstance(address, TcpAddress):
         raise ValueError(f"{text!r} is no address of a machine: write tcp:host:port")
     return address
+
+
+def url_parts(url: str) -> SplitResult:
+    """The parts of a URL; all empty if it is none, as with a bracket that is not closed.
+
+    >>> url_parts("http://a:80/b").hostname, url_parts("http://[a").hostname
+    ('a', None)
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # it may be no number
+    except ValueError:
+        return urlsplit("")
+    return parts

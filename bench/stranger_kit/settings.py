@@ -215,7 +215,7 @@ CONTRADICTIONS: tuple[tuple[dict[str, Any], frozenset[int], str], ...] = (
     ({"run.sinks": ["nonesuch"]}, REFUSED, "sinks"),
     ({"engine.kind": "nonesuch"}, REFUSED, "kind"),
     ({"engine.kind": "sglang"}, REFUSED, ""),
-    ({"agent.run": "nonesuch"}, REFUSED, "agent.run"),
+    ({"agent.run": "nonesuch"}, REFUSED, "names no agent"),
     ({"agent.run": ["/no/such/program"]}, EITHER, ""),
     ({"agent.run": "no_such_module:play"}, REFUSED, "no_such_module"),
     ({"staleness.max_lag": 0, "staleness.depth": 5}, EITHER, ""),

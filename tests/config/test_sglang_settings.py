@@ -48,6 +48,8 @@ def test_what_is_whole_passes(sets: tuple[str, ...]) -> None:
         ((SGLANG, URLS), ("set rollout.actors to 2",)),
         ((SGLANG, TWO, 'engine.sglang.urls=["http://a:1", "http://a:1"]'), ("twice",)),
         ((SGLANG, 'engine.sglang.urls=["a:30000"]'), ("http://host:port",)),
+        ((SGLANG, 'engine.sglang.urls=["http://[a:30000"]'), ("http://host:port",)),
+        ((SGLANG, 'engine.sglang.urls=["http://a:b"]'), ("http://host:port",)),
         ((SGLANG, URLS, "engine.sglang.router=r:1"), ("engine.sglang.router", "http://host:port")),
         (
             (SGLANG, URLS, TWO, "engine.sglang.router=http://r:1"),

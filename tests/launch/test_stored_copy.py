@@ -229,6 +229,7 @@ async def test_what_cannot_be_the_copy_is_refused(run: Path, tmp_path: Path) -> 
         ("s3://key:secret@bucket/run", "credentials and options belong into the environment"),
         ("s3://bucket/run?key=secret", "credentials and options belong into the environment"),
         ("s3://", "the store says"),
+        ("s3://[::1", "begins with none of"),
         ("s3://bucket-without-credentials/run", "the store says"),
     ):
         with pytest.raises(ConfigError, match=said) as refused:

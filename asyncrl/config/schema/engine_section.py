@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
-from urllib.parse import urlsplit
 
 from msgspec import Meta
 from msgspec.structs import fields
 
 from asyncrl.config.engines import ENGINES, capabilities
 from asyncrl.config.schema.section import BASIC, EVERY, PATH, Contradictions, Section
+from asyncrl.messages.address import url_parts
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -226,7 +226,7 @@ def _servers(whole: Config, servers: Servers) -> Contradictions:
     for key, urls in ((f"{table}.urls", settings.urls), (f"{table}.router", (servers.router,))):
         if any(not _address(url) for url in urls if url):
             yield (key,), "an address is http://host:port"
-    elsewhere = [url for url in settings.urls if urlsplit(url).hostname not in LOOPBACK]
+    elsewhere = [url for url in settings.urls if url_parts(url).hostname not in LOOPBACK]
     if elsewhere and servers.by_broadcast and settings.host in LOOPBACK:
         yield (
             (f"{table}.urls", f"{table}.host"),
@@ -242,7 +242,7 @@ def _servers(whole: Config, servers: Servers) -> Contradictions:
 
 def _address(url: str) -> bool:
     """True for `http://host:port`."""
-    return urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname)
+    return url_parts(url).scheme in ("http", "https") and bool(url_parts(url).hostname)
 
 
 def _sglang(whole: Config, sglang: SglangConfig) -> Contradictions:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 from msgspec import Meta
 
 from asyncrl.config.schema.section import PATH, Contradictions, Section, table_of
+from asyncrl.messages.address import url_parts
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -44,7 +44,7 @@ class PolicyConfig(Section, frozen=True):
             )
         if not self.server:
             return
-        url = urlsplit(self.server)
+        url = url_parts(self.server)
         if url.scheme not in ("http", "https") or not url.hostname:
             yield (f"{name}.server",), "an address is http://host:port"
         if whole.rollout.temperature != 1:

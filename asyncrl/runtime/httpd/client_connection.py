@@ -7,8 +7,10 @@ h11 reads and writes the protocol; this gives it bytes, deadlines and bounds.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
+from contextlib import suppress
 
 import h11
 import trio
@@ -30,6 +32,8 @@ _SENTENCES = {
     505: b"HTTP/1.1 is spoken here",
 }
 
+logger = logging.getLogger(__name__)
+
 
 class CrowdedError(Exception):
     """The limit of known clients is reached."""
@@ -37,8 +41,7 @@ class CrowdedError(Exception):
 
 class ClientConnection:
     """A connection. `admit` tells from a request's headers whether its client is known; it
-    raises CrowdedError if there is no room for one more. An unknown client has one answer. `report`
-    is called with what failed, by a fault that is not the client's."""
+    raises CrowdedError if there is no room for one more. An unknown client has one answer."""
 
     def __init__(
         self,
@@ -46,43 +49,34 @@ class ClientConnection:
         app: Application,
         limits: HttpLimits,
         admit: Callable[[Headers], bool],
-        report: Callable[[str, Exception], None],
     ) -> None:
         self._stream, self._app, self._limits, self._admit = stream, app, limits, admit
-        self._report = report
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self.waiting = True
         """True while no request is being answered."""
-        self.idle_from = trio.current_time()
-        """The time at which it began to wait for a request."""
         self.refusal: HttpRefusal | None = None
 
     async def run(self) -> None:
         """Answer until the client leaves or is refused."""
         try:
-            try:
-                await self._converse()
-            except h11.RemoteProtocolError as error:
-                await self._refuse("malformed", error.error_status_hint)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            return  # the client has left, perhaps without its refusal
-
-    async def _converse(self) -> None:
-        """Answer requests. Raises RemoteProtocolError, and trio's errors of a client that left."""
-        with trio.move_on_after(self._limits.head_s) as scope:
-            request = await self._request()
-        if scope.cancelled_caught:
-            await self._refuse("silent", 408)
-            return
-        while request is not None:
-            self.waiting = False
-            if not await self._answer(request):
-                await self._linger()
-                return
-            self._http.start_next_cycle()
-            self.waiting, self.idle_from, request = True, trio.current_time(), None
-            with trio.move_on_after(self._limits.idle_s):
+            with trio.move_on_after(self._limits.head_s) as scope:
                 request = await self._request()
+            if scope.cancelled_caught:
+                await self._refuse("silent", 408)
+                return
+            while request is not None:
+                self.waiting = False
+                if not await self._answer(request):
+                    await self._linger()
+                    return
+                self._http.start_next_cycle()
+                self.waiting, request = True, None
+                with trio.move_on_after(self._limits.idle_s):
+                    request = await self._request()
+        except h11.RemoteProtocolError as error:
+            await self._refuse("malformed", error.error_status_hint)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return  # the client has left
 
     async def _request(self) -> h11.Request | None:
         """The next request's head; None if the client leaves before it."""
@@ -116,9 +110,9 @@ class ClientConnection:
         )
         try:
             await self._app(exchange.scope, exchange.receive, exchange.send)
-        except Exception as error:  # noqa: BLE001  # it is reported
+        except Exception:
             # a fault of the application in one request does not affect the next one
-            self._report("request", error)
+            logger.exception("a request failed")
             await self._refuse("failed", 500)
             return False
         self.refusal = exchange.refusal
@@ -137,7 +131,8 @@ class ClientConnection:
             status_code=status if status in _SENTENCES else 400,
             headers=[*headers.items(), ("connection", "close")],
         )
-        with trio.move_on_after(_LINGER_S):
+        gone = suppress(trio.BrokenResourceError, trio.ClosedResourceError)
+        with gone, trio.move_on_after(_LINGER_S):
             await self._stream.send_all(
                 self._http.send(head)
                 + self._http.send(h11.Data(data=text))
