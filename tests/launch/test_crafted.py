@@ -355,5 +355,5 @@ def test_a_checkpoint_of_what_is_no_file_is_not_waited_for(
     make(path / "model.safetensors")
     files = {"model.safetensors": Digest(1, "ab")}
     (path / "trainer.json").write_bytes(msgspec.json.encode(Scalars(3, 17, files)))
-    with pytest.raises(CheckpointError, match="model.safetensors cannot be read"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
         complete(tmp_path)[0].verify()

@@ -7,7 +7,6 @@ h11 reads and writes the protocol; this gives it bytes, deadlines and bounds.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,8 +31,6 @@ _SENTENCES = {
     505: b"HTTP/1.1 is spoken here",
 }
 
-logger = logging.getLogger(__name__)
-
 
 class CrowdedError(Exception):
     """The limit of known clients is reached."""
@@ -41,7 +38,8 @@ class CrowdedError(Exception):
 
 class ClientConnection:
     """A connection. `admit` tells from a request's headers whether its client is known; it
-    raises CrowdedError if there is no room for one more. An unknown client has one answer."""
+    raises CrowdedError if there is no room for one more. An unknown client has one answer. `report`
+    is called with what failed, by a fault that is not the client's."""
 
     def __init__(
         self,
@@ -49,11 +47,15 @@ class ClientConnection:
         app: Application,
         limits: HttpLimits,
         admit: Callable[[Headers], bool],
+        report: Callable[[str, Exception], None],
     ) -> None:
         self._stream, self._app, self._limits, self._admit = stream, app, limits, admit
+        self._report = report
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self.waiting = True
         """True while no request is being answered."""
+        self.idle_from = trio.current_time()
+        """The time at which it began to wait for a request."""
         self.refusal: HttpRefusal | None = None
 
     async def run(self) -> None:
@@ -70,7 +72,7 @@ class ClientConnection:
                     await self._linger()
                     return
                 self._http.start_next_cycle()
-                self.waiting, request = True, None
+                self.waiting, self.idle_from, request = True, trio.current_time(), None
                 with trio.move_on_after(self._limits.idle_s):
                     request = await self._request()
         except h11.RemoteProtocolError as error:
@@ -110,9 +112,9 @@ class ClientConnection:
         )
         try:
             await self._app(exchange.scope, exchange.receive, exchange.send)
-        except Exception:
+        except Exception as error:  # noqa: BLE001  # it is reported
             # a fault of the application in one request does not affect the next one
-            logger.exception("a request failed")
+            self._report("request", error)
             await self._refuse("failed", 500)
             return False
         self.refusal = exchange.refusal
