@@ -83,7 +83,11 @@ def test_resume_goes_on_with_the_runs_own_configuration(launched: list[Any], her
     [
         ("CREATE TABLE header (format INTEGER, run TEXT)", "not a journal of asyncrl"),
         ("CREATE TABLE other (format INTEGER, run TEXT)", "not a journal of asyncrl"),
-        ("CREATE TABLE header AS SELECT 2 AS format, '' AS run", "has format 2, but this asyncrl"),
+        (
+            "CREATE TABLE header (format INTEGER NOT NULL, run TEXT NOT NULL);"
+            "INSERT INTO header VALUES (2, '')",
+            "has format 2, but this asyncrl",
+        ),
     ],
 )
 def test_a_journal_of_another_format_or_of_none_is_refused_before_anything_starts(
@@ -92,7 +96,7 @@ def test_a_journal_of_another_format_or_of_none_is_refused_before_anything_start
     """`why` reads no journal, so it answers as ever."""
     main(["train", *SMALL, "--set", "run.dir=r"])
     with closing(sqlite3.connect("r/journal.sqlite")) as file, file:
-        file.execute(header)
+        file.executescript(header)
         file.execute("CREATE TABLE events (first INTEGER PRIMARY KEY, data BLOB NOT NULL)")
     files = {path: path.read_bytes() for path in here.glob("r/*")}
     capsys.readouterr()

@@ -21,8 +21,8 @@ _MINUS = "\N{MINUS SIGN}"
 _FORM = re.compile(
     r"""
     (?P<sign>[+-]?) (?P<currency>[$€£¥]?) (?P<inner>[+-]?)
-    (?P<digits>(?: (?!0)\d{1,3}(?:,\d{3})+ | \d+ ) (?:\.\d*)? | \.\d+)
-    (?P<exponent>(?:[eE][+-]?\d+)?)
+    (?P<digits>(?: (?!0)[0-9]{1,3}(?:,[0-9]{3})+ | [0-9]+ ) (?:\.[0-9]*)? | \.[0-9]+)
+    (?P<exponent>(?:[eE][+-]?[0-9]+)?)
     """,
     re.VERBOSE,
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.engines.servers.server_environment import (
-    Environment,
+    ServerEnvironment,
     ServerPackage,
     look,
     misfit,
@@ -90,7 +90,7 @@ def test_what_is_no_python_tells_nothing(tmp_path: Path) -> None:
 
 
 VERSIONS = {"sglang": "0.5.23", "torch": "2.14.1", "nvidia-nccl-cu13": "2.30.7"}
-SEEN = Environment(VERSIONS, frozenset({"OneForCausalLM"}))
+SEEN = ServerEnvironment(VERSIONS, frozenset({"OneForCausalLM"}))
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,17 @@ SEEN = Environment(VERSIONS, frozenset({"OneForCausalLM"}))
         (SEEN, "OneForCausalLM", "2.29.7", "has NCCL 2.30.7 (torch 2.14.1), and this one 2.29.7:"),
         (SEEN, "OneForCausalLM", "", "has NCCL 2.30.7 (torch 2.14.1), and this one of no package:"),
         (SEEN, "TwoForCausalLM", None, "has SGLang 0.5.23, which serves no TwoForCausalLM:"),
-        (Environment({}, frozenset()), "OneForCausalLM", None, "has no SGLang"),
-        (Environment(VERSIONS, frozenset()), "TwoForCausalLM", None, None),  # none was found listed
+        (ServerEnvironment({}, frozenset()), "OneForCausalLM", None, "has no SGLang"),
+        (
+            ServerEnvironment(VERSIONS, frozenset()),
+            "TwoForCausalLM",
+            None,
+            None,
+        ),  # none was found listed
     ],
 )
 def test_what_does_not_fit_is_named(
-    seen: Environment, architecture: str, nccl: str | None, fault: str | None
+    seen: ServerEnvironment, architecture: str, nccl: str | None, fault: str | None
 ) -> None:
     found = misfit(seen, SGLANG, architecture, nccl=nccl)
     if fault is None:

@@ -47,7 +47,7 @@ class ServerPackage(NamedTuple):
     model: str
 
 
-class Environment(msgspec.Struct, frozen=True):
+class ServerEnvironment(msgspec.Struct, frozen=True):
     """Versions of packages, "" where one is not installed, and names of models' classes."""
 
     versions: dict[str, str]
@@ -58,7 +58,7 @@ class Environment(msgspec.Struct, frozen=True):
         return next((found for name in names if (found := self.versions.get(name))), "")
 
 
-def look(python: Sequence[str], package: ServerPackage) -> Environment | None:
+def look(python: Sequence[str], package: ServerPackage) -> ServerEnvironment | None:
     """The environment of the Python that the command `python` starts. None where that is no Python,
     or does not answer in time: the server's start says why."""
     _, names, *where = package
@@ -71,16 +71,16 @@ def look(python: Sequence[str], package: ServerPackage) -> Environment | None:
             timeout=LOOK_S,
             check=True,
         )
-        return msgspec.json.decode(answer.stdout, type=Environment)
+        return msgspec.json.decode(answer.stdout, type=ServerEnvironment)
     except (OSError, subprocess.SubprocessError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 
 def misfit(
-    environment: Environment, package: ServerPackage, architecture: str, *, nccl: str | None
+    environment: ServerEnvironment, package: ServerPackage, architecture: str, *, nccl: str | None
 ) -> str | None:
-    """What keeps a server of this environment from serving the run, as the end of a sentence that
-    began with the environment; None where nothing is known to. `nccl` is the version on the
+    """The reason why a server of this environment cannot serve the run: the end of a sentence that
+    began with the environment. None where no reason is known. `nccl` is the version on the
     trainer's side, None where weights do not travel by NCCL."""
     server = environment.version(*package.names)
     if not server:
