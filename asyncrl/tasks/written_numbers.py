@@ -17,7 +17,10 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import NamedTuple
 
-_MINUS = "\N{MINUS SIGN}"
+_FORMS = str.maketrans(
+    {"\N{MINUS SIGN}": "-"} | {0xFF10 + digit: str(digit) for digit in range(10)}
+)
+"""The minus of mathematics, and the digits of full width that East Asian texts have."""
 _FORM = re.compile(
     r"""
     (?P<sign>[+-]?) (?P<currency>[$€£¥]?) (?P<inner>[+-]?)
@@ -48,7 +51,7 @@ def written_number(text: str) -> WrittenNumber | None:
     >>> written_number("1,2") is None
     True
     """
-    found = _FORM.fullmatch(text.strip().replace(_MINUS, "-"))
+    found = _FORM.fullmatch(text.strip().translate(_FORMS))
     if found is None or (found["sign"] and found["inner"]):
         return None
     digits = found["digits"].replace(",", "")

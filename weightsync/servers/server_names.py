@@ -81,7 +81,7 @@ def _bare(name: str) -> str:
 
 def _experts(own: Collection[str]) -> dict[str, int]:
     """Number of experts of each layer that has some, by the name of the module that holds them."""
-    numbered = re.compile(r"(.*\.experts)\.(\d+)\.")
+    numbered = re.compile(r"(.*\.experts)\.([0-9]+)\.")
     counts: dict[str, int] = {}
     for name in own:
         if match := numbered.match(name):
