@@ -133,7 +133,10 @@ def test_the_figures_are_those_of_model_ema(ranks: int, model: Path, tmp_path: P
     right = sum(sum(map(ord, decode(answer.ids))) % 2 for answer in last.values())
     assert said[-1].accuracy == right / HELD_OUT
     assert found.ok and found.balances()
-    assert found.accuracy == summary.Accuracy(said[0].accuracy, said[-1].accuracy, "ema")
+    last = said[-1]
+    assert found.accuracy == summary.Accuracy(
+        said[0].accuracy, last.accuracy, "ema", asked=last.asked, prompts=last.prompts
+    )
     assert "of the average of weights" in done.stdout
 
 
