@@ -133,9 +133,9 @@ def test_the_figures_are_those_of_model_ema(ranks: int, model: Path, tmp_path: P
     right = sum(sum(map(ord, decode(answer.ids))) % 2 for answer in last.values())
     assert said[-1].accuracy == right / HELD_OUT
     assert found.ok and found.balances()
-    last = said[-1]
+    newest = said[-1]
     assert found.accuracy == summary.Accuracy(
-        said[0].accuracy, last.accuracy, "ema", asked=last.asked, prompts=last.prompts
+        said[0].accuracy, newest.accuracy, "ema", asked=newest.asked, prompts=newest.prompts
     )
     assert "of the average of weights" in done.stdout
 
