@@ -10,9 +10,8 @@ bound begins at the cores of this process. It follows how long starts had to wai
 grows by one with each round of starts that hardly waited, and shrinks by a quarter where they spent
 most of their time waiting, once in a round [additive increase, multiplicative decrease]. Where the
 kernel does not tell, a start that took twice as long as the quickest did wait. Memory bounds it
-too: each start gets as much as the largest so far needed. Attempts that
-run and want a core count as those that start; while they are too many, one starts every `HOLD_S`
-seconds.
+too: each start gets as much as the largest so far needed. Attempts that run and want a core count
+as those that start; while they are too many, one starts every `HOLD_S` seconds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Reasons of failures, compared and judged by their text. Pure.
 
 Two failures have the same reason if their texts differ alone in numbers, addresses and names of
-temporary files. What a reason speaks of
-decides how long it is worth trying again:
+temporary files. What a reason speaks of decides how long it is worth trying again:
 
     `outside`   a network, a server, memory or time: it may pass by itself
     `program`   code or settings that cannot work, whatever the data: trying again changes nothing
@@ -17,7 +16,8 @@ from typing import Literal
 Cause = Literal["outside", "program", "data"]
 
 _NUMBER = re.compile(
-    r"https?://\S+|/tmp/\S+|\b(?=[a-f-]*[0-9])[0-9a-f][0-9a-f-]{7,}\b|0x[0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)?"
+    r"https?://\S+|/tmp/\S+|\b(?=[a-f-]*[0-9])[0-9a-f][0-9a-f-]{7,}\b|0x[0-9a-fA-F]+"
+    r"|[0-9]+(?:\.[0-9]+)?"
 )
 """Numbers, and names that a program draws: addresses, temporary files, long hexadecimal words."""
 _EXCEPTION = re.compile(r"\b(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Mismatch|Exit)): \S")

@@ -103,8 +103,7 @@ class SupervisedEnd(msgspec.Struct, frozen=True):
     `finished` is the coordinator's own message, None if it sent none. `failure` is the first
     failure that ended the run. `unrestarted` are the ends of the failed actors that were not
     started again, in order (causes before consequences), but for those that the run could go on
-    without. With neither `finished`
-    nor `failure`, the run was ended from outside.
+    without. With neither `finished` nor `failure`, the run was ended from outside.
     """
 
     finished: RunFinished | None
