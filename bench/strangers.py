@@ -37,7 +37,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stranger_kit import data, models, paths, ports, run_directories, settings, stores, verifiers
-from stranger_kit.attempt import Case, Found, attempt, attempts, open_for_removal, prepare
+from stranger_kit.attempt import (
+    Case,
+    Found,
+    adopt,
+    attempt,
+    attempts,
+    open_for_removal,
+    prepare,
+)
 
 Maker = Callable[[random.Random, Path, Path], Case]
 KINDS: dict[str, Mapping[str, Maker]] = {
@@ -214,6 +222,7 @@ def main() -> int:
                 found = ports.visited(draw, folder, count, cluster=not number)
                 tally.add(Input("ports", name, data.fuzzed, str(given.seed)), found, count)
         prepare(light=not kinds)
+        adopt()
         for number, one in enumerate(inputs(given.seed, kinds, given.each, given.only)):
             real = bool(given.real) and number % given.real == given.real - 1
             tally.add(one, tried(one, work / "case", base / "model", real))

@@ -17,6 +17,9 @@ from asyncrl.explain.curve import Curve
 from asyncrl.explain.evaluation_figures import EvaluatedWeights
 from asyncrl.explain.json_files import read_json, write_json
 
+UNREPORTED = "the run was ended before it could report why"
+"""The reason in the launcher's own summary of a run whose coordinator was killed."""
+
 
 class Accuracy(msgspec.Struct, frozen=True):
     """Share of held-out prompts answered right, greedily: of the first version, and of the last;

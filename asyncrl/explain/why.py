@@ -15,7 +15,7 @@ from asyncrl.explain.curve import StepPoint
 from asyncrl.explain.diagnosis import diagnose, idle
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_status import LendingStatus, RunStatus
-from asyncrl.explain.summary import Summary
+from asyncrl.explain.summary import UNREPORTED, Summary
 from asyncrl.files import PROBE_BYTES
 from asyncrl.words import count, duration, share
 
@@ -29,7 +29,9 @@ def why(files: RunFiles, now: float) -> list[str]:
     if files.last_status is None and not files.lives and (steps := _steps(files)):
         return [_unsaid(files, steps)]
     found = files.status
-    if found.ok is None and not files.lives and (summary := _summary(files)) is not None:
+    summary = _summary(files)
+    ended = found.ok is None and not files.lives
+    if ended and summary is not None and summary.reason != UNREPORTED:
         found = msgspec.structs.replace(
             found, ok=summary.ok, reason=summary.reason, step=max(found.step, summary.steps)
         )
@@ -40,7 +42,7 @@ def why(files: RunFiles, now: float) -> list[str]:
         stalled=files.stalled,
         run=files.path,
     )
-    if found.ok is None and not files.lives and shutil.disk_usage(files.path).free < PROBE_BYTES:
+    if ended and found.ok is None and shutil.disk_usage(files.path).free < PROBE_BYTES:
         sentences.insert(1, f"The disk of {files.path} is full: make room before it goes on.")
     return sentences
 

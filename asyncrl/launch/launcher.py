@@ -442,7 +442,7 @@ class _Launch:
         elif end.failure is not None:
             reason = self._of_disk(end) or str(end.failure).splitlines()[0]
         else:
-            reason = "the run was ended before it could report why"
+            reason = summary.UNREPORTED
         found = None
         try:
             found = self._recounted(reason)

@@ -86,8 +86,8 @@ class Found(NamedTuple):
 
 
 def prepare(*, light: bool = False) -> None:
-    """Import what a check imports, and adopt what attempts leave; with `light` without what chat
-    templates need, which makes each fork slower."""
+    """Import what a check imports; with `light` without what chat templates need, which makes each
+    fork slower."""
     of_chat = () if light else ("transformers.models.auto.tokenization_auto",)
     for module in (
         "asyncrl.cli",
@@ -111,6 +111,11 @@ def prepare(*, light: bool = False) -> None:
     cli = importlib.import_module("asyncrl.cli")
     with contextlib.redirect_stdout(io.StringIO()):
         cli.main(["check"])  # it keeps what it knows of the machine and of types
+
+
+def adopt() -> None:
+    """Be a process that attempts are forked from: it adopts what they leave, and may have no other
+    children."""
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     gc.collect()
     gc.freeze()

@@ -160,7 +160,7 @@ def test_whatever_a_disk_takes_and_when(answers: list[tuple[bool, float]]) -> No
     checkpoints = Checkpointing(store, trainer := Trainer(), 0, STALL_S)  # type: ignore[arg-type]
     now, in_a_row, since = 0.0, 0, 0.0
     for version, (written, seconds) in enumerate(answers, 1):
-        assert checkpoints.save(version) and len(trainer.told) == version
+        assert checkpoints.save(version, False) and len(trainer.told) == version
         now += seconds
         assert not checkpoints.given_up(now) and not checkpoints.due_again(now)
         path, error = ("there", "") if written else ("", "no room")

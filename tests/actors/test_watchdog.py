@@ -25,8 +25,9 @@ TRIOS = {
     "admission.py": 1,  # the seconds of training, likewise
     "stepping.py": 2,
     "collect_status.py": 1,
+    "coordinator.py": 1,  # for how long the launcher may take to hear how the run ended
 }
-"""Readings of trio's clock in the coordinator's files: none of them is of a deadline."""
+"""Readings of trio's clock in the coordinator's files: none of them is of a deadline of a part."""
 
 Over = Callable[[float], bool]
 """`over(now)` is True if what a part keeps a deadline for has run out."""

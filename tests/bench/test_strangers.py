@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
 import subprocess
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import strangers
 from stranger_kit import data, settings
-from stranger_kit.attempt import RUNS, Case, Found, attempt, prepare
+from stranger_kit.attempt import RUNS, Case, Found, adopt, attempt, prepare
 from stranger_kit.models import write_weights
 
 from asyncrl import cli
 from asyncrl.bundled.bundled_model import VOCABULARY, write_tokenizer
 
 pytestmark = pytest.mark.processes
+
+
+def alone(test: Callable[..., None]) -> Callable[..., None]:
+    """The test in a process of its own, which may adopt and kill what attempts leave."""
+
+    @functools.wraps(test)
+    def forked(*args: Any, **kwargs: Any) -> None:
+        reading, writing = os.pipe()
+        if not (child := os.fork()):
+            os.close(reading)
+            try:
+                adopt()
+                test(*args, **kwargs)
+            except BaseException:  # noqa: BLE001  # the parent raises it
+                os.write(writing, traceback.format_exc().encode()[-4000:])
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as said:
+            failure = said.read().decode()
+        os.waitpid(child, 0)
+        assert not failure, failure
+
+    return forked
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +64,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["data", "settings"])
+@alone
 def test_inputs_of_a_kind_are_refused_or_run(kind: str, model: Path, tmp_path: Path) -> None:
     for one in strangers.inputs(1, [kind], 1, ""):
         found = strangers.tried(one, tmp_path / "case", model)
         assert found == Found([], [], [], [], []), one.seed
 
 
+@alone
 def test_inputs_by_chance_are_refused_or_run(model: Path, tmp_path: Path) -> None:
     (listed,) = strangers.by_chance(2, 30)
     for one, found in zip(
@@ -87,6 +116,7 @@ def dies() -> int:
         (leaves_a_file, "files"),
     ],
 )
+@alone
 def test_each_kind_of_fault_is_seen(
     fault: Callable[[], int],
     kind: str,
@@ -100,6 +130,7 @@ def test_each_kind_of_fault_is_seen(
     assert [name for name in Found._fields if getattr(found, name)] == [kind]
 
 
+@alone
 def test_a_number_that_is_not_true_is_seen(model: Path, tmp_path: Path) -> None:
     """A line more in the file than the command had read."""
     file = data.write(tmp_path / "d.jsonl", data.good(random.Random(1), 12))

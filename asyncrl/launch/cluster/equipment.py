@@ -26,9 +26,10 @@ def places_for(
     they need."""
     match role:
         case "rollout":
-            engine_kind(config.engine.kind).check(config)
             each = gpus_each(config)
-            return Places(cores, room, gpus_here() if each else 0, each)
+            places = Places(cores, room, gpus_here() if each else 0, each)
+            engine_kind(config.engine.kind).check(config)
+            return places
         case "reward":
             if differs := differing_origin(launchers, origins(config.task)):
                 raise ConfigError(f"{differs}; have the same there")
