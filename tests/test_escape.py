@@ -263,7 +263,8 @@ def test_a_journal_of_another_run(tmp_path: Path) -> None:
 
     path = tmp_path / "journal.sqlite"
     with closing(sqlite3.connect(path)) as file, file:
-        file.execute("CREATE TABLE header AS SELECT ? AS format, ? AS run", (HOSTILE, HOSTILE))
+        file.execute("CREATE TABLE header (format INTEGER NOT NULL, run TEXT NOT NULL)")
+        file.execute("INSERT INTO header VALUES (?, ?)", (HOSTILE, HOSTILE))
         file.execute("CREATE TABLE events (first INTEGER PRIMARY KEY, data BLOB)")
     with pytest.raises(JournalError) as caught:
         SqliteHistory(path).snapshots()

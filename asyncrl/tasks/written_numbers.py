@@ -32,7 +32,11 @@ _FORM = re.compile(
 
 
 class WrittenNumber(NamedTuple):
-    """A finite number and its currency, empty if none is written."""
+    """A finite number and its currency, empty if none is written.
+
+    >>> WrittenNumber(Decimal("5.0"), "$").equals(WrittenNumber(Decimal(5)))
+    True
+    """
 
     value: Decimal
     currency: str = ""
