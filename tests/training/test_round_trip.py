@@ -34,10 +34,13 @@ NOT_KEPT = {
 def fields(of: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """The values in an object, and in all objects of asyncrl that it has, by their paths."""
     if isinstance(of, torch.Tensor | np.ndarray):
-        yield path, np.array(of.detach().double() if isinstance(of, torch.Tensor) else of)
+        yield (
+            path,
+            of.detach().double().numpy().copy() if isinstance(of, torch.Tensor) else of.copy(),
+        )
     elif isinstance(of, nn.Module):
         for name, tensor in (*of.named_parameters(), *of.named_buffers()):
-            yield f"{path}.{name}", np.array(tensor.detach().double())
+            yield f"{path}.{name}", tensor.detach().double().numpy().copy()
     elif isinstance(of, torch.optim.Optimizer):
         parameters = [p for group in of.param_groups for p in group["params"]]
         for at, parameter in enumerate(parameters):
