@@ -206,7 +206,10 @@ class Connections:
                 working = parts.publishing.committed is not None and peer.name not in parts.lent
                 parts.statistics.on_report(peer, message, working)
                 parts.metrics.reported(peer.role, peer.index, message)
+            case EngineReady() if peer.ready:
+                logger.info("%s repeats that it is ready", peer.name)  # it may be leaving by now
             case EngineReady(slots):
+                peer.ready = True
                 parts.engines.add(EngineHandle(peer, slots))
                 parts.publishing.join(peer.index)
                 parts.lifecycle.came(peer.name, parts.clock.now())

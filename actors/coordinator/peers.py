@@ -38,6 +38,7 @@ class Peer:
         self.link = link
         self.report = Report(0.0, {}, {}, [])
         self.last_message = 0.0  # seconds on the run's clock when it came
+        self.ready = False  # its engine is, or was
         self.scope = trio.CancelScope()  # around its connection
         self.freed: Callable[[], None] = lambda: None
         self._more_waits = False  # there was no room for more

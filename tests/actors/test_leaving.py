@@ -15,7 +15,7 @@ from asyncrl.actors.coordinator.peers import Peer, Roster
 from asyncrl.actors.notice import GONE, open_notice
 from asyncrl.engines.scripted import hashed
 from asyncrl.experience import events as e
-from asyncrl.messages import Drain, Hello, Leaving
+from asyncrl.messages import Drain, EngineReady, Hello, Leases, Leaving
 from asyncrl.runtime.ipc.link import memory_links
 
 SLOW = hashed(vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=10, seconds_per_token=1.0)
@@ -145,6 +145,29 @@ async def test_one_that_was_never_ready_is_sent_home(
     outcome = await world.run(stranger)
     assert outcome.ok, outcome.reason
     assert [type(message) for message in heard] == [Drain]
+
+
+async def test_a_repeated_word_that_it_is_ready_does_not_undo_its_leaving(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """As on a link that repeats what it carries."""
+    world = made(actors=3)
+    world.absent = {"rollout-2"}
+    heard = list[type]()
+
+    async def stranger() -> None:
+        link = await world.connect(Hello("rollout", 2, 0, 1))
+        for message in (EngineReady(2), Leaving(), EngineReady(2)):
+            await link.send(message)
+        while not heard or heard[-1] is not Drain:
+            heard.append(type((await link.receive())[0]))
+        await link.send(EngineReady(2))
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.coordinator.parts.engines.get("rollout-2") is None
+
+    outcome = await world.run(stranger)
+    assert outcome.ok, outcome.reason
+    assert Leases not in heard
 
 
 async def test_a_notice_is_sigterm() -> None:
