@@ -76,18 +76,19 @@ def scores(weights: int, ids: NDArray[np.int32], start: int) -> NDArray[np.float
 
 
 class Rewards(NamedTuple):
-    """The rewards of a world's verifiers: `equal` ones give every answer the same, and `parts` is
-    the number of rewards that each is made of, 0 for one that has none. With `errors` verifiers
-    find some tokens of most answers wrong."""
+    """The rewards of a world's verifiers: `equal` ones give every answer the same, but for every
+    `but`-th prompt, if that is not 0. `parts` is the number of rewards that each is made of, 0 for
+    one that has none. With `errors` verifiers find some tokens of most answers wrong."""
 
     equal: bool = False
+    but: int = 0
     parts: int = 0
     errors: bool = False
 
     def scored(self, prompt_index: int, ids: bytes) -> Scored:
         """The verdict on an answer: 0, 1/3, 2/3 or 1."""
         wrong = self.wrong(ids)
-        if self.equal:
+        if self.equal and (not self.but or prompt_index % self.but):
             return Scored(0.0, [0.0] * self.parts, errors=wrong)
         drawn = stream(int.from_bytes(ids[-8:], "little"), prompt_index)
         reward = float(drawn % 4) / 3.0

@@ -225,7 +225,8 @@ def _judge(world: FakeWorld, checker: Checker) -> None:
     )
     filtered = config.rollout.filter != "none" and config.train.advantage != "reinforce_pp"
     _judge_curve(world, checker, last, complete=not given_up)
-    if world.rewards.equal and filtered and not checker.band:  # lengths differ
+    hopeless = world.rewards.equal and not world.rewards.but
+    if hopeless and filtered and not checker.band:  # lengths differ
         checker.hold("liveness", given_up, "nothing could be learned, and the end was: {}", reason)
     lost = {
         reason: count

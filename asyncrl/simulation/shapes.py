@@ -259,12 +259,13 @@ def tiny(shape: _Draft, draw: random.Random) -> None:
 
 @theme
 def hopeless(shape: _Draft, draw: random.Random) -> None:
-    """Rewards that are all equal, and a filter that lets none of them pass."""
-    shape.rewards = Rewards(equal=True)
+    """Rewards that are all equal, or are for every other prompt, and a filter that lets none of
+    them pass."""
     shape.change(
         rollout={"filter": "zero_variance", "filter_patience": draw.choice((1, 6, 20))},
         task={"epochs": 0},
     )
+    shape.rewards = Rewards(equal=True, but=draw.choice((0, 2)))
 
 
 @theme
