@@ -160,7 +160,7 @@ class FakeWorld(World):
                     # what the journal has
                     checkpoint.cursor = {v: n for n, v in self.sim_disk.snapshots()}[version]
             cursor = max((checkpoint.cursor for checkpoint in begun), default=0)
-            self.observer.on_begin(store, version, cursor, last, self._curve.accuracy)
+            self.observer.on_begin(store, version, cursor, last, self._curve.evaluated)
             if resume:
                 begin_again(store, log, version)  # type: ignore[arg-type]
             yield store
