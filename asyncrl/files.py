@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-"""Errors of a write that somebody has to do something about: the disk is full, a quota is used up,
-or the disk is read-only. To try again by itself does not help."""
+"""Errors of a write that a retry does not help: the disk is full, a quota is used up, or the disk
+is read-only. The user has to make room."""
 PROBE_BYTES = 2**20
 """Bytes that a disk must have for a run to be started again: less is gone within seconds."""
 PARTIAL = ".partial"

@@ -151,7 +151,7 @@ class Admission:
             prompt = self._prompts.ids(split, prompt_index)
         except OSError:
             raise
-        except Exception as error:  # noqa: BLE001 (a task's or a template's code may raise anything)
+        except Exception as error:  # noqa: BLE001 (a task's code may raise anything)
             self.unreadable = escaped(f"{type(error).__name__}: {error}", SAID)
             if self._log_unreadable:
                 logger.warning(

@@ -165,7 +165,7 @@ class Journal:
         At most about `limit_bytes` wait for the disk (see `room`). Commits to a full or locked disk
         are retried for `full_s` seconds, also after an OSError of `before_commit`. Raises
         JournalError where it cannot be written, out of the writer's task as well; JournalNotReady
-        where the retries were in vain.
+        if the retries fail, too.
         """
         journal = cls(disk, commit_ms, limit_bytes, full_s, before_commit)
         try:

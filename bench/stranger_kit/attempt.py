@@ -292,7 +292,7 @@ def _once(case: Case, folder: Path) -> int:
 
 
 def _redirect() -> None:
-    """Make Python's own streams anew, and its idea of the folder for temporary files."""
+    """Open Python's streams again, and forget which folder is for temporary files."""
     import tempfile
 
     tempfile.tempdir = None
