@@ -54,6 +54,7 @@ from asyncrl import config as configuration
 from asyncrl.actors.coordinator.prompts import PromptSource
 from asyncrl.bundled.warmup import prepare_model
 from asyncrl.config import Config
+from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.engines.embedded import EmbeddedEngine
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Request
@@ -265,7 +266,7 @@ async def _run(cell: Cell, config: Config, initial: Path) -> Result:
         EmbeddedOptions(
             slots=config.engine.slots,
             context_tokens=config.engine.context_tokens,
-            chunk_tokens=config.engine.chunk_tokens,
+            chunk_tokens=chunk_tokens(config),
             stop_ids=frozenset(tokenizer.stop_ids),
             run_seed=config.run.seed,
             kv=config.engine.kv,

@@ -34,6 +34,7 @@ import trio
 from asyncrl import config as configuration
 from asyncrl import journal
 from asyncrl.config import Config
+from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.embedded.engine import EmbeddedEngine
 from asyncrl.engines.protocol import Chunk, Request
@@ -152,7 +153,7 @@ async def generate_alone(work: Work, config: Config, model: torch.nn.Module) -> 
         EmbeddedOptions(
             slots=config.engine.slots,
             context_tokens=config.engine.context_tokens,
-            chunk_tokens=config.engine.chunk_tokens,
+            chunk_tokens=chunk_tokens(config),
             stop_ids=frozenset(),
             run_seed=config.run.seed,
             kv=config.engine.kv,

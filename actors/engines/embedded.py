@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.config.engines import Capabilities
 from asyncrl.engines.protocol import Engine
 from asyncrl.engines.spec import EngineContext, EngineKind
@@ -40,7 +41,7 @@ class Embedded(EngineKind):
         options = EmbeddedOptions(
             slots=config.engine.slots,
             context_tokens=config.engine.context_tokens,
-            chunk_tokens=config.engine.chunk_tokens,
+            chunk_tokens=chunk_tokens(config),
             stop_ids=frozenset(context.tokenizer.stop_ids),
             run_seed=config.run.seed,
             kv=config.engine.kv,

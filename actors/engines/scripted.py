@@ -28,7 +28,7 @@ class Scripted(EngineKind):
                 stop_id=tokenizer.stop_ids[0],
                 run_seed=config.run.seed,
             ),
-            EngineOptions.of(config.engine),
+            EngineOptions.of(config),
             vocab_size=tokenizer.vocabulary,
             idle=context.waits.spent,
         )

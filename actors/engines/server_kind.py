@@ -125,7 +125,7 @@ class ServerKind(EngineKind):
         return ServerEngine(
             await cls.served(stack, context.config, clients),
             partial(load_all, loaders),
-            EngineOptions.of(context.config.engine),
+            EngineOptions.of(context.config),
             vocab_size=context.tokenizer.sampled,
             stop_ids=frozenset(context.tokenizer.stop_ids),
             idle=context.waits.spent,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from asyncrl.config import ConfigError
+from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.config.cluster import joined
 from asyncrl.config.gpus import actor_gpus
 from asyncrl.config.published import engine_dtype
@@ -88,7 +89,7 @@ async def launched(
         seed=config.run.seed,
         arguments=settings.arguments,
         gpus=actor_gpus(config, index).server,
-        chunk_tokens=config.engine.chunk_tokens,
+        chunk_tokens=chunk_tokens(config),
         weights="dummy" if joined(config) else "auto",  # a machine that joins gets no files
     )
     name = f"server-{index}"

@@ -113,7 +113,7 @@ def _direct_engine(
     return DirectSglangEngine(
         served,
         servers,
-        EngineOptions.of(config.engine),
+        EngineOptions.of(config),
         vocab_size=tokenizer.sampled,
         stop_ids=frozenset(tokenizer.stop_ids),
         idle=context.waits.spent,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from asyncrl.config.advice import advice
+from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.config.cluster import agent_cores, joined, local_rollouts, ranks_here
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.flow import admission_policy, max_group_size, penalty_band
@@ -119,7 +120,7 @@ def journal_bytes(config: Config) -> int:
     one of which is also in the log while it is written. Discarded and evaluated rollouts belong to
     no step, and come on top."""
     rollout, groups = config.rollout, config.train.batch_groups * journal_steps(config)
-    events = math.ceil(rollout.max_new_tokens / config.engine.chunk_tokens) + ROLLOUT_EVENTS
+    events = math.ceil(rollout.max_new_tokens / chunk_tokens(config)) + ROLLOUT_EVENTS
     responses = groups * rollout.group_size * (8 * rollout.max_new_tokens + EVENT_BYTES * events)
     return (
         responses + groups * 4 * config.engine.context_tokens + 5 * queue_bytes(config) + LOG_BYTES

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncrl.config.schema import EngineConfig
+from asyncrl.config.chunk_tokens import chunk_tokens
+from asyncrl.config.schema import Config
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -12,8 +13,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     `context_tokens` tokens (prompt and response), and a chunk is sent about every `chunk_tokens`
     decode steps. All are at least 1.
 
-    >>> EngineOptions.of(EngineConfig(slots=8, chunk_tokens=4, context_tokens=64))
-    EngineOptions(slots=8, context_tokens=64, chunk_tokens=4)
+    >>> from asyncrl.config import load
+    >>> EngineOptions.of(load(None, ["engine.slots=16"], {}))
+    EngineOptions(slots=16, context_tokens=256, chunk_tokens=8)
     """
 
     slots: int
@@ -21,10 +23,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int
 
     @classmethod
-    def of(cls, config: EngineConfig) -> EngineOptions:
-        """The sizes in `[engine]`."""
+    def of(cls, config: Config) -> EngineOptions:
+        """The sizes of the engines of a run."""
         return EngineOptions(
-            slots=config.slots,
-            context_tokens=config.context_tokens,
-            chunk_tokens=config.chunk_tokens,
+            slots=config.engine.slots,
+            context_tokens=config.engine.context_tokens,
+            chunk_tokens=chunk_tokens(config),
         )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from asyncrl.config import Config, ConfigError
+from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.engines.embedded.batcher import Batcher
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Request
@@ -120,7 +121,7 @@ class Sampler:
         self._batcher.submit([request for _, request in asked])
         chunks = defaultdict[int, list[Chunk]](list)
         while self._batcher.has_work:
-            for chunk in self._batcher.advance(self.config.engine.chunk_tokens):
+            for chunk in self._batcher.advance(chunk_tokens(self.config)):
                 chunks[chunk.rollout].append(chunk)
         return [self._sequence(group, request, chunks[request.rollout]) for group, request in asked]
 
@@ -156,7 +157,7 @@ def _options(
     return EmbeddedOptions(
         slots=config.engine.slots,
         context_tokens=config.engine.context_tokens,
-        chunk_tokens=config.engine.chunk_tokens,
+        chunk_tokens=chunk_tokens(config),
         stop_ids=frozenset(tokenizer.stop_ids if tokenizer else of_model),
         run_seed=config.run.seed,
         kv=config.engine.kv,

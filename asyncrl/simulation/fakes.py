@@ -81,7 +81,7 @@ class FakeEngine:
         self._draws: dict[tuple[int, int], int] = {}  # by rollout and attempt
         self._inner = ScriptedEngine(
             self._script,
-            EngineOptions.of(config.engine),
+            EngineOptions.of(config),
             vocab_size=policy.VOCABULARY,
             idle=idle,
             keeps_versions=keeps_versions,

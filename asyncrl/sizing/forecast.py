@@ -19,6 +19,7 @@ import trio
 from trio.testing import MockClock
 
 from asyncrl.config import Config, ConfigError
+from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.simulation.run import silence
 from asyncrl.simulation.task_order import replayable
 from asyncrl.sizing.cluster_models import ClusterModel, EngineModel, LengthModel
@@ -120,7 +121,7 @@ def scaled(config: Config, models: ClusterModel, grain: int) -> tuple[Config, Cl
         task=replace(config.task, eval_size=0, train_size=10**6, epochs=0),
         engine=replace(
             engine,
-            chunk_tokens=max(1, round(engine.chunk_tokens / grain), longest // CHUNKS),
+            chunk_tokens=max(1, round(chunk_tokens(config) / grain), longest // CHUNKS),
             context_tokens=longest + max(prompt, 16),
         ),
         rollout=replace(

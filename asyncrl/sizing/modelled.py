@@ -19,6 +19,7 @@ import trio
 from trio.testing import MockClock
 
 from asyncrl.config import Config
+from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.config.lending import is_lent
 from asyncrl.engines.protocol import Engine
 from asyncrl.journal.disk import EventRows, Keep, Write
@@ -141,7 +142,7 @@ class ModelledWorld(FakeWorld):
             self._models.engine,
             slots=config.engine.slots,
             context_tokens=config.engine.context_tokens,
-            chunk_tokens=config.engine.chunk_tokens,
+            chunk_tokens=chunk_tokens(config),
             vocab_size=policy.VOCABULARY,
             idle=process.waits.spent,
             swap_s=self._models.network.swap_s,

@@ -40,7 +40,7 @@ class Loads(ScriptedWorld):
 
         return Counted(
             self.script,
-            EngineOptions.of(self.config.engine),
+            EngineOptions.of(self.config),
             vocab_size=VOCABULARY,
             idle=process.waits.spent,
             keeps_versions=capabilities(self.config.engine.kind).keeps_versions,

@@ -41,7 +41,7 @@ class SlowWorld(ScriptedWorld):
     def make_engine(self, process: SimProcess) -> SlowEngine:
         engine = SlowEngine(
             self.script,
-            EngineOptions.of(self.config.engine),
+            EngineOptions.of(self.config),
             vocab_size=VOCABULARY,
             idle=process.waits.spent,
             keeps_versions=capabilities(self.config.engine.kind).keeps_versions,

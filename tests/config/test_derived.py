@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from asyncrl.config import load
+from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.config.derived import (
     EVENT_BYTES,
     LOG_BYTES,
@@ -172,3 +173,21 @@ def test_sizes_are_readable() -> None:
         "3.0 MiB",
         "5,120.0 GiB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("actors", "slots", "tokens"),
+    [
+        (1, 1, 8),
+        (2, 64, 8),
+        (8, 64, 8),  # 512 slots, of which each decode step gives 64 chunks
+        (9, 57, 16),  # 513 slots
+        (8, 256, 32),
+        (64, 256, 256),
+        (1000, 256, 256),
+    ],
+)
+def test_the_more_slots_the_longer_is_a_chunk(actors: int, slots: int, tokens: int) -> None:
+    sets = [f"rollout.actors={actors}", f"engine.slots={slots}"]
+    assert chunk_tokens(load(None, sets, {})) == tokens
+    assert chunk_tokens(load(None, [*sets, "engine.chunk_tokens=3"], {})) == 3

@@ -260,10 +260,9 @@ class ScriptedWorld(World):
         self.heard.append(message)
 
     def make_engine(self, process: SimProcess) -> Any:
-        engine = self.config.engine
         return ScriptedEngine(
             self.script,
-            EngineOptions.of(engine),
+            EngineOptions.of(self.config),
             vocab_size=VOCABULARY,
             idle=process.waits.spent,
             keeps_versions=capabilities(self.config.engine.kind).keeps_versions,

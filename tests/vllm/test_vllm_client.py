@@ -111,7 +111,7 @@ def start(**changes: Any) -> dict[str, Any]:
         "weight_transfer_config": {"backend": "asyncrl"},
     }
     for section, change in changes.items():
-        config[section] = None if change is None else (config[section] or {}) | change
+        config[section] = None if change is None else config.get(section, {}) | change
     return {"vllm_config": config}
 
 
@@ -280,6 +280,9 @@ async def test_checksums_come_by_rank_in_their_order() -> None:
         ({"parallel_config": {"data_parallel_size": 2}}, "pipeline or data parallel"),
         ({"weight_transfer_config": {"backend": "nccl"}}, "--worker-extension-cls"),
         ({"weight_transfer_config": None}, "--worker-extension-cls"),
+        ({"speculative_config": None, "kv_transfer_config": None}, ""),
+        ({"speculative_config": {"method": "ngram"}}, "without --speculative-config"),
+        ({"kv_transfer_config": {"kv_role": "kv_both"}}, "without --kv-transfer-config"),
     ],
 )
 async def test_a_server_that_was_started_otherwise_is_refused_with_the_option(

@@ -136,8 +136,12 @@ class EngineConfig(Section, frozen=True):
         int, BASIC, Meta(ge=1, description="rollouts decoded at a time, for each rollout actor")
     ] = 64
     chunk_tokens: Annotated[
-        int, Meta(ge=1, description="decode steps between two streamed chunks")
-    ] = 8
+        int,
+        Meta(
+            ge=0,
+            description="decode steps between two streamed chunks; 0: 8, or more above 512 slots",
+        ),
+    ] = 0
     context_tokens: Annotated[
         int, BASIC, Meta(ge=8, description="prompt and response together, at most")
     ] = 256

@@ -38,6 +38,26 @@ def refuse_other_start(server: ServerInfo, *, context_tokens: int, slots: int) -
             f"it is SGLang {server.version}; {'.'.join(map(str, OLDEST))} is the oldest that is "
             "supported"
         )
+    if server.dp_size > 1:
+        raise ValueError(
+            f"it has {server.dp_size} data-parallel replicas, and SGLang sends weights to one: "
+            "start a server for each replica, and name each in engine.sglang.urls"
+        )
+    if server.pp_size > 1:
+        raise ValueError(
+            f"it divides its layers among {server.pp_size} pipeline ranks, and a broadcast "
+            "reaches one: start it with --pp-size 1, and with a larger --tp-size"
+        )
+    if server.speculative_algorithm:
+        raise ValueError(
+            f"it decodes speculatively ({server.speculative_algorithm}), and a draft is not "
+            "trained: start it without --speculative-algorithm"
+        )
+    if server.disaggregation_mode != "null":
+        raise ValueError(
+            f"it only does the {server.disaggregation_mode} part of a request: start it without "
+            "--disaggregation-mode"
+        )
     if not server.skip_tokenizer_init:
         raise ValueError(
             "it has a tokenizer, but asyncrl exchanges token ids: start it with "

@@ -12,7 +12,7 @@ from asyncrl.engines.servers.errors import RequestRefused
 from asyncrl.engines.servers.other_model import Incompatible, Needs
 from asyncrl.engines.servers.server_types import ServerInfo
 from asyncrl.engines.vllm.vllm_client import VllmClient
-from asyncrl.engines.vllm.vllm_types import VllmConfigs
+from asyncrl.engines.vllm.vllm_types import NONE, VllmConfigs
 
 EXTENSION, BACKEND = "asyncrl_receiver.Extension", "asyncrl"
 """The class by which a server imports our module into its workers, and the name of the transfer
@@ -67,6 +67,16 @@ def refuse_start(start: VllmConfigs, server: ServerInfo, needs: Needs) -> None:
     parallel, transfer = start.parallel_config, start.weight_transfer_config
     if parallel.pipeline_parallel_size > 1 or parallel.data_parallel_size > 1:
         raise ValueError("it has pipeline or data parallel ranks, which cannot load weights")
+    if start.speculative_config != NONE:
+        raise ValueError(
+            "it decodes speculatively, and a draft is not trained: start it without "
+            "--speculative-config"
+        )
+    if start.kv_transfer_config != NONE:
+        raise ValueError(
+            "it exchanges caches with other servers, which may have other weights: start it "
+            "without --kv-transfer-config"
+        )
     if transfer is None or transfer.backend != BACKEND:
         raise ValueError(
             f"it cannot receive weights: start it with --worker-extension-cls {EXTENSION} "

@@ -104,6 +104,10 @@ class _TransferConfig(msgspec.Struct, frozen=True):
     backend: str = ""
 
 
+NONE = msgspec.Raw(b"null")
+"""A section that the server was started without."""
+
+
 class VllmConfigs(msgspec.Struct, frozen=True):
     """The sections of a server's configuration that matter here."""
 
@@ -111,6 +115,8 @@ class VllmConfigs(msgspec.Struct, frozen=True):
     parallel_config: _Parallel = _Parallel()
     scheduler_config: _Scheduler = _Scheduler()
     weight_transfer_config: _TransferConfig | None = None
+    speculative_config: msgspec.Raw = NONE
+    kv_transfer_config: msgspec.Raw = NONE
 
 
 class VllmStart(msgspec.Struct, frozen=True):
