@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 from zlib import crc32
@@ -33,6 +35,25 @@ REAL = {
 started from."""
 HALVES = {"runs"}
 """Units of so many seconds that two workers have half of the files each."""
+LONG = {
+    "test_agent_pool",
+    "test_agent_runs",
+    "test_embedded",
+    "test_face",
+    "test_found",
+    "test_fuzz",
+    "test_hostile_answers",
+    "test_learner_losses",
+    "test_planted",
+    "test_preflight",
+    "test_proximal_policies",
+    "test_rank_group",
+    "test_reward",
+    "test_seeds",
+    "test_strangers",
+    "test_wheel",
+}
+"""Files that took fifteen seconds of a worker or more in `make test` (`SECONDS_TSV`)."""
 
 
 class ByFile(LoadScopeScheduling):
@@ -52,18 +73,32 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return ByFile(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """Look for garbage in what tests make alone: all that is collected, and torch, stay to the end,
+    and to look through them takes a fifth of a collection, and a second each time afterwards."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put what takes long or waits first, so that no worker is left with it at the end."""
     if hasattr(config, "workerinput"):
-        long = {
+        waits = {
             item.path
             for item in items
             if any(item.iter_markers("slow")) or any(item.iter_markers("processes"))
         }
 
-        def place(item: pytest.Item) -> tuple[bool, bool]:
-            real = item.path.parent.name in REAL
-            return not real, not real and item.path not in long
+        def place(item: pytest.Item) -> int:
+            if item.path.parent.name in REAL:
+                return 0
+            if item.path.stem in LONG:
+                return 1
+            return 2 if item.path in waits else 3
 
         items.sort(key=place)
 
