@@ -19,7 +19,7 @@ from xdist.scheduler import LoadScopeScheduling
 # A property has no deadline of its own, because shared machines are slow at times. `make test`
 # draws a few examples, others each time, and CI forty, always the same ones (`.ci/run`), of which
 # sixty more would be no news from one time to the next; `make soak` draws many, and others.
-settings.register_profile("asyncrl", deadline=None, max_examples=15)
+settings.register_profile("asyncrl", deadline=None, max_examples=10)
 settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True)
 settings.register_profile("soak", deadline=None, max_examples=300)
 settings.load_profile("asyncrl")
@@ -38,11 +38,14 @@ HALVES = {"runs"}
 LONG = {
     "test_agent_pool",
     "test_agent_runs",
+    "test_agents_seeds",
+    "test_boundaries",
     "test_embedded",
     "test_face",
     "test_found",
     "test_fuzz",
     "test_hostile_answers",
+    "test_lag_bound",
     "test_learner_losses",
     "test_planted",
     "test_preflight",
@@ -53,7 +56,7 @@ LONG = {
     "test_strangers",
     "test_wheel",
 }
-"""Files that took fifteen seconds of a worker or more in `make test` (`SECONDS_TSV`)."""
+"""Files that take fifteen seconds of a worker or more (`SECONDS_TSV`, tests/support/seconds.py)."""
 
 
 class ByFile(LoadScopeScheduling):
@@ -85,7 +88,8 @@ def pytest_collection() -> Iterator[Any]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put what takes long or waits first, so that no worker is left with it at the end."""
+    """Put what takes long or waits first, so that no worker is left with it at the end. Runs and
+    servers leave half of the cores idle: pages do, too, and come after what keeps cores busy."""
     if hasattr(config, "workerinput"):
         waits = {
             item.path
@@ -94,11 +98,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         }
 
         def place(item: pytest.Item) -> int:
-            if item.path.parent.name in REAL:
-                return 0
+            if (unit := REAL.get(item.path.parent.name)) is not None:
+                return 2 if unit == "pages" else 0
             if item.path.stem in LONG:
                 return 1
-            return 2 if item.path in waits else 3
+            return 3 if item.path in waits else 4
 
         items.sort(key=place)
 
