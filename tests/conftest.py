@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 from zlib import crc32
@@ -17,7 +19,7 @@ from xdist.scheduler import LoadScopeScheduling
 # A property has no deadline of its own, because shared machines are slow at times. `make test`
 # draws a few examples, others each time, and CI forty, always the same ones (`.ci/run`), of which
 # sixty more would be no news from one time to the next; `make soak` draws many, and others.
-settings.register_profile("asyncrl", deadline=None, max_examples=15)
+settings.register_profile("asyncrl", deadline=None, max_examples=10)
 settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True)
 settings.register_profile("soak", deadline=None, max_examples=300)
 settings.load_profile("asyncrl")
@@ -33,6 +35,28 @@ REAL = {
 started from."""
 HALVES = {"runs"}
 """Units of so many seconds that two workers have half of the files each."""
+LONG = {
+    "test_agent_pool",
+    "test_agent_runs",
+    "test_agents_seeds",
+    "test_boundaries",
+    "test_embedded",
+    "test_face",
+    "test_found",
+    "test_fuzz",
+    "test_hostile_answers",
+    "test_lag_bound",
+    "test_learner_losses",
+    "test_planted",
+    "test_preflight",
+    "test_proximal_policies",
+    "test_rank_group",
+    "test_reward",
+    "test_seeds",
+    "test_strangers",
+    "test_wheel",
+}
+"""Files that take fifteen seconds of a worker or more (`SECONDS_TSV`, tests/support/seconds.py)."""
 
 
 class ByFile(LoadScopeScheduling):
@@ -52,18 +76,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return ByFile(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """Look for garbage in what tests make alone: all that is collected, and torch, stay to the end,
+    and to look through them takes a fifth of a collection, and a second each time afterwards."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put what takes long or waits first, so that no worker is left with it at the end."""
+    """Put what takes long or waits first, so that no worker is left with it at the end. Runs and
+    servers leave half of the cores idle: pages do, too, and come after what keeps cores busy."""
     if hasattr(config, "workerinput"):
-        long = {
+        waits = {
             item.path
             for item in items
             if any(item.iter_markers("slow")) or any(item.iter_markers("processes"))
         }
 
-        def place(item: pytest.Item) -> tuple[bool, bool]:
-            real = item.path.parent.name in REAL
-            return not real, not real and item.path not in long
+        def place(item: pytest.Item) -> int:
+            if (unit := REAL.get(item.path.parent.name)) is not None:
+                return 2 if unit == "pages" else 0
+            if item.path.stem in LONG:
+                return 1
+            return 3 if item.path in waits else 4
 
         items.sort(key=place)
 

@@ -12,7 +12,7 @@ import torch
 from correction_reference import World, worlds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from some_values import some
+from some_values import drawn, some
 from torch import Tensor
 
 from asyncrl.algorithms.objectives import BUILT_IN, ClipBounds, DualClip, TokenLoss, token_loss
@@ -114,7 +114,7 @@ def run(kind: str, world: World) -> tuple[TokenLoss, Tensor]:
 
 @every
 class TestEvery:
-    @settings(max_examples=200)
+    @settings(max_examples=drawn(200))
     @given(worlds())
     def test_is_the_formula_and_its_gradient(self, kind: str, world: World) -> None:
         expected = [Expected(0.0, 0.0, False)] * len(world.mask)

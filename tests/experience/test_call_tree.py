@@ -9,6 +9,7 @@ from calls_world import Sampled, Samples, check, ids, leaves_of, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from some_values import drawn
 
 from asyncrl.experience.call_tree import CallTree, TreePosition
 from asyncrl.experience.episode import (
@@ -103,7 +104,7 @@ class Calls(RuleBasedStateMachine):
 
 
 TestCalls = Calls.TestCase
-TestCalls.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestCalls.settings = settings(max_examples=drawn(150), stateful_step_count=25, deadline=None)
 
 
 def held(tree: CallTree) -> int:
@@ -140,7 +141,7 @@ class Watched(CallTree):
         return end
 
 
-@settings(max_examples=300)
+@settings(max_examples=drawn(300))
 @given(calls=st.lists(st.tuples(FEW, FEW), max_size=6, unique_by=lambda call: tuple(call[0])))
 def test_rewritten_calls_are_told_from_the_strands(
     calls: list[tuple[list[int], list[int]]],

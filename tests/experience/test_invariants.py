@@ -9,6 +9,7 @@ import msgspec
 from experience_world import MAX_LAG, Account, World
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant
+from some_values import drawn
 
 from asyncrl.experience import events as e
 from asyncrl.experience.call import TOKEN_BYTES, RolloutStatus
@@ -23,7 +24,10 @@ OPEN = (
     RolloutStatus.SEALED,
 )
 PROFILE = settings(
-    max_examples=120, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=drawn(120),
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from some_values import some
+from some_values import drawn, some
 from targets import TARGETS, Target
 
 HARNESS = Path(__file__).with_name("harness.py")
@@ -114,7 +114,7 @@ def test_whatever_a_decoder_is_given_it_raises_what_it_says(target: Target, inpu
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=drawn(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(text=st.binary(max_size=300))
 @example(text=b"")
 def test_arbitrary_bytes(target: Target, text: bytes) -> None:

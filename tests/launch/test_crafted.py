@@ -20,6 +20,7 @@ from hostile import HOSTILE_SUMMARY, hostile_status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from some_values import drawn
 
 from asyncrl.cli import main
 from asyncrl.config import ConfigError
@@ -145,7 +146,7 @@ def crafted(run: Path, folder: Path) -> Path:
     return copy
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=drawn(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.sampled_from(CELLS), VALUES, st.booleans()), min_size=1, max_size=3))
 def test_any_value_in_any_column_is_a_sentence_at_most(
     run: Path, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[Any, Any, bool]]

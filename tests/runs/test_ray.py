@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,12 @@ from asyncrl.runtime.processes.machine import gpus_here
 from asyncrl.runtime.run_dir import LOCK, SUMMARY
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-cluster_utils = pytest.importorskip("ray.cluster_utils")
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed"),
+]
 
 BY_RAY = {
     "cluster__kind": "ray",
@@ -36,7 +41,7 @@ BEGUN_S = 600.0
 @pytest.fixture
 def ray() -> Iterator[Any]:
     """A head without cores, so that agents are on the nodes that a test adds."""
-    cluster = cluster_utils.Cluster()
+    cluster = importlib.import_module("ray.cluster_utils").Cluster()
     try:
         cluster.add_node(num_cpus=0, include_dashboard=False, object_store_memory=STORE)
     except (OSError, RuntimeError, AssertionError) as error:  # a sandbox may keep things from it
@@ -53,7 +58,7 @@ def node(ray: Any, gpus: int = 0) -> Any:
 @pytest.fixture
 def ray_on_gpus() -> Iterator[str]:
     """The address of a head that says it has three GPUs."""
-    cluster = cluster_utils.Cluster()
+    cluster = importlib.import_module("ray.cluster_utils").Cluster()
     try:
         cluster.add_node(num_cpus=1, num_gpus=3, include_dashboard=False, object_store_memory=STORE)
     except (OSError, RuntimeError, AssertionError) as error:

@@ -15,6 +15,7 @@ from collected import Collected
 from fake_sglang import URL, FakeServer, token
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from some_values import drawn
 from trio.testing import MockClock
 
 from asyncrl.engines.options import EngineOptions
@@ -568,7 +569,7 @@ def lives(draw: st.DrawFn) -> list[tuple[float, str, int]]:
 
 
 @given(lives(), st.sampled_from(["retract", "abort"]), st.integers(1, 4))
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 def test_whatever_happens_every_request_ends_once_and_every_token_is_the_truth(
     events: list[tuple[float, str, int]], mode: str, slots: int
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from some_values import drawn
 from trio.testing import MockClock
 
 from asyncrl.config import ConfigError, load
@@ -185,7 +186,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 @given(ACTIONS, st.integers(1, 3), st.integers(1, 7))
 def test_no_token_is_lost_or_made_twice(
     actions: list[tuple[str, int, float]], slots: int, chunk: int

@@ -14,6 +14,7 @@ import torch
 from correction_reference import World, apart_from_rounding, worlds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from some_values import drawn
 
 from asyncrl.algorithms.objectives import BUILT_IN as OBJECTIVES
 from asyncrl.algorithms.objectives import ClipBounds, token_loss
@@ -65,7 +66,7 @@ def bounds(correction: Correction) -> dict[str, float]:
     return {name: getattr(correction, name) for name in correction.__struct_fields__}
 
 
-@settings(max_examples=200)
+@settings(max_examples=drawn(200))
 @given(worlds(), lists, st.booleans())
 def test_each_sees_what_is_left_and_weights_multiply(
     world: World, corrections: list[Correction], weighted: bool

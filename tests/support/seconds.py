@@ -1,5 +1,6 @@
 """Seconds that tests take, by folder: of the worker that runs a test, and of cores, with those of
-the processes that have ended under it. Printed at the end of a session of two minutes or more.
+the processes that have ended under it and under its warm process (`warm_process.py`). Printed at
+the end of a session of two minutes or more.
 
 With SECONDS_TSV=FILE in the environment, a line of each phase of a test is appended there: id,
 phase, worker seconds, core seconds, outcome.
@@ -8,6 +9,7 @@ phase, worker seconds, core seconds, outcome.
 from __future__ import annotations
 
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,5 +59,18 @@ class Seconds:
 
 
 def _of_cores() -> float:
-    """Seconds of cores that this process and its children that have ended took."""
-    return sum(os.times()[:4])
+    """Seconds of cores that this process and its children that have ended took, and its warm
+    process, which lives as long, with its own that have ended."""
+    return sum(os.times()[:4]) + _of_warm()
+
+
+def _of_warm() -> float:
+    module = sys.modules.get("warm_process")
+    if module is None or not module.warm.cache_info().currsize:
+        return 0.0
+    try:
+        said = Path(f"/proc/{module.warm().pid}/stat").read_text()
+    except OSError:  # it has ended, or there is no such file
+        return 0.0
+    ticks = map(int, said.rpartition(")")[2].split()[11:15])
+    return sum(ticks) / os.sysconf("SC_CLK_TCK")

@@ -50,6 +50,7 @@ _PR_SET_PDEATHSIG = 1
 class Warm(NamedTuple):
     """A warm process, by its socket's name, and the variables that it was started with."""
 
+    pid: int
     address: str
     fixed: dict[str, str | None]
     folder: tempfile.TemporaryDirectory[str]
@@ -74,14 +75,14 @@ def warm() -> Warm:
         listener.bind(f"\0{address}")
         listener.listen(64)
         descriptor = str(listener.fileno())
-        spawn(
+        pid = spawn(
             "the warm process",
             [sys.executable, __file__, descriptor, "." * TITLE_BYTES],
             log=Path(folder.name) / "log",
             env={**threads_of(1), "PYTHONPATH": os.pathsep.join(paths)},
             descriptors=[listener.fileno()],
-        )
-    return Warm(address, {name: os.environ.get(name) for name in FIXED}, folder)
+        ).pid
+    return Warm(pid, address, {name: os.environ.get(name) for name in FIXED}, folder)
 
 
 class Popen(subprocess.Popen[Any]):

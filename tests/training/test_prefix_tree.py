@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from some_values import drawn
 
 from asyncrl.training.trees import attention_tables as tables_module
 from asyncrl.training.trees.attention_tables import attention_tables, cuts, table_cost
@@ -112,7 +113,7 @@ def test_each_place_is_a_query_once_after_its_path(
     assert sorted(rows) == list(range(len(tree.length)))
 
 
-@settings(max_examples=50)
+@settings(max_examples=drawn(50))
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), min_size=1, max_size=7),
     st.integers(1, 60),

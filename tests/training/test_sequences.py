@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from some_values import drawn
 from training_world import VOCABULARY, build
 from transformers import PreTrainedModel
 
@@ -194,7 +195,7 @@ STRETCHES = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=drawn(40), deadline=None)
 @given(
     groups=st.lists(
         st.tuples(

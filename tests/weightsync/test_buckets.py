@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from some_values import drawn
 from torch import Tensor
 
 from asyncrl.weightsync.buckets import ALIGN, DTYPES, Plan, PlanMismatch
@@ -49,7 +50,7 @@ def noise(dtype: str, shape: tuple[int, ...], seed: int) -> Tensor:
 shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 
 
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 @given(
     kinds=st.lists(st.tuples(st.sampled_from(sorted(DTYPES)), shapes), max_size=8),
     bucket_bytes=st.integers(ALIGN, 700),

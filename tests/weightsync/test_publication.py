@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from some_values import drawn
 
 from asyncrl.messages import (
     Abort,
@@ -544,7 +545,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestAnyOrder.settings = settings(max_examples=drawn(150), stateful_step_count=30, deadline=None)
 
 
 def test_all_orders_of_two_engines() -> None:

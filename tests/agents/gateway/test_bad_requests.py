@@ -13,6 +13,7 @@ import trio
 from gateway_world import CONTEXT, MODEL, Says, chat, opened, say, scripted, write_chat
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from some_values import drawn
 from trio.testing import MockClock
 
 from asyncrl.agents.gateway import api_requests
@@ -73,7 +74,7 @@ def accepted(body: bytes, tokenizer: Tokenizer) -> None:
             assert "template" in str(error)
 
 
-@settings(max_examples=300)
+@settings(max_examples=drawn(300))
 @given(body=st.binary(max_size=60) | ANY.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_a_request_or_a_sentence(tokenizer: Tokenizer, body: bytes) -> None:
     accepted(body, tokenizer)
@@ -84,7 +85,7 @@ def test_any_bytes_are_a_request_or_a_sentence(tokenizer: Tokenizer, body: bytes
             assert 400 <= error.status < 500
 
 
-@settings(max_examples=300)
+@settings(max_examples=drawn(300))
 @given(
     change=st.dictionaries(NAMES, ANY, max_size=2),
     message=st.dictionaries(NAMES, ANY, max_size=3),

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wandb.proto.wandb_internal_pb2 import Record
-
 BLOCK, HEAD = 2**15, struct.Struct("<IHB")
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def history(path: Path) -> list[dict[str, Any]]:
     """Figures as they were logged, one table for each call of `log`."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
     found = []
     for data in _records(path.read_bytes()):
         record = Record.FromString(data)

@@ -16,6 +16,7 @@ import trio
 from http_world import KEY, LIMITS, Stream, World, asked, opened, read, request, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from some_values import drawn
 from trio.testing import MockClock, lockstep_stream_pair, wait_all_tasks_blocked
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -82,7 +83,7 @@ async def test_no_bytes_of_a_stranger_end_it(sent: bytes, autojump_clock: MockCl
         assert world.server.connections == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=drawn(200), deadline=None)
 @given(
     pieces=st.lists(
         st.binary(max_size=30)

@@ -20,7 +20,7 @@ import trio.testing
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from message_strategies import of_type
-from some_values import some
+from some_values import drawn, some
 
 from asyncrl import messages
 from asyncrl.messages.address import TcpAddress, UnixAddress, parse_address
@@ -93,7 +93,7 @@ async def frame_of(message: messages.Message, *buffers: object) -> bytes:
 # ------------------------------------------------------------------------------------------ frames
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=drawn(300), deadline=None)
 @given(st.lists(st.tuples(a_message, some_buffers), min_size=1, max_size=4), st.booleans())
 def test_what_is_sent_is_what_is_received(frames, sockets):
     async def main() -> None:
@@ -200,7 +200,7 @@ async def drain(link: Link) -> list[messages.Message]:
     return [message async for message, _ in link]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=drawn(400), deadline=None)
 @given(st.binary(max_size=200))
 @example(struct.pack("<III", 2**32 - 1, 0, 0))
 @example(struct.pack("<III", 100, 2**32 - 1, 0))
@@ -223,7 +223,7 @@ def test_arbitrary_bytes_are_a_link_error_or_an_end(data):
     trio.run(main)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=drawn(400), deadline=None)
 @given(data=st.data())
 def test_a_damaged_frame_is_a_link_error_or_another_message(data):
     """Any byte of a good frame changed, or its message replaced: what comes out is a message or
@@ -427,7 +427,7 @@ async def test_a_cancelled_queue_place_is_nothing(autojump_clock):
     assert one.statistics().blocked_s >= 3
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=drawn(40), deadline=None)
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=12), st.integers(0, 100_000))
 def test_a_cancelled_receive_loses_nothing(cuts, size):
     async def main() -> None:
