@@ -18,9 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-"""Errors of a write that a retry does not help: the disk is full, a quota is used up, or the disk
-is read-only. The user has to make room."""
+from asyncrl.os_errors import NO_ROOM
+
 PROBE_BYTES = 2**20
 """Bytes that a disk must have for a run to be started again: less is gone within seconds."""
 PARTIAL = ".partial"
@@ -68,16 +67,16 @@ def write_whole(path: Path, data: bytes | str, *, forced: bool = True) -> None:
         file.write(data.encode(errors="replace") if isinstance(data, str) else data)
 
 
-def takes_nothing(folder: Path) -> str:
-    """The reason for which nothing can be written to a folder now: its disk is full, a quota is
-    used up, or it is read-only. Empty if PROBE_BYTES can be written."""
+def takes_nothing(folder: Path) -> OSError | None:
+    """The error for which nothing can be written to a folder now: its disk is full, a quota is
+    used up, or it is read-only. None if PROBE_BYTES can be written."""
     probe = folder / ".probe"
     try:
         write_whole(probe, bytes(PROBE_BYTES))
         probe.unlink()
     except OSError as error:
-        return str(error.strerror) if no_room(error) else ""
-    return ""
+        return no_room(error)
+    return None
 
 
 def no_room(error: BaseException | None) -> OSError | None:

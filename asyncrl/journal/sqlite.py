@@ -42,6 +42,7 @@ from asyncrl.journal.disk import (
     Unwritable,
     Write,
 )
+from asyncrl.os_errors import opening, remedy
 
 FORMAT = 4
 """Format number of a journal: of its tables, and of the names and fields of events and snapshots.
@@ -413,11 +414,13 @@ def errors(path: Path) -> Iterator[None]:
         ) from error
     except sqlite3.OperationalError as error:
         obstacle = _obstacle(error)
-        kind, remedy = (
-            JournalNotReady if obstacle else JournalError,
-            (obstacle or Unwritable).remedy,
-        )
-        raise kind(f"the journal {path} could not be used ({error}): {remedy}") from error
+        kind = JournalNotReady if obstacle else JournalError
+        if obstacle is None and (cause := opening(path)):  # SQLite does not say it
+            raise kind(
+                f"the journal {path} could not be used ({cause.strerror}): {remedy(cause)}"
+            ) from error
+        helps = (obstacle or Unwritable).helps
+        raise kind(f"the journal {path} could not be used ({error}): {helps}") from error
     except sqlite3.Error as error:
         raise JournalError(
             f"{path} is damaged, or not a journal ({error}): give another run.dir"
