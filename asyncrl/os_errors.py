@@ -16,6 +16,8 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 is read-only."""
 NO_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 """Errors of a process, or of a machine, that may open no further file."""
+SCARCE = frozenset({errno.ENOMEM, errno.EAGAIN, *NO_FILES, *NO_ROOM})
+"""Errors of a machine without room: for memory, processes or files, or on a disk."""
 OTHER = "see that its disk has room and is writable"
 """The remedy for an error that names no cause."""
 
@@ -36,6 +38,10 @@ _REMEDIES = {
 }
 _NUMBER = re.compile(r"\[Errno ([0-9]+)\]|\bos error ([0-9]+)\b|\bcode: ([0-9]+)\b")
 """An error's number in the words of Python, and of libraries in Rust (safetensors)."""
+_SCARCE = re.compile(
+    r"MemoryError|(not enough|out of|cannot allocate|can't allocate) memory|start new thread", re.I
+)
+"""Words of errors without a number: of torch, and of libraries that raise an error of their own."""
 _SQLITE_OPENS = 3
 """Files that SQLite opens for a database: itself, its log and the log's index."""
 
@@ -56,6 +62,29 @@ def number_of(error: BaseException | str) -> int:
     if found := _NUMBER.search(str(error)):
         return int(next(filter(None, found.groups())))
     return number_of(error.__cause__) if isinstance(error, BaseException) and error.__cause__ else 0
+
+
+def machine_lacks(error: BaseException) -> bool:
+    """True if a machine that lacks something is behind an error, or behind one of a group. Another
+    try may succeed then, whatever was read meanwhile.
+
+    >>> try:
+    ...     try:
+    ...         raise MemoryError
+    ...     except MemoryError as error:
+    ...         raise ValueError("this cannot be read") from error
+    ... except ValueError as error:
+    ...     machine_lacks(error)
+    True
+    >>> machine_lacks(ValueError("this cannot be read"))
+    False
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(machine_lacks, error.exceptions))
+    if isinstance(error, MemoryError) or number_of(error) in SCARCE or _SCARCE.search(str(error)):
+        return True
+    behind = error.__cause__ or error.__context__
+    return behind is not None and machine_lacks(behind)
 
 
 def remedy(error: BaseException | str) -> str:

@@ -14,7 +14,6 @@ launcher takes the run up.
 
 from __future__ import annotations
 
-import errno
 import logging
 import secrets
 import signal
@@ -55,7 +54,7 @@ from asyncrl.launch.run_copy import keep_copy
 from asyncrl.launch.sinks import keep_sink
 from asyncrl.messages import Progress, Replace, Role, StatusUpdate
 from asyncrl.messages.address import UnixAddress
-from asyncrl.os_errors import NO_FILES, NO_ROOM, number_of, remedy
+from asyncrl.os_errors import SCARCE, number_of, remedy
 from asyncrl.runtime import logs
 from asyncrl.runtime.ipc.endpoints import serve
 from asyncrl.runtime.ipc.keys import new_key, read_key, write_key
@@ -90,8 +89,6 @@ from asyncrl.training.checkpoint_index import FOLDER as CHECKPOINTS
 logger = logging.getLogger(__name__)
 
 FAILED = 1
-LACKS = {errno.EAGAIN, errno.ENOMEM, *NO_FILES, *NO_ROOM}
-"""Errors of a machine without room: for files, processes, memory or on a disk."""
 NO_THREAD = "can't start new thread"
 """The text of Python's RuntimeError for a machine without room for a thread."""
 INTERRUPTED = 130
@@ -125,7 +122,7 @@ def lacked(error: BaseException) -> str:
         return words[0] if all(words) else ""
     if isinstance(error, MemoryError) or str(error) == NO_THREAD:
         return str(error) or "no memory is left"
-    return str(error) if isinstance(error, OSError) and error.errno in LACKS else ""
+    return str(error) if isinstance(error, OSError) and error.errno in SCARCE else ""
 
 
 class _Launch:
