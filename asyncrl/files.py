@@ -28,6 +28,8 @@ PIECE_BYTES = 2**16
 """Bytes that are read at a time."""
 SMALL_BYTES = 2**16
 """Bytes of a file that holds a key, at most."""
+EXTENTS = 100_000
+"""Stretches of a file between holes that are counted; one that was written as usual has one."""
 PARTIAL_FOLDER = ".partial-"
 """Start of the name of a directory that is being written."""
 
@@ -110,6 +112,34 @@ def read_regular(path: Path, most: int) -> bytes:
             if len(data) > most:
                 raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
     return bytes(data)
+
+
+def held_bytes(path: Path) -> int:
+    """Bytes of a file without its holes, of its first EXTENTS stretches; 0 if it is not there.
+    Raises OSError.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.seek(2**24), file.write(bytes(5)), file.flush()
+    ...     held_bytes(Path(file.name)) < 2**20
+    True
+    """
+    held = end = 0
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        return 0
+    with file:
+        for _ in range(EXTENTS):
+            try:
+                begin = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                break  # there is no further one
+            end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+            held += end - begin
+    return held
 
 
 def open_growing(path: Path) -> BinaryIO:
