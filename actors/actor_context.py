@@ -15,6 +15,7 @@ from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.published import engine_dtype
 from asyncrl.messages import Hello, Role
 from asyncrl.messages.address import TcpAddress, UnixAddress
+from asyncrl.os_errors import machine_lacks
 from asyncrl.runtime.ipc.endpoints import connect, reach
 from asyncrl.runtime.ipc.keys import read_key
 from asyncrl.runtime.ipc.link import Link
@@ -123,5 +124,7 @@ def refused_as_input() -> Iterator[None]:
     try:
         yield
     except (CheckpointError, ConfigError, ModelError) as error:
+        if machine_lacks(error):
+            raise
         print(error, file=sys.stderr)
         raise SystemExit(BAD_INPUT) from error

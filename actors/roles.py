@@ -28,6 +28,7 @@ from asyncrl.explain import run_status
 from asyncrl.files import write_whole
 from asyncrl.messages import Hello
 from asyncrl.messages.address import TcpAddress, UnixAddress
+from asyncrl.os_errors import machine_lacks
 from asyncrl.runtime.ipc.endpoints import connect, serve
 from asyncrl.runtime.ipc.keys import read_key
 from asyncrl.runtime.ipc.tls import Tls
@@ -315,6 +316,8 @@ async def agents(context: ActorContext) -> None:
         ):
             await agents_actor(link, episodes, sessions, reporter)
     except ConfigError as error:
+        if machine_lacks(error):
+            raise
         print(error, file=sys.stderr)
         raise SystemExit(BAD_INPUT) from error
 

@@ -258,6 +258,6 @@ class _Checkpoints:
             with self._reporter.saving():
                 saved = Saved(version, str(await copy()))
         except CheckpointError as error:
-            saved = Saved(version, "", error.why)
+            saved = Saved(version, "", str(error))
         await self._link.send(saved)
         self._written.set()

@@ -18,9 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-"""Errors of a write that a retry does not help: the disk is full, a quota is used up, or the disk
-is read-only. The user has to make room."""
+from asyncrl.os_errors import NO_ROOM
+
 PROBE_BYTES = 2**20
 """Bytes that a disk must have for a run to be started again: less is gone within seconds."""
 PARTIAL = ".partial"
@@ -29,6 +28,8 @@ PIECE_BYTES = 2**16
 """Bytes that are read at a time."""
 SMALL_BYTES = 2**16
 """Bytes of a file that holds a key, at most."""
+EXTENTS = 100_000
+"""Stretches of a file between holes that are counted; one that was written as usual has one."""
 PARTIAL_FOLDER = ".partial-"
 """Start of the name of a directory that is being written."""
 
@@ -68,16 +69,16 @@ def write_whole(path: Path, data: bytes | str, *, forced: bool = True) -> None:
         file.write(data.encode(errors="replace") if isinstance(data, str) else data)
 
 
-def takes_nothing(folder: Path) -> str:
-    """The reason for which nothing can be written to a folder now: its disk is full, a quota is
-    used up, or it is read-only. Empty if PROBE_BYTES can be written."""
+def takes_nothing(folder: Path) -> OSError | None:
+    """The error for which nothing can be written to a folder now: its disk is full, a quota is
+    used up, or it is read-only. None if PROBE_BYTES can be written."""
     probe = folder / ".probe"
     try:
         write_whole(probe, bytes(PROBE_BYTES))
         probe.unlink()
     except OSError as error:
-        return str(error.strerror) if no_room(error) else ""
-    return ""
+        return no_room(error)
+    return None
 
 
 def no_room(error: BaseException | None) -> OSError | None:
@@ -111,6 +112,34 @@ def read_regular(path: Path, most: int) -> bytes:
             if len(data) > most:
                 raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
     return bytes(data)
+
+
+def held_bytes(path: Path) -> int:
+    """Bytes of a file without its holes, of its first EXTENTS stretches; 0 if it is not there.
+    Raises OSError.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.seek(2**24), file.write(bytes(5)), file.flush()
+    ...     held_bytes(Path(file.name)) < 2**20
+    True
+    """
+    held = end = 0
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        return 0
+    with file:
+        for _ in range(EXTENTS):
+            try:
+                begin = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                break  # there is no further one
+            end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+            held += end - begin
+    return held
 
 
 def open_growing(path: Path) -> BinaryIO:

@@ -16,6 +16,9 @@ The tiny model learns STEPS steps. At version AT the fault strikes:
     stand       all processes stop, as with their machine, and go on after more than stall_s
     full        the run's disk is full for FULL_S (a tmpfs; root only)
     quota       every write to it fails with EDQUOT for as long
+    readonly    every write to it fails with EROFS for as long
+    quota+kill  the same as quota, and the trainer is killed meanwhile
+    removed     the run's checkpoints are removed
 
 The clock and the quota need a C compiler, for `faults.c`. Limits stay until the process ends.
 
@@ -60,13 +63,14 @@ from kill_matrix import KillMatrix, tiny
 from asyncrl.explain import summary
 from asyncrl.journal import JournalError
 from asyncrl.runtime.run_dir import SUMMARY
+from asyncrl.training.checkpoint_index import FOLDER as CHECKPOINTS
 
 BENCH = Path(__file__).parent
 STEPS, AT = 60, 10
 STALL_S = 20.0
 STOP_S, FULL_S, MORE_S = 2.0, 6.0, 8.0
-LIFE_S = 240.0
-"""Seconds within which a life must end."""
+LIFE_S = 600.0
+"""Seconds within which a life must end: those of agents take seven minutes at load 40."""
 ENDED_S = 5.0
 """Seconds within which a process whose launcher is gone must be."""
 SPARE = 2**24
@@ -84,7 +88,12 @@ SETTINGS = {
 }
 PROCESS = ("kill", "stop", "stop_long", "files", "files+kill", "memory", "memory+kill")
 STOPS = ("stop", "stop_long")
-MACHINE = ("ahead", "back", "swing", "stand", "full", "quota")
+MACHINE = (
+    *("ahead", "back", "swing", "stand", "full", "quota"),
+    *("readonly", "quota+kill", "removed"),
+)
+REFUSED = {"quota": errno.EDQUOT, "quota+kill": errno.EDQUOT, "readonly": errno.EROFS}
+"""Errors with which writes fail."""
 ROLES = (
     "coordinator",
     "trainer",
@@ -299,10 +308,16 @@ class Life(KillMatrix[JournalFollower]):
                             os.kill(pid, number)
                     if number == signal.SIGSTOP:
                         time.sleep(STALL_S + MORE_S)
-            case "quota":
-                self.machine.refuse(errno.EDQUOT)
+            case name if name in REFUSED:
+                self.machine.refuse(REFUSED[name])
+                if name.endswith("+kill"):
+                    self.watch(self.over, FULL_S / 2)
+                    with suppress(ProcessLookupError, KeyError):
+                        os.kill(self.processes()["trainer", "0"], signal.SIGKILL)
                 self.watch(self.over, FULL_S)
                 self.machine.refuse(0)
+            case "removed":
+                shutil.rmtree(self.run / CHECKPOINTS)
             case "full":
                 filler = self.run.parent / "filler"
                 end = time.monotonic() + FULL_S
@@ -563,7 +578,7 @@ def skipped(fault: Fault, shim: bool) -> str:
     """The reason why this machine cannot have the fault, "" if it can."""
     if fault.name == "full" and os.geteuid():
         return "a disk to fill needs root"
-    if fault.name in ("ahead", "back", "swing", "quota") and not shim:
+    if fault.name in ("ahead", "back", "swing", *REFUSED) and not shim:
         return "no C compiler"
     return ""
 

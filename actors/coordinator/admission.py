@@ -22,6 +22,7 @@ from asyncrl.config import Config
 from asyncrl.escape import escaped
 from asyncrl.experience.events import Admitted, Dropped
 from asyncrl.messages import Split
+from asyncrl.os_errors import machine_lacks
 
 logger = logging.getLogger(__name__)
 
@@ -146,12 +147,14 @@ class Admission:
     def _read(self, split: Split, prompt_index: int) -> tuple[bytes, str]:
         """The ids of a prompt, and the name of what keeps it from being answered: without ids
         `prompt_unreadable`, where the task, the template or the tokenizer fails at it. Raises
-        OSError, which is not the prompt's."""
+        OSError, and what a machine that lacks something raises: they are not the prompt's."""
         try:
             prompt = self._prompts.ids(split, prompt_index)
         except OSError:
             raise
-        except Exception as error:  # noqa: BLE001 (a task's code may raise anything)
+        except Exception as error:  # a task's code may raise anything
+            if machine_lacks(error):
+                raise
             self.unreadable = escaped(f"{type(error).__name__}: {error}", SAID)
             if self._log_unreadable:
                 logger.warning(

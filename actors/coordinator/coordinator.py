@@ -104,7 +104,7 @@ class Coordinator:
             nursery.cancel_scope.cancel()
         if outcome.ok and (trouble := parts.journal_status().trouble):
             outcome = parts.outcome = Outcome(
-                False, f"the run's last events are not on the disk: {trouble}: {RESUMES}"
+                False, f"the run's last events are not on the disk: {trouble}, {RESUMES}"
             )
         parts.lifecycle.drained(parts.clock.now())
         return outcome
@@ -144,7 +144,8 @@ class Coordinator:
         publishing, evaluation = self.parts.publishing, self.parts.evaluation
         if not (stepping.closing or stepping.redoing or evaluation.holds_publication):
             last = stepping.finished or stepping.starved
-            due = evaluation.due(stepping.version, last)
+            held = stepping.checkpoints.holds
+            due = evaluation.due(stepping.version, last, held=held)
             self._carry_out(publishing.pump(stepping.version, due))
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:

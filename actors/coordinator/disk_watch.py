@@ -35,5 +35,5 @@ def given_up(parts: Components, now: float) -> str:
     unwritten, why = unwritten_checkpoints(parts)
     return (
         f"the last {unwritten} checkpoints were not written, and none in the last "
-        f"{parts.config.supervision.stall_s:g} s (supervision.stall_s), because {why}: {RESUMES}"
+        f"{parts.config.supervision.stall_s:g} s (supervision.stall_s), because {why}, {RESUMES}"
     )

@@ -28,7 +28,7 @@ def ending(parts: Components) -> Outcome | None:
     if last and stepping.unsaved:
         return Outcome(
             False,
-            f"the last checkpoint was not written: {stepping.unsaved}: {RESUMES}",
+            f"the last checkpoint was not written: {stepping.unsaved}, {RESUMES}",
         )
     if not (last and _complete(parts, stepping)):
         return None

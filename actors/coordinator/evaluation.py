@@ -81,7 +81,7 @@ class Evaluation:
         self._clock = clock
         self._plan = plan
         self._first: int | None = None
-        self._given_up = False  # the last evaluation was
+        self._owed = False  # an evaluation was given up, or could not start
         self.running: int | None = None
         """The version under evaluation; None if there is none."""
         self._since = 0.0
@@ -103,9 +103,10 @@ class Evaluation:
         """The number of groups whose answers are judged, and the number of all."""
         return self._asked - self._open, self._asked
 
-    def due(self, version: int, last: bool) -> bool:
+    def due(self, version: int, last: bool, *, held: bool = False) -> bool:
         """True if `version` must be evaluated now: it is the first one, an `every`-th one, or the
-        `last` one, or it replaces one that was dropped."""
+        `last` one, or it replaces one that was dropped. While nothing may be admitted (`held`),
+        none is; a later version replaces it."""
         if self._first is None:
             self._first = version
         if self.running is not None or version in self.accuracy or not self._plan.prompts:
@@ -113,7 +114,9 @@ class Evaluation:
         regular = version == self._first or bool(
             self._plan.every and version % self._plan.every == 0
         )
-        return regular or last or self._given_up
+        wanted = regular or last or self._owed
+        self._owed |= wanted and held
+        return wanted and not held
 
     @property
     def holds_publication(self) -> bool:
@@ -128,7 +131,7 @@ class Evaluation:
 
     def start(self, version: int) -> None:
         """Start the evaluation of `version`, which is pinned in every engine that serves it."""
-        self.running, self._given_up, self._mixed = version, False, 0
+        self.running, self._owed, self._mixed = version, False, 0
         self._since = self._clock.now()
         self._correct, self._right = {}, {}
         self._verdicts = {False: 0, True: 0}
@@ -151,7 +154,7 @@ class Evaluation:
             return []
         pinned = None if self._mixing else self.running
         if pinned is not None and not self._engines.serves("evaluation", pinned):
-            self.running, self._given_up = None, True
+            self.running, self._owed = None, True
             return [EvaluationDropped()]
         for group in self._store.experience.ready("evaluation"):
             self._mixed += any(

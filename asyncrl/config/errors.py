@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from asyncrl.escape import CUT, SENTENCE, escaped
+from asyncrl.os_errors import machine_lacks
 
 BAD_INPUT = 2
 """Exit status of a command whose input is wrong, and of an actor that detected it first."""
@@ -27,18 +28,20 @@ def installs(extra: str) -> str:
 
 class InputError(Exception):
     """The input of a process cannot be used: settings, a model, a task. Another try with the same
-    fails the same way, so an actor that ends by it is not started again."""
+    fails the same way, so an actor that ends by it is not started again; unless the machine lacked
+    something when it was read."""
 
 
 def input_error(error: BaseException) -> InputError | None:
-    """The first InputError in an error, which may be a group of them; None if there is none.
+    """The first InputError in an error, which may be a group of them; None if there is none, or if
+    a machine that lacks something is behind it.
 
     >>> input_error(ExceptionGroup("", [ValueError(), ExceptionGroup("", [ConfigError("no")])]))
     ConfigError('no')
     """
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(input_error, error.exceptions)), None)
-    return error if isinstance(error, InputError) else None
+    return error if isinstance(error, InputError) and not machine_lacks(error) else None
 
 
 class ConfigError(InputError):

@@ -8,13 +8,14 @@ data. The real one is `sqlite.SqliteDisk`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import msgspec
 
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.snapshot import Snapshot
+from asyncrl.os_errors import OTHER
 
 
 class JournalError(Exception):
@@ -29,28 +30,30 @@ class JournalNotReady(JournalError):
 
 class DiskNotReady(Exception):
     """Raised for a commit that failed without a trace. It may be retried; `remedy` says what makes
-    it succeed."""
+    it succeed: what helps its kind, or `remedy` as the error's number has it."""
 
-    remedy: ClassVar[str]
+    helps = OTHER
+
+    def __init__(self, why: str, remedy: str = "") -> None:
+        super().__init__(why)
+        self.remedy = remedy or self.helps
 
 
 class DiskFull(DiskNotReady):
     """A commit found no room."""
 
-    remedy = "make room"
+    helps = "make room"
 
 
 class Unwritable(DiskNotReady):
     """A commit met an error of the file: a quota that is used up, or a disk that is not
     writable."""
 
-    remedy = "see that its disk has room and is writable"
-
 
 class Locked(DiskNotReady):
     """A commit found that another process writes, or holds a lock."""
 
-    remedy = "end the process that holds it"
+    helps = "end the process that holds it"
 
 
 class EventRows(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ import trio
 from asyncrl.escape import escaped
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.snapshot import Snapshot
+from asyncrl.files import held_bytes
 from asyncrl.journal.disk import (
     Abandon,
     Compact,
@@ -42,6 +43,7 @@ from asyncrl.journal.disk import (
     Unwritable,
     Write,
 )
+from asyncrl.os_errors import opening, remedy
 
 FORMAT = 4
 """Format number of a journal: of its tables, and of the names and fields of events and snapshots.
@@ -53,7 +55,7 @@ PART_BYTES = 2**26
 ROW_BYTES = PART_BYTES + 2**16
 """Bytes of a value, at most: SQLite refuses a larger one before it has memory for it."""
 STATE_BYTES = 2**32
-"""Bytes of a snapshot in all its rows, at most."""
+"""Bytes of a snapshot in all its rows, at most; nor has one more than its file, without holes."""
 STATES = 10_000
 """Snapshots of a journal, at most; a run keeps two or three."""
 BUSY_S = 5.0
@@ -157,7 +159,7 @@ class SqliteHistory:
             (begin,) = connection.execute(
                 "SELECT max(first) FROM events WHERE first <= ?", (after + 1,)
             ).fetchone()
-            due, last = None, _last(connection)
+            due, last, unread = None, _last(connection), self._held()
             rows = connection.execute(
                 "SELECT first, data FROM events WHERE first >= ? ORDER BY first", (begin or 0,)
             )
@@ -167,6 +169,8 @@ class SqliteHistory:
                         f"the journal {self._path} has no events from {due or after + 1} to "
                         f"{first - 1}: go back to a copy of it"
                     )
+                if (unread := unread - len(data)) < 0:
+                    raise _Misfit("its events have more bytes than its file")
                 events = _decode(data)
                 for number, event in enumerate(events, first):
                     if number > after:
@@ -199,21 +203,31 @@ class SqliteHistory:
 
     def snapshot(self, number: int) -> Snapshot:
         with self._reading() as connection:
-            written = bytearray()
+            written, most = bytearray(), min(STATE_BYTES, self._held())
             rows = connection.execute(
                 "SELECT part, data FROM snapshots WHERE number = ? ORDER BY part", (number,)
             )
             for due, (part, data) in enumerate(rows):
                 if part != due:
                     raise _Misfit("a part of a snapshot is missing")
+                if len(written) + len(_blob(data)) > most:
+                    raise _Misfit(f"a snapshot has more than the {most:,} bytes that it may have")
                 written += _blob(data)
-                if len(written) > STATE_BYTES:
-                    raise _Misfit(f"a snapshot has more than {STATE_BYTES:,} bytes")
             if written:
                 return _decode_snapshot(written)
         raise JournalError(
             f"the journal {self._path} has no snapshot of the state after event {number}"
         )
+
+    def _held(self) -> int:
+        """Bytes that the files of the journal really hold: rows may share pages, or be holes."""
+        log = self._path.with_name(self._path.name + "-wal")
+        try:
+            return held_bytes(self._path) + held_bytes(log)
+        except OSError as error:
+            raise JournalError(
+                f"the journal {self._path} could not be used ({error.strerror}): {remedy(error)}"
+            ) from error
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -413,11 +427,13 @@ def errors(path: Path) -> Iterator[None]:
         ) from error
     except sqlite3.OperationalError as error:
         obstacle = _obstacle(error)
-        kind, remedy = (
-            JournalNotReady if obstacle else JournalError,
-            (obstacle or Unwritable).remedy,
-        )
-        raise kind(f"the journal {path} could not be used ({error}): {remedy}") from error
+        kind = JournalNotReady if obstacle else JournalError
+        if obstacle is None and (cause := opening(path)):  # SQLite does not say it
+            raise kind(
+                f"the journal {path} could not be used ({cause.strerror}): {remedy(cause)}"
+            ) from error
+        helps = (obstacle or Unwritable).helps
+        raise kind(f"the journal {path} could not be used ({error}): {helps}") from error
     except sqlite3.Error as error:
         raise JournalError(
             f"{path} is damaged, or not a journal ({error}): give another run.dir"

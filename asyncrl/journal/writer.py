@@ -38,6 +38,7 @@ from asyncrl.journal.disk import (
     Write,
 )
 from asyncrl.journal.sqlite import SqliteDisk
+from asyncrl.os_errors import remedy
 from asyncrl.runtime.ipc.waits import Pulse
 
 ROW_BYTES = 2**20
@@ -196,9 +197,9 @@ class Journal:
 
     @property
     def trouble(self) -> str:
-        """The reason why commits are blocked at the moment, without loss; empty where they are
-        not."""
-        return str(self._obstacle or "")
+        """The reason why commits are blocked at the moment, without loss, and what to do; empty
+        where they are not."""
+        return f"{self._obstacle}: {self._obstacle.remedy}" if self._obstacle else ""
 
     @property
     def given_up(self) -> str:
@@ -350,7 +351,8 @@ class Journal:
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # not EROFS: room does not help
             raise (DiskFull if full else Unwritable)(
-                f"what is written beside the journal could not be written ({error.strerror})"
+                f"what is written beside the journal could not be written ({error.strerror})",
+                remedy(error),
             ) from error
 
 

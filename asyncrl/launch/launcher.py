@@ -14,7 +14,6 @@ launcher takes the run up.
 
 from __future__ import annotations
 
-import errno
 import logging
 import secrets
 import signal
@@ -38,11 +37,10 @@ from asyncrl.engines.servers.kept_servers import servers_ended
 from asyncrl.escape import escaped, escaped_lines
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.explain import summary
-from asyncrl.explain.conditions.disks import RESUMES
 from asyncrl.explain.curve import Curve, read
 from asyncrl.explain.display import Display, show_summary
 from asyncrl.explain.model_card import write_cards
-from asyncrl.files import NO_ROOM, forget_partial, forget_partial_folders, takes_nothing
+from asyncrl.files import forget_partial, forget_partial_folders, takes_nothing
 from asyncrl.journal import JournalError, fold
 from asyncrl.launch.cluster.actor_placement import ActorPlacement
 from asyncrl.launch.cluster.agents_placement import AgentsPlacement
@@ -56,6 +54,7 @@ from asyncrl.launch.run_copy import keep_copy
 from asyncrl.launch.sinks import keep_sink
 from asyncrl.messages import Progress, Replace, Role, StatusUpdate
 from asyncrl.messages.address import UnixAddress
+from asyncrl.os_errors import SCARCE, number_of, remedy
 from asyncrl.runtime import logs
 from asyncrl.runtime.ipc.endpoints import serve
 from asyncrl.runtime.ipc.keys import new_key, read_key, write_key
@@ -90,8 +89,6 @@ from asyncrl.training.checkpoint_index import FOLDER as CHECKPOINTS
 logger = logging.getLogger(__name__)
 
 FAILED = 1
-LACKS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, *NO_ROOM}
-"""Errors of a machine without room: for files, processes, memory or on a disk."""
 NO_THREAD = "can't start new thread"
 """The text of Python's RuntimeError for a machine without room for a thread."""
 INTERRUPTED = 130
@@ -125,7 +122,7 @@ def lacked(error: BaseException) -> str:
         return words[0] if all(words) else ""
     if isinstance(error, MemoryError) or str(error) == NO_THREAD:
         return str(error) or "no memory is left"
-    return str(error) if isinstance(error, OSError) and error.errno in LACKS else ""
+    return str(error) if isinstance(error, OSError) and error.errno in SCARCE else ""
 
 
 class _Launch:
@@ -144,7 +141,7 @@ class _Launch:
         self._healing = Healing(config.supervision.heals)
         self._machines: Machines | None = None
         self._signalled: signal.Signals | None = None
-        self._full = ""  # the reason for which the run is not started again
+        self._full: OSError | None = None  # the reason for which the run is not started again
         self._lasting = trio.CancelScope()
         self._starting = trio.CancelScope()  # until the coordinator reports the status of the run
 
@@ -184,9 +181,8 @@ class _Launch:
             logger.exception("the launcher ended")
         with suppress(OSError):
             self._forget_left()
-        complain(
-            escaped(f"the launcher ended: {lack}. Make room for it, and continue with --resume.")
-        )
+        then = remedy(lack) if number_of(lack) else "make room for it"
+        complain(escaped(f"the launcher ended: {lack}: {then}, and continue with --resume."))
 
     async def _keep_what_lasts(self, over: trio.Event) -> None:
         """Keep the run's copy and its sinks up to date until the run is `over`, and once more then;
@@ -460,8 +456,13 @@ class _Launch:
         if not self._full and (failure is None or failure.code != DISK_NOT_READY):
             return ""
         name = failure.name if failure is not None else "the trainer"
-        why = self._full or last_words(failure.traceback if failure is not None else "")
-        return f"{name} was lost, and the disk of {self._run} takes nothing ({why}): {RESUMES}"
+        words = last_words(failure.traceback if failure is not None else "")
+        found = self._full or (None if number_of(words) else takes_nothing(self._run))
+        why, said = (found, found.strerror) if found else (words, words)
+        return (
+            f"{name} was lost, and the disk of {self._run} takes nothing ({said}): {remedy(why)}, "
+            "and resume the run"
+        )
 
     def _report(self, end: SupervisedEnd) -> int:
         """Show the result of the run. Returns the exit status."""

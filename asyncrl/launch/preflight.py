@@ -54,6 +54,7 @@ from asyncrl.launch.private import private_files, refuse_foreign
 from asyncrl.launch.prompt_checks import check_prompts
 from asyncrl.launch.run_copy import refuse_unfit
 from asyncrl.launch.stored_copy import is_stored
+from asyncrl.os_errors import remedy
 from asyncrl.runtime.processes.machine import gpus_here
 from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
 from asyncrl.sandbox.support import support
@@ -372,4 +373,7 @@ def _curve(run: Path) -> None:
 
 
 def _unwritable(run: Path, error: OSError) -> str:
-    return f"{run}: the run directory cannot be written ({error.strerror}); choose another run.dir."
+    return (
+        f"{run}: the run directory cannot be written ({error.strerror}); {remedy(error)}, or "
+        "choose another run.dir."
+    )

@@ -30,12 +30,8 @@ _NAME = re.compile(NAME)
 
 
 class CheckpointError(Exception):
-    """Raised for a checkpoint that cannot be written or used; the message is one sentence, `why`
-    without its `remedy`."""
-
-    def __init__(self, why: str, remedy: str = "") -> None:
-        super().__init__(f"{why}; {remedy}" if remedy else why)
-        self.why = why
+    """Raised for a checkpoint that cannot be written or used; the message is one sentence. Of one
+    that cannot be written it ends with what to do."""
 
 
 class Digest(msgspec.Struct, frozen=True):

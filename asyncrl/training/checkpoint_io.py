@@ -28,6 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.files import PARTIAL_FOLDER
+from asyncrl.os_errors import number_of, remedy
 from asyncrl.training.adapters import (
     ADAPTERS,
     adapted,
@@ -307,9 +308,8 @@ def _publish(path: Path, write: Callable[[Path], None]) -> None:
         _sync(path.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(
-            f"{path} cannot be written: {error}", "free space there or choose another run.dir"
-        ) from error
+        why = os.strerror(number) if (number := number_of(error)) else error
+        raise CheckpointError(f"{path} cannot be written: {why}; {remedy(error)}") from error
 
 
 def _delete(path: Path) -> None:

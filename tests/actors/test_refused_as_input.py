@@ -3,6 +3,7 @@ sentence, and exit status 2."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -13,15 +14,58 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from train_support import tiny_model
 
 from asyncrl.actors import roles, trainer_process
-from asyncrl.actors.actor_context import ActorContext
+from asyncrl.actors.actor_context import ActorContext, refused_as_input
 from asyncrl.config import load
-from asyncrl.config.errors import BAD_INPUT
+from asyncrl.config.errors import BAD_INPUT, ConfigError, input_error
+from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Role
 from asyncrl.runtime.run_dir import INITIAL
+from asyncrl.tasks import TaskError, gym
 from asyncrl.training import models
+from asyncrl.training.models import ModelError
+
+LACKED = {
+    "no memory": MemoryError(),
+    "no descriptor": OSError(errno.EMFILE, "Too many open files"),
+    "no descriptor of a library in Rust": SafetensorError("I/O error (os error 24)"),
+    "no memory of torch": RuntimeError("DefaultCPUAllocator: not enough memory: you tried"),
+    "no thread": RuntimeError("can't start new thread"),
+    "no room": OSError(errno.ENOSPC, "No space left on device"),
+}
+
+
+@pytest.mark.parametrize("lacked", [*LACKED, ""])
+@pytest.mark.parametrize("kind", [TaskError, ModelError, ConfigError])
+def test_what_a_machine_lacks_is_no_bad_input(kind: type[Exception], lacked: str) -> None:
+    """Whatever was being read when it showed: the actor is started again."""
+
+    def read() -> None:
+        try:
+            raise LACKED.get(lacked) or ValueError("broken")
+        except Exception as error:
+            raise kind(f"it cannot be read: {error}") from error
+
+    with pytest.raises(kind) as caught:
+        read()
+    for error in (caught.value, ExceptionGroup("", [ExceptionGroup("", [caught.value])])):
+        assert (input_error(error) is None) is bool(lacked)
+    if kind is not TaskError:
+        with pytest.raises(kind if lacked else SystemExit), refused_as_input():
+            read()
+
+
+def test_a_data_set_without_memory_is_no_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(gym, "create_dataset", lacks)
+    with pytest.raises(TaskError, match="MemoryError") as caught:
+        gym.GymTask(TaskConfig(name="chain_sum"), seed=0)
+    assert input_error(caught.value) is None
 
 
 @pytest.mark.parametrize("role", ["rollout", "trainer"])

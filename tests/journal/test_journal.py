@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import get_args
 
@@ -24,6 +25,7 @@ from asyncrl.config import load
 from asyncrl.config.derived import LOG_BYTES, journal_bytes
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience, fold
+from asyncrl.files import held_bytes
 from asyncrl.journal import (
     Journal,
     JournalError,
@@ -895,11 +897,50 @@ def test_a_state_in_ever_more_rows_is_not_read(path: Path, monkeypatch: pytest.M
         change(path, "INSERT INTO snapshots VALUES (?, ?, 1, ?)", 1, part, bytes(1000))
         change(path, "INSERT INTO snapshots VALUES (?, 0, 1, ?)", 2 + part, b"")
     monkeypatch.setattr(sqlite, "STATE_BYTES", 2000)
-    with pytest.raises(JournalError, match="a snapshot has more than 2,000 bytes"):
+    with pytest.raises(JournalError, match="a snapshot has more than the 2,000 bytes"):
         SqliteHistory(path).snapshot(1)
     monkeypatch.setattr(sqlite, "STATES", 3)
     with pytest.raises(JournalError, match="it has more than 3 snapshots"):
         SqliteHistory(path).snapshots()
+
+
+def test_a_journal_of_holes_is_read_no_further_than_it_holds_bytes(path: Path) -> None:
+    """Pages of 64 KiB of which 4 KiB are there: 16 bytes are read for each on the disk. Memory is
+    taken for no more than the file has, and one row."""
+    whole = path.with_name("whole")
+    with sqlite3.connect(whole, isolation_level=None) as made:
+        made.execute("PRAGMA page_size = 65536")
+        sqlite._make(made, "")
+        for part in range(16):
+            made.execute("INSERT INTO snapshots VALUES (1, ?, 1, ?)", (part, bytes(2**22)))
+        made.execute("INSERT INTO events VALUES (1, ?)", (bytes(2**23),))
+    made.close()
+    with whole.open("rb") as source, path.open("wb") as target:
+        while block := source.read(4096):
+            if any(block):
+                target.write(block)
+            else:
+                target.seek(len(block), os.SEEK_CUR)
+        target.truncate()
+    assert held_bytes(path) < 2**23 < 2**26 < path.stat().st_size
+    tracemalloc.start()
+    try:
+        with pytest.raises(JournalError, match=r"more than the .* bytes that it may have"):
+            SqliteHistory(path).snapshot(1)
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()
+
+
+def test_events_that_share_pages_are_read_no_further_than_the_file_holds_bytes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_once(path)
+    change(path, "INSERT INTO events VALUES (1, ?)", msgspec.msgpack.encode([e.LateTokens(1)] * 99))
+    assert len(list(journal.read(path))) == 99
+    monkeypatch.setattr(sqlite, "held_bytes", lambda _: 99)
+    with pytest.raises(JournalError, match="its events have more bytes than its file"):
+        list(journal.read(path))
 
 
 def test_a_journal_of_before_states_were_kept_is_refused_in_a_sentence(path: Path) -> None:

@@ -465,7 +465,7 @@ def test_a_full_disk_is_waited_for_and_said(model: Path, tmp_path: Path) -> None
             "train__steps": 100_000,
             "train__checkpoint_every": 100,
             "supervision__grace_s": 60.0,
-            "supervision__stall_s": 40.0,
+            "supervision__stall_s": 20.0,
         }
         with started(command(model, run, **settings)) as process:
             wait_for("step", lambda: step_in_status(run) > 0)

@@ -13,11 +13,8 @@ UNWRITTEN = 0.0
 HOLDS = 2
 """Checkpoints in a row that were not written, from which on nothing new is admitted: one may have
 met a disk that was full for a moment."""
-REMEDY = "make room on the disk of run.dir, and see that it is writable"
-"""The remedy where a disk takes nothing."""
-
-RESUMES = "make room, and resume the run"
-"""The remedy where a run has ended because of its disk."""
+RESUMES = "and resume the run"
+"""The end of a sentence of a run that ended because of its disk, after the remedy."""
 
 
 def _unwritten(facts: RunFacts, limit: float) -> Iterator[Finding]:
@@ -29,19 +26,21 @@ def _unwritten(facts: RunFacts, limit: float) -> Iterator[Finding]:
         else f"The last {facts.unwritten} checkpoints were"
     )
     then = (
-        f"{REMEDY}; if the next one is not written either, nothing new is admitted"
+        "if the next one is not written either, nothing new is admitted"
         if facts.unwritten < HOLDS
-        else f"nothing new is admitted until one is; {REMEDY}, or the run ends"
+        else "nothing new is admitted until one is, and the run ends if none is for long"
     )
-    yield Finding("checkpoint_unwritten", f"{last} not written ({facts.unwritten_why}): {then}.")
+    yield Finding(
+        "checkpoint_unwritten", f"{last} not written to run.dir: {facts.unwritten_why}; {then}."
+    )
 
 
 def _journal_waits(facts: RunFacts, limit: float) -> Iterator[Finding]:
     if bool(facts.journal_why) > limit:
         yield Finding(
             "journal_waits",
-            f"The journal waits for the disk, and all else for the journal ({facts.journal_why}): "
-            "make room on the disk of run.dir, or end what locks the file; else the run ends.",
+            f"The journal in run.dir waits for the disk, and all else for the journal: "
+            f"{facts.journal_why}; else the run ends.",
         )
 
 

@@ -22,6 +22,7 @@ from asyncrl.config import Config
 from asyncrl.config.cluster import ranks_here, reward_room_of, room_of
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.escape import escaped
+from asyncrl.launch.cluster.equipping_turns import EquippingTurns
 from asyncrl.launch.cluster.join_token import JoinToken, certify, left_token
 from asyncrl.launch.cluster.joined_machine import KILLED, AboutMachine, Machine, RemoteActor
 from asyncrl.launch.cluster.model_files import model_files
@@ -58,10 +59,8 @@ JOIN_S = 10.0
 """Seconds in which a connecting agent must send its Join."""
 GOODBYE_S = 10.0
 """Seconds that agents have to end when the run is over."""
-EQUIPPED_AT_ONCE = 8
-"""Machines that are sent the model's files at one time: each takes memory for them."""
 TAKEN_S = 30.0
-"""Seconds that a machine has to take them, and a second more for each MiB."""
+"""Seconds that a machine has to take the model's files, and a second more for each MiB."""
 RAY_S = 60.0
 """Seconds that Ray's driver has for its start, and to report why there are no machines."""
 AGENTS: dict[JoinedRole, str] = {
@@ -81,7 +80,7 @@ class Machines:
         self._linked: dict[str, Machine] = {}  # by name, also those that are not equipped yet
         self._waiting: list[RemoteActor] = []
         self._prepared = trio.Event()
-        self._equipping = trio.CapacityLimiter(EQUIPPED_AT_ONCE)
+        self._equipping = EquippingTurns()
         self._files: list[tuple[str, bytes]] | None = None
         self._reading = trio.Lock()
         self._seldom = Seldom()
@@ -292,11 +291,15 @@ class Machines:
     async def _equip(self, machine: Machine) -> None:
         """Send settings, key and model files, once the model is there."""
         await self._prepared.wait()
-        async with self._equipping:
-            await self._send_files(machine)
-
-    async def _send_files(self, machine: Machine) -> None:
         files = await self._model_files()
+        taken_s = TAKEN_S + sum(len(contents) for _, contents in files) / 2**20
+        queue = partial(self._queue_files, machine, files)
+        if not await self._equipping.turn(queue, machine.sent, taken_s):
+            machine.give_up(
+                f"it did not take the model's files within {taken_s:.0f} s, or while others waited"
+            )
+
+    async def _queue_files(self, machine: Machine, files: list[tuple[str, bytes]]) -> None:
         settings = await trio.Path(self._run / RUN_TOML).read_text()
         rooms = {"rollout": room_of, "trainer": ranks_here, "reward": reward_room_of}
         room, key = rooms[machine.role](self._config), read_key(self._run / KEY)
@@ -306,11 +309,6 @@ class Machines:
         machine.tell(MachineAdmitted(machine.name, settings, len(files), room, key, of_task))
         for name, contents in files:
             machine.tell(ModelFile(name), contents)
-        taken_s = TAKEN_S + sum(len(contents) for _, contents in files) / 2**20
-        with trio.move_on_after(taken_s) as patience:
-            await machine.sent()
-        if patience.cancelled_caught:
-            machine.give_up(f"it did not take the model's files within {taken_s:.0f} s")
 
     async def _model_files(self) -> list[tuple[str, bytes]]:
         """The files of the model, which all machines share."""

@@ -48,6 +48,23 @@ START_AGAIN_S = 5.0
 may be free again when it is tried once more."""
 
 
+SHORT_S = 30.0
+"""Seconds of a short life."""
+PAUSE_S, LONGEST_PAUSE_S = 2.0, 30.0
+"""Seconds before a start after the second short life in a row that an error ended, doubled with
+each further one, and the most: else what the machine lacks for a moment would use up all
+restarts."""
+
+
+def pause_s(short: int) -> float:
+    """Seconds before the next start after so many short lives in a row that an error ended.
+
+    >>> [pause_s(short) for short in range(7)]
+    [0.0, 0.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+    """
+    return 0.0 if short < 2 else min(PAUSE_S * 2.0 ** (min(short, 30) - 2), LONGEST_PAUSE_S)
+
+
 class NotStarted:
     """A child that could not be started, because of `error`. It ends with code 1."""
 
@@ -131,13 +148,14 @@ async def supervise(
     `on_exit(name, code, restarting)` is called at each end, before the next start. Raises
     ActorFailed for a failure beyond `budget`, or one that `final(code, output)` says would come
     again; a child that was displaced spends nothing, and is never judged. Without a budget it is
-    never started again. A child that is not needed any more when it
-    ends is not started again, and its failure raises nothing.
+    never started again. One that an error ends soon, and again, is started after a pause
+    (`pause_s`); one that was killed is started at once. A child that is not needed any more when it
+    ends, or after the pause, is not started again, and its failure raises nothing.
     """
     restarted: list[float] = []
-    incarnation = 0
+    incarnation = short = 0
     while True:
-        child = start(incarnation)
+        child, began = start(incarnation), trio.current_time()
         try:
             code = await child.wait()
         finally:
@@ -155,3 +173,9 @@ async def supervise(
         if not child.displaced:
             restarted = [time for time in restarted if time > now - budget.window_s] + [now]
         incarnation += 1
+        failed = code > 0 and not child.displaced and not isinstance(child, NotStarted)
+        short = short + 1 if failed and now - began < SHORT_S else 0
+        if pause := pause_s(short):
+            await trio.sleep(pause)
+            if not still_needed():
+                return

@@ -10,7 +10,6 @@ import random
 import re
 import signal
 import sys
-import threading
 from pathlib import Path
 
 import process_support
@@ -289,27 +288,70 @@ async def test_no_more_files(tmp_path: Path, more: int) -> None:
 # -------------------------------------------------------------------------- deaths, in every order
 
 
-@pytest.mark.explore
-async def test_wherever_the_server_is_killed_each_actor_runs_once(tmp_path: Path) -> None:
-    """The kill comes at some moment of a start: the actor is forked or spawned, and its code has
-    run once. No zombie is left, and nobody of the server's session."""
-    draw, before = random.Random(1), children()
-    ways = set()
-    for round in range(8):
-        folder = tmp_path / str(round)
-        folder.mkdir()
-        async with forking(folder) as fork:
-            pid, delay = fork.server._process.pid, draw.uniform(0.0, 0.03)
-            killer = threading.Timer(delay, os.kill, (pid, signal.SIGKILL))
-            killer.start()
-            for number in range(6):
-                process = fork.start(SAY)
-                assert await process.wait() == 0
-                text = process.log.read_text()
-                assert text.count("\n") == number + 1
-            ways |= {Path(line).name for line in text.splitlines()}
-            killer.join()
-    assert ways == {"code_server.py", "forked_code.py"}
+DYING = """
+import os, signal, socket, time
+own_fork, own_waitpid, own_recv = os.fork, os.waitpid, socket.recv_fds
+server, forks = os.getpid(), 0
+
+def die():
+    os.kill(server, signal.SIGKILL)
+
+def fork():
+    global forks
+    forks += os.getpid() == server
+    if forks < 2:
+        return own_fork()
+    if os.getpid() != server:  # the middle process
+        time.sleep(0.5)
+        return own_fork()
+    if {at!r} == "before the fork":
+        die()
+    pid = own_fork()
+    if pid and {at!r} == "beside the middle process":
+        die()
+    if pid and {at!r} == "behind the middle process":
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        die()
+    return pid
+
+def waitpid(*args):
+    ended = own_waitpid(*args)
+    if forks == 2 and {at!r} == "before the answer":
+        die()
+    return ended
+
+def recv_fds(*args):
+    if forks == 2:
+        die()
+    return own_recv(*args)
+
+os.fork, os.waitpid, socket.recv_fds = fork, waitpid, recv_fds
+"""
+SERVERS, SPAWNED = "code_server.py", "forked_code.py"
+
+
+MOMENTS = [
+    "beside the middle process",
+    "before the fork",
+    "before the answer",
+    "behind the middle process",
+    "behind the answer",
+]
+
+
+@pytest.mark.parametrize("at", some(MOMENTS))
+async def test_wherever_the_server_is_killed_each_actor_runs_once(tmp_path: Path, at: str) -> None:
+    """At each moment of the second start the actor is forked or spawned, and its code has run once.
+    No zombie is left, and nobody of the server's session."""
+    before = children()
+    async with forking(tmp_path, DYING.format(at=at)) as fork:
+        for number in range(3):
+            process = fork.start(SAY)
+            assert await process.wait() == 0
+            text = process.log.read_text()
+            assert text.count("\n") == number + 1
+    second = SERVERS if at == "behind the answer" else SPAWNED
+    assert [Path(line).name for line in text.splitlines()] == [SERVERS, second, SPAWNED]
     assert children() == before
 
 

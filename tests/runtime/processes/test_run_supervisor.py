@@ -257,7 +257,7 @@ async def test_an_equal_error_ends_the_run_unless_the_role_did_something_between
                 break
             run.actors.children["reward-0"].said = words
             run.fail("reward-0")
-            await trio.sleep(1)
+            await trio.sleep(5)  # it is started again by then
             await run.say(msgspec.structs.replace(STATUS, done=done))
             done = {"reward": 7 + progress * (number + 1), "rollout": 95 + number}
             await run.say(msgspec.structs.replace(STATUS, done=done))

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
+from collections.abc import Callable
 
 import pytest
 import trio
@@ -120,6 +122,36 @@ async def test_the_loss_of_machines_spends_no_budget(autojump_clock):
         await supervise("rollout-0", log.start, budget=RestartBudget(1, 300), on_exit=log.on_exit)
     ends = [event for event in log.events if isinstance(event, tuple)]
     assert [restarting for _, _, restarting in ends] == [True] * 5 + [False]
+
+
+async def test_errors_at_each_start_do_not_use_up_all_restarts_at_once(autojump_clock):
+    """A machine that lacks something for a moment (memory, a process that forks) ends an actor as
+    soon as it is started. One that is killed, or worked for long, is started again at once."""
+    began: list[float] = []
+
+    def run(*script: Scripted, needed: Callable[[], bool] = lambda: True):
+        def start(incarnation: int) -> Child:
+            began.append(trio.current_time())
+            return script[incarnation]
+
+        began.clear()
+        budget = RestartBudget(8, 1000)
+        return supervise(
+            "agents-0", start, budget=budget, on_exit=lambda *_: None, still_needed=needed
+        )
+
+    def starts() -> list[float]:
+        return [later - before for before, later in itertools.pairwise(began)]
+
+    lost = [Scripted(1, 1, "WorkersLost: the process that starts agents ended") for _ in range(7)]
+    await run(*lost, Scripted(1, 0))
+    assert starts() == [1, 3, 5, 9, 17, 31, 31]
+    await run(Scripted(1, 1), Scripted(1, -9), Scripted(1, 1), Scripted(1, -9), Scripted(1, 0))
+    assert starts() == [1, 1, 1, 1]
+    await run(Scripted(1, 1), Scripted(100, 1), Scripted(1, 1), Scripted(1, 1), Scripted(1, 0))
+    assert starts() == [1, 100, 1, 3]
+    await run(*[Scripted(1, 1) for _ in range(3)], needed=iter([True, True, False]).__next__)
+    assert starts() == [1]
 
 
 async def test_the_budget_comes_back_with_time(autojump_clock):
