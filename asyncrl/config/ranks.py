@@ -65,6 +65,12 @@ def rank_contradictions(config: Config) -> Contradictions:
             f"{train.advantage} needs the gradient of each rollout, of which a rank has its share: "
             f"choose another advantage, or {ONE}",
         )
+    for name in ("router_aux", "router_bias_rate"):
+        if getattr(train, name):
+            yield (
+                ("train.ranks", f"train.{name}"),
+                f"several ranks do not balance experts: set {name} to 0, or {ONE}",
+            )
     if config.publication.rounds(config.model):
         yield (
             ("train.ranks", "publication.dtype"),

@@ -131,6 +131,26 @@ class TrainConfig(Section, frozen=True):
         float,
         Meta(ge=0, description="reward in the loss for each nat of a token's entropy; 0: none"),
     ] = 0.0
+    router_aux: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description=(
+                "weight in the loss of the auxiliary loss that makes a model use its experts "
+                "evenly; 0: none"
+            ),
+        ),
+    ] = 0.0
+    router_bias_rate: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description=(
+                "step by which the bias of an expert moves after an update, down if it had more "
+                "tokens than the mean (DeepSeek-V3); 0: none"
+            ),
+        ),
+    ] = 0.0
     dual_clip: Annotated[
         float,
         Meta(
@@ -220,6 +240,12 @@ class TrainConfig(Section, frozen=True):
                 ("train.micro_tokens", "engine.context_tokens"),
                 "the longest rollout must fit in a micro-batch: micro_tokens must be at least "
                 "context_tokens",
+            )
+        if self.router_bias_rate and whole.model.lora.rank:
+            yield (
+                ("train.router_bias_rate", "model.lora.rank"),
+                "adapters leave the base as it is, and the biases of experts are in it: set "
+                "router_bias_rate to 0",
             )
         if self.unit == "rollout" and whole.staleness.on_stale == "restart":
             yield (

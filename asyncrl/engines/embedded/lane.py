@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.algorithms.routing.routers import watch
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.embedded.programs import Programs, new_cache
 from asyncrl.engines.embedded.slots import Slots
@@ -39,6 +40,7 @@ class Lane:
         stops = np.zeros(vocab_size, np.bool_)
         stops[sorted(options.stop_ids)] = True
         model.train(False)
+        watch(model)  # as the trainer's: in float32
         self.model = model.requires_grad_(False)
         self.version: int | None = None
         self.waiting: deque[Request] = deque()
