@@ -192,7 +192,7 @@ class Connections:
         parts = self._parts
         match message:
             case Chunks():
-                parts.chunks.on_chunks(peer.name, message, buffers[0], buffers[1])
+                parts.chunks.on_chunks(peer.name, message, *buffers[:3])
             case ScoreResult():
                 parts.metrics.judged(message.verdict, message.seconds)
                 parts.scoring.on_score_result(peer, message)

@@ -65,11 +65,12 @@ def rank_contradictions(config: Config) -> Contradictions:
             f"{train.advantage} needs the gradient of each rollout, of which a rank has its share: "
             f"choose another advantage, or {ONE}",
         )
-    for name in ("router_aux", "router_bias_rate"):
+    for name, off in (("router_aux", 0), ("router_bias_rate", 0), ("router_replay", "false")):
         if getattr(train, name):
             yield (
                 ("train.ranks", f"train.{name}"),
-                f"several ranks do not balance experts: set {name} to 0, or {ONE}",
+                f"several ranks neither balance experts nor replay routers: set {name} to {off}, "
+                f"or {ONE}",
             )
     if config.publication.rounds(config.model):
         yield (

@@ -203,7 +203,7 @@ def _outputs(
     if shares(model):
         return _packed(model, packed, attention_of(model, packed), inputs=inputs, routed=routed)
     device = model.device
-    ids = packed.ids.to(device)
+    ids, recorded = packed.ids.to(device), _moved(packed.recorded, device)
     column = packed.positions[packed.logit_positions]
     pieces, places = [], []
     alone = passes(model) == "alone"
@@ -225,6 +225,7 @@ def _outputs(
                         wanted.to(device),
                         inputs=inputs,
                         routed=routed,
+                        recorded=None if recorded is None else recorded[keys].flatten(0, 1),
                         input_ids=ids[keys],
                     )
                 )
@@ -233,6 +234,10 @@ def _outputs(
     if routed is not None:
         routed.reorder(order)
     return torch.cat(pieces)[order]
+
+
+def _moved(recorded: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if recorded is None else recorded.to(device).long()
 
 
 def _exact(logits: Tensor) -> Tensor:
@@ -260,6 +265,7 @@ def _packed(
             packed.logit_positions.to(device),
             inputs=inputs,
             routed=routed,
+            recorded=_moved(packed.recorded, device),
             input_ids=packed.ids.to(device)[None],
             position_ids=packed.positions.to(device)[None],
             tree=attention,
@@ -272,6 +278,7 @@ def _at(
     *,
     inputs: bool,
     routed: RoutedTokens | None = None,
+    recorded: Tensor | None = None,
     **arguments: Any,
 ) -> Tensor:
     """Logits of a pass at these places of the output layer's input, flattened; or that input. The
@@ -291,7 +298,7 @@ def _at(
     layer: nn.Module = model.get_output_embeddings()
     hook = layer.register_forward_pre_hook(select)
     try:
-        with passing(model) as passed, recomputed(model):
+        with passing(model, recorded) as passed, recomputed(model):
             logits: Tensor = model(**arguments, use_cache=False).logits
     finally:
         hook.remove()

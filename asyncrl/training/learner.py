@@ -150,7 +150,7 @@ class Learner:
         served: Served = NOTHING_SERVED,
     ) -> list[TokenCount]:
         """Add the gradient of a micro-batch, or hold it until the step is closed; `buffers` are the
-        three of `MicroBatch`, `served` the log-probabilities of its sampled tokens by servers
+        buffers of `MicroBatch`, `served` the log-probabilities of its sampled tokens by servers
         (`KlTerms.scores`). Returns, for each sample of a batch that is not held, the outcomes of
         its response tokens: trained, or discarded as `stale`, `truncated` or `error` (masked on
         arrival), `median` (its rollout is the one that others are compared with), `nonfinite` (a
@@ -164,6 +164,7 @@ class Learner:
         if not batch.samples:
             return []
         tensors = read(batch, buffers, shared=shares(self.model), device=self.model.device.type)
+        tensors = self.balance.recorded(tensors)
         tensors = tensors._replace(scores=self.kl_terms.scores(tensors, served))
         batch = self.kl_terms.rewarded(batch, tensors)
         advantage, trainable = token_advantages(
@@ -428,7 +429,8 @@ class Learner:
             self.average.update()
         learned = {"supervised_loss": fmean(update.supervised for update in made)}
         return (
-            sums.metrics()
+            dict(sums.metrics())
+            | (sums.routed.replay_metrics() if self._train.router_replay else {})
             | (learned if self._supervised else {})
             | {
                 "grad_norm": fmean(update.norm for update in made),

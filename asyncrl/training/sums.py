@@ -108,7 +108,7 @@ class Sums(NamedTuple):
             **self.by_lag.metrics(),
             **corrections,
             **{name: value / trained for name, value in self.policies.items()},
-            **self.routed.metrics(replay=False),
+            **self.routed.metrics(),
             "trained_tokens": float(self.trained),
             "proximal_unknown": float(self.proximal_unknown),
             "proximal_unknown_fraction": self.proximal_unknown / max(1, self.arrived),

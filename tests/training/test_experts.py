@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
 
 from asyncrl.algorithms.routing.balance import RoutedTokens, RoutingSums, bias_of, own_biases
-from asyncrl.algorithms.routing.routers import passing, routers, watch
+from asyncrl.algorithms.routing.routers import passing, replay, routers, watch
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.training.checkpoint_index import checkpoint_path
 from asyncrl.training.checkpoint_io import restore, save
@@ -80,6 +80,7 @@ def test_a_family_routes_as_recorded(family: str) -> None:
     assert own is not None
     choices = [own.choices[layer] for layer in range(len(routers(model)))]
     recorded = torch.stack([choice.experts for choice in choices], 1)
+    replay(model)
     with torch.no_grad(), passing(model, recorded) as again:
         assert torch.equal(logits_of(model), before)
     assert again is not None
@@ -122,6 +123,7 @@ def test_a_router_of_bfloat16_computes_in_float32() -> None:
 
 def test_records_of_another_model_are_refused() -> None:
     model = made("qwen3_moe")
+    replay(model)
     for wrong in (torch.zeros(11, 2, 3), torch.zeros(10, 2, 2), torch.full((11, 2, 2), 4)):
         with (
             pytest.raises(ValueError, match="not those of this model"),
@@ -265,7 +267,7 @@ def test_the_gradient_of_the_balance_is_that_of_float64(passes: Passes) -> None:
     (0.5 * loss).backward()
     norm = torch.stack([p.grad.norm() for p in exact.parameters() if p.grad is not None]).norm()
     assert second["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
-    use = RoutingSums(torch.stack(chosen).double(), tokens).metrics(replay=False)
+    use = RoutingSums(torch.stack(chosen).double(), tokens).metrics()
     assert use and {name: first[name] for name in use} == pytest.approx(dict(use))
 
 

@@ -32,8 +32,8 @@ ENOUGH = 8
 
 class RoutingSums(NamedTuple):
     """Sums over some `tokens` of what routers did. `counts`: those that each expert got, float64
-    [routers, experts]; None without routers. The experts of `replayed` tokens were recorded, and given
-    `given` times in all layers, `flipped` times in place of others."""
+    [routers, experts]; None without routers. The experts of `replayed` tokens were recorded, and
+    given `given` times in all layers, `flipped` times in place of others."""
 
     counts: Tensor | None = None
     tokens: int = 0
@@ -62,17 +62,19 @@ class RoutingSums(NamedTuple):
         """
         return None if self.counts is None else self.counts / max(1, self.tokens)
 
-    def metrics(self, *, replay: bool) -> Mapping[str, float]:
-        """Those of `use`; and with `replay` the share of the tokens whose experts were recorded
-        (`router_replayed`), and of the recorded choices that the trainer would have made otherwise
-        (`router_flips`)."""
-        if self.counts is None or not self.tokens:
-            return {}
-        replayed = {
-            "router_replayed": self.replayed / self.tokens,
+    def metrics(self) -> Mapping[str, float]:
+        """Those of `use`."""
+        return {} if self.counts is None else use(self.counts, self.chosen)
+
+    def replay_metrics(self) -> dict[str, float]:
+        """The share of the tokens whose experts were recorded (`router_replayed`), the number of
+        the others, which have the trainer's own (`router_unknown`), and the share of the recorded
+        choices that the trainer would have made otherwise (`router_flips`)."""
+        return {
+            "router_replayed": self.replayed / max(1, self.tokens),
+            "router_unknown": float(self.tokens - self.replayed),
             "router_flips": self.flipped / max(1, self.given),
         }
-        return {**use(self.counts, self.chosen), **(replayed if replay else {})}
 
 
 class RoutedTokens:
@@ -173,9 +175,9 @@ def bias_of(model: nn.Module, router: nn.Module) -> Tensor | None:
 
 def use(counts: Tensor, chosen: int) -> Mapping[str, float]:
     """Measures of how evenly experts were used, of which a token got `chosen`; empty where there
-    were too few tokens to tell. `expert_use` is from 0, the same experts for all tokens, to 1, all equally,
-    in the layer where it is smallest, and `expert_use_mean` its mean over layers: with n the
-    exponential of the entropy of an expert's share, (n - chosen) / (experts - chosen).
+    were too few tokens to tell. `expert_use` is from 0, the same experts for all tokens, to 1, all
+    equally, in the layer where it is smallest, and `expert_use_mean` its mean over layers: with n
+    the exponential of the entropy of an expert's share, (n - chosen) / (experts - chosen).
     `expert_max_load` is the largest load of an expert over the mean one.
 
     >>> even, same = torch.full((4,), 25.0), torch.tensor([50.0, 50.0, 0.0, 0.0])

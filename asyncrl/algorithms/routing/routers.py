@@ -28,6 +28,8 @@ _LAYER = "asyncrl_layer"
 """Attribute of a watched router: its place among them."""
 _PASS = "asyncrl_pass"
 """Attribute of a watched router within a forward pass: its `Pass`."""
+_REPLAYS = "asyncrl_replays"
+"""Attribute of a model whose routers choose what was recorded."""
 SMALL = (torch.bfloat16, torch.float16)
 
 
@@ -75,6 +77,12 @@ def watch(model: nn.Module) -> int:
     return len(routers)
 
 
+def replay(model: nn.Module) -> None:
+    """Let the routers of a watched model choose what was recorded, from now on. So do copies of
+    it."""
+    setattr(model, _REPLAYS, True)
+
+
 def routers(model: nn.Module) -> list[nn.Module]:
     """The watched routers of a model, in the order of its layers; none for a model without."""
     found: list[nn.Module] = getattr(model, _ROUTERS, [])
@@ -83,13 +91,13 @@ def routers(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def passing(model: nn.Module, recorded: Tensor | None = None) -> Iterator[Pass | None]:
-    """See what a model's routers do in the forward pass within the block, with these experts
-    (`Pass`); None for a model without routers."""
+    """See what a model's routers do in the forward pass within the block; with the `recorded`
+    experts (`Pass`), if the model replays them. None for a model without routers."""
     watched = routers(model)
     if not watched:
         yield None
         return
-    current = Pass(recorded)
+    current = Pass(recorded if getattr(model, _REPLAYS, False) else None)
     with _installed(watched, current):
         yield current
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
+from asyncrl.config.engines import capabilities
 from asyncrl.config.loss_names import ADVANTAGES, OBJECTIVES
 from asyncrl.config.schema.section import BASIC, Contradictions, Section
 
@@ -131,6 +132,15 @@ class TrainConfig(Section, frozen=True):
         float,
         Meta(ge=0, description="reward in the loss for each nat of a token's entropy; 0: none"),
     ] = 0.0
+    router_replay: Annotated[
+        bool,
+        Meta(
+            description=(
+                "tokens are trained with the experts that they were sampled with (R3); engines "
+                "record them"
+            )
+        ),
+    ] = False
     router_aux: Annotated[
         float,
         Meta(
@@ -240,6 +250,18 @@ class TrainConfig(Section, frozen=True):
                 ("train.micro_tokens", "engine.context_tokens"),
                 "the longest rollout must fit in a micro-batch: micro_tokens must be at least "
                 "context_tokens",
+            )
+        if self.router_replay and not capabilities(whole.engine.kind).records_routing:
+            yield (
+                ("train.router_replay", "engine.kind"),
+                "this engine does not record the experts of tokens: set router_replay to false, or "
+                "kind to embedded",
+            )
+        if self.router_replay and whole.staleness.proximal == "boundary":
+            yield (
+                ("train.router_replay", "staleness.proximal"),
+                "boundary scores tokens before their experts are known to the trainer: set "
+                "proximal to behaviour, or router_replay to false",
             )
         if self.router_bias_rate and whole.model.lora.rank:
             yield (

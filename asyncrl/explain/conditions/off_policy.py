@@ -32,7 +32,8 @@ FEW = {"tokens": 64, "rollouts": 8}
 are noise."""
 
 COMPARE = (
-    "compare their kernels, their dtype (model.dtype) and their temperature (rollout.temperature)"
+    "compare their kernels, their dtype (model.dtype) and their temperature (rollout.temperature), "
+    "and replay the experts of a mixture (train.router_replay)"
 )
 """The suspects where engine and trainer compute different log-probabilities."""
 
