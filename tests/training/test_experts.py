@@ -10,18 +10,19 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from training_world import SIZES, Rollout, micro_batch, rollouts
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
 
 from asyncrl.algorithms.routing.balance import RoutedTokens, RoutingSums, bias_of, own_biases
 from asyncrl.algorithms.routing.routers import passing, replay, routers, watch
-from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.config.schema import LoraConfig, StalenessConfig, TrainConfig
+from asyncrl.training.adapters import add_adapters, learning, merged
 from asyncrl.training.checkpoint_index import checkpoint_path
 from asyncrl.training.checkpoint_io import restore, save
 from asyncrl.training.forward import Passes, use_passes
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import ModelError, load_model, parameters_for_publication
 from bench.families import build
-from tests.training.training_world import SIZES, Rollout, micro_batch, rollouts
 
 PLAIN = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss", "granitemoe", "llama4_text", "jetmoe")
 BIASED = ("deepseek_v3", "glm4_moe", "minimax_m2", "ernie4_5_moe", "hy_v3", "longcat_flash")
@@ -314,3 +315,25 @@ def test_biases_balance_a_model_and_are_published() -> None:
     sent = dict(parameters_for_publication(model))[name]
     assert sent.data_ptr() == router.e_score_correction_bias.data_ptr()
     assert not torch.equal(sent, torch.tensor([1.0, 0.9, 0.0, 0.0]))
+
+
+def test_adapters_are_beside_experts_and_never_in_them() -> None:
+    """`all-linear` gives a mixture adapters of its attention; the experts, kept as one tensor, and
+    the router are the base's. A target in them is refused, and so are moving biases."""
+    model = build("qwen3_moe")
+    add_adapters(model, LoraConfig(rank=2, alpha=4.0))
+    names = {name for name, _ in learning(model)}
+    assert names and all(".self_attn." in name for name in names)
+    own = dict(build("qwen3_moe").named_parameters())
+    assert {name: p.shape for name, p in merged(model)} == {n: p.shape for n, p in own.items()}
+    every = rollouts(tiny(), 5, count=12)
+    learner = Learner(model, TrainConfig(router_aux=0.1), StalenessConfig(), 1.0)
+    before = {name: p.clone() for name, p in model.named_parameters() if name not in names}
+    for step in range(2):
+        learner.accumulate(*micro_batch(every, every, step))
+        assert learner.step()["skipped"] == 0.0
+    after = dict(model.named_parameters())
+    assert all(torch.equal(p, after[name]) for name, p in before.items())
+    for target in ("gate_up_proj", "experts.down_proj"):
+        with pytest.raises(ModelError, match="one tensor of all experts"):
+            add_adapters(build("qwen3_moe"), LoraConfig(rank=2, targets=[target]))

@@ -32,8 +32,7 @@ FEW = {"tokens": 64, "rollouts": 8}
 are noise."""
 
 COMPARE = (
-    "compare their kernels, their dtype (model.dtype) and their temperature (rollout.temperature), "
-    "and replay the experts of a mixture (train.router_replay)"
+    "compare their kernels, their dtype (model.dtype) and their temperature (rollout.temperature)"
 )
 """The suspects where engine and trainer compute different log-probabilities."""
 
