@@ -251,6 +251,13 @@ class TrainConfig(Section, frozen=True):
                 "the longest rollout must fit in a micro-batch: micro_tokens must be at least "
                 "context_tokens",
             )
+        for name in ("router_replay", "router_aux", "router_bias_rate"):
+            if getattr(self, name) and not whole.model.path:
+                yield (
+                    (f"train.{name}", "model.path"),
+                    f"the bundled model has no experts: leave {name} out, or set path to a mixture "
+                    "of experts",
+                )
         if self.router_replay and not capabilities(whole.engine.kind).records_routing:
             yield (
                 ("train.router_replay", "engine.kind"),
