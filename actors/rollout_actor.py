@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from asyncrl.actors.errors import CoordinatorLost
 from asyncrl.actors.reporting import Reporter
@@ -84,6 +85,19 @@ def submitted(engine: Engine, asked: Sequence[Request]) -> list[Chunk]:
     return []
 
 
+def _routing(chunks: Sequence[Chunk]) -> NDArray[np.uint8] | None:
+    """The routing of all tokens of some chunks, of as many bytes for each; None where none of them
+    has any."""
+    width = max((c.routing.shape[1] for c in chunks if c.routing is not None), default=0)
+    if not width:
+        return None
+    parts = [
+        np.full((len(c.ids), width), 255, np.uint8) if c.routing is None else c.routing
+        for c in chunks
+    ]
+    return np.ascontiguousarray(np.concatenate(parts)).reshape(-1)
+
+
 async def rollout_actor(
     link: Link,
     engine: Engine,
@@ -112,7 +126,10 @@ async def rollout_actor(
         ids = np.concatenate([c.ids for c in chunks])
         behaviour = np.concatenate([c.behaviour for c in chunks])
         reporter.count("sampled_tokens", len(ids))
-        await link.send(Chunks(heads), ids.data, behaviour.data)
+        buffers = [ids.data, behaviour.data]
+        if (routing := _routing(chunks)) is not None:
+            buffers.append(routing.data)
+        await link.send(Chunks(heads), *buffers)
 
     async def leave() -> None:
         await told_to_end()

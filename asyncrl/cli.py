@@ -133,7 +133,7 @@ def _check(args: argparse.Namespace) -> int:
     console, config = Console(), _loaded(args, None)
     checked(config, None, console, _models(args, None))
     if config.model.path:
-        check_architecture(Path(config.model.path))
+        check_architecture(Path(config.model.path), config.train)
     console.print("This configuration can run.")
     return 0
 

@@ -48,10 +48,18 @@ Defect = Literal[
 """
 
 
-def fits(heads: Sequence[ChunkHead], ids: memoryview, behaviour: memoryview) -> bool:
-    """True if both arrays, of four bytes a token, are as long as all heads say together."""
+def fits(
+    heads: Sequence[ChunkHead],
+    ids: memoryview,
+    behaviour: memoryview,
+    routing: memoryview | bytes = b"",
+) -> bool:
+    """True if both arrays, of four bytes a token, are as long as all heads say together, and the
+    routing has as many bytes for each of them."""
     counts = [head.count for head in heads]
-    return min(counts, default=0) >= 0 and len(ids) == len(behaviour) == 4 * sum(counts)
+    tokens = sum(counts)
+    whole = min(counts, default=0) >= 0 and len(ids) == len(behaviour) == 4 * tokens
+    return whole and not (len(routing) % tokens if tokens else len(routing))
 
 
 def defects(

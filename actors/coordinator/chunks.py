@@ -62,17 +62,22 @@ class ChunkIntake:
         """Requests that engines answered, and those that they refused or failed at."""
 
     def on_chunks(
-        self, sender: str, message: Chunks, ids: memoryview, behaviour: memoryview
+        self,
+        sender: str,
+        message: Chunks,
+        ids: memoryview,
+        behaviour: memoryview,
+        routing: memoryview | bytes = b"",
     ) -> None:
         """Take in one frame of chunks: `ids` int32 and `behaviour` float32, both [tokens], those of
-        each head one after another.
+        each head one after another, and the bytes of their `routing`, if there is any.
 
         Raises ImpossibleEvent, after the good chunks of the frame were taken in, if this was the
         engine's `SUSPECT`-th bad chunk; and LinkError if the sender has no engine.
 
         Example: heads with the counts 3 and 2 come with five ids; ids 0 to 2 are the first head's.
         """
-        if not fits(message.heads, ids, behaviour):
+        if not fits(message.heads, ids, behaviour, routing):
             for head in message.heads:  # it is unknown which tokens are whose
                 self._bury(sender, head, "unequal")
             self._suspect(sender, ["unequal"])
@@ -87,7 +92,7 @@ class ChunkIntake:
         self.last_activity = self.streamed[sender] = self._clock.now()
         given_back = any(head.finish == "interrupted" for head in message.heads)
         queued = self._reclaiming.queued(sender) if given_back else ()
-        at = 0
+        at, width = 0, 4 * len(routing) // len(ids) if len(routing) else 0
         for number, head in enumerate(message.heads):
             end = at + 4 * head.count
             call = self._store.experience.calls.get(head.rollout)
@@ -97,7 +102,11 @@ class ChunkIntake:
                 if head.count:
                     self._store.record(LateTokens(head.count))
             elif head.count and not self._extend(
-                call, head, bytes(ids[at:end]), bytes(behaviour[at:end])
+                call,
+                head,
+                bytes(ids[at:end]),
+                bytes(behaviour[at:end]),
+                bytes(routing[at // 4 * width : end // 4 * width]),
             ):
                 bad[number] = refusal(head, call)
                 self._bury(sender, head, bad[number])
@@ -107,14 +116,18 @@ class ChunkIntake:
         if bad:
             self._suspect(sender, list(bad.values()))
 
-    def _extend(self, call: Call, head: ChunkHead, ids: bytes, behaviour: bytes) -> bool:
+    def _extend(
+        self, call: Call, head: ChunkHead, ids: bytes, behaviour: bytes, routing: bytes
+    ) -> bool:
         """Append a chunk to its call. Returns False, with nothing done, if it cannot follow."""
         pinned = self._leases.of(call.id).version
         if pinned is not None and head.version != pinned:
             return False
         try:
             self._store.record(
-                Extended(head.rollout, head.attempt, head.version, head.start, ids, behaviour)
+                Extended(
+                    head.rollout, head.attempt, head.version, head.start, ids, behaviour, routing
+                )
             )
         except ImpossibleEvent:
             return False

@@ -5,6 +5,7 @@ peer that misbehaves loses its own connection; the others and the run continue.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import trio
 
@@ -96,6 +97,9 @@ ACCEPTED: dict[Role, dict[type[Message], int]] = {
 }
 """The messages that each role may send, with their number of buffers."""
 
+OPTIONAL: Mapping[type[Message], int] = {Chunks: 1}
+"""Buffers that a message may have beside those: the routing of tokens."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -163,10 +167,11 @@ class Connections:
     def _accept(self, peer: Peer, message: Message, buffers: tuple[memoryview, ...]) -> None:
         """Handle one message. Raises LinkError if such a peer may not send it, or if it is
         incomplete."""
-        if ACCEPTED[peer.role].get(type(message)) != len(buffers):
+        expected, sent = ACCEPTED[peer.role].get(type(message)), len(buffers)
+        if expected is None or not expected <= sent <= expected + OPTIONAL.get(type(message), 0):
             raise LinkError(
                 "malformed",
-                f"{peer.name} sent {type(message).__name__} with {len(buffers)} buffers, which it "
+                f"{peer.name} sent {type(message).__name__} with {sent} buffers, which it "
                 "may not send",
             )
         if peer.role == "trainer" and not self._is_trainer(peer, message):
@@ -192,7 +197,7 @@ class Connections:
         parts = self._parts
         match message:
             case Chunks():
-                parts.chunks.on_chunks(peer.name, message, buffers[0], buffers[1])
+                parts.chunks.on_chunks(peer.name, message, *buffers)
             case ScoreResult():
                 parts.metrics.judged(message.verdict, message.seconds)
                 parts.scoring.on_score_result(peer, message)

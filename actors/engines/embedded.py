@@ -20,7 +20,9 @@ logger = logging.getLogger(__name__)
 class Embedded(EngineKind):
     """`engine.kind = "embedded"`."""
 
-    capabilities = Capabilities(keeps_averages=True, direct_transport="direct", widens=True)
+    capabilities = Capabilities(
+        keeps_averages=True, direct_transport="direct", widens=True, records_routing=True
+    )
 
     @classmethod
     @asynccontextmanager
@@ -47,6 +49,7 @@ class Embedded(EngineKind):
             kv=config.engine.kv,
             compile=config.engine.compile,
             packed_from=_packed_from(run),
+            records_routing=config.train.router_replay,
         )
         engine = EmbeddedEngine(context.model, options, idle=context.waits.spent)
         _remember(run, engine.packed_from)

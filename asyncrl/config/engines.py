@@ -40,6 +40,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """True if it is a `CanaryEngine` (`asyncrl.engines.protocol`), which compares its
     log-probabilities with the trainer's. Without it the trainer computes no canary."""
 
+    records_routing: bool = False
+    """True if its chunks have the experts of each token (`Chunk.routing`). Without it
+    `train.router_replay` is refused."""
+
     tables: frozenset[str] = frozenset()
     """Tables of run.toml for it alone, such as `engine.sglang`. Settings of another engine's table
     have no effect, which is reported."""

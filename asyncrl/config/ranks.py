@@ -65,6 +65,13 @@ def rank_contradictions(config: Config) -> Contradictions:
             f"{train.advantage} needs the gradient of each rollout, of which a rank has its share: "
             f"choose another advantage, or {ONE}",
         )
+    for name, off in (("router_aux", 0), ("router_bias_rate", 0), ("router_replay", "false")):
+        if getattr(train, name):
+            yield (
+                ("train.ranks", f"train.{name}"),
+                f"several ranks neither balance experts nor replay routers: set {name} to {off}, "
+                f"or {ONE}",
+            )
     if config.publication.rounds(config.model):
         yield (
             ("train.ranks", "publication.dtype"),

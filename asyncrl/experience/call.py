@@ -14,6 +14,7 @@ import enum
 
 import msgspec
 
+from asyncrl.experience.sequence import with_routing
 from asyncrl.messages import Finish, Span
 
 TOKEN_BYTES = 8
@@ -52,7 +53,9 @@ class Call(msgspec.Struct):
     `ids` (`int32`) and `behaviour` (`float32`, log-probabilities) are parallel and little-endian.
     Copy them before keeping them, because a buffer of them blocks the call from growing. `attempt`
     counts leases, `failures` those that failed; `holder` is the actor that has its lease, empty
-    without a lease. `finish` is the reason why it is complete; empty before.
+    without a lease. `finish` is the reason why it is complete; empty before. `routing` are the
+    experts that each token was predicted with (`Chunk.routing`), as many bytes for each, 255 where
+    unknown; empty where none are known.
     """
 
     id: int
@@ -66,6 +69,7 @@ class Call(msgspec.Struct):
     behaviour: bytearray = msgspec.field(default_factory=bytearray)
     spans: list[Span] = msgspec.field(default_factory=list)
     finish: Finish = ""
+    routing: bytearray = msgspec.field(default_factory=bytearray)
 
     @property
     def tokens(self) -> int:
@@ -82,7 +86,9 @@ class Call(msgspec.Struct):
         """True if it was requeued with its tokens, and waits for another lease."""
         return self.status is RolloutStatus.WAITING and self.attempt > 0
 
-    def extend(self, version: int, start: int, ids: bytes, behaviour: bytes) -> int:
+    def extend(
+        self, version: int, start: int, ids: bytes, behaviour: bytes, routing: bytes = b""
+    ) -> int:
         """Append tokens sampled under `version`, of which the first is response token `start`.
         Returns their number.
 
@@ -118,6 +124,11 @@ class Call(msgspec.Struct):
             raise ImpossibleEvent(
                 f"rollout {self.id} got tokens of version {version}, which does not exist"
             )
+        if routing or self.routing:
+            try:
+                self.routing = with_routing(self.routing, held, routing, end - held)
+            except ValueError as error:
+                raise ImpossibleEvent(f"rollout {self.id}: {error}") from error
         self.ids += ids
         self.behaviour += behaviour
         spans = self.spans
@@ -131,6 +142,8 @@ class Call(msgspec.Struct):
         """Drop all but the first `tokens` response tokens, and return the number of the others. The
         arrays are replaced, so buffers taken of them stay valid."""
         forgotten = len(self.ids) // 4 - tokens
+        if self.routing:
+            self.routing = self.routing[: len(self.routing) // self.tokens * tokens]
         self.ids, self.behaviour = self.ids[: 4 * tokens], self.behaviour[: 4 * tokens]
         self.spans = [
             Span(span.version, span.start, min(span.end, tokens))
@@ -144,4 +157,5 @@ class Call(msgspec.Struct):
         them stay valid."""
         tokens = self.tokens
         self.ids, self.behaviour, self.spans = bytearray(), bytearray(), []
+        self.routing = bytearray()
         return tokens

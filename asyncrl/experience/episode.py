@@ -18,7 +18,7 @@ import msgspec
 
 from asyncrl.experience.call import Call, ImpossibleEvent
 from asyncrl.experience.call_tree import CallTree, common, joined
-from asyncrl.experience.sequence import ID_BYTES, TrainingSequence
+from asyncrl.experience.sequence import ID_BYTES, TrainingSequence, with_routing
 from asyncrl.messages import Finish, Span
 
 AfterCall = tuple[int, int]
@@ -142,10 +142,10 @@ class Episode(msgspec.Struct):
 
 def gathered(
     episode: Episode,
-) -> tuple[bytearray, bytearray, list[Span], list[Turn], list[Strand]]:
+) -> tuple[bytearray, bytearray, list[Span], list[Turn], list[Strand], bytearray]:
     """Result of an episode, from the calls that its agent used: the sampled tokens, one turn after
-    another (ids, behaviour, spans), the turns, and the strands. Each turn is in one strand; calls
-    that sampled nothing are omitted.
+    another (ids, behaviour, spans, and routing at the end), the turns, and the strands. Each turn
+    is in one strand; calls that sampled nothing are omitted.
 
     Example: call 9 was given [1, 2] and sampled [3, 4]; call 10 continued with [5] and sampled [6].
 
@@ -153,9 +153,11 @@ def gathered(
     """
     ids, behaviour, spans, turns = bytearray(), bytearray(), list[Span](), list[Turn]()
     tree, places = CallTree(), []
+    routing = bytearray()
     for call in [episode.find(number) for number in episode.used]:
         if not call.tokens:
             continue
+        routing = with_routing(routing, len(ids) // ID_BYTES, call.routing, call.tokens)
         places.append(tree.add(episode.context(call), bytes(call.ids)))
         at = len(ids) // ID_BYTES
         ids += call.ids
@@ -165,7 +167,7 @@ def gathered(
         turns.append(Turn(call.tokens, call.finish, reward, failed))
     lie = tree.strands(places, [turn.tokens for turn in turns]) if turns else ()
     strands = [Strand(*strand) for strand in lie]
-    return ids, behaviour, joined(spans), turns, strands
+    return ids, behaviour, joined(spans), turns, strands, routing
 
 
 def turn_rewards(turns: Sequence[Turn]) -> list[float]:
@@ -318,6 +320,7 @@ def sequences(
     turns: Sequence[Turn],
     strands: Sequence[Strand],
     errors: Sequence[tuple[int, int]] = (),
+    routing: bytes | bytearray = b"",
 ) -> list[TrainingSequence]:
     """One sequence for each strand, from the root to its leaf. Only the sequence of its own strand
     marks a sampled token in its mask. The arguments are results of `gathered`, and the `errors`
@@ -328,7 +331,9 @@ def sequences(
     """
     starts = [0, *accumulate(turn.tokens for turn in turns)]
     built: list[TrainingSequence] = []
+    width = ID_BYTES * len(routing) // len(ids) if routing else 0
     for strand in strands:
+        experts = bytearray()
         parent = b"" if strand.parent is None else built[strand.parent].ids
         path = bytearray(parent[: strand.tokens * ID_BYTES])
         mask, logprobs = bytearray(strand.tokens), bytearray(strand.tokens * ID_BYTES)
@@ -349,6 +354,7 @@ def sequences(
             ]
             path += ids[start * ID_BYTES : end * ID_BYTES]
             logprobs += behaviour[start * ID_BYTES : end * ID_BYTES]
+            experts += routing[start * width : end * width]
             mask += b"\x01" * (end - start)
             finish = turns[piece].finish
         built.append(
@@ -359,6 +365,7 @@ def sequences(
                 tuple(joined(placed)),
                 finish,
                 errors_in(turns, strand, errors),
+                bytes(experts),
             )
         )
     return built

@@ -65,6 +65,7 @@ class Extended(Event, frozen=True):
     start: int
     ids: bytes
     behaviour: bytes
+    routing: bytes = b""
 
 
 class Sealed(Event, frozen=True):

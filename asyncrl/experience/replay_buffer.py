@@ -21,7 +21,7 @@ from asyncrl.messages import Finish, Scored, Span
 
 class ReplayMember(msgspec.Struct, array_like=True):
     """A rollout as it was trained: its arrays, spans, finish, turns and strands as in `Rollout`,
-    its reward and parts, and the errors that its verifier found."""
+    its reward and parts, and the errors that its verifier found; at the end its routing."""
 
     rollout: int
     ids: bytearray
@@ -33,6 +33,7 @@ class ReplayMember(msgspec.Struct, array_like=True):
     errors: list[tuple[int, int]] = []
     turns: list[Turn] = []
     strands: list[Strand] = []
+    routing: bytearray = msgspec.field(default_factory=bytearray)
 
 
 class ReplayGroup(msgspec.Struct, array_like=True):
@@ -75,6 +76,7 @@ class ReplayGroup(msgspec.Struct, array_like=True):
                 member.turns,
                 member.strands,
                 member.errors,
+                member.routing,
             )
         return [
             TrainingSequence.single_turn(
@@ -84,6 +86,7 @@ class ReplayGroup(msgspec.Struct, array_like=True):
                 member.spans,
                 member.finish,
                 member.errors,
+                member.routing,
             )
         ]
 
@@ -137,6 +140,7 @@ class ReplayBuffer(msgspec.Struct):
                 m.verdict.errors,
                 m.turns,
                 m.strands,
+                m.routing,
             )
             for m in group.members
             if isinstance(m.verdict, Scored) and m.step is not None

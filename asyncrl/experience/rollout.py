@@ -75,7 +75,9 @@ class Rollout(Call):
     def gather(self) -> None:
         """End the episode: keep what its agent used in the rollout, and drop the rest."""
         assert self.episode is not None
-        self.ids, self.behaviour, self.spans, self.turns, self.strands = gathered(self.episode)
+        (self.ids, self.behaviour, self.spans, self.turns, self.strands, self.routing) = gathered(
+            self.episode
+        )
         self.attempt, self.agent_reward = self.episode.attempt, self.episode.rewards.get(None)
         self.episode = None
 
@@ -222,11 +224,23 @@ class Group(msgspec.Struct):
         errors = member.verdict.errors if isinstance(member.verdict, Scored) else ()
         if member.strands:
             return sequences(
-                member.ids, member.behaviour, member.spans, member.turns, member.strands, errors
+                member.ids,
+                member.behaviour,
+                member.spans,
+                member.turns,
+                member.strands,
+                errors,
+                member.routing,
             )
         return [
             TrainingSequence.single_turn(
-                self.prompt, member.ids, member.behaviour, member.spans, member.finish, errors
+                self.prompt,
+                member.ids,
+                member.behaviour,
+                member.spans,
+                member.finish,
+                errors,
+                member.routing,
             )
         ]
 

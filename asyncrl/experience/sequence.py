@@ -17,6 +17,8 @@ import msgspec
 
 from asyncrl.messages import Finish, Sample, Span
 
+UNKNOWN = b"\xff"
+"""Each byte of a token's routing that is not known."""
 ID_BYTES = 4
 """Bytes of a token id (`int32`), and of a log-probability (`float32`)."""
 
@@ -29,7 +31,9 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     elsewhere. `spans` give the versions that sampled the marked tokens: their positions count from
     the first token of the sequence, ascend, and do not overlap. `errors` are tokens that a verifier
     found wrong, or of failed calls of tools: [start, end) of the marked tokens. `finish` is the
-    finish of its last sampled response; empty where that is open or unknown.
+    finish of its last sampled response; empty where that is open or unknown. `routing` are the
+    experts of the marked tokens, as many bytes for each (`Call.routing`); empty where none are
+    known.
 
     Example: a prompt of two tokens, three sampled ones, one given by a tool, and two sampled ones,
     of which the last is of a newer version.
@@ -49,6 +53,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...]
     finish: Finish = ""
     errors: tuple[tuple[int, int], ...] = ()
+    routing: bytes = b""
 
     @classmethod
     def single_turn(
@@ -59,6 +64,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
         spans: Iterable[Span],
         finish: Finish = "",
         errors: Iterable[tuple[int, int]] = (),
+        routing: bytes | bytearray = b"",
     ) -> Self:
         """A prompt and one stretch of sampled tokens, which `spans` tile from 0 on. The arrays are
         copied.
@@ -77,6 +83,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
             spans=tuple(Span(s.version, before + s.start, before + s.end) for s in spans),
             finish=finish,
             errors=tuple(errors),
+            routing=bytes(routing),
         )
 
     @property
@@ -148,3 +155,32 @@ def joined_behaviour(sequences: Iterable[TrainingSequence]) -> bytes:
         for s in sequences
         for span in s.spans
     )
+
+
+def joined_routing(sequences: Iterable[TrainingSequence]) -> bytes:
+    """The routing of the marked tokens of all sequences, unknown where a sequence has none: buffer
+    3 of `MicroBatch`; empty where none has any.
+
+    >>> known = TrainingSequence(bytes(8), b"\\x00\\x01", bytes(8), (), routing=b"ab")
+    >>> none = TrainingSequence(bytes(4), b"\\x01", bytes(4), ())
+    >>> joined_routing([known, none]), joined_routing([none])
+    (b'ab\\xff\\xff', b'')
+    """
+    every = list(sequences)
+    width = max((len(s.routing) // s.trained for s in every if s.routing), default=0)
+    return b"".join(s.routing or UNKNOWN * (width * s.trained) for s in every)
+
+
+def with_routing(routing: bytearray, held: int, more: bytes | bytearray, count: int) -> bytearray:
+    """The routing of `held` tokens, extended in place by that of `count` more, where either may be
+    unknown. Raises ValueError where a token of one has more bytes than one of the other.
+
+    >>> with_routing(bytearray(), 1, b"abcd", 2)
+    bytearray(b'\\xff\\xffabcd')
+    """
+    width = len(routing) // held if routing else len(more) // count if count else 0
+    if more and len(more) != width * count:
+        raise ValueError(f"{len(more)} bytes of routing are not {width} for each of {count} tokens")
+    known = routing or bytearray(UNKNOWN * (width * held))
+    known += more or UNKNOWN * (width * count)
+    return known

@@ -9,17 +9,22 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from asyncrl.experience.group_facts import GroupFacts
-from asyncrl.experience.sequence import TrainingSequence, joined_behaviour, joined_ids
+from asyncrl.experience.sequence import (
+    TrainingSequence,
+    joined_behaviour,
+    joined_ids,
+    joined_routing,
+)
 from asyncrl.messages import MicroBatch, Sample
 from asyncrl.staleness.loss_mask import loss_mask, trainable_by_lag
 
 
 class TrainingMessage(NamedTuple):
-    """A micro-batch with its three buffers, and the number of its tokens that may enter the loss,
+    """A micro-batch with its buffers, and the number of its tokens that may enter the loss,
     by lag."""
 
     message: MicroBatch
-    buffers: tuple[bytes, bytes, bytes]
+    buffers: tuple[bytes, ...]
     trainable: Counter[int]
 
 
@@ -53,7 +58,9 @@ def training_message(
         mask += of_sequence
         samples.append(sample)
         sequences.append(sequence)
-    buffers = joined_ids(sequences), joined_behaviour(sequences), bytes(mask)
+    buffers: tuple[bytes, ...] = joined_ids(sequences), joined_behaviour(sequences), bytes(mask)
+    if routing := joined_routing(sequences):
+        buffers = (*buffers, routing)
     message = MicroBatch(
         step,
         index,

@@ -87,7 +87,9 @@ def _extended(state: ExperienceState, event: e.Extended) -> None:
             f"rollout {call.id} is pinned to version {pinned}, but got tokens of version "
             f"{event.version}"
         )
-    state.ledger.tokens.enter(call.extend(event.version, event.start, event.ids, event.behaviour))
+    state.ledger.tokens.enter(
+        call.extend(event.version, event.start, event.ids, event.behaviour, event.routing)
+    )
 
 
 def _sealed(state: ExperienceState, event: e.Sealed) -> None:

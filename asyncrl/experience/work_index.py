@@ -144,7 +144,7 @@ class WorkIndex(msgspec.Struct):
     def _queue(self, group: Group, rollout: Rollout, sign: int) -> None:
         if group.split == "train":
             self.queue_items += sign
-            self.queue_bytes += sign * rollout.tokens * TOKEN_BYTES
+            self.queue_bytes += sign * (rollout.tokens * TOKEN_BYTES + len(rollout.routing))
 
 
 def _on_offer(group: Group, rollout: Rollout) -> bool:

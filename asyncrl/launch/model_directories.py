@@ -24,6 +24,7 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import BAD_INPUT, installs
 from asyncrl.config.lora import is_of
 from asyncrl.config.paths import is_file, is_folder
+from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.model_section import ALL_LINEAR
 from asyncrl.config.setting import nearest
 from asyncrl.escape import escaped
@@ -87,10 +88,12 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
             )
 
 
-def check_architecture(path: Path) -> None:
+def check_architecture(path: Path, train: TrainConfig) -> None:
     """Make the model that config.json describes, without weights, in a process that imports torch,
-    which takes seconds. Raises ConfigError if that fails, or if the weights are of another one."""
-    command = [sys.executable, "-m", "asyncrl.training.architecture_trial", str(path)]
+    which takes seconds. Raises ConfigError if that fails, if the weights are of another one, or if
+    the settings ask for experts that it does not have."""
+    settings = msgspec.json.encode(train).decode()
+    command = [sys.executable, "-m", "asyncrl.training.architecture_trial", str(path), settings]
     try:
         with tempfile.TemporaryDirectory() as folder:  # torch makes one for what it compiles
             ran = subprocess.run(

@@ -63,7 +63,8 @@ class ChunkHead(Part, frozen=True):
 
 class Chunks(Message, frozen=True):
     """Rollout actor to coordinator: one frame for all slots. Buffer 0: `int32` ids. Buffer 1:
-    `float32` behaviour log-probabilities."""
+    `float32` behaviour log-probabilities. Buffer 2, if there is one: `uint8`, the routing of each
+    token (`Chunk.routing`), as many bytes for each."""
 
     heads: list[ChunkHead]
 

@@ -68,7 +68,8 @@ class MicroBatch(Message, frozen=True):
     turns, where agents played. Buffer 0: `int32` ids,
     for each sample its prompt and then its response. Buffer 1: `float32` behaviour
     log-probabilities of the sampled tokens. Buffer 2: `uint8` mask of the sampled tokens:
-    `TRAINABLE_TOKEN` where the token may enter the loss, else the reason why not."""
+    `TRAINABLE_TOKEN` where the token may enter the loss, else the reason why not. Buffer 3, if
+    there is one: the routing of the sampled tokens, as many bytes for each, 255 where unknown."""
 
     step: int
     index: int

@@ -177,6 +177,10 @@ def _targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
     for target in lora.named_targets:
         if (other := others(target)) or not any(is_of(target, name) for name in linear):
             what = f"{other[0]} is none" if other else "there is no such layer"
+            if fused := [
+                n for n, p in model.named_parameters() if is_of(target, n) and p.dim() == 3
+            ]:
+                what = f"{fused[0]} is one tensor of all experts, and none"
             raise ModelError(
                 f"model.lora.targets has {target!r}, but adapters need linear layers before the "
                 f"output layer: {what} in {type(model).__name__}; it has {', '.join(there)}"

@@ -1,7 +1,8 @@
 """The trial of a model directory, for a process without torch: the model is made of config.json, on
 no device, and the weights must be its own.
-`python -m asyncrl.training.architecture_trial DIRECTORY` ends with 2, and a sentence on standard
-output, where that fails.
+`python -m asyncrl.training.architecture_trial DIRECTORY TRAIN` ends with 2, and a sentence on
+standard output, where that fails, or where the settings TRAIN (JSON) ask for experts that the model
+does not have.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
 import torch
 
+from asyncrl.algorithms.routing.routers import watch
 from asyncrl.config.errors import BAD_INPUT
+from asyncrl.config.schema import TrainConfig
+from asyncrl.training.expert_balance import refuse
 from asyncrl.training.models import ModelError, empty_model, refuse_other_weights
 
 
@@ -21,6 +26,8 @@ def main() -> int:
         with torch.device("meta"):
             model = empty_model(sys.argv[1])
         refuse_other_weights(Path(sys.argv[1]), model)
+        watch(model)
+        refuse(model, msgspec.json.decode(sys.argv[2], type=TrainConfig))
     except ModelError as error:
         print(error)
         return BAD_INPUT

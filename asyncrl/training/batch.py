@@ -29,7 +29,8 @@ class Batch(NamedTuple):
     error (bool), `sample_index` the index of its sample in the batch (int64), `version` the version
     that sampled it, and `lag` the step minus that (int64 >= 0). `scores` are its log-probabilities
     under the policies that do not learn, by their names (float32). `share` is float32 [samples]
-    (`Sample.share`), and `leaves` how often each token counts (float32); None: all once.
+    (`Sample.share`), and `leaves` how often each token counts (float32); None: all once. `routing`
+    are the records of the experts of all of them, in bytes; empty where there are none.
     """
 
     packed: list[PackedBatch]
@@ -43,6 +44,7 @@ class Batch(NamedTuple):
     share: Tensor
     scores: Mapping[str, Tensor] = {}
     leaves: Tensor | None = None
+    routing: bytes | memoryview = b""
 
 
 def read(
@@ -56,10 +58,10 @@ def read(
     `shared` or not, and passes are sized for the type of `device` (`pack`). Raises ValueError where
     the buffers or the spans do not fit it, or a token is newer than the policy that the step starts
     from."""
-    if len(buffers) != 3:
-        raise ValueError(f"a micro-batch comes with 3 buffers, not {len(buffers)}")
+    if len(buffers) not in (3, 4):
+        raise ValueError(f"a micro-batch comes with 3 or 4 buffers, not {len(buffers)}")
     ids, behaviour, mask = (
-        np.frombuffer(b, dtype) for b, dtype in zip(buffers, ("<i4", "<f4", "u1"), strict=True)
+        np.frombuffer(b, dtype) for b, dtype in zip(buffers[:3], ("<i4", "<f4", "u1"), strict=True)
     )
     version = torch.from_numpy(versions(batch.samples))
     sampled = [s.sampled_tokens for s in batch.samples]
@@ -85,6 +87,7 @@ def read(
         torch.from_numpy(mask == ERROR_TOKEN),
         torch.tensor([sample.share for sample in batch.samples], dtype=torch.float32),
         leaves=_leaves(batch.samples),
+        routing=buffers[3] if len(buffers) == 4 else b"",
     )
 
 

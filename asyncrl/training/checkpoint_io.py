@@ -67,6 +67,7 @@ _PROXIMAL = "proximal/"
 _MASTER = "master/"
 _POLICIES = "policies/"
 _AVERAGE = "average/"
+_EXPERTS = "experts/"
 
 logger = logging.getLogger(__name__)
 
@@ -180,13 +181,13 @@ def restore_state(state: StoredState, learner: Learner) -> None:
             f"training cannot resume from {path}, because its {TENSORS} has no state of the "
             "random generator"
         )
-    proximal, stored_masters, policies, average = (
+    proximal, stored_masters, policies, average, experts = (
         {
             name.removeprefix(prefix): tensors.pop(name)
             for name in list(tensors)
             if name.startswith(prefix)
         }
-        for prefix in (_PROXIMAL, _MASTER, _POLICIES, _AVERAGE)
+        for prefix in (_PROXIMAL, _MASTER, _POLICIES, _AVERAGE, _EXPERTS)
     )
     copies, parameters = learner.master_weights.copies(), dict(learner.master_weights.named())
     if {name: tensor.shape for name, tensor in copies.items()} != {
@@ -224,6 +225,7 @@ def restore_state(state: StoredState, learner: Learner) -> None:
         ) from error
     for name, tensor in copies.items():
         tensor.copy_(learner.rank.sharded(stored_masters[name], like=tensor))
+    learner.balance.restore(experts)
     learner.optimizer.state.clear()
     for parameter, moments in moments_of.items():
         learner.optimizer.state[parameters[parameter]] = moments
@@ -277,6 +279,8 @@ def _state(learner: Learner, staging: Staging) -> dict[str, Tensor]:
     proximal = learner.proximal_logprobs.tensors() if learner.proximal_logprobs else {}
     for name, tensor in proximal.items():
         keep(_PROXIMAL + name, tensor)
+    for name, tensor in learner.balance.tensors().items():
+        keep(_EXPERTS + name, tensor)
     keep(_GENERATOR, torch.get_rng_state())
     return state
 

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 
+from asyncrl.algorithms.routing.balance import RoutedTokens
+from asyncrl.algorithms.routing.routers import passing
 from asyncrl.training.packing import PackedBatch, missing_to_size
 from asyncrl.training.recomputation import recomputed
 from asyncrl.training.trees.block_attention import BlockAttention, ComparedAttention
@@ -138,21 +140,27 @@ def log_probability(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def measured(
-    model: PreTrainedModel, packed: PackedBatch, temperature: float, measure: Measure
+    model: PreTrainedModel,
+    packed: PackedBatch,
+    temperature: float,
+    measure: Measure,
+    routed: RoutedTokens | None = None,
 ) -> tuple[Tensor, ...]:
     """Results of `measure` for all response tokens and their logits, over the temperature; with
-    gradient. It is called for each chunk of tokens, and must not mix them."""
+    gradient. It is called for each chunk of tokens, and must not mix them. `routed` gets what the
+    model's routers did with the tokens, which predict response tokens, in the order of these."""
     targets = packed.targets.to(model.device)
     layer: nn.Module = model.get_output_embeddings()
     ids: Any = layer.weight
     chunk = max(1, LOGIT_BYTES // (4 * ids.shape[0]))
     if len(targets) <= chunk or not getattr(model, _CHUNKS, False):
-        return measure(response_logits(model, packed, temperature), targets)
+        logits = _exact(_outputs(model, packed, inputs=False, routed=routed)) / temperature
+        return measure(logits, targets)
 
     def of_chunk(inputs: Tensor, wanted: Tensor) -> tuple[Tensor, ...]:
         return measure(_exact(layer(inputs)) / temperature, wanted)
 
-    inputs = torch.split(_outputs(model, packed, inputs=True), chunk)
+    inputs = torch.split(_outputs(model, packed, inputs=True, routed=routed), chunk)
     parts = zip(inputs, torch.split(targets, chunk), strict=True)
     measures = [
         checkpoint(of_chunk, *part, use_reentrant=False, preserve_rng_state=False) for part in parts
@@ -183,13 +191,19 @@ def response_logits(model: PreTrainedModel, packed: PackedBatch, temperature: fl
     return _exact(_outputs(model, packed, inputs=False)) / temperature
 
 
-def _outputs(model: PreTrainedModel, packed: PackedBatch, *, inputs: bool) -> Tensor:
+def _outputs(
+    model: PreTrainedModel,
+    packed: PackedBatch,
+    *,
+    inputs: bool,
+    routed: RoutedTokens | None = None,
+) -> Tensor:
     """Logits of each response token, [tokens, vocabulary]; or the `inputs` of the output layer
     there, [tokens, size]."""
     if shares(model):
-        return _packed(model, packed, attention_of(model, packed), inputs=inputs)
+        return _packed(model, packed, attention_of(model, packed), inputs=inputs, routed=routed)
     device = model.device
-    ids = packed.ids.to(device)
+    ids, recorded = packed.ids.to(device), _moved(packed.recorded, device)
     column = packed.positions[packed.logit_positions]
     pieces, places = [], []
     alone = passes(model) == "alone"
@@ -205,10 +219,25 @@ def _outputs(model: PreTrainedModel, packed: PackedBatch, *, inputs: bool) -> Te
                 width = int(column[here].max()) + 1 if alone else table.keys.shape[1]
                 keys = table.keys[first : first + size, :width].to(device)
                 wanted = (row[here] - first) * width + column[here]
-                pieces.append(_at(model, wanted.to(device), inputs=inputs, input_ids=ids[keys]))
+                pieces.append(
+                    _at(
+                        model,
+                        wanted.to(device),
+                        inputs=inputs,
+                        routed=routed,
+                        recorded=None if recorded is None else recorded[keys].flatten(0, 1),
+                        input_ids=ids[keys],
+                    )
+                )
                 places.append(here)
     order = torch.argsort(torch.cat(places)).to(device)
+    if routed is not None:
+        routed.reorder(order)
     return torch.cat(pieces)[order]
+
+
+def _moved(recorded: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if recorded is None else recorded.to(device).long()
 
 
 def _exact(logits: Tensor) -> Tensor:
@@ -222,7 +251,12 @@ def packed_logits(model: PreTrainedModel, packed: PackedBatch, attention: TreeAt
 
 
 def _packed(
-    model: PreTrainedModel, packed: PackedBatch, attention: TreeAttention, *, inputs: bool
+    model: PreTrainedModel,
+    packed: PackedBatch,
+    attention: TreeAttention,
+    *,
+    inputs: bool,
+    routed: RoutedTokens | None = None,
 ) -> Tensor:
     device = model.device
     with _attention(model):
@@ -230,13 +264,23 @@ def _packed(
             model,
             packed.logit_positions.to(device),
             inputs=inputs,
+            routed=routed,
+            recorded=_moved(packed.recorded, device),
             input_ids=packed.ids.to(device)[None],
             position_ids=packed.positions.to(device)[None],
             tree=attention,
         )
 
 
-def _at(model: PreTrainedModel, places: Tensor, *, inputs: bool, **arguments: Any) -> Tensor:
+def _at(
+    model: PreTrainedModel,
+    places: Tensor,
+    *,
+    inputs: bool,
+    routed: RoutedTokens | None = None,
+    recorded: Tensor | None = None,
+    **arguments: Any,
+) -> Tensor:
     """Logits of a pass at these places of the output layer's input, flattened; or that input. The
     layer runs there, plus at repeated first places that fill up the size; or at one place alone.
     This uses a hook, so that later changes of the logits by the model (scale, soft cap) apply,
@@ -254,10 +298,12 @@ def _at(model: PreTrainedModel, places: Tensor, *, inputs: bool, **arguments: An
     layer: nn.Module = model.get_output_embeddings()
     hook = layer.register_forward_pre_hook(select)
     try:
-        with recomputed(model):
+        with passing(model, recorded) as passed, recomputed(model):
             logits: Tensor = model(**arguments, use_cache=False).logits
     finally:
         hook.remove()
+    if routed is not None and passed is not None:
+        routed.add(passed, places)
     return caught[0] if inputs else logits[0, : len(places)]
 
 

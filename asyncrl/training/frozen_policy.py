@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from asyncrl.algorithms.routing.routers import watch
 from asyncrl.training.adapters import learning
 from asyncrl.training.forward import log_probabilities
 from asyncrl.training.linear import accelerate
@@ -27,6 +28,7 @@ class FrozenPolicy:
         nn.Module.train(model, False)
         nn.Module.requires_grad_(model, False)
         accelerate(model)  # as in the learner: equal weights must round alike
+        watch(model)
         self.model = model
 
     @staticmethod

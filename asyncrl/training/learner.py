@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.algorithms.routing.balance import RoutedTokens
 from asyncrl.algorithms.tokens import Tokens
 from asyncrl.config.losses import advantage_of, clips_nothing, updates
 from asyncrl.config.schema import StalenessConfig, TrainConfig
@@ -28,6 +29,7 @@ from asyncrl.staleness import proximal
 from asyncrl.staleness.corrections import Folded
 from asyncrl.staleness.vcpo import learning_rate_scale
 from asyncrl.training.batch import Batch, read
+from asyncrl.training.expert_balance import ExpertBalance
 from asyncrl.training.forward import entropies, log_probability, measured, shares
 from asyncrl.training.gradients import token_advantages
 from asyncrl.training.held import HeldBatch, HeldPart, minibatches, token_counts
@@ -90,6 +92,7 @@ class Learner:
         if train.recompute_activations:
             recompute(model)
         self.model = model
+        self.balance = ExpertBalance(model, train)
         self.version = version
         self.master_weights = MasterWeights(model, rank.computes(model))
         self.optimizer = adamw(self._changed, train)
@@ -147,7 +150,7 @@ class Learner:
         served: Served = NOTHING_SERVED,
     ) -> list[TokenCount]:
         """Add the gradient of a micro-batch, or hold it until the step is closed; `buffers` are the
-        three of `MicroBatch`, `served` the log-probabilities of its sampled tokens by servers
+        buffers of `MicroBatch`, `served` the log-probabilities of its sampled tokens by servers
         (`KlTerms.scores`). Returns, for each sample of a batch that is not held, the outcomes of
         its response tokens: trained, or discarded as `stale`, `truncated` or `error` (masked on
         arrival), `median` (its rollout is the one that others are compared with), `nonfinite` (a
@@ -161,6 +164,7 @@ class Learner:
         if not batch.samples:
             return []
         tensors = read(batch, buffers, shared=shares(self.model), device=self.model.device.type)
+        tensors = self.balance.recorded(tensors)
         tensors = tensors._replace(scores=self.kl_terms.scores(tensors, served))
         batch = self.kl_terms.rewarded(batch, tensors)
         advantage, trainable = token_advantages(
@@ -205,13 +209,15 @@ class Learner:
         if not facts.arrived.any():
             self.rank.keep_up(self.model)
             return outcome
-        current, entropy = self._predict(packed)
+        routed = self.balance.tokens()
+        current, entropy = self._predict(packed, routed)
         prox, unknown = self._proximal(batch, packed, current, facts, scores)
         added = self.kl_terms.added(batch, packed.tokens, current)
         tokens = self._loss.tokens(facts, current, prox, added, entropy)
         (corrected,) = self._loss.corrected([tokens])
-        self._sums = self._sums.merge(Sums(proximal_unknown=unknown))
-        return torch.where(facts.arrived, self._backward(facts, tokens, corrected, added), outcome)
+        self._sums = self._sums.merge(Sums(proximal_unknown=unknown, routed=routed.sums))
+        trained = self._backward(facts, tokens, corrected, added, routed.losses)
+        return torch.where(facts.arrived, trained, outcome)
 
     def _hold(
         self,
@@ -268,13 +274,15 @@ class Learner:
             if not facts.arrived.any():
                 self.rank.keep_up(self.model)
             else:
-                current, entropy = self._predict(packed)
+                routed = self.balance.tokens()
+                current, entropy = self._predict(packed, routed)
+                self._sums = self._sums.merge(Sums(routed=routed.sums))
                 added = self.kl_terms.added(held.batch, packed.tokens, current)
                 prox = held.proximal(packed, current)
                 tokens = self._loss.tokens(facts, current, prox, added, entropy)
                 (corrected,) = self._loss.corrected([tokens]) if known is None else [known[index]]
                 facts = facts._replace(start=held.start[packed.tokens].to(outcome.device))
-                trained = self._backward(facts, tokens, corrected, added)
+                trained = self._backward(facts, tokens, corrected, added, routed.losses)
                 outcome = torch.where(facts.arrived, trained, outcome)
             held.settle(packed, outcome, TRAINED)
         return self._update(number)
@@ -321,10 +329,13 @@ class Learner:
         masked = torch.where(batch.errors[packed.tokens].to(fresh.device), ERROR, masked)
         return facts, torch.where(fresh, MEDIAN, masked)
 
-    def _predict(self, packed: PackedBatch) -> tuple[Tensor, Tensor | None]:
+    def _predict(
+        self, packed: PackedBatch, routed: RoutedTokens | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Log-probability of each response token, and the entropy of its distribution where that is
-        needed; float32 [tokens], with a gradient where the loss has one."""
-        measures = measured(self.model, packed, self._temperature, self._measure)
+        needed; float32 [tokens], with a gradient where the loss has one. `routed` gets what routers
+        of experts did."""
+        measures = measured(self.model, packed, self._temperature, self._measure, routed)
         return measures[0], measures[1] if self._loss.needs_entropy else None
 
     def _measure(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
@@ -334,11 +345,16 @@ class Learner:
         return current, entropies(logits if self._loss.learns_entropy else logits.detach())
 
     def _backward(
-        self, facts: ResponseTokens, tokens: Tokens, corrected: Folded, added: KlAdded
+        self,
+        facts: ResponseTokens,
+        tokens: Tokens,
+        corrected: Folded,
+        added: KlAdded,
+        balance: Tensor | None,
     ) -> Tensor:
         """Add the gradient of these tokens' losses; returns the outcomes (int64) of those that
-        arrived."""
-        loss = self._loss.of(facts, tokens, corrected, added)
+        arrived. `balance` is the auxiliary loss of each, for experts."""
+        loss = self._loss.of(facts, tokens, corrected, added, balance)
         total = loss.total
         if total is None and self.rank.size > 1:  # other ranks wait for this backward pass
             total = tokens.current.sum() * 0.0
@@ -413,7 +429,8 @@ class Learner:
             self.average.update()
         learned = {"supervised_loss": fmean(update.supervised for update in made)}
         return (
-            sums.metrics()
+            dict(sums.metrics())
+            | (sums.routed.replay_metrics() if self._train.router_replay else {})
             | (learned if self._supervised else {})
             | {
                 "grad_norm": fmean(update.norm for update in made),
@@ -446,6 +463,7 @@ class Learner:
                 group["lr"] = rate
             self.optimizer.step()
             self.master_weights.round()
+            self.balance.updated(sums.routed)
         self.optimizer.zero_grad(set_to_none=True)
         self._whole, self._sums = self._whole.merge(sums), Sums()
         return Updated(norm, rate, scale, taken, supervised)

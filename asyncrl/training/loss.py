@@ -73,6 +73,7 @@ class Loss:
         self._weighted = ratios_weigh(train, staleness)
         self._mean, self._divisor = loss_mean(train), train.loss_divisor
         self._kl_tau, self._entropy_bonus = train.kl_tau, train.entropy_bonus
+        self._router_aux = train.router_aux
         if self._mean == "constant" and budget is None:
             raise ValueError("loss_mean is constant, which needs the budget of a response")
         self._budget = budget or 1
@@ -140,9 +141,15 @@ class Loss:
         ]
 
     def of(
-        self, facts: ResponseTokens, tokens: Tokens, corrected: Folded, added: KlAdded
+        self,
+        facts: ResponseTokens,
+        tokens: Tokens,
+        corrected: Folded,
+        added: KlAdded,
+        balance: Tensor | None = None,
     ) -> LossParts:
-        """Compute the loss of these tokens, at least one of which arrived."""
+        """Compute the loss of these tokens, at least one of which arrived. `balance` is the
+        auxiliary loss of each, float32 [tokens], where there is one."""
         usable = tokens.mask
         kept = corrected.kept & usable
         minimized = token_loss(self._objective, tokens._replace(mask=kept), self._bounds)
@@ -157,6 +164,8 @@ class Loss:
         if self.learns_entropy:
             assert tokens.entropy is not None
             each = each - self._entropy_bonus * tokens.entropy.where(counted, 0.0)
+        if balance is not None:
+            each = each + self._router_aux * balance.where(counted, 0.0)
         total = (weights.of_token * each).sum()
         outcome = torch.where(usable, len(REASONS) + corrected.rejected_by, NONFINITE)
         outcome[kept] = TRAINED
@@ -171,7 +180,9 @@ class Loss:
             corrections=corrected.diagnostics,
             policies=added.sums(kept),
         )
-        pulls = bool(self._kl_tau or self.learns_entropy or added.loss.requires_grad)
+        pulls = bool(
+            self._kl_tau or self.learns_entropy or added.loss.requires_grad or balance is not None
+        )
         pulled = pulls and bool(counted.any())
         return LossParts(total if pulled or kept.any() else None, outcome, sums)
 

@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
+from asyncrl.algorithms.routing.balance import own_biases
 from asyncrl.config.errors import InputError
 from asyncrl.escape import escaped
 
@@ -162,6 +163,7 @@ def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 def _evaluating(model: Any) -> PreTrainedModel:
     assert isinstance(model, PreTrainedModel)
     nn.Module.train(model, False)
+    own_biases(model)
     return model
 
 

@@ -53,6 +53,8 @@ class PackedBatch(NamedTuple):
     index of each place among the queries of those tables, flattened and joined. Of each response
     token, int64 [tokens]: `logit_positions`, the place of the token before; `sequences`, its sample
     in the tree; `targets`, its id; `tokens`, its index among the micro-batch's response tokens.
+    `recorded`: of each place the experts that it had when the token after it was sampled, int16
+    [places, routers, experts of a token], -1 where unknown; None: nothing is known.
 
     Two samples with the prompt 7 8, and the responses 1 2 and 3. The last token of a response has
     no place, and the places are padded to 8:
@@ -75,6 +77,7 @@ class PackedBatch(NamedTuple):
     sequences: Tensor
     targets: Tensor
     tokens: Tensor
+    recorded: Tensor | None = None
 
 
 def missing_to_size(count: int) -> int:
@@ -210,10 +213,25 @@ def part_of(packed: PackedBatch, wanted: Tensor) -> PackedBatch:
     chosen = wanted.numpy()
     needed, sequences = np.unique(packed.sequences.numpy()[chosen], return_inverse=True)
     places = packed.logit_positions.numpy()[chosen]
-    return _packed(
+    part = _packed(
         packed.tree.part(needed),
         sequences,
         packed.positions.numpy()[places],
         packed.targets.numpy()[chosen],
         packed.tokens.numpy()[chosen],
     )
+    if packed.recorded is None:
+        return part
+    before, after = packed.tree.paths(), part.tree.paths()
+    recorded = packed.recorded.new_full((len(part.ids), *packed.recorded.shape[1:]), -1)
+    for number, sequence in enumerate(needed.tolist()):
+        recorded[after[number]] = packed.recorded[before[sequence]]
+    return part._replace(recorded=recorded)
+
+
+def with_recorded(packed: PackedBatch, experts: Tensor) -> PackedBatch:
+    """The packed batch with the recorded experts of all sampled tokens of its micro-batch, int16
+    [tokens, routers, experts of a token]. Of a place that several samples share, one counts."""
+    recorded = experts.new_full((len(packed.ids), *experts.shape[1:]), -1)
+    recorded[packed.logit_positions] = experts[packed.tokens]
+    return packed._replace(recorded=recorded)

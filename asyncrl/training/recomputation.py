@@ -1,9 +1,9 @@
 """Recomputation of a model's layers in the backward pass, instead of keeping their intermediate
 results (activation checkpointing). Invariant: the gradients are the same, to the bit.
 
-A recomputed layer must use the same attention as the first time. A setting of the model selects
-attention, and it is ours only during a forward pass, so each layer gets the one of its first pass
-again. Otherwise the gradient would be of another attention, silently wrong.
+A recomputed layer must use the same attention and the same experts as the first time. A setting of
+the model selects attention, and it is ours only during a forward pass, so each layer gets the one
+of its first pass again. Otherwise the gradient would be of another attention, silently wrong.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from asyncrl.algorithms.routing.routers import same_pass
 from asyncrl.training.models import ModelError
 
 _RECOMPUTES = "asyncrl_recomputes"
@@ -46,7 +48,7 @@ def recomputed(model: PreTrainedModel) -> Iterator[None]:
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     for layer in layers:
         # on the layer itself and for this pass only: a copy of the model must not call this one's
-        layer.forward = partial(_kept, model.config, layer.forward)
+        layer.forward = partial(_kept, model.config, layer, layer.forward)
     try:
         yield
     finally:
@@ -54,15 +56,18 @@ def recomputed(model: PreTrainedModel) -> Iterator[None]:
             del layer.forward
 
 
-def _kept(config: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _kept(
+    config: Any, layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     """Output of a layer, keeping only its inputs."""
-    attention = config._attn_implementation
+    attention, routing = config._attn_implementation, same_pass(layer)
 
     def again(*args: Any, **kwargs: Any) -> Any:
         before = config._attn_implementation
         config._attn_implementation = attention
         try:
-            return forward(*args, **kwargs)
+            with routing():
+                return forward(*args, **kwargs)
         finally:
             config._attn_implementation = before
 

@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.routing.balance import RoutingSums
 from asyncrl.staleness.diagnostics import ByLag
 
 
@@ -21,7 +22,8 @@ class Sums(NamedTuple):
     proximal log-probability is not known, so that they have the current one. `loss` is the sum over
     the trained tokens, each with its weight in the mean, and `divisor` its divisor. `by_lag` is of
     current against behaviour policy. `corrections` are the diagnostics of the list of corrections.
-    `policies` are sums over the trained tokens for other policies (`KlAdded.sums`)."""
+    `policies` are sums over the trained tokens for other policies (`KlAdded.sums`). `routed` is
+    what routers of experts did with all tokens."""
 
     trained: int = 0
     arrived: int = 0
@@ -32,6 +34,7 @@ class Sums(NamedTuple):
     by_lag: ByLag = ByLag()
     corrections: Mapping[str, Tensor] = {}
     policies: Mapping[str, float] = {}
+    routed: RoutingSums = RoutingSums()
 
     def merge(self, other: Sums) -> Sums:
         """The sum of both."""
@@ -51,33 +54,49 @@ class Sums(NamedTuple):
                 name: self.policies.get(name, 0.0) + other.policies.get(name, 0.0)
                 for name in (*self.policies, *other.policies)
             },
+            self.routed.merge(other.routed),
         )
 
     def encoded(self) -> bytes:
         """These sums as bytes, for other ranks."""
-        *numbers, by_lag, corrections, policies = self
+        *numbers, by_lag, corrections, policies, routed = self
         assert isinstance(by_lag, ByLag)
+        counts = None if routed.counts is None else routed.counts.tolist()
         scalars = {name: float(value) for name, value in corrections.items()}
-        return _encode((*numbers, by_lag.sums.tolist(), scalars, dict(policies)))
+        return _encode(
+            (*numbers, by_lag.sums.tolist(), scalars, dict(policies), counts, routed[1:])
+        )
 
     @classmethod
     def decoded(cls, encoded: bytes) -> Self:
         """The sums in the bytes of `encoded`."""
-        trained, arrived, clipped, unknown, loss, divisor, by_lag, scalars, policies = _decode(
-            encoded
-        )
+        trained, arrived, clipped, unknown, loss, divisor, *others = _decode(encoded)
+        by_lag, scalars, policies, counts, routed = others
         corrections = {
             name: torch.tensor(value, dtype=torch.float64) for name, value in scalars.items()
         }
         sums = ByLag(torch.tensor(by_lag, dtype=torch.float64))
-        return cls(trained, arrived, clipped, unknown, loss, divisor, sums, corrections, policies)
+        of_experts = None if counts is None else torch.tensor(counts, dtype=torch.float64)
+        return cls(
+            trained,
+            arrived,
+            clipped,
+            unknown,
+            loss,
+            divisor,
+            sums,
+            corrections,
+            policies,
+            RoutingSums(of_experts, *routed),
+        )
 
     def metrics(self) -> dict[str, float]:
         """Metrics: `loss` as it is minimized, `clip_fraction` of the trained tokens, `weight_mean`,
         the mean weight that the corrections give them, `kept_fraction` (trained of the tokens not
         stale), those of `Divergence.means` in all and of `ByLag.metrics` by lag, the sums
-        `<correction>_<what>`, the means of `policies`, the counts `trained_tokens` and
-        `proximal_unknown`, and `proximal_unknown_fraction` of the tokens not stale."""
+        `<correction>_<what>`, the means of `policies`, those of `RoutingSums.metrics`, the counts
+        `trained_tokens` and `proximal_unknown`, and `proximal_unknown_fraction` of the tokens not
+        stale."""
         trained = max(1, self.trained)
         corrections = {name: float(value) for name, value in sorted(self.corrections.items())}
         return {
@@ -89,6 +108,7 @@ class Sums(NamedTuple):
             **self.by_lag.metrics(),
             **corrections,
             **{name: value / trained for name, value in self.policies.items()},
+            **self.routed.metrics(),
             "trained_tokens": float(self.trained),
             "proximal_unknown": float(self.proximal_unknown),
             "proximal_unknown_fraction": self.proximal_unknown / max(1, self.arrived),
@@ -96,7 +116,17 @@ class Sums(NamedTuple):
 
 
 _Encoded = tuple[
-    int, int, int, int, float, float, list[list[float]], dict[str, float], dict[str, float]
+    int,
+    int,
+    int,
+    int,
+    float,
+    float,
+    list[list[float]],
+    dict[str, float],
+    dict[str, float],
+    list[list[float]] | None,
+    tuple[int, int, int, int],
 ]
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Encoded).decode

@@ -112,7 +112,7 @@ def test_attention_that_is_forgotten_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     """The defect that all this is against: a layer that is computed again has the model's own
     attention. Nothing is raised, and the gradients are far from what they were."""
 
-    def forgetful(_: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def forgetful(_: Any, __: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return checkpoint(partial(forward, **kwargs), *args, use_reentrant=True)
 
     model = build("qwen3").eval()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
+from asyncrl.config.engines import capabilities
 from asyncrl.config.loss_names import ADVANTAGES, OBJECTIVES
 from asyncrl.config.schema.section import BASIC, Contradictions, Section
 
@@ -131,6 +132,35 @@ class TrainConfig(Section, frozen=True):
         float,
         Meta(ge=0, description="reward in the loss for each nat of a token's entropy; 0: none"),
     ] = 0.0
+    router_replay: Annotated[
+        bool,
+        Meta(
+            description=(
+                "tokens are trained with the experts that they were sampled with (R3); engines "
+                "record them"
+            )
+        ),
+    ] = False
+    router_aux: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description=(
+                "weight in the loss of the auxiliary loss that makes a model use its experts "
+                "evenly; 0: none"
+            ),
+        ),
+    ] = 0.0
+    router_bias_rate: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description=(
+                "step by which the bias of an expert moves after an update, down if it had more "
+                "tokens than the mean (DeepSeek-V3); 0: none"
+            ),
+        ),
+    ] = 0.0
     dual_clip: Annotated[
         float,
         Meta(
@@ -220,6 +250,31 @@ class TrainConfig(Section, frozen=True):
                 ("train.micro_tokens", "engine.context_tokens"),
                 "the longest rollout must fit in a micro-batch: micro_tokens must be at least "
                 "context_tokens",
+            )
+        for name in ("router_replay", "router_aux", "router_bias_rate"):
+            if getattr(self, name) and not whole.model.path:
+                yield (
+                    (f"train.{name}", "model.path"),
+                    f"the bundled model has no experts: leave {name} out, or set path to a mixture "
+                    "of experts",
+                )
+        if self.router_replay and not capabilities(whole.engine.kind).records_routing:
+            yield (
+                ("train.router_replay", "engine.kind"),
+                "this engine does not record the experts of tokens: set router_replay to false, or "
+                "kind to embedded",
+            )
+        if self.router_replay and whole.staleness.proximal == "boundary":
+            yield (
+                ("train.router_replay", "staleness.proximal"),
+                "boundary scores tokens before their experts are known to the trainer: set "
+                "proximal to behaviour, or router_replay to false",
+            )
+        if self.router_bias_rate and whole.model.lora.rank:
+            yield (
+                ("train.router_bias_rate", "model.lora.rank"),
+                "adapters leave the base as it is, and the biases of experts are in it: set "
+                "router_bias_rate to 0",
             )
         if self.unit == "rollout" and whole.staleness.on_stale == "restart":
             yield (

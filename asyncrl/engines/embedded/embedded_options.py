@@ -16,7 +16,7 @@ class EmbeddedOptions(EngineOptions, frozen=True, kw_only=True):
     step does outside of linear layers (5-12 s once a machine; without a C++ compiler a warning says
     that it has no effect). `packed_from` is the smallest number of rows for which it multiplies
     with packed weights; None measures which is faster. The two round differently, so engines of one
-    run should have one.
+    run should have one. With `records_routing`, chunks have the experts of each token.
     """
 
     stop_ids: frozenset[int]
@@ -24,3 +24,4 @@ class EmbeddedOptions(EngineOptions, frozen=True, kw_only=True):
     kv: Literal["keep", "recompute"] = "keep"
     compile: bool = False
     packed_from: int | None = None
+    records_routing: bool = False

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.algorithms.routing.records import encoded, experts_of
+from asyncrl.algorithms.routing.routers import passing, watch
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.embedded.programs import Programs, new_cache
 from asyncrl.engines.embedded.slots import Slots
@@ -39,14 +41,25 @@ class Lane:
         stops = np.zeros(vocab_size, np.bool_)
         stops[sorted(options.stop_ids)] = True
         model.train(False)
+        records = bool(watch(model)) and options.records_routing  # watched: float32, as trained
         self.model = model.requires_grad_(False)
         self.version: int | None = None
         self.waiting: deque[Request] = deque()
         self._cache = new_cache(model, slots, context_tokens)
         self.programs = Programs(
-            model, self._cache, compile=options.compile, packed_from=options.packed_from
+            model,
+            self._cache,
+            compile=options.compile,
+            packed_from=options.packed_from,
+            records=records,
         )
-        self._slots = Slots(slots, context_tokens, stops=stops, run_seed=options.run_seed)
+        self._slots = Slots(
+            slots,
+            context_tokens,
+            stops=stops,
+            run_seed=options.run_seed,
+            routing=_record_bytes(model) if records else 0,
+        )
         self._count, self._context = slots, context_tokens
         self._enough = max(1, slots // 8)
         self._rows = 0
@@ -84,7 +97,7 @@ class Lane:
             self._compact(rows)
         rows = self._rows
         columns = _rounded(int(slots.positions[slots.live].max()) + 1, COLUMNS, self._context)
-        tokens, behaviour = self.programs.decode(rows)(
+        tokens, behaviour, *routing = self.programs.decode(rows)(
             torch.from_numpy(slots.last[:rows]),
             torch.from_numpy(slots.positions[:rows]),
             self._columns[:columns],
@@ -95,7 +108,7 @@ class Lane:
         assert self.version is not None
         return [
             slots.take(s, self.version, slots.ending(s))
-            for s in slots.extend(tokens.numpy(), behaviour.numpy())
+            for s in slots.extend(tokens.numpy(), behaviour.numpy(), *(r.numpy() for r in routing))
         ]
 
     def flush(self) -> list[Chunk]:
@@ -183,6 +196,15 @@ class Lane:
                 self._columns[:columns],
                 *self._cache,
             )
+
+
+@torch.no_grad()
+def _record_bytes(model: PreTrainedModel) -> int:
+    """The bytes of a token's record. Raises ValueError where the model's routers have none."""
+    with passing(model) as passed:
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=False)
+    assert passed is not None
+    return encoded(passed, experts_of(model)).shape[1]
 
 
 def unstarted(request: Request, version: int) -> Chunk:

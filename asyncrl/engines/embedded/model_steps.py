@@ -5,10 +5,14 @@ branch on a shape, so that one trace serves any number of rows and columns.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from asyncrl.algorithms.routing.records import encoded, experts_of
+from asyncrl.algorithms.routing.routers import passing
 from asyncrl.engines.embedded.cache import DecodeLayer, OnwardLayer, PrefillLayer, layered
 from asyncrl.engines.embedded.kernels import KernelDecodeLayer
 from asyncrl.engines.embedded.sampler import sample
@@ -19,9 +23,10 @@ class DecodeStep(nn.Module):
 
     layer: type[DecodeLayer] = DecodeLayer
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, records: bool = False) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.records = model, records
+        self.experts = experts_of(model) if records else 0
 
     def forward(
         self,
@@ -31,24 +36,27 @@ class DecodeStep(nn.Module):
         temperature: Tensor,
         uniforms: Tensor,
         *cache: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """ids, positions: int64 [rows], the last known token and its position; columns: `arange(n)`
         with n above every position of a live slot; temperature, uniforms: see `sample`; cache: keys
-        and values of each layer, alternating. Returns tokens and log-probabilities."""
+        and values of each layer, alternating. Returns tokens and log-probabilities, and the records
+        of the rows' experts (`routing.records`) if the step `records` them."""
         rows = torch.arange(ids.shape[0])
         mask = self.visible(positions, columns, cache[0].dtype)
         layers = [
             self.layer(*pair, rows, positions, columns.shape[0])
             for pair in zip(cache[::2], cache[1::2], strict=True)
         ]
-        logits = self.model(
-            input_ids=ids[:, None],
-            attention_mask=mask[:, None, None],
-            position_ids=positions[:, None],
-            past_key_values=layered(layers),
-            use_cache=True,
-        ).logits
-        return sample(logits[:, 0], temperature, uniforms)
+        with passing(self.model) if self.records else nullcontext() as passed:
+            logits = self.model(
+                input_ids=ids[:, None],
+                attention_mask=mask[:, None, None],
+                position_ids=positions[:, None],
+                past_key_values=layered(layers),
+                use_cache=True,
+            ).logits
+        sampled = sample(logits[:, 0], temperature, uniforms)
+        return sampled if passed is None else (*sampled, encoded(passed, self.experts))
 
     def visible(self, positions: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
         """The mask of each row for attention, [rows, any]: here an additive one."""

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,7 +73,8 @@ class Programs:
     `onward` are callables with the signatures of `DecodeStep.forward`, `PrefillStep.forward` and
     `OnwardStep.forward`. Call `repack` after every change of the parameters. With `compile`, the
     compiled pieces are used where there is a compiler and the model is float32. `packed_from` is
-    the smallest number of rows for which packed linear layers are used; None measures it."""
+    the smallest number of rows for which packed linear layers are used; None measures it. With
+    `records`, decoding records the rows' experts."""
 
     def __init__(
         self,
@@ -81,6 +83,7 @@ class Programs:
         *,
         compile: bool,
         packed_from: int | None,
+        records: bool = False,
     ) -> None:
         slots = int(cache[0].shape[0])
         trial = _Trial(model, cache)
@@ -88,7 +91,7 @@ class Programs:
         if kernel:
             replace_norms(model)
         model.set_attn_implementation(KERNEL_ATTENTION if kernel else ATTENTION)
-        step = KernelDecodeStep if kernel else DecodeStep
+        step = partial(KernelDecodeStep if kernel else DecodeStep, records=records)
         self._plain = self._fast = _Pair(step, model, trial)
         self.packed_from = slots + 1 if packed_from is None else packed_from
         if plain_float32(model) and packable() and (packed_from is None or packed_from <= slots):
@@ -121,10 +124,14 @@ def plain_float32(model: PreTrainedModel) -> bool:
 class _Pair:
     """Prefill and decode over one form of the model."""
 
-    def __init__(self, step: type[DecodeStep], model: PreTrainedModel, trial: _Trial) -> None:
+    def __init__(
+        self, step: Callable[[PreTrainedModel], DecodeStep], model: PreTrainedModel, trial: _Trial
+    ) -> None:
         self._layers = packed_layers(model)
         decode, prefill, onward = (
-            module(model).eval() for module in (step, PrefillStep, OnwardStep)
+            step(model).eval(),
+            PrefillStep(model).eval(),
+            OnwardStep(model).eval(),
         )
         self.decode: Program = decode
         self.prefill: Program = prefill
@@ -223,7 +230,7 @@ class _Trial:
                 temperature,
                 uniforms,
             )
-            tokens, behaviour = pair.decode(*arguments, *self._cache)
+            tokens, behaviour, *_ = pair.decode(*arguments, *self._cache)
             error = float(
                 (self._log_probabilities.gather(1, tokens[:, None])[:, 0] - behaviour).abs().max()
             )

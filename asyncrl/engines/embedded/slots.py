@@ -23,17 +23,24 @@ from asyncrl.messages import Finish
 
 
 class Slots:
-    """The state of `count` slots of `context_tokens` each. Positions count from the prompt's first
-    token."""
+    """The state of `count` slots of `context_tokens` each, with records of `routing` bytes a token.
+    Positions count from the prompt's first token."""
 
     def __init__(
-        self, count: int, context_tokens: int, *, stops: NDArray[np.bool_], run_seed: int
+        self,
+        count: int,
+        context_tokens: int,
+        *,
+        stops: NDArray[np.bool_],
+        run_seed: int,
+        routing: int = 0,
     ) -> None:
         self._stops, self._run_seed = stops, run_seed
         self.requests: list[Request | None] = [None] * count
         self.live = np.zeros(count, np.bool_)
         self.history = np.zeros((count, context_tokens), np.int32)
         self.behaviour = np.zeros((count, context_tokens), np.float32)
+        self.routing = np.zeros((count, context_tokens, routing), np.uint8)
         self.last = np.zeros(count, np.int64)
         self.positions = np.zeros(count, np.int64)
         self.temperature = np.ones(count, np.float32)
@@ -104,9 +111,14 @@ class Slots:
         """The uniforms of the next token of the first `rows` slots."""
         return uniforms(self._stream[:rows], self.positions[:rows] + 1 - self._prompt[:rows])
 
-    def extend(self, tokens: NDArray[np.int64], behaviour: NDArray[np.float32]) -> list[int]:
-        """Add one token to each live one of the first `len(tokens)` slots. Returns the slots whose
-        requests ended."""
+    def extend(
+        self,
+        tokens: NDArray[np.int64],
+        behaviour: NDArray[np.float32],
+        routing: NDArray[np.uint8] | None = None,
+    ) -> list[int]:
+        """Add one token to each live one of the first `len(tokens)` slots, with its record. Returns
+        the slots whose requests ended."""
         rows = len(tokens)
         live, positions = self.live[:rows], self.positions[:rows]
         positions += live
@@ -114,6 +126,8 @@ class Slots:
         places = self._rows_start[:rows] + positions
         self._flat_history[places] = tokens
         self._flat_behaviour[places] = behaviour
+        if routing is not None:
+            self.routing[np.arange(rows), positions] = routing
         ended = self._stops[tokens]
         ended |= positions >= self._last_place[:rows]
         ended &= live
@@ -134,6 +148,7 @@ class Slots:
             self.history[slot, start:end].copy(),
             self.behaviour[slot, start:end].copy(),
         )
+        records = self.routing[slot, start:end].copy() if self.routing.shape[2] else None
         first = start - int(self._prompt[slot])
         if finish:
             self.requests[slot], self.live[slot] = None, False
@@ -142,7 +157,16 @@ class Slots:
                 self._ended[slot] = self._endings
             else:
                 self.positions[slot] = 0
-        return Chunk(request.rollout, request.attempt, version, first, ids, behaviour, finish)
+        return Chunk(
+            request.rollout,
+            request.attempt,
+            version,
+            first,
+            ids,
+            behaviour,
+            finish,
+            routing=records,
+        )
 
     def ending(self, slot: int) -> Finish:
         """The finish reason of a slot that `extend` returned."""
@@ -155,7 +179,8 @@ class Slots:
         to = np.flatnonzero(~self.live[:rows])
         origin = np.flatnonzero(self.live[rows:]) + rows
         for array in (
-            self.live, self.history, self.behaviour, self.last, self.positions, self.temperature,
+            self.live, self.history, self.behaviour, self.routing, self.last, self.positions,
+            self.temperature,
             self._prompt, self._last_place, self._sent, self._stream, self._own, self._ended,
         ):  # fmt: skip
             array[to], array[origin] = array[origin], array[to]

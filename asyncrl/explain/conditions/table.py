@@ -10,6 +10,7 @@ from __future__ import annotations
 from asyncrl.explain.conditions.answers import ANSWERS
 from asyncrl.explain.conditions.condition import Condition, Finding, RunFacts
 from asyncrl.explain.conditions.disks import DISKS
+from asyncrl.explain.conditions.experts import EXPERTS
 from asyncrl.explain.conditions.off_policy import OFF_POLICY
 from asyncrl.explain.conditions.sides import IDLE_SIDES
 from asyncrl.explain.conditions.starts import SLOW_STARTS
@@ -18,6 +19,7 @@ from asyncrl.explain.conditions.waste import WASTE
 CONDITIONS: tuple[Condition, ...] = (
     *DISKS,
     *OFF_POLICY,
+    EXPERTS,
     *ANSWERS,
     IDLE_SIDES,
     *WASTE,
