@@ -78,7 +78,7 @@ class World:
 
 async def watched(looks: list[Look], world: World) -> None:
     sent: dict[tuple[str, str], tuple[bytes, int]] = {}
-    due = {at: 0.0 for at in world.state}
+    due = dict.fromkeys(world.state, 0.0)
     said = dict.fromkeys(world.state, -1)
     await trio.sleep(1.0)
     for run, name, what, seconds in looks:
