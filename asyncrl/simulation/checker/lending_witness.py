@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MOMENTS = 3
 """Moments at which an engine has not been told before that counts: a frame may wait for its
 turn."""
-LENT_S = 5.0
+LENT_S = 1.0
 """Seconds for which a trainer may wait before its devices are lent."""
 
 
