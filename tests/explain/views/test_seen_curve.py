@@ -64,11 +64,16 @@ def test_whatever_happens_to_the_file_it_is_read_as_by_who_sees_it_first(
             case "grows":
                 first = max((point.version for point in written), default=0) + 1
                 written += [step(v, at=1e9 + life) for v in range(first, last + 1)]
+                written += [evaluation(last, life / 8)] * (first <= last)
             case "is cut":
                 written = [point for point in written if point.version <= last]
             case "is another":
                 life += 1
-                written = [step(v, reward=life / 8, at=1e9 + life) for v in range(1, last + 1)]
+                written = [
+                    step(v, reward=life / 8, at=1e9 + life, alarms=["ess"])
+                    for v in range(1, last + 1)
+                ]
+                written += [evaluation(last, life / 8)]
             case "is gone":
                 written = []
         lines = b"".join(map(line_of, written))
