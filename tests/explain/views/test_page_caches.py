@@ -22,8 +22,8 @@ from asyncrl.runtime.ipc.waits import Waits
 RUNS, NAMES = ("one", "other"), ("cheap", "dear")
 REST = {"cheap": 0.0, "dear": 100.0}
 Look = tuple[str, str, str, float]
-"""A part of a run, and what happens to it: it is asked for, with a digest that the browser has or not,
-by several at once; it changes; it cannot be made the next time; or seconds pass."""
+"""A part of a run, and what happens to it: it is asked for, with the digest of what the browser
+has or not, by several at once; it changes; it cannot be made the next time; or seconds pass."""
 LOOKS = st.lists(
     st.tuples(
         st.sampled_from(RUNS),
