@@ -87,6 +87,7 @@ def test_whatever_happens_to_the_file_it_is_read_as_by_who_sees_it_first(
         if what != "is gone":  # what was seen of a file that is gone stands
             seen, fresh = SeenRun(run, 0.0, curve), SeenRun(run, 0.0)
             assert seen.figures == fresh.figures and seen.curves.last == fresh.curves.last
+            assert seen.curves.alarmed == fresh.curves.alarmed
             assert [one.points for each in seen.curves.series.values() for one in each] == [
                 one.points for each in fresh.curves.series.values() for one in each
             ]
