@@ -4,8 +4,9 @@
     make mutants MUTANTS='actors/coordinator --sample 100'   # tests/actors and the simulation judge
 
 cosmic-ray changes a file of a clone of HEAD, one change at a time. Twenty seeds of the simulation
-judge it first and then the room's own folder of tests, until one fails. Each survivor is printed as
-a diff: it gets a test, or is a change that nobody could see.
+judge it first and then the room's own folder of tests, until one fails. Printed are the mutants
+killed by file, those of them that the simulation killed by itself, and each survivor as a diff: it
+gets a test, or is a change that nobody could see.
 
 cosmic-ray in place of operators and a tester of our own: it is kept by others, and a session can be
 stopped and taken up. What is lost by it: no dropped calls and no swapped arguments, and every test
@@ -31,6 +32,8 @@ ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".venv" / "bin" / "python"
 COSMIC_RAY = Path(sys.executable).with_name("cosmic-ray")
 SEEDS = "0:20"
+BY_SIMULATION = "a seed of the simulation noticed this mutant"
+"""Said where the simulation fails, before any test has run."""
 LIMIT_S = 600.0
 """Seconds after which a mutant that hangs counts as killed."""
 NOISE = "core/(ReplaceBinaryOperator_BitOr|ReplaceBinaryOperator_Mod|.*_BitXor|.*Shift)"
@@ -72,7 +75,9 @@ def settings(room: str, tests: str) -> str:
     """The configuration of cosmic-ray, in TOML."""
     simulation = f"{PYTHON} -m asyncrl.cli simulate --seeds {SEEDS}"
     pytest = f"{PYTHON} -m pytest -q -x -p no:cacheprovider -m 'not explore and not soak' {tests}"
-    command = f"bash -c {shlex.quote(f'export PYTHONPATH=$PWD; {simulation} && {pytest}')}"
+    seen = f"{{ echo {BY_SIMULATION}; exit 1; }}"
+    script = f"export PYTHONPATH=$PWD; {simulation} || {seen}; {pytest}"
+    command = f"bash -c {shlex.quote(script)}"
     return (
         "[cosmic-ray]\n"
         f"module-path = {json.dumps(room)}\n"
@@ -110,15 +115,16 @@ def table(lines: Sequence[str]) -> str:
     """Killed mutants by file, and the diff of each survivor, from cosmic-ray's dump.
 
     >>> one = {"mutations": [{"module_path": "a.py"}]}
-    >>> dump = [[one, {"test_outcome": "killed"}]]
+    >>> dump = [[one, {"test_outcome": "killed", "output": BY_SIMULATION}]]
+    >>> dump += [[one, {"test_outcome": "killed", "output": "1 failed"}]]
     >>> dump += [[one, {"test_outcome": "survived", "diff": "-1 +2"}]]
     >>> print(table([json.dumps(pair) for pair in dump]))
-    a.py  1 of 2
-    all   1 of 2
+    a.py  2 of 3, 1 by the simulation
+    all   2 of 3, 1 by the simulation
     <BLANKLINE>
     -1 +2
     """
-    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     survivors = []
     for item, result in map(json.loads, lines):
         killed = result is not None and result["test_outcome"] != "survived"
@@ -127,9 +133,13 @@ def table(lines: Sequence[str]) -> str:
         for name in (item["mutations"][0]["module_path"], "all"):
             counts[name][0] += killed
             counts[name][1] += 1
+            counts[name][2] += killed and BY_SIMULATION in (result.get("output") or "")
     width = max(map(len, counts), default=0)
     files = sorted(name for name in counts if name != "all")
-    rows = [f"{name:{width}}  {counts[name][0]} of {counts[name][1]}" for name in (*files, "all")]
+    rows = [
+        "{:{}}  {} of {}, {} by the simulation".format(name, width, *counts[name])
+        for name in (*files, "all")
+    ]
     return "\n\n".join(["\n".join(rows), *survivors])
 
 

@@ -47,9 +47,9 @@ def collect_summary(parts: Components, ok: bool, reason: str) -> summary.Summary
     )
 
 
-def judged_answers(answers: CommonFailure) -> summary.JudgedAnswers:
-    """The counts of answers, with the most frequent reasons alone."""
-    reasons = dict(islice(answers.counts.items(), REASONS))
+def judged_answers(answers: CommonFailure, most: int = REASONS) -> summary.JudgedAnswers:
+    """The counts of answers, with the `most` frequent reasons alone."""
+    reasons = dict(islice(answers.counts.items(), most))
     return summary.JudgedAnswers(answers.attempts, answers.failed, reasons)
 
 

@@ -12,6 +12,7 @@ import trio
 from asyncrl.actors.coordinator.carry_out import carry_out
 from asyncrl.actors.coordinator.collect_point import step_point
 from asyncrl.actors.coordinator.collect_summary import judged_answers
+from asyncrl.actors.coordinator.common_failure import KINDS
 from asyncrl.actors.coordinator.components import Components
 from asyncrl.actors.coordinator.decisions import Decision
 from asyncrl.actors.coordinator.disk_watch import look_at_disk
@@ -269,7 +270,7 @@ class Connections:
             case ScoredProximal():
                 stepping.on_scored_proximal(message)
             case Stepped():
-                stepping.alarms.judged(judged_answers(self._parts.scoring.failures))
+                stepping.alarms.judged(judged_answers(self._parts.scoring.failures, KINDS))
                 stepping.on_stepped(message, self._parts.curve)
                 self._parts.metrics.stepped(message.seconds, stepping.metrics)
                 self._parts.curve.add(step_point(self._parts, stepping, message.seconds))

@@ -48,6 +48,7 @@ class StepAlarms:
         )
         if responses:
             rewards[version] = responses["reward"]
+        judged = self._answers.since(self._before)
         intended = designed(self._config.staleness)
         facts = RunFacts(
             metrics={**metrics, **responses},
@@ -55,9 +56,9 @@ class StepAlarms:
             left_out={reason: n for reason, n in discarded.items() if reason not in intended},
             rewards=rewards,
             accuracy=accuracy,
-            answers=self._answers.answers - self._before.answers,
-            unjudged=self._answers.without - self._before.without,
-            unjudged_reason=self._answers.reason,
+            answers=judged.answers,
+            unjudged=judged.without,
+            unjudged_reason=judged.reason,
             prompts=curve.asked,
         )
         self._before = self._answers

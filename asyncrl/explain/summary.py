@@ -16,6 +16,7 @@ from asyncrl.experience.ledger import Account, Ledger
 from asyncrl.explain.curve import Curve
 from asyncrl.explain.evaluation_figures import EvaluatedWeights
 from asyncrl.explain.json_files import read_json, write_json
+from asyncrl.runtime.reasons import same
 
 UNREPORTED = "the run was ended before it could report why"
 """The reason in the launcher's own summary of a run whose coordinator was killed."""
@@ -135,6 +136,22 @@ class JudgedAnswers(msgspec.Struct, frozen=True):
     def reason(self) -> str:
         """The most frequent reason; empty if all got a verdict."""
         return max(self.reasons, key=lambda text: self.reasons[text], default="")
+
+    def since(self, before: JudgedAnswers) -> JudgedAnswers:
+        """The answers that were judged after `before`. A reason whose newest text has other numbers
+        is the same.
+
+        >>> one = JudgedAnswers(9, 8, {"timeout": 8})
+        >>> JudgedAnswers(20, 10, {"timeout": 8, "row 3": 2}).since(one)
+        JudgedAnswers(answers=11, without=2, reasons={'row 3': 2})
+        """
+        known = {same(text): count for text, count in before.reasons.items()}
+        grown = {text: count - known.get(same(text), 0) for text, count in self.reasons.items()}
+        return JudgedAnswers(
+            self.answers - before.answers,
+            self.without - before.without,
+            {text: count for text, count in grown.items() if count > 0},
+        )
 
 
 class SlowestVerifier(msgspec.Struct, frozen=True):

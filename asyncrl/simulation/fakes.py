@@ -113,6 +113,12 @@ class FakeEngine:
         """The versions that it keeps until it is told to forget them."""
         return self._inner._kept
 
+    @property
+    def held(self) -> set[int]:
+        """The rollouts that it decodes, or has to."""
+        decoding = [slot.request for slot in self._inner._decoding]
+        return {request.rollout for request in (*decoding, *self._inner._waiting)}
+
     def submit(self, requests: Sequence[Request]) -> None:
         self._inner.submit(requests)
         for request in requests:
@@ -131,10 +137,8 @@ class FakeEngine:
     def abort(self) -> int:
         """Give everything back unasked, as an engine does that runs out of memory. Returns the
         number of rollouts."""
-        held = [slot.request.rollout for slot in self._inner._decoding] + [
-            request.rollout for request in self._inner._waiting
-        ]
-        self._inner.interrupt(held)
+        held = self.held
+        self._inner.interrupt([*held])
         return len(held)
 
     async def load(

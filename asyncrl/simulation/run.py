@@ -91,7 +91,8 @@ class _Steps(trio.abc.Instrument):
         for process in self._world.processes.values():
             if process.engine is not None and process.alive:
                 start = self._world.start_of(process)
-                self._checker.look_at_engine(start, process.engine.kept)
+                engine = process.engine
+                self._checker.look_at_engine(start, engine.kept, engine.held)
 
 
 def simulate(

@@ -810,11 +810,23 @@ def test_what_is_no_journal_is_refused_in_a_sentence(path: Path) -> None:
 
 
 def test_another_format_or_run_is_refused_in_a_sentence(path: Path) -> None:
-    open_once(path, "a")
-    with pytest.raises(JournalError, match="belongs to run 'a', not to 'b'"):
-        open_once(path, "b")
-    change(path, "UPDATE header SET format = 99")
-    refused(path, "has format 99", "a")
+    open_once(path, "b")
+    for other in ("a", "c", "", "bb", "B"):
+        with pytest.raises(JournalError, match=f"belongs to run 'b', not to '{other}'"):
+            open_once(path, other)
+    for version in (99, -1):
+        change(path, f"UPDATE header SET format = {version}")
+        refused(path, f"has format {version}", "b")
+
+
+@pytest.mark.parametrize("column", ["number", "version"])
+def test_a_number_beyond_its_bounds_is_refused_in_a_sentence(path: Path, column: str) -> None:
+    open_once(path)
+    change(path, "INSERT INTO snapshots VALUES (1, 0, 2, x'')")
+    for number in (-(2**62), -1, 2**62 + 1, 2**63 - 1, 1.5, "one", b"1"):
+        change(path, f"UPDATE snapshots SET {column} = ?", number)
+        with pytest.raises(JournalError, match="an event or a version is not a number"):
+            SqliteHistory(path).snapshots()
 
 
 def test_a_journal_that_was_not_made_yet_holds_nothing(path: Path) -> None:

@@ -7,6 +7,8 @@ import shutil
 from collections import namedtuple
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,3 +121,23 @@ def test_check_and_train_both_ask(model: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_bundled_model_needs_none() -> None:
     assert room_rows(load(None, ["run.dir=r"], {})) == []
+
+
+@pytest.mark.parametrize("devices", [(1, 1), (1, 2), (2, 1), (70_001, 70_001), (70_001, 70_002)])
+def test_directories_are_together_where_their_disk_is_one(
+    devices: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of devices are equal, and not the same object."""
+    of = {"one": devices[0], "other": devices[1]}
+
+    def existing(path: Path) -> Any:
+        number = int(str(of[path.name]))
+        return SimpleNamespace(stat=lambda: SimpleNamespace(st_dev=number))
+
+    monkeypatch.setattr(checkpoint_room, "_existing", existing)
+    config = load(None, ["run.dir=one", "run.copy=other"], {})
+    found = dict(checkpoint_room._by_disk(config))
+    if devices[0] == devices[1]:
+        assert found == {"run.dir and run.copy": [Path("one"), Path("other")]}
+    else:
+        assert found == {"run.dir": [Path("one")], "run.copy": [Path("other")]}

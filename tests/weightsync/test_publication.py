@@ -40,14 +40,15 @@ from asyncrl.weightsync.publication_actions import (
     ToTrainer,
 )
 
-NUMBER, VERSION, DEADLINE = 7, 3, 10.0
+NUMBER, VERSION, DEADLINE = 1007, 1003, 10.0
+"""Numbers of a long run: those that a message brings are equal, and other objects."""
 GOOD, BAD = [1, 2**64 - 1], [1, 2]
 
 
 def new(members: tuple[int, ...] = (4, 5), pin: bool = False, direct: bool = False) -> Publication:
     return Publication(
-        NUMBER,
-        VERSION,
+        int(str(NUMBER)),
+        int(str(VERSION)),
         Membership(2, members),
         store="tcp:127.0.0.1:999",
         deadline_s=DEADLINE,
@@ -272,7 +273,7 @@ def test_answers_of_other_publications_change_nothing() -> None:
     p.prepared(4, prepared(), 1.0)
     assert p.committed(4, committed(number=6), 1.0) == []
     assert p.committed(4, committed(version=2), 1.0)[0] == Fence(
-        4, "it decodes with version 2, not 3"
+        4, "it decodes with version 2, not 1003"
     )
 
 
@@ -281,7 +282,7 @@ def test_a_trainer_that_sent_another_version_is_not_committed() -> None:
     p.begin(0.0)
     p.prepared(4, prepared(), 1.0)
     assert p.transferred(transferred(version=4), 1.0)[-1] == Failed(
-        "the trainer sent version 4, not 3"
+        "the trainer sent version 4, not 1003"
     )
 
 

@@ -34,22 +34,21 @@ an agent that edits one reply in ten is no accident of the chat template."""
 def rewards_to_keep(
     rewards: Mapping[int, float], accuracy: Mapping[int, float]
 ) -> dict[int, float]:
-    """The rewards that an alarm may still look at: those after the best and the last evaluation,
-    and the RECENT last ones. A run has any number of steps.
+    """The rewards that an alarm may still look at: those after the best evaluation, those around
+    the last one, and the RECENT last ones. A run has any number of steps.
 
-    >>> kept = rewards_to_keep(dict.fromkeys(range(1, 101), 0.5), {0: 0.3, 20: 0.9, 60: 0.8})
-    >>> sorted(kept) == [*range(21, 29), *range(61, 101)]
+    >>> kept = rewards_to_keep(dict.fromkeys(range(1, 121), 0.5), {0: 0.3, 20: 0.9, 60: 0.8})
+    >>> sorted(kept) == [*range(21, 29), *range(53, 69), *range(89, 121)]
     True
     """
-    newest = max(rewards, default=0)
-    ends = {newest - RECENT: RECENT}
+    windows = [(max(rewards, default=0) - RECENT, RECENT)]
     if accuracy:
         best = max(accuracy, key=lambda version: (accuracy[version], version))
-        ends |= {best: WINDOW, max(accuracy): WINDOW}
+        windows += [(best, WINDOW), (max(accuracy) - WINDOW, 2 * WINDOW)]
     return {
         version: reward
         for version, reward in rewards.items()
-        if any(0 < version - start <= length for start, length in ends.items())
+        if any(0 < version - start <= length for start, length in windows)
     }
 
 

@@ -418,6 +418,7 @@ class Checker(CheckedRun):
 
     def on_heard(self, start: str, message: Message) -> None:
         self.publications.heard(start, message)
+        self.lending.heard(start, message)
 
     def on_hung_up(self, start: str) -> None:
         self.leases.hung_up(start)
@@ -527,6 +528,7 @@ class Checker(CheckedRun):
         compare(self)
         if coordinator is not None and coordinator.parts.store is self.store:
             compare_shell(self, coordinator)
+            self.lending.compared(coordinator)
         if self._looks % FOLD_EVERY == 0:
             self.look_closely()
 
@@ -547,9 +549,10 @@ class Checker(CheckedRun):
                 self.leases.look()
                 self.lending.look()
 
-    def look_at_engine(self, start: str, kept: set[int]) -> None:
-        """Check the versions that an engine keeps."""
+    def look_at_engine(self, start: str, kept: set[int], held: set[int]) -> None:
+        """Check the versions that an engine keeps, and the rollouts that it holds."""
         self.publications.look(start, kept)
+        self.lending.device(start, held)
 
     def look_at_waits(self, name: str, waits: Waits) -> None:
         """Check that every wait of the process of that name has a name, and ends in time."""

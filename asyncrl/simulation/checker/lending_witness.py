@@ -1,11 +1,14 @@
-"""Lending as its messages tell of it (`rollout.lending = switch`). Invariant: an engine that is
-lent the trainer's devices is given nothing while the trainer has something to do, and is told then
-to stop what it holds.
+"""Lending as its messages and devices tell of it (`rollout.lending = switch`). Invariant: an engine
+that is lent the trainer's devices is given nothing while the trainer has something to do, is told
+then to stop what it holds, and stops it; and a trainer that waits lends its devices soon, whatever
+was killed.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from asyncrl.experience import events as e
 from asyncrl.messages import (
@@ -21,9 +24,14 @@ from asyncrl.messages import (
 )
 from asyncrl.simulation.checker.checked_run import CheckedRun
 
+if TYPE_CHECKING:
+    from asyncrl.actors.coordinator.coordinator import Coordinator
+
 MOMENTS = 3
 """Moments at which an engine has not been told before that counts: a frame may wait for its
 turn."""
+LENT_S = 1.0
+"""Seconds for which a trainer may wait before its devices are lent."""
 
 
 class LendingWitness:
@@ -38,6 +46,8 @@ class LendingWitness:
         self._work = 0  # commands of the trainer that it has not answered
         self._asked: dict[str, set[int]] = {name: set() for name in self._lent}
         self._moments = Counter[str]()
+        self._stops: defaultdict[str, set[int]] = defaultdict(set)  # by start: heard, and held
+        self._waits_since: float | None = None
 
     def told(self, start: str, message: Message) -> None:
         """The coordinator tells an actor this."""
@@ -54,6 +64,53 @@ class LendingWitness:
         """The coordinator has received this from the trainer."""
         if isinstance(message, Consumed | ScoredProximal | Stepped):
             self._work -= 1
+
+    def heard(self, start: str, message: Message) -> None:
+        """An actor has received this from the coordinator."""
+        match message:
+            case Interrupt(rollouts):
+                self._stops[start].update(rollouts)
+            case Leases(leases):
+                self._stops[start].difference_update(lease.rollout for lease in leases)
+
+    def device(self, start: str, held: Collection[int]) -> None:
+        """The engine of an actor has these rollouts on its device."""
+        self._stops[start].intersection_update(held)
+        self._moments[start] = self._moments[start] + 1 if self._stops[start] else 0
+        self._run.hold(
+            "lending",
+            self._moments[start] <= MOMENTS,
+            "{} was told to stop {}, and goes on with it",
+            start,
+            self._stops[start],
+        )
+
+    def compared(self, coordinator: Coordinator) -> None:
+        """Compare what the coordinator says is lent with what is open, and with who works."""
+        parts, now = coordinator.parts, self._run.clock()
+        if (status := parts.lent.status(now)) is None:
+            return
+        both = status.lent and self._work > 0
+        self._moments["a loan"] = self._moments["a loan"] + 1 if both else 0
+        self._run.hold(
+            "lending",
+            self._moments["a loan"] <= MOMENTS,
+            "the trainer's devices are lent, and it has {} commands",
+            self._work,
+        )
+        handles = [handle for name in self._lent if (handle := parts.engines.get(name)) is not None]
+        able = any(handle.version is not None and not handle.draining for handle in handles)
+        waits = parts.stepping is not None and parts.stepping.idle and not self._work
+        if not (waits and able and status.worth and not status.lent):
+            self._waits_since = None
+        elif self._waits_since is None:
+            self._waits_since = now
+        self._run.hold(
+            "lending",
+            self._waits_since is None or now - self._waits_since <= LENT_S,
+            "the trainer waits since {} s, and its devices are not lent",
+            self._waits_since,
+        )
 
     def leased(self, event: e.Leased) -> None:
         """A rollout is leased."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from look_support import evaluation, make_run, step
 
 from asyncrl.config import ConfigError
-from asyncrl.explain.curve import line_of
+from asyncrl.explain.curve import Point, line_of
 from asyncrl.explain.curve_reader import CurveReader
 from asyncrl.explain.run_figures import run_figures
 from asyncrl.explain.run_files import RunFiles
@@ -42,28 +42,55 @@ def test_a_curve_that_grows_in_any_pieces_is_read_whole(
             ]
 
 
-def test_a_curve_that_was_put_in_place_of_another_is_read_from_its_beginning(
-    tmp_path: Path,
+LIVES = st.lists(
+    st.tuples(st.sampled_from(["grows", "is cut", "is another", "is gone"]), st.integers(0, 31)),
+    max_size=8,
+)
+
+
+@example(lives=[("grows", 30), ("is another", 12), ("is another", 31), ("is cut", 1)])
+@example(lives=[("grows", 9), ("is gone", 0), ("grows", 9), ("is another", 9), ("grows", 12)])
+@given(lives=LIVES)
+def test_whatever_happens_to_the_file_it_is_read_as_by_who_sees_it_first(
+    lives: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """As by a run that is resumed from an earlier checkpoint, shorter or longer."""
-    run = make_run(tmp_path / "run", POINTS)
-    curve = SeenCurve(run)
-    assert SeenRun(run, 0.0, curve).figures.step == 30
-    for last in (12, 40):
-        other = run / "other"
-        other.write_bytes(b"".join(line_of(step(v)) for v in range(1, last + 1)))
-        other.replace(run / METRICS)
-        seen = SeenRun(run, 0.0, curve)
-        assert seen.figures == run_figures(RunFiles(run)) and seen.figures.step == last
-        assert len(seen.curves.series["reward"][0].points) == last
-
-
-def test_a_curve_that_was_cut_is_read_from_its_beginning(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", POINTS)
-    curve = SeenCurve(run)
-    assert curve.lines().last[-1].version == 30
-    (run / METRICS).write_bytes(line_of(step(1)))
-    assert [point.version for point in curve.lines().last] == [1]
+    """Also after a resume, which cuts the file in its place, or puts a shorter, a longer or an
+    equally long one there."""
+    run = make_run(tmp_path_factory.mktemp("lives") / "run")
+    curve, file = SeenCurve(run), run / METRICS
+    written, life = list[Point](), 0
+    for what, last in lives:
+        match what:
+            case "grows":
+                first = max((point.version for point in written), default=0) + 1
+                written += [step(v, at=1e9 + life) for v in range(first, last + 1)]
+                written += [evaluation(last, life / 8)] * (first <= last)
+            case "is cut":
+                written = [point for point in written if point.version <= last]
+            case "is another":
+                life += 1
+                written = [
+                    step(v, reward=life / 8, at=1e9 + life, alarms=["ess"])
+                    for v in range(1, last + 1)
+                ]
+                written += [evaluation(last, life / 8)]
+            case "is gone":
+                written = []
+        lines = b"".join(map(line_of, written))
+        if what == "is another":
+            (run / "other").write_bytes(lines)
+            (run / "other").replace(file)
+        elif what == "is gone":
+            file.unlink(missing_ok=True)
+        else:
+            file.write_bytes(lines)
+        if what != "is gone":  # what was seen of a file that is gone stands
+            seen, fresh = SeenRun(run, 0.0, curve), SeenRun(run, 0.0)
+            assert seen.figures == fresh.figures and seen.curves.last == fresh.curves.last
+            assert seen.curves.alarmed == fresh.curves.alarmed
+            assert [one.points for each in seen.curves.series.values() for one in each] == [
+                one.points for each in fresh.curves.series.values() for one in each
+            ]
 
 
 def test_what_was_seen_stands_while_the_curve_goes_on(tmp_path: Path) -> None:
