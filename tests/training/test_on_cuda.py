@@ -4,6 +4,9 @@ branches for CUDA, with no tensor on the wrong device and few waits for the devi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,10 +16,14 @@ from pretend_cuda import CUDA, CudaTensor, moved, pretended_cuda, syncs
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.actors import trainer_process
+from asyncrl.config import load
 from asyncrl.config.schema import StalenessConfig
 from asyncrl.training import forward
 from asyncrl.training.checkpoint_io import take
+from asyncrl.training.forward import falls_back
 from asyncrl.training.learner import Learner
+from asyncrl.training.models import ModelError
 from asyncrl.training.staging import Staging
 from asyncrl.training.trial import try_passes
 
@@ -77,7 +84,19 @@ def test_a_micro_batch_waits_for_the_device_as_often_whatever_its_size() -> None
 
 def test_a_model_is_tried_on_the_device() -> None:
     trial = try_passes(moved(build(TINY, torch.float32, "cpu")), 64)
-    assert trial.passes == "packed"
+    assert trial.passes == "packed" and "by tables" in trial.attention
+
+
+@pytest.mark.parametrize("attention", ["auto", "blocks"])
+def test_an_attention_that_falls_back_is_told_or_refused(attention: str) -> None:
+    """No kernel of blocks can be compiled for a device that is pretended."""
+    model = moved(build(TINY, torch.float32, "cpu"))
+    context = cast(Any, SimpleNamespace(config=load(None, [f"train.attention={attention}"], {})))
+    with pytest.raises(ModelError, match="C compiler") if attention == "blocks" else nullcontext():
+        trainer_process._try(model, context)
+    assert falls_back(model)
+    forward.attend_in_blocks(model)
+    assert not falls_back(model)
 
 
 def test_a_checkpoint_is_copied_to_the_host() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from asyncrl.explain.conditions.answers import ANSWERS
 from asyncrl.explain.conditions.condition import Condition, Finding, RunFacts
 from asyncrl.explain.conditions.disks import DISKS
+from asyncrl.explain.conditions.kernels import SLOW_ATTENTION
 from asyncrl.explain.conditions.off_policy import OFF_POLICY
 from asyncrl.explain.conditions.sides import IDLE_SIDES
 from asyncrl.explain.conditions.starts import SLOW_STARTS
@@ -22,6 +23,7 @@ CONDITIONS: tuple[Condition, ...] = (
     IDLE_SIDES,
     *WASTE,
     SLOW_STARTS,
+    SLOW_ATTENTION,
 )
 
 
