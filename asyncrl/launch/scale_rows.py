@@ -53,7 +53,7 @@ def hash_rows(config: Config, weight_bytes: int, deadline_s: float) -> list[Row]
     seconds = ways * weight_bytes / HASHED
     first = f", {ways} ways the first time" if ways > 1 else ""
     means = (
-        f"of {deadline_s:,.0f} s for a phase of a publication: one thread, in host memory{first}"
+        f"of {deadline_s:,.0f} s for a phase of a publication: by one thread of a host{first}"
     )
     rows = [Row("weights' hashes", f"≤ {seconds:,.0f} s", means)]
     if seconds > deadline_s:
