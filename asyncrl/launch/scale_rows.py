@@ -52,9 +52,7 @@ def hash_rows(config: Config, weight_bytes: int, deadline_s: float) -> list[Row]
     ways = layouts(config)
     seconds = ways * weight_bytes / HASHED
     first = f", {ways} ways the first time" if ways > 1 else ""
-    means = (
-        f"of {deadline_s:,.0f} s for a phase of a publication: by one thread of a host{first}"
-    )
+    means = f"of {deadline_s:,.0f} s for a phase of a publication: by one thread of a host{first}"
     rows = [Row("weights' hashes", f"≤ {seconds:,.0f} s", means)]
     if seconds > deadline_s:
         rows.append(Row("note", "publication.deadline_s", f"raise it by {seconds:,.0f}"))
@@ -119,7 +117,8 @@ def kernel_rows(config: Config, lacks: str) -> list[Row]:
     if config.train.attention == "blocks":
         raise ConfigError(
             f"train.attention is blocks, but {lacks}, {NO_KERNELS}: install gcc and the C "
-            "library's headers, mount the temporary directory with exec, or set train.attention to auto."
+            "library's headers, mount the temporary directory with exec, or set train.attention to "
+            "auto."
         )
     return [Row("note", "train.attention", f"{lacks}, {NO_KERNELS}")]
 
