@@ -25,6 +25,7 @@ from tempfile import TemporaryDirectory
 
 from gpu_kit import warm, wheels
 from gpu_kit.check import Check, Lacks
+from gpu_kit.field import field_table
 from gpu_kit.harness import Interrupted, Report, good, run_all, summary
 from gpu_kit.kit import BUDGET_S, CHECKS, SMALL_TIMES, check
 
@@ -91,6 +92,7 @@ def _run(chosen: Sequence[Check], args: argparse.Namespace, target: Path) -> int
     except Interrupted:
         print(f"interrupted; what there is, is in {args.out}", file=sys.stderr)
         return 1
+    print("", *field_table(report.numbers()), "", sep="\n")
     print(f"{summary(chosen, report)}; {args.out}")
     return 0 if good(chosen, report) else 1
 

@@ -136,6 +136,15 @@ class Report:
     def verdict(self, check: Check) -> Verdict:
         return self._found.get(check.name, (Skipped(NOT_REACHED), 0.0))[0]
 
+    def numbers(self) -> dict[tuple[str, str], float]:
+        """All that was found, by check and name."""
+        return {
+            (check, number.name): number.value
+            for check, (verdict, _) in self._found.items()
+            if isinstance(verdict, Ok | Missed)
+            for number in verdict.numbers
+        }
+
     def _write(self) -> None:
         rows = []
         for check in self._checks:

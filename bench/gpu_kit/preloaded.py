@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import transformers.models.qwen3.modeling_qwen3
 
-from . import bounds, checkpoints, numerics, ranks, runs, speed, weights
+from . import bounds, checkpoints, numerics, ranks, runs, servers, speed, weights
 
 assert transformers.models.qwen3 and bounds and checkpoints and numerics
-assert ranks and runs and speed and weights
+assert ranks and runs and servers and speed and weights

@@ -184,6 +184,7 @@ def test_each_check_has_a_row_and_a_place_in_the_report(tmp_path: Path) -> None:
     assert found["checks"][2]["said"] == "no CUDA device"
     assert found["checks"][3]["said"] == "ValueError: a | b"
     assert all(row.count("|") == 6 for row in said) and len(said) == 6
+    assert report.numbers() == {("good", "n"): 2.0, ("bad", "n"): 2.0}
     assert summary(chosen, report) == "1 ok, 1 missed, 1 skipped, 1 failed"
     assert not good(chosen, report)
     assert good([chosen[0], chosen[2]], report)
