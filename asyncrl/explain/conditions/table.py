@@ -10,9 +10,9 @@ from __future__ import annotations
 from asyncrl.explain.conditions.answers import ANSWERS
 from asyncrl.explain.conditions.condition import Condition, Finding, RunFacts
 from asyncrl.explain.conditions.disks import DISKS
-from asyncrl.explain.conditions.kernels import SLOW_ATTENTION
 from asyncrl.explain.conditions.off_policy import OFF_POLICY
 from asyncrl.explain.conditions.sides import IDLE_SIDES
+from asyncrl.explain.conditions.slow_attention import SLOW_ATTENTION
 from asyncrl.explain.conditions.starts import SLOW_STARTS
 from asyncrl.explain.conditions.waste import WASTE
 
