@@ -48,7 +48,7 @@ def _led(log: Path, work: Callable[..., None], given: tuple[Any, ...]) -> None:
 
 
 def checking(of: Callable[[str], Check], device: str, *, small: bool) -> Callable[..., Forked]:
-    """What starts the process of a check by its name, in a folder."""
+    """A function that starts the process of a check by its name, in a folder."""
 
     def start(name: str, folder: Path, answer: Path, log: Path, seconds: float) -> Forked:
         place = Place(device, folder, small)
