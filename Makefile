@@ -18,10 +18,13 @@ PYTEST := $(BIN)/pytest -n $(WORKERS)
 PINNED := install --disable-pip-version-check --no-deps --only-binary :all: --require-hashes
 LOCAL := install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 
-# $(call locked,ENVIRONMENT,LOCKS): torch for processors where the package index offers that build,
-# else as PyPI has it; then what the locks list, which has the last word (SGLang's on triton).
+# Set on a machine with NVIDIA's driver.
+NVIDIA := $(wildcard /proc/driver/nvidia/version /dev/nvidiactl /dev/dxg)
+
+# $(call locked,ENVIRONMENT,LOCKS,CUDA): torch for CUDA where the third word is set; else for processors where the package index offers
+# that build, else as PyPI has it; then what the locks list, which has the last word (SGLang's on triton).
 define locked
-	$(1)/bin/python -m pip $(PINNED) --quiet -r requirements/torch-cpu.lock 2>/dev/null || $(1)/bin/python -m pip $(PINNED) -r requirements/torch.lock
+	$(if $(3),,$(1)/bin/python -m pip $(PINNED) --quiet -r requirements/torch-cpu.lock 2>/dev/null || )$(1)/bin/python -m pip $(PINNED) -r requirements/torch.lock
 	$(1)/bin/python -m pip $(PINNED) $(patsubst %,-r requirements/%.lock,$(2))
 endef
 
@@ -70,7 +73,7 @@ TORCH := requirements/torch.lock requirements/torch-cpu.lock
 $(READY): requirements/run.lock $(TORCH) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncrl needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(call locked,.venv,run)
+	$(call locked,.venv,run,$(NVIDIA))
 	$(BIN)/python -m pip $(LOCAL) -e .
 	touch $@
 
@@ -123,7 +126,7 @@ trl: $(TRL)/.ready
 
 $(TRL)/.ready: requirements/run.lock requirements/bench.lock $(TORCH)
 	$(PYTHON) -m venv $(TRL)
-	$(call locked,$(TRL),run bench)
+	$(call locked,$(TRL),run bench,$(NVIDIA))
 	$(TRL)/bin/python -m pip $(LOCAL) -e .
 	touch $@
 

@@ -26,6 +26,7 @@ from asyncrl.training.checkpoint_io import (
     take,
     write,
 )
+from asyncrl.training.forward import falls_back
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import in_dtype
 from asyncrl.training.rounding_gap import rounding_gap
@@ -64,6 +65,8 @@ class RankedLearner:
 
     async def step(self) -> dict[str, float]:
         metrics = await self.orders.give(CloseStep(self.version), (), self.learner.step)
+        if falls_back(self.learner.model):
+            metrics = metrics | {"attention_by_tables": 1.0}
         if not self.context.config.publication.rounds(self.context.config.model):
             return metrics
         gap = partial(rounding_gap, self.learner.model, self.context.published_dtype)

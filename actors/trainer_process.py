@@ -42,9 +42,10 @@ from asyncrl.training.checkpoint_io import (
     restore,
     restore_state,
 )
+from asyncrl.training.forward import falls_back
 from asyncrl.training.kl_terms import open_kl_terms
 from asyncrl.training.learner import Learner
-from asyncrl.training.models import empty_model, load_model
+from asyncrl.training.models import ModelError, empty_model, load_model
 from asyncrl.training.output_layer import float32_output
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.ranks.rank_group import open_ranks, shard
@@ -190,6 +191,12 @@ def _try(model: PreTrainedModel, context: ActorContext) -> None:
     """Settle on the passes of a model, by trying them. Raises ModelError where none will do."""
     tried = try_passes(model, context.config.engine.context_tokens)
     logger.info("tried on a few texts: %s", tried)
+    if falls_back(model) and context.config.train.attention == "blocks":
+        raise ModelError(
+            f"train.attention is blocks, and the trainer would compute {tried.attention}; install "
+            "a C compiler (gcc and the C library's headers) and mount the temporary directory with "
+            "exec, or set train.attention to auto"
+        )
 
 
 def _learner(

@@ -2,7 +2,8 @@
 
     python bench/gpu.py [--out build/gpu.json] [--small] [--only NAME ...] [--budget 480]
 
-Each check is a process of its own with a limit of its own; all of them have eight minutes. A check
+Each check is a process of its own with a limit of its own, forked from one that has imported what
+all of them need; all of them have eight minutes. A check
 that the machine lacks something for is skipped by name. Where packages are missing (a bare machine
 with torch and transformers), the wheels of `make gpu-wheels` are installed into a folder that is
 gone afterwards. `--small` runs every check on processors in a small form, with limits four times as
@@ -13,10 +14,8 @@ where something is not, 2 where the kit cannot start.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -24,14 +23,13 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gpu_kit import child, wheels
-from gpu_kit.check import Check, Lacks, Place
+from gpu_kit import warm, wheels
+from gpu_kit.check import Check, Lacks
+from gpu_kit.field import field_table
 from gpu_kit.harness import Interrupted, Report, good, run_all, summary
 from gpu_kit.kit import BUDGET_S, CHECKS, SMALL_TIMES, check
 
 ROOT = Path(__file__).parents[1]
-GRACE_S = 5
-"""Seconds after its limit when a check ends by itself, because nobody is left to end it."""
 LOOK_S = 90.0
 """Seconds that importing torch may take on a machine that has never done so."""
 
@@ -43,15 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         size = wheels.download()
         count = len(list(wheels.FOLDER.glob("*.whl")))
         print(f"{count} wheels, {size / 1e6:.1f} MB, in {wheels.FOLDER.relative_to(ROOT)}")
-        return 0
-    if args.one:
-        name, folder, answer = args.one
-        device = "cpu" if args.small else "cuda"
-        signal.alarm(int(check(name).seconds * times) + GRACE_S)
-        child.run(check(name), Place(device, Path(folder), args.small), Path(answer))
-        return 0
-    if args.look:
-        print(json.dumps(child.machine()))
         return 0
     if unknown := sorted(set(args.only) - {each.name for each in CHECKS}):
         names = ", ".join(each.name for each in CHECKS)
@@ -70,12 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(chosen: Sequence[Check], args: argparse.Namespace, target: Path) -> int:
     ends_at = time.monotonic() + args.budget
-    paths = [str(ROOT), str(target), os.environ.get("PYTHONPATH", "")]
-    environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    paths = [str(ROOT), str(ROOT / "bench"), str(target), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     try:
         if wheels.missing():
             wheels.install(target)
-        machine = _look(environment)
+        machine = warm.look(LOOK_S * (SMALL_TIMES if args.small else 1))
     except Lacks as lacks:
         print(lacks, file=sys.stderr)
         return 2
@@ -87,10 +76,6 @@ def _run(chosen: Sequence[Check], args: argparse.Namespace, target: Path) -> int
             return None
         return "one GPU only" if gpus else "no CUDA device"
 
-    def command(name: str, folder: Path, answer: Path) -> list[str]:
-        small = ["--small"] if args.small else []
-        return [sys.executable, __file__, *small, "--one", name, str(folder), str(answer)]
-
     report = Report(args.out, machine, chosen)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
@@ -99,43 +84,21 @@ def _run(chosen: Sequence[Check], args: argparse.Namespace, target: Path) -> int
         run_all(
             chosen,
             report,
-            command,
+            warm.checking(check, "cpu" if args.small else "cuda", small=args.small),
             ends_at=ends_at,
             lacks=lacking,
-            environment=environment,
             say=lambda line: print(line, flush=True),
         )
     except Interrupted:
         print(f"interrupted; what there is, is in {args.out}", file=sys.stderr)
         return 1
+    print("", *field_table(report.numbers()), "", sep="\n")
     print(f"{summary(chosen, report)}; {args.out}")
     return 0 if good(chosen, report) else 1
 
 
 def _interrupt(number: int, _frame: object) -> None:
     raise Interrupted(signal.Signals(number).name)
-
-
-def _look(environment: dict[str, str]) -> dict[str, object]:
-    """Facts of the machine, from a process of its own: this one never imports torch. Raises
-    Lacks."""
-    command = [sys.executable, __file__, "--look"]
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=LOOK_S,
-            env=os.environ | environment,
-            check=True,
-        )
-    except subprocess.TimeoutExpired:
-        raise Lacks(f"torch could not be imported in {LOOK_S:.0f} s") from None
-    except subprocess.CalledProcessError as error:
-        last = (error.stderr.strip().splitlines() or ["no word of it"])[-1]
-        raise Lacks(f"torch and transformers cannot be used: {last}") from None
-    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -149,8 +112,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--download", action="store_true", help="download the wheels that a bare machine lacks"
     )
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--look", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 

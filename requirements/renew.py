@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,6 +53,10 @@ SOURCE_ONLY = ("cellpylib", "pycosat", "zss", "yattag")
 """Packages of which there is no wheel. Four of reasoning-gym's data sets use the first three, which
 are in `gym-source.lock` alone; cosmic-ray needs the last for a report that nobody asks for here."""
 
+TORCH_OF_ENGINES = "2.14.1"
+"""The version of torch on CUDA: what the newest SGLang declares, since both sides of a group of
+NCCL need the same build of it. vLLM's is one that brings the same NCCL."""
+
 TORCH_CPU = {
     "2.13.0": (
         "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",  # cp311 x86_64
@@ -66,7 +70,8 @@ TORCH_CPU = {
     )
 }
 """SHA-256 of torch's CPU builds for Linux (`2.13.0+cpu`), by version. They are not on PyPI but at
-download.pytorch.org/whl/cpu, where `uv` is not sent."""
+download.pytorch.org/whl/cpu, where `uv` is not sent. The newest is locked: it may be older than
+that of the engines, which no processor needs."""
 
 
 class Pin(NamedTuple):
@@ -90,24 +95,8 @@ def main() -> None:
     parser.add_argument("--upgrade", action="store_true", help="take the newest of each range")
     upgrade = ["--upgrade"] * parser.parse_args().upgrade
 
-    product = [
-        *PROJECT["project"]["dependencies"],
-        *(each for extra in IN_RUN for each in EXTRAS[extra]),
-        *PROJECT["build-system"]["requires"],
-    ]
     everywhere = ["--universal", "--no-build", *upgrade]
-    found = resolve(product, ["run", "torch"], everywhere, without=SOURCE_ONLY)
-    run = {name: pin for name, pin in found.items() if not TORCH.match(name)}
-    torch = {name: pin for name, pin in found.items() if name not in run}
-    version = torch["torch"].version
-    cpu = {"torch": Pin(f"{version}+cpu", TORCH_CPU[version])}
-    write(
-        "run",
-        f"Runs and builds asyncrl: dependencies, the extras {', '.join(IN_RUN)}, setuptools.",
-        run,
-    )
-    write("torch", "torch for CUDA on Linux, with what that needs; for processors on macOS.", torch)
-    write("torch-cpu", "torch for processors alone, on Linux; not on PyPI.", cpu)
+    found = write_product(everywhere)
     beside = [f"{name}=={pin.version}" for name, pin in found.items() if not LINUX.match(name)]
     asked_for = [each for extra in IN_EXTRAS for each in EXTRAS[extra]]
     extras = resolve([*beside, *asked_for], ["extras"], everywhere, without=SOURCE_ONLY)
@@ -148,6 +137,30 @@ def main() -> None:
         ("mutants",),
     ):
         complete(locks)
+
+
+def write_product(options: Sequence[str]) -> Pins:
+    """Write the locks of what runs: the product's own, and both of torch. Returns all that is in
+    them, with torch for CUDA."""
+    product = [
+        *PROJECT["project"]["dependencies"],
+        *(each for extra in IN_RUN for each in EXTRAS[extra]),
+        *PROJECT["build-system"]["requires"],
+        f"torch=={TORCH_OF_ENGINES}",
+    ]
+    found = resolve(product, ["run", "torch"], options, without=SOURCE_ONLY)
+    run = {name: pin for name, pin in found.items() if not TORCH.match(name)}
+    torch = {name: pin for name, pin in found.items() if name not in run}
+    version = max(TORCH_CPU, key=lambda text: tuple(map(int, text.split("."))))
+    cpu = {"torch": Pin(f"{version}+cpu", TORCH_CPU[version])}
+    write(
+        "run",
+        f"Runs and builds asyncrl: dependencies, the extras {', '.join(IN_RUN)}, setuptools.",
+        run,
+    )
+    write("torch", "torch for CUDA on Linux, with what that needs; for processors on macOS.", torch)
+    write("torch-cpu", "torch for processors alone, on Linux; not on PyPI.", cpu)
+    return found
 
 
 def besides(known: Pins, more: Pins) -> Pins:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from asyncrl.config import VARIABLES, load
 
@@ -88,15 +90,46 @@ def test_every_locked_package_has_one_public_version_and_hashes(lock: str) -> No
 
 
 def test_torch_and_what_it_needs_for_cuda_are_in_locks_of_their_own() -> None:
-    """PyPI's torch is for CUDA on Linux, and needs gigabytes; the CPU build is the same version."""
+    """PyPI's torch is for CUDA on Linux, and needs gigabytes; the CPU build may be an older one."""
     assert set(filter(CUDA.match, pins("torch"))) == set(pins("torch")) - {"torch"}
     assert len(pins("torch")) > 10
-    assert pins("torch-cpu") == {"torch": pins("torch")["torch"]}
+    (torch,) = (
+        each
+        for each in map(Requirement, PROJECT["project"]["dependencies"])
+        if each.name == "torch"
+    )
+    assert pins("torch-cpu").keys() == {"torch"}
+    assert torch.specifier.contains(pins("torch-cpu")["torch"])
+    assert Version(pins("torch-cpu")["torch"]) <= Version(pins("torch")["torch"])
     assert len(re.findall("sha256", entries("torch-cpu")[0]["hashes"])) == 8
     for lock in set(LOCKS) - {"torch", "torch-cpu"}:
         assert [name for name in pins(lock) if CUDA.match(name) or name == "torch"] == (
             ["triton"] if lock == "sglang-cpu" else []
         )
+
+
+def test_a_machine_with_a_driver_of_nvidia_gets_the_build_for_cuda() -> None:
+    """Else an index that has builds for processors, too, gives such a machine one of these."""
+
+    def asked_for(*words: str) -> list[str]:
+        make = subprocess.run(
+            ["make", "--dry-run", "--always-make", *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return re.findall(r"requirements/(torch\S*)\.lock", make.stdout)
+
+    assert asked_for(".venv/.ready", "NVIDIA=/dev/nvidiactl") == ["torch"]
+    assert asked_for(".venv/.ready", "NVIDIA=") == ["torch-cpu", "torch"]
+    # servers on a CPU are built for the torch that processors have
+    assert asked_for(".venv-vllm/.ready", "NVIDIA=/dev/nvidiactl") == ["torch-cpu", "torch"]
+
+
+def test_torch_on_cuda_is_that_of_the_servers_and_so_is_its_nccl() -> None:
+    """SGLang 0.5.23 declares torch 2.14.1, vLLM 0.33 declares 2.14.0; both bring this NCCL."""
+    assert (pins("torch")["torch"], pins("torch")["nvidia-nccl-cu13"]) == ("2.14.1", "2.30.7")
 
 
 def test_locks_that_are_installed_together_share_no_package() -> None:
@@ -125,6 +158,8 @@ def test_every_direct_dependency_is_locked_within_its_range() -> None:
 @pytest.mark.parametrize("lock", ["run", "dev", "extras", "torch-cpu"])
 def test_what_is_locked_is_what_is_installed(lock: str) -> None:
     for name, pin in pins(lock).items():
+        if (name, version(name)) == ("torch", f"{pins('torch')['torch']}+cu130"):
+            continue  # a machine with a GPU
         assert version(name).partition("+")[0] == pin, f"{name}: run make lint, which installs it"
 
 

@@ -63,7 +63,7 @@ class Direct(Transport):
     async def open_sender(cls, side: TrainerSide) -> AsyncIterator[DirectSender]:
         publication = side.config.publication
         async with GroupSender.open(publication.host, side.store) as broadcast:
-            yield DirectSender(broadcast, side.source, publication.deadline_s)
+            yield DirectSender(broadcast, side.source, side.deadline_s)
 
     @classmethod
     @asynccontextmanager

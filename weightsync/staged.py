@@ -54,7 +54,7 @@ class StagedReceiver:
 
     def __init__(self, broadcast: GroupReceiver, side: EngineSide) -> None:
         self._broadcast, self._side = broadcast, side
-        self._deadline_s = side.config.publication.deadline_s
+        self._deadline_s = side.deadline_s
 
     async def join(self, message: Prepare) -> None:
         group = message.store, message.epoch, message.rank, message.world
@@ -79,7 +79,7 @@ class Staged(Transport):
         async with GroupSender.open(
             publication.host, side.store, full_every=publication.full_every
         ) as broadcast:
-            yield StagedSender(broadcast, side.source, publication.deadline_s)
+            yield StagedSender(broadcast, side.source, side.deadline_s)
 
     @classmethod
     @asynccontextmanager

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.config.plugins import Registry, derived_from
+from asyncrl.config.published import phase_s
 from asyncrl.engines.protocol import Engine
 from asyncrl.messages import Prepare, Publish
 
@@ -136,6 +137,11 @@ class TrainerSide:
     source: WeightSource
     model: PreTrainedModel
 
+    @property
+    def deadline_s(self) -> float:
+        """Seconds for each phase of a publication."""
+        return phase_s(self.config.publication.deadline_s, self.source.plan.total_bytes)
+
 
 @dataclass(frozen=True)
 class EngineSide:
@@ -147,6 +153,11 @@ class EngineSide:
     plan: Plan
     engine: Engine
     merge: Callable[[Received], Received] | None = None
+
+    @property
+    def deadline_s(self) -> float:
+        """Seconds for each phase of a publication."""
+        return phase_s(self.config.publication.deadline_s, self.plan.total_bytes)
 
 
 class Transport(ABC):

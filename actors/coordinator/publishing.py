@@ -32,6 +32,7 @@ from asyncrl.actors.coordinator.engine_pool import EnginePool
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.config import Config
+from asyncrl.config.published import publication_s
 from asyncrl.experience.events import Published
 from asyncrl.explain.run_status import PublicationStatus
 from asyncrl.explain.summary import Publications
@@ -68,7 +69,7 @@ class Publishing:
         self._store = store
         self._engines = engines
         self._clock = clock
-        self._deadline_s = config.publication.deadline_s
+        self._deadline_s = publication_s(config)
         self._own = config.staleness.finish_on == "own"
         self._average = config.evaluation.weights == "ema"
         self._direct = config.publication.path == "direct"

@@ -15,7 +15,7 @@ import trio
 from asyncrl.actors.engines.server_parts import broadcast, key_of, launched, load_all, weight_loader
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import lookup
-from asyncrl.config.published import engine_dtype
+from asyncrl.config.published import engine_dtype, publication_s
 from asyncrl.config.schema.engine_section import Servers
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Engine
@@ -187,7 +187,7 @@ class ServerKind(EngineKind):
         cls, config: Config, address: ServerAddress | ServerProcess
     ) -> AbstractAsyncContextManager[Any]:
         """A client of one server."""
-        return cls.program().open(address, config.publication.deadline_s)
+        return cls.program().open(address, publication_s(config))
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from asyncrl.config import ConfigError
 from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.config.cluster import joined
 from asyncrl.config.gpus import actor_gpus
-from asyncrl.config.published import engine_dtype
+from asyncrl.config.published import engine_dtype, phase_s
 from asyncrl.config.schema.engine_section import Servers
 from asyncrl.engines.spec import EngineContext
 from asyncrl.files import SMALL_BYTES, read_regular
@@ -106,6 +106,12 @@ async def launched(
         nursery.cancel_scope.cancel()
 
 
+def deadline_s(context: EngineContext) -> float:
+    """Seconds for each phase of a publication of the model."""
+    weight_bytes = sum(parameter.nbytes for parameter in context.model.parameters())
+    return phase_s(context.config.publication.deadline_s, weight_bytes)
+
+
 @asynccontextmanager
 async def broadcast(context: EngineContext, servers: Servers) -> AsyncIterator[ByBroadcast]:
     """The way into one server by broadcast, for the length of the block."""
@@ -120,7 +126,7 @@ async def broadcast(context: EngineContext, servers: Servers) -> AsyncIterator[B
         bucket_bytes=publication.bucket_bytes,
         device=f"cuda:{sender[0]}" if sender else "cpu",
     ) as group:
-        yield ByBroadcast(group, publication.deadline_s)
+        yield ByBroadcast(group, deadline_s(context))
 
 
 def weight_loader(
@@ -142,5 +148,5 @@ def weight_loader(
         canary.text(tokenizer.vocabulary, tokenizer.stop_ids),
         mode=mode,
         tolerance=servers.settings.canary or canary.TOLERANCE[engine_dtype(config)],
-        deadline_s=config.publication.deadline_s,
+        deadline_s=deadline_s(context),
     )

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.actors.engines.server_kind import ServerKind
-from asyncrl.actors.engines.server_parts import broadcast, weight_loader
+from asyncrl.actors.engines.server_parts import broadcast, deadline_s, weight_loader
 from asyncrl.config import Config
 from asyncrl.config.engines import Capabilities
 from asyncrl.config.published import engine_dtype
@@ -106,7 +106,7 @@ def _direct_engine(
             canary.text(tokenizer.vocabulary, tokenizer.stop_ids),
             mode=sglang.interrupt,
             tolerance=sglang.canary or canary.TOLERANCE[engine_dtype(config)],
-            deadline_s=config.publication.deadline_s,
+            deadline_s=deadline_s(context),
         )
         for client in clients
     ]

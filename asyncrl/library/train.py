@@ -18,6 +18,7 @@ from asyncrl.explain.display import show_rows
 from asyncrl.launch import preflight
 from asyncrl.launch.private import refuse_foreign
 from asyncrl.launch.publication_row import publication_row, weights_row
+from asyncrl.launch.scale_rows import scale_rows
 from asyncrl.launch.trainer_memory import memory_rows
 from asyncrl.library.opened_run import Run
 from asyncrl.runtime.output import Output
@@ -59,7 +60,8 @@ def checked(config: Config, resume: Path | None, console: Console, models: Path 
         config = preflight.resolved(config, resume, datetime.now())
         config, notes = preflight.check(config, resume, cores)
     sent = [*weights_row(config), publication_row(config, _measured_pause(models))]
-    show_rows([*derived(config, cores), *sent, *memory_rows(config), *notes], console)
+    scale = [*memory_rows(config), *scale_rows(config)]
+    show_rows([*derived(config, cores), *sent, *scale, *notes], console)
     if config.task.sandbox == "process" and (missing := support().missing):
         console.print(
             f"This machine does not have the sandbox strict ({missing}): processes that "

@@ -70,6 +70,11 @@ def shares(model: PreTrainedModel) -> bool:
     return passes(model) == "packed"
 
 
+def falls_back(model: PreTrainedModel) -> bool:
+    """True if a model on a GPU has its attention computed by tables, because blocks failed."""
+    return model.device.type == "cuda" and shares(model) and not getattr(model, _BLOCKS, False)
+
+
 class TreeAttention(Protocol):
     """Attention of all places of a packed batch at once."""
 

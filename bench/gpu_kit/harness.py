@@ -11,13 +11,12 @@ import json
 import os
 import select
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 from .check import (
     Check,
@@ -40,9 +39,20 @@ SAID = 200
 TAIL_BYTES = 8192
 """Bytes at the end of what a check wrote that its last words are looked for in."""
 
-Command = Callable[[str, Path, Path], list[str]]
-"""Arguments of the process that runs the check of this name, in this folder, and writes its answer
-to this file."""
+
+class Running(Protocol):
+    """A process that leads a group of its own."""
+
+    pid: int
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Its status, negative for a signal; None where it has not ended in time."""
+        ...
+
+
+Start = Callable[[str, Path, Path, Path, float], Running]
+"""Starts the process of the check of this name, in this folder, which writes its answer to this
+file and all that it says to that one, and has so many seconds."""
 
 
 class Interrupted(BaseException):
@@ -59,29 +69,21 @@ def last_words(written: bytes) -> str:
     return next((line[:SAID] for line in reversed(lines) if line), "")
 
 
-def run_one(name: str, seconds: float, command: Command, environment: dict[str, str]) -> Verdict:
+def run_one(name: str, seconds: float, start: Start) -> Verdict:
     """Run one check for at most so many seconds; nothing that it started in its process group is
     left afterwards."""
     with TemporaryDirectory(prefix="asyncrl-gpu-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
         answer, log = folder / "answer.json", folder / "log"
-        with log.open("wb") as written:
-            process = subprocess.Popen(
-                command(name, folder, answer),
-                stdin=subprocess.DEVNULL,
-                stdout=written,
-                stderr=written,
-                process_group=0,
-                env=os.environ | environment,
-            )
+        log.touch()
+        process = start(name, folder, answer, log, seconds)
         ended = False
         try:
             ended = _ended(process.pid, seconds)
         finally:
-            # before it is waited for: until then nobody else can have its number
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            status = process.wait()
+            status = process.wait() or 0
         with log.open("rb") as written:
             written.seek(max(0, log.stat().st_size - TAIL_BYTES))
             last = last_words(written.read())
@@ -96,8 +98,11 @@ def run_one(name: str, seconds: float, command: Command, environment: dict[str, 
 
 
 def _ended(pid: int, seconds: float) -> bool:
-    """Wait for a child to end, without taking notice of its end: True if it has in time."""
-    descriptor = os.pidfd_open(pid)
+    """Wait for a process to end, without taking notice of its end: True if it has in time."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
     try:
         waiting = select.poll()
         waiting.register(descriptor, select.POLLIN)
@@ -131,6 +136,15 @@ class Report:
     def verdict(self, check: Check) -> Verdict:
         return self._found.get(check.name, (Skipped(NOT_REACHED), 0.0))[0]
 
+    def numbers(self) -> dict[tuple[str, str], float]:
+        """All that was found, by check and name."""
+        return {
+            (check, number.name): number.value
+            for check, (verdict, _) in self._found.items()
+            if isinstance(verdict, Ok | Missed)
+            for number in verdict.numbers
+        }
+
     def _write(self) -> None:
         rows = []
         for check in self._checks:
@@ -146,11 +160,10 @@ class Report:
 def run_all(
     checks: Sequence[Check],
     report: Report,
-    command: Command,
+    start: Start,
     *,
     ends_at: float,
     lacks: Callable[[Check], str | None],
-    environment: dict[str, str],
     say: Callable[[str], None],
 ) -> None:
     """Run the checks one after another until `ends_at` (of the monotonic clock), and say a row of
@@ -167,7 +180,7 @@ def run_all(
             elif check.seconds > ends_at - began:
                 verdict = Skipped(NO_TIME)
             else:
-                verdict = run_one(check.name, check.seconds, command, environment)
+                verdict = run_one(check.name, check.seconds, start)
         finally:
             seconds = time.monotonic() - began
             report.add(check, verdict, seconds)

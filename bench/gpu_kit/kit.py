@@ -47,6 +47,25 @@ CHECKS = (
         60,
     ),
     Check(
+        "sends to servers",
+        "servers:sends",
+        "a bare broadcast of as many bytes, in the same group; the bytes that were sent (equal)",
+        60,
+    ),
+    Check(
+        "sends to servers by NCCL",
+        "servers:nccl_sends",
+        "a bare broadcast of as many bytes, in the same group; the bytes that were sent (equal)",
+        60,
+        gpus=2,
+    ),
+    Check(
+        "hashes at size",
+        "servers:hashes",
+        "the slowest that a publication's deadline allows for, 0.08 GB/s",
+        45,
+    ),
+    Check(
         "checkpoint",
         "checkpoints:checkpoint",
         "a bare write and fsync of as many bytes: aim ≥ 0.3 of its speed; restored bit by bit",

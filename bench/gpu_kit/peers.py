@@ -3,15 +3,16 @@ returns."""
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
+from .warm import CONTEXT
+
 PATIENCE_S = 60.0
 """Seconds that a peer may take to say something. The check's own limit is nearer."""
-_CONTEXT = multiprocessing.get_context("spawn")  # CUDA cannot be used after a fork
 
 
 class Peer:
@@ -37,8 +38,8 @@ class Peer:
 @contextmanager
 def peer(work: Callable[..., Any], *given: Any) -> Iterator[Peer]:
     """Have a process do this work; it is gone at the end of the block."""
-    mine, theirs = _CONTEXT.Pipe()
-    process = _CONTEXT.Process(target=_run, args=(theirs, work, given), daemon=True)
+    mine, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=_run, args=(theirs, os.getpgid(0), work, given), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -50,7 +51,8 @@ def peer(work: Callable[..., Any], *given: Any) -> Iterator[Peer]:
         mine.close()
 
 
-def _run(end: Connection, work: Callable[..., Any], given: tuple[Any, ...]) -> None:
+def _run(end: Connection, group: int, work: Callable[..., Any], given: tuple[Any, ...]) -> None:
+    os.setpgid(0, group)  # whoever ends that ends this
     try:
         end.send(("found", work(*given)))
     except Exception as error:  # noqa: BLE001 the other side raises it

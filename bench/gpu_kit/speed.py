@@ -8,6 +8,7 @@ from itertools import product
 import torch
 
 from asyncrl.config.schema import StalenessConfig
+from asyncrl.training.forward import falls_back
 from asyncrl.training.learner import Learner
 from asyncrl.training.trial import try_passes
 
@@ -108,8 +109,13 @@ def _case(title: str, shape: Shape, length: int, learner: Learner, place: Place)
         torch.cuda.reset_peak_memory_stats()
     seconds = _step(learner, given)
     tokens = 2 * length - prompt  # the prompt is computed once
-    numbers = [Number(f"{title}: speed", tokens / seconds, "tokens/s")]
+    numbers = [
+        Number(f"{title}: speed", tokens / seconds, "tokens/s"),
+        Number(f"{title}: step", seconds, "s"),
+    ]
     if place.device == "cuda":
+        by_blocks = 1.0 - falls_back(learner.model)
+        numbers.append(Number(f"{title}: attention by blocks", by_blocks, least=1.0))
         rate = operations(shape, tokens, 2 * (length - prompt), length) / seconds
         if known := peak(torch.cuda.get_device_name(0)):
             aim = AIM if length == 4096 else None

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -64,17 +65,26 @@ def gone(pid: int) -> bool:
     return ended
 
 
+class Script(subprocess.Popen[bytes]):
+    """A process that leads a group of its own."""
+
+    def wait(self, seconds: float | None = None) -> int:
+        return super().wait(seconds)
+
+
 def scripts(*extra: str, **of_check: str):
-    """A command that runs these scripts, by the names of checks, and their extra arguments."""
+    """Starts these scripts, by the names of checks, with their extra arguments."""
 
-    def command(name: str, folder: Path, answer: Path) -> list[str]:
-        return [sys.executable, "-c", of_check[name], str(folder), str(answer), *extra]
+    def start(name: str, folder: Path, answer: Path, log: Path, _: float) -> Script:
+        argv = [sys.executable, "-c", of_check[name], str(folder), str(answer), *extra]
+        with log.open("wb") as written:
+            return Script(argv, stdout=written, stderr=written, process_group=0)
 
-    return command
+    return start
 
 
 def one(script: str, *extra: str, seconds: float = 30.0):
-    return run_one("it", seconds, scripts(*extra, it=script), {})
+    return run_one("it", seconds, scripts(*extra, it=script))
 
 
 def test_a_child_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
@@ -155,7 +165,6 @@ def ran(path: Path, chosen: list[Check], command, *, left: float = 60.0, lacks=l
         command,
         ends_at=time.monotonic() + left,
         lacks=lacks,
-        environment={},
         say=said.append,
     )
     return report, json.loads(path.read_text()), said
@@ -175,6 +184,7 @@ def test_each_check_has_a_row_and_a_place_in_the_report(tmp_path: Path) -> None:
     assert found["checks"][2]["said"] == "no CUDA device"
     assert found["checks"][3]["said"] == "ValueError: a | b"
     assert all(row.count("|") == 6 for row in said) and len(said) == 6
+    assert report.numbers() == {("good", "n"): 2.0, ("bad", "n"): 2.0}
     assert summary(chosen, report) == "1 ok, 1 missed, 1 skipped, 1 failed"
     assert not good(chosen, report)
     assert good([chosen[0], chosen[2]], report)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_kit import wheels
+from gpu_kit import field, wheels
 from gpu_kit.check import Check, Lacks, Number, Ok, Place, judged
 from gpu_kit.kit import BUDGET_S, CHECKS
 from gpu_kit.shapes import QWEN3, TINY, build
@@ -22,7 +22,14 @@ from gpu_kit.speed import PEAKS, operations
 from torch.utils.flop_counter import FlopCounterMode
 
 REAL_RUNS = {"three steps", "SGLang"}
-SPAWN = {"publication", "FSDP2 on two ranks", "gloo into the device", "shared memory of the device"}
+SPAWN = {
+    "publication",
+    "FSDP2 on two ranks",
+    "gloo into the device",
+    "shared memory of the device",
+    "sends to servers",
+    "sends to servers by NCCL",
+}
 """Checks with a second process, which imports torch and transformers itself."""
 SMALL = [
     pytest.param(check, marks=[pytest.mark.explore] * (check.name in SPAWN), id=check.name)
@@ -141,3 +148,15 @@ def test_carried_wheels_are_installed_without_an_index(tmp_path: Path) -> None:
         check=True,
     )
     assert known.stdout.strip() == version("asyncrl")
+
+
+def test_the_table_of_the_field_names_what_checks_find() -> None:
+    """A number that was renamed would be `–` on every machine."""
+    files = Path(field.__file__).parent.glob("*.py")
+    sources = "".join(path.read_text() for path in files if path.stem != "field")
+    names = {check.name for check in CHECKS}
+    for _, check, name in field.SENDS:
+        assert check in names
+        assert all(part in sources for part in re.split("[:,] ", name)), name
+    lines = field.field_table({("sends to servers", "from the device"): 12.3})
+    assert "| to servers GB/s, device | 12.3 |" in lines

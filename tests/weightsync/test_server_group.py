@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asyncrl.weightsync.errors import TransferError
-from asyncrl.weightsync.servers.server_group import ServerBucket, ServerGroup, cut
+from asyncrl.weightsync.servers.server_group import (
+    CALLS,
+    MOST_BYTES,
+    ServerBucket,
+    ServerGroup,
+    bucket_bytes_of,
+    cut,
+)
 
 HOST = "127.0.0.1"
 AMPLE = 60.0
@@ -216,3 +223,11 @@ def listening(port: int) -> set[str]:
 async def test_the_store_listens_on_its_host_alone() -> None:
     async with ServerGroup.open(HOST, 1, bucket_bytes=1 << 20) as group:
         assert listening(group.port) == {"0100007F"}
+
+
+@given(st.integers(0, 2**42), st.integers(1024, 2**31))
+def test_servers_get_few_calls_or_large_buckets(total: int, least: int) -> None:
+    bucket = bucket_bytes_of(total, least)
+    assert bucket >= least
+    assert total <= CALLS * bucket or bucket >= MOST_BYTES
+    assert bucket == least or bucket <= MOST_BYTES  # nobody asked for more

@@ -177,11 +177,11 @@ class IntoServers(Transport):
                 side.source,
                 CheckpointNames(side.model),
                 publication.bucket_bytes,
-                publication.deadline_s,
+                side.deadline_s,
             )
 
     @classmethod
     @asynccontextmanager
     async def open_receiver(cls, side: EngineSide) -> AsyncIterator[ServersReceiver]:
         publication, servers = side.config.publication, cast(HasServers, side.engine).servers
-        yield ServersReceiver(servers, publication.bucket_bytes, publication.deadline_s)
+        yield ServersReceiver(servers, publication.bucket_bytes, side.deadline_s)

@@ -39,18 +39,33 @@ class ServerBucket(msgspec.Struct, frozen=True):
     total_bytes: int
 
 
+CALLS, MOST_BYTES = 32, 2**30
+"""Update calls of a publication, unless buckets of so many bytes need more: a call costs a server a
+round of its scheduler while it is paused, and a bucket is held twice on each side."""
+
+
+def bucket_bytes_of(total_bytes: int, least: int) -> int:
+    """Bytes of a bucket for servers, `least` or more.
+
+    >>> [bucket_bytes_of(total, 2**25) / 2**20 for total in (10**9, 16 * 2**30, 140 * 2**30)]
+    [32.0, 512.0, 1024.0]
+    """
+    return max(least, min(MOST_BYTES, -(-total_bytes // CALLS)))
+
+
 def cut(weights: Mapping[str, Tensor], bucket_bytes: int) -> list[ServerBucket]:
-    """Buckets of at most `bucket_bytes` (positive), in the order of `weights`; a tensor that is
-    larger has one of its own.
+    """Buckets of at most `bucket_bytes` (positive; more for weights of many bytes), in the order
+    of `weights`; a tensor that is larger has one of its own.
 
     A tensor must begin at a multiple of its dtype's size, and there is no padding: where it would
     not, a new bucket begins.
     """
+    most = bucket_bytes_of(sum(tensor.nbytes for tensor in weights.values()), bucket_bytes)
     buckets: list[ServerBucket] = []
     open_: list[tuple[str, Tensor]] = []
     filled = 0
     for name, tensor in weights.items():
-        if open_ and (filled + tensor.nbytes > bucket_bytes or filled % tensor.itemsize):
+        if open_ and (filled + tensor.nbytes > most or filled % tensor.itemsize):
             buckets.append(_bucket(open_, filled))
             open_, filled = [], 0
         open_.append((name, tensor))

@@ -28,9 +28,15 @@ class PublicationConfig(Section, frozen=True):
             )
         ),
     ] = "staged"
-    bucket_bytes: Annotated[int, Meta(ge=1024, description="bytes broadcast at a time")] = (
-        32 * 2**20
-    )
+    bucket_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            description=(
+                "bytes broadcast at a time; to servers at least a 32nd of the weights, up to 1 GiB"
+            ),
+        ),
+    ] = 32 * 2**20
     full_every: Annotated[
         int,
         Meta(
@@ -52,7 +58,13 @@ class PublicationConfig(Section, frozen=True):
     ] = "model"
     deadline_s: Annotated[
         float,
-        Meta(gt=0, description="seconds for each phase; an engine that misses one is replaced"),
+        Meta(
+            gt=0,
+            description=(
+                "seconds for each phase, and one more for each 80 MB of weights; an engine that "
+                "misses one is replaced"
+            ),
+        ),
     ] = 60.0
     host: Annotated[
         str,

@@ -24,7 +24,14 @@ Branches = Literal["token", "branch"]
 class TrainConfig(Section, frozen=True):
     """Optimizer steps."""
 
-    resumable = ("steps", "eval_every", "checkpoint_every", "recompute_activations", "ranks")
+    resumable = (
+        "steps",
+        "eval_every",
+        "checkpoint_every",
+        "recompute_activations",
+        "ranks",
+        "attention",
+    )
 
     steps: Annotated[int, BASIC, Meta(ge=1, description="optimizer steps")] = 200
     device: Annotated[
@@ -207,6 +214,15 @@ class TrainConfig(Section, frozen=True):
             )
         ),
     ] = False
+    attention: Annotated[
+        Literal["auto", "blocks"],
+        Meta(
+            description=(
+                "attention on cuda: auto is by blocks, and by tables, which are slower, where no "
+                "kernel of blocks can be compiled or it differs; blocks refuses tables"
+            )
+        ),
+    ] = "auto"
     lr: Annotated[float, BASIC, Meta(gt=0, description="AdamW's learning rate after warm-up")] = (
         3e-4
     )

@@ -13,6 +13,7 @@ from asyncrl.explain.conditions.disks import DISKS
 from asyncrl.explain.conditions.experts import EXPERTS
 from asyncrl.explain.conditions.off_policy import OFF_POLICY
 from asyncrl.explain.conditions.sides import IDLE_SIDES
+from asyncrl.explain.conditions.slow_attention import SLOW_ATTENTION
 from asyncrl.explain.conditions.starts import SLOW_STARTS
 from asyncrl.explain.conditions.waste import WASTE
 
@@ -24,6 +25,7 @@ CONDITIONS: tuple[Condition, ...] = (
     IDLE_SIDES,
     *WASTE,
     SLOW_STARTS,
+    SLOW_ATTENTION,
 )
 
 
