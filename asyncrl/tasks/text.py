@@ -2,7 +2,8 @@
 model's own tokenizer gives, but for those that end a text.
 
 Only the `tokenizers` library is needed, so the coordinator and the reward actors never import
-torch. A chat template is Jinja that `transformers` renders: it is imported for `task.chat` alone.
+torch. A chat template is Jinja that `transformers` renders, in a process of its own
+(`template_process.py`): it is imported for `task.chat` alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from asyncrl.config.paths import is_file
 from asyncrl.escape import escaped
 from asyncrl.files import read_regular
 from asyncrl.tasks import TaskError
+from asyncrl.tasks.template_process import Render, TemplateFailed, TemplateProcess
 
 JSON_BYTES = 2**28
 """Bytes of a JSON file of a model, at most."""
@@ -58,7 +60,7 @@ class Tokenizer:
         # Training scripts save these with the file; a prompt is never cut or padded here.
         self._fast.no_truncation()
         self._fast.no_padding()
-        self._chat = _chat_template(directory) if chat else None
+        self._chat = TemplateProcess(_chat_template(directory)) if chat else None
         if chat:
             self._refuse_deaf_template(directory)
         self.stop_ids: tuple[int, ...] = _stop_ids(Path(directory), self._fast)
@@ -94,18 +96,11 @@ class Tokenizer:
         if self._chat is None:
             raise TaskError("this model's chat template was not asked for, or it has none")
         try:
-            text = self._chat.apply_chat_template(
-                list(messages),
-                tools=list(tools) or None,
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-        except Exception as error:  # a template is third-party code, and may raise anything
+            return self._chat.render(messages, tools)
+        except TemplateFailed as error:
             raise TaskError(
-                "the model's chat template cannot render this: "
-                f"{escaped(str(error).strip().partition(chr(10))[0], 300) or _without_words(error)}"
+                f"the model's chat template cannot render this: {escaped(str(error), 300)}"
             ) from error
-        return str(text)
 
     def _refuse_deaf_template(self, directory: str | Path) -> None:
         """Raise TaskError if the chat template leaves the question out, or cannot render it."""
@@ -174,7 +169,8 @@ class Tokenizer:
         return self.decode(ids[:-1] if ids and self.ends(ids[-1]) else ids, special=True)
 
 
-def _chat_template(directory: str | Path) -> Any:
+def _chat_template(directory: str | Path) -> Render:
+    """The chat template of a model directory. Raises TaskError."""
     from transformers import AutoTokenizer
 
     try:
@@ -192,7 +188,14 @@ def _chat_template(directory: str | Path) -> Any:
             f"task.chat = true, but the model in {directory} has no chat template; set "
             "task.template instead"
         )
-    return tokenizer
+
+    def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        text = tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+        )
+        return str(text)
+
+    return render
 
 
 def _embedded(directory: Path) -> int:
@@ -218,13 +221,6 @@ def _end_id(directory: Path, fast: Any) -> int | None:
     text = token.content if isinstance(token, _Token) else token
     number: int | None = None if text is None else fast.token_to_id(text)
     return number
-
-
-def _without_words(error: Exception) -> str:
-    """An error that says nothing, in words."""
-    if isinstance(error, MemoryError):
-        return "it takes more memory than there is"
-    return type(error).__name__
 
 
 class _Token(msgspec.Struct):

@@ -373,6 +373,15 @@ def _template(draw: random.Random, directory: Path) -> None:
             "{{ messages[0].content | nonesuch }}",
             "{{ messages[0].content | upper }}",
             "{{ 'x' * (10**12) }}",
+            "{{ 10 ** (10 ** 9) }}",
+            "{% for i in range(9999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+            "{{ messages[0].content }}",
+            "{% set n = namespace(x='xx') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}"
+            "{% endfor %}{{ messages[0].content }}",
+            "{{ messages[0].content * 10 ** 7 }}",
+            "{{ messages[0].content | center(10 ** 10) }}",
+            "{{ messages[0].content }}{{ ((['x' * 10 ** 6] * 10 ** 6) | join) | length }}",
+            "{% macro f(n) %}{{ f(n + 1) }}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
         ]
     )
     (directory / "chat_template.jinja").write_text(text)

@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from asyncrl.bundled.bundled_model import END, END_ID, write_tokenizer
-from asyncrl.tasks import TaskError
+from asyncrl.tasks import TaskError, template_process
 from asyncrl.tasks.text import Tokenizer
 
 
@@ -167,11 +167,30 @@ def test_a_piece_of_text_and_a_conversation(tmp_path: Path) -> None:
         ("{{", "cannot render this"),
         ("{{ raise_exception('no') }}", "cannot render this: no"),
         ("{{ '%1000000000000d' % 1 }}", "it takes more memory than there is"),
+        ("{{ 'x' * 10 ** 10 }}{{ messages[0].content }}", "it takes more memory than there is"),
+        ("{{ messages[0].content * 10 ** 6 }}", "it gives more than 16,777,216 characters"),
+        (
+            "{% set n = namespace(x='xx') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}"
+            "{% endfor %}{{ messages[0].content }}",
+            "it (takes more memory|computes)",
+        ),
+        ("{{ ([messages[0].content * 10 ** 5] * 10 ** 5) | join }}", "it takes more memory"),
+        ("{{ 10 ** (10 ** 9) }}", "it computes for more than 0.5 s"),
+        (
+            "{% for i in range(9999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+            "{{ messages[0].content }}",
+            "it computes for more than 0.5 s",
+        ),
+        (
+            "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}{{ messages[0].content }}",
+            "recursion",
+        ),
     ],
 )
 def test_a_chat_template_that_cannot_ask_is_refused_at_once(
-    tmp_path: Path, template: str, says: str
+    tmp_path: Path, template: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(template_process, "SECONDS", 0.5)
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(TaskError, match=says):
