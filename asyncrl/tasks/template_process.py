@@ -75,7 +75,7 @@ class TemplateProcess:
                     self._why = f"there is no answer of it in {_WAIT_S:g} s"
                 self._child = None
                 raise TemplateFailed(self._why) from error
-        text = data.decode(errors="surrogatepass")
+        text = data.decode()
         if not good:
             raise TemplateFailed(text)
         return text
@@ -111,8 +111,7 @@ def _end(child: _Child) -> str:
         status = os.waitpid(child.pid, 0)[1]
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
         return f"it computes for more than {SECONDS:g} s"
-    by = f" by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else ""
-    return f"it ended its process{by}"
+    return "it ended its process"
 
 
 def _answer(link: socket.socket, asked: bytes) -> tuple[bool, bytes]:
@@ -167,8 +166,10 @@ def _rendered(render: Render, messages: Any, tools: Any) -> tuple[bool, bytes]:
     try:
         text = render(messages, tools)
         if len(text) <= CHARACTERS:
-            return True, text.encode(errors="surrogatepass")
+            return True, text.encode()
         said = f"it gives more than {CHARACTERS:,} characters"
+    except UnicodeEncodeError:
+        said = "the text has half of a surrogate pair, which is not a character"
     except Exception as error:  # noqa: BLE001 a template is foreign code, and may raise anything
         said = _words(error)
     return False, said[:2000].encode(errors="replace")

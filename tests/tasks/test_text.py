@@ -166,6 +166,7 @@ def test_a_piece_of_text_and_a_conversation(tmp_path: Path) -> None:
         ("{{ messages[0].content.no.such.thing }}", "cannot render this"),
         ("{{", "cannot render this"),
         ("{{ raise_exception('no') }}", "cannot render this: no"),
+        ("{{ '\\ud800' }}{{ messages[0].content }}", "half of a surrogate pair"),
         ("{{ '%1000000000000d' % 1 }}", "it takes more memory than there is"),
         ("{{ 'x' * 10 ** 10 }}{{ messages[0].content }}", "it takes more memory than there is"),
         ("{{ messages[0].content * 10 ** 6 }}", "it gives more than 16,777,216 characters"),
