@@ -384,7 +384,10 @@ def test_a_resume_goes_on_with_the_data_that_it_began_with(monkeypatch: pytest.M
 
 
 def test_prompts_that_cannot_be_answered_are_counted() -> None:
-    settings = [*data("a", *(["b" * 300] * 3), "c" * 300, held_out=1), "engine.context_tokens=128"]
+    settings = [
+        *data("a", *("b" * (300 - n) for n in range(3)), "c" * 300, held_out=1),
+        "engine.context_tokens=128",
+    ]
     training, held_out = preflight.check(config(*settings), None, 2).notes
     assert "of 4 training prompts that were checked 3 leave no room" in training.meaning
     assert "the longest prompt has 301" in training.meaning and "dropped" in training.meaning
