@@ -1,5 +1,5 @@
-"""A chat template that computes, in a process of its own. Invariant: each call returns or raises,
-and costs at most SECONDS of a core and BYTES of memory, whatever the template does.
+"""A function of foreign files, such as a chat template, in a process of its own. Invariant: each
+call returns or raises, and costs at most SECONDS of a core and BYTES of memory, whatever it does.
 
 A template is foreign code. The sandbox of Jinja keeps it from Python, but not from one operation
 that takes hours and holds the interpreter, such as `10 ** 10 ** 9`: the kernel alone ends that. The
@@ -44,6 +44,10 @@ class TemplateFailed(Exception):
     """The template cannot render a conversation; the message says why."""
 
 
+class TemplateEnded(TemplateFailed):
+    """The process of the template ended; the message says why."""
+
+
 class TemplateProcess:
     """Calls of a function that renders a conversation with tools. May be used by several threads,
     and in forks of the process that made it."""
@@ -63,7 +67,7 @@ class TemplateProcess:
             raise TemplateFailed(_words(error)) from error
         with self._turn:
             if self._ends >= ENDS:
-                raise TemplateFailed(self._why)
+                raise TemplateEnded(self._why)
             if self._child is None or self._child.owner != os.getpid():
                 self._child = _start(self._render)
                 weakref.finalize(self, _end, self._child)
@@ -74,7 +78,7 @@ class TemplateProcess:
                 if isinstance(error, TimeoutError):
                     self._why = f"there is no answer of it in {_WAIT_S:g} s"
                 self._child = None
-                raise TemplateFailed(self._why) from error
+                raise TemplateEnded(self._why) from error
         text = data.decode()
         if not good:
             raise TemplateFailed(text)

@@ -115,18 +115,25 @@ class Tokenizer:
         """The ids of a piece of text, in which names of special tokens become these tokens. With
         `start` the ids begin with those that the model starts a text with. Some tokenizers also end
         a text: a model that is to continue it gets no such token."""
-        encoded = self._fast.encode(text, add_special_tokens=start)
+        encoded = self._encoded(text, start=start)
         added = encoded.special_tokens_mask
         end = len(added)
         while end and added[end - 1]:
             end -= 1
         return list(encoded.ids[:end] if end else encoded.ids)
 
+    def _encoded(self, text: str, *, start: bool = False) -> Any:
+        """A text as the library encodes it. Raises TaskError where the library fails at it."""
+        try:
+            return self._fast.encode(text, add_special_tokens=start)
+        except BaseException as error:
+            raise _failed(error, "this text") from error
+
     @cached_property
     def ending(self) -> str:
         """Names of the tokens with which the tokenizer ends a text, which no prompt has; empty if
         there are none."""
-        encoded = self._fast.encode(_PROBE, add_special_tokens=True)
+        encoded = self._encoded(_PROBE, start=True)
         return self.decode(encoded.ids[len(self.ids(_PROBE, start=True)) :], special=True)
 
     @property
@@ -148,7 +155,7 @@ class Tokenizer:
             tokens = 0
             for cuts, at in enumerate(range(0, len(text), _PIECE), 1):
                 piece = text[at : at + _PIECE]
-                tokens += len(self._fast.encode(piece, add_special_tokens=False))
+                tokens += len(self._encoded(piece))
                 # a cut splits one token, into at most as many as it has characters
                 if tokens - cuts * self.longest > most:
                     return None
@@ -157,7 +164,10 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of ids; with the names of special tokens if `special`."""
-        return str(self._fast.decode(list(ids), skip_special_tokens=not special))
+        try:
+            return str(self._fast.decode(list(ids), skip_special_tokens=not special))
+        except BaseException as error:
+            raise _failed(error, "these ids") from error
 
     def ends(self, token: int) -> bool:
         """True if this id ends a response and has no text of its own."""
@@ -221,6 +231,15 @@ def _end_id(directory: Path, fast: Any) -> int | None:
     text = token.content if isinstance(token, _Token) else token
     number: int | None = None if text is None else fast.token_to_id(text)
     return number
+
+
+def _failed(error: BaseException, at: str) -> TaskError:
+    """An error of the library in words. It panics where the expressions of a tokenizer.json are too
+    expensive for a text, and a panic is no Exception; other errors of that kind are raised."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    said = escaped(str(error).strip().partition("\n")[0], 300) or type(error).__name__
+    return TaskError(f"the model's tokenizer fails at {at}: {said}")
 
 
 class _Token(msgspec.Struct):

@@ -206,6 +206,15 @@ def _think(draw: random.Random, said: dict[str, Any]) -> None:
         )
 
 
+def _expensive(draw: random.Random, said: dict[str, Any]) -> None:
+    """An expression that needs more steps for a prompt than the library makes."""
+    expression = draw.choice(["(\\d+\\s*)+$", "((\\d|\\s)+)+x", "([0-9 ]+)*z"])
+    said["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": expression}} | {
+        "behavior": draw.choice(["Isolated", "Removed"]),
+        "invert": draw.random() < 0.5,
+    }
+
+
 def _head(draw: random.Random, directory: Path) -> None:
     """A second output layer in the file of a tied model."""
     header, weights = _stored(directory)
@@ -428,6 +437,12 @@ MAKERS: dict[str, Maker] = {
     ),
     "words for thinking": checked(
         edit("tokenizer.json", _think), right=RUNS, says="", witness=same_ids
+    ),
+    "an expensive expression": checked(
+        edit("tokenizer.json", _expensive),
+        right=EITHER,
+        says="tokenizer",
+        lines=[{"prompt": "1 " * 24 + "=", "answer": "1"} for _ in range(6)],
     ),
     "links": checked(_linked, right=RUNS, says="", witness=same_ids),
     "several ends": checked(edit("generation_config.json", _stops), right=EITHER),

@@ -396,6 +396,40 @@ def test_prompts_that_cannot_be_answered_are_counted() -> None:
     assert "2 leave no room for an answer" in said and "raise engine.context_tokens" in said
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        (
+            "normalizer",
+            {
+                "type": "Sequence",
+                "normalizers": [{"type": "Replace", "pattern": {"String": "b"}, "content": "b" * 9}]
+                * 12,
+            },
+            "the model's tokenizer fails at the first prompt: it ",
+        ),
+        (
+            "pre_tokenizer",
+            {
+                "type": "Split",
+                "behavior": "Isolated",
+                "invert": False,
+                "pattern": {"Regex": "(b+)+$"},
+            },
+            "the model's tokenizer fails at",
+        ),
+    ],
+)
+def test_a_tokenizer_without_an_end_is_refused_in_a_process_that_can_be_killed(
+    key: str, value: object, says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = model(*ALL) / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    said = refusal(config(*data("b" * 30 + "a", "c"), "model.path=model"))
+    assert says in said
+    assert "panicked" not in capfd.readouterr().err
+
+
 def test_a_token_without_a_row_of_the_embedding_is_seen() -> None:
     directory = model(*ALL)
     (directory / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 100}')

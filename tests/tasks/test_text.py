@@ -198,6 +198,25 @@ def test_a_chat_template_that_cannot_ask_is_refused_at_once(
         Tokenizer(tmp_path, chat=True)
 
 
+def test_an_expression_too_expensive_for_a_text_is_a_task_error(tmp_path: Path) -> None:
+    """The library panics there, and a panic is no Exception: it would end any process."""
+    write_tokenizer(tmp_path)
+    said = json.loads((tmp_path / "tokenizer.json").read_text())
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    bomb = {"Regex": "(a+)+$"}
+    said["pre_tokenizer"] = split | {"pattern": bomb}
+    replace = {"type": "Replace", "pattern": bomb, "content": ""}
+    said["decoder"] = {"type": "Sequence", "decoders": [{"type": "Fuse"}, replace]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(said))
+    tokenizer, text = Tokenizer(tmp_path), "a" * 40 + "!"
+    for call in (tokenizer.encode, tokenizer.ids, lambda text: tokenizer.ids_within(text, 99)):
+        with pytest.raises(TaskError, match="tokenizer fails at this text: Onig: Regex search"):
+            call(text)
+    with pytest.raises(TaskError, match="tokenizer fails at these ids: "):
+        tokenizer.decode([*text.encode()])
+    assert tokenizer.encode("b")
+
+
 def test_a_directory_without_a_tokenizer_is_said(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"has no tokenizer\.json"):
         Tokenizer(tmp_path)
