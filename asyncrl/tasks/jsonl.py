@@ -27,6 +27,7 @@ from asyncrl.messages import Split
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import MaskedReward, TaskError
 from asyncrl.tasks.answer import Answer
+from asyncrl.tasks.line_hints import hint
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.tasks.program_cases import CasesVerifier
 from asyncrl.tasks.template import RIGHT, render
@@ -254,6 +255,9 @@ class _File:
                     RecursionError,
                     LookupError,
                 ) as error:
-                    raise TaskError(f"{self._path}, line {count}: {error}") from error
+                    todo = hint(text, count)
+                    raise TaskError(
+                        f"{self._path}, line {count}: {error}{f'; {todo}' if todo else ''}"
+                    ) from error
                 yield start, line
             start += len(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.numpy import save_file
 from some_values import some
 
@@ -24,8 +26,9 @@ from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.config import Config, ConfigError, load, read, write
 from asyncrl.config.derived import PROGRAMS, derived, steps
 from asyncrl.config.schema import TaskConfig
-from asyncrl.launch import preflight
+from asyncrl.launch import model_directories, preflight
 from asyncrl.launch.model_directories import check_architecture
+from asyncrl.library import train
 from asyncrl.runtime.processes.machine import EPHEMERAL, LOWEST_PORT, available_cores, free_port
 from asyncrl.sandbox.support import Support
 from asyncrl.tasks import judge_checks
@@ -507,6 +510,18 @@ def test_a_configuration_of_which_a_model_can_be_made(
     monkeypatch.setenv("TMPDIR", str(files))
     check_architecture(model("config.json", "tokenizer.json"))
     assert [*files.iterdir()] == []
+
+
+def test_a_model_is_made_before_its_memory_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For sizes that no model has the prediction takes minutes."""
+    model(*ALL)
+    order = list[str]()
+    monkeypatch.setattr(model_directories, "check_architecture", lambda _: order.append("made"))
+    monkeypatch.setattr(train, "memory_rows", lambda _: order.append("predicted") or [])
+    to = Console(file=io.StringIO())
+    train.checked(config("model.path=model"), None, to, None, architecture=True)
+    train.checked(config("model.path=model"), None, to, None)
+    assert order == ["made", "predicted", "predicted"]
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
