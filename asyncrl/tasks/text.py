@@ -55,8 +55,8 @@ class Tokenizer:
             )
         try:
             self._fast: Any = Fast.from_file(str(path))
-        except Exception as error:  # the library raises Exception itself
-            raise TaskError(f"{path} cannot be read: {error}") from error
+        except BaseException as error:
+            raise TaskError(f"{path} cannot be read: {_said(error)}") from error
         # Training scripts save these with the file; a prompt is never cut or padded here.
         self._fast.no_truncation()
         self._fast.no_padding()
@@ -234,12 +234,17 @@ def _end_id(directory: Path, fast: Any) -> int | None:
 
 
 def _failed(error: BaseException, at: str) -> TaskError:
-    """An error of the library in words. It panics where the expressions of a tokenizer.json are too
-    expensive for a text, and a panic is no Exception; other errors of that kind are raised."""
+    """An error of the library at a text."""
+    return TaskError(f"the model's tokenizer fails at {at}: {_said(error)}")
+
+
+def _said(error: BaseException) -> str:
+    """An error of the library in words. It panics at a file that contradicts itself, and where an
+    expression is too expensive for a text, and a panic is no Exception; other errors that are none
+    are raised."""
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error
-    said = escaped(str(error).strip().partition("\n")[0], 300) or type(error).__name__
-    return TaskError(f"the model's tokenizer fails at {at}: {said}")
+    return escaped(str(error).strip().partition("\n")[0], 300) or type(error).__name__
 
 
 class _Token(msgspec.Struct):

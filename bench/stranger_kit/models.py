@@ -215,6 +215,30 @@ def _expensive(draw: random.Random, said: dict[str, Any]) -> None:
     }
 
 
+def _contradicts(draw: random.Random, said: dict[str, Any]) -> None:
+    """A template of ids with a token that is none; a normalizer that never ends, or one that makes
+    a text a million times as long."""
+    more = {"type": "Replace", "pattern": {"String": " "}, "content": " " * draw.randint(3, 9)}
+    parts = [
+        {"SpecialToken": {"id": "none", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
+    template = {
+        "type": "TemplateProcessing",
+        "single": parts,
+        "pair": [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"],
+        "special_tokens": {},
+    }
+    key, value = draw.choice(
+        [
+            ("post_processor", template),
+            ("normalizer", {"type": "Sequence", "normalizers": [more] * 20}),
+            ("normalizer", {"type": "Prepend", "prepend": "x" * 10**7}),
+        ]
+    )
+    said[key] = value
+
+
 def _head(draw: random.Random, directory: Path) -> None:
     """A second output layer in the file of a tied model."""
     header, weights = _stored(directory)
@@ -443,6 +467,9 @@ MAKERS: dict[str, Maker] = {
         right=EITHER,
         says="tokenizer",
         lines=[{"prompt": "1 " * 24 + "=", "answer": "1"} for _ in range(6)],
+    ),
+    "a tokenizer without sense": checked(
+        edit("tokenizer.json", _contradicts), says=r"tokenizer|prompt"
     ),
     "links": checked(_linked, right=RUNS, says="", witness=same_ids),
     "several ends": checked(edit("generation_config.json", _stops), right=EITHER),

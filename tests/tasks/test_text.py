@@ -217,6 +217,25 @@ def test_an_expression_too_expensive_for_a_text_is_a_task_error(tmp_path: Path) 
     assert tokenizer.encode("b")
 
 
+def test_a_tokenizer_that_contradicts_itself_is_a_task_error(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    said = json.loads((tmp_path / "tokenizer.json").read_text())
+    parts = [
+        {"SpecialToken": {"id": "none", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
+    pair = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+    said["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": parts,
+        "pair": pair,
+        "special_tokens": {},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(said))
+    with pytest.raises(TaskError, match="tokenizer"):
+        Tokenizer(tmp_path).encode("1 + 1")
+
+
 def test_a_directory_without_a_tokenizer_is_said(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"has no tokenizer\.json"):
         Tokenizer(tmp_path)
