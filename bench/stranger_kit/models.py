@@ -466,7 +466,7 @@ MAKERS: dict[str, Maker] = {
         edit("tokenizer.json", _expensive),
         right=EITHER,
         says="tokenizer",
-        lines=[{"prompt": "1 " * 24 + "=", "answer": "1"} for _ in range(6)],
+        lines=[{"prompt": "1 " * (24 - n) + "=", "answer": "1"} for n in range(6)],
     ),
     "a tokenizer without sense": checked(
         edit("tokenizer.json", _contradicts), says=r"tokenizer|prompt"
