@@ -127,13 +127,10 @@ def _calibrate(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from asyncrl.launch.model_directories import check_architecture
     from asyncrl.library.train import checked
 
     console, config = Console(), _loaded(args, None)
-    checked(config, None, console, _models(args, None))
-    if config.model.path:
-        check_architecture(Path(config.model.path), config.train)
+    checked(config, None, console, _models(args, None), architecture=True)
     console.print("This configuration can run.")
     return 0
 

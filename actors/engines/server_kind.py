@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from asyncrl.config.schema.engine_section import Servers
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Engine
 from asyncrl.engines.spec import EngineContext, EngineKind
+from asyncrl.files import read_regular
 
 if TYPE_CHECKING:
     from asyncrl.engines.servers.kept_servers import ServerAddress
@@ -33,6 +34,8 @@ SERVER_S = 10.0
 """Seconds that a server gets to describe itself, before a run."""
 BUNDLED = "Qwen3ForCausalLM"
 """The class of the bundled model."""
+_CONFIG_BYTES = 2**24
+"""Bytes of a config.json, at most."""
 
 
 class ServerKind(EngineKind):
@@ -54,30 +57,32 @@ class ServerKind(EngineKind):
         return Servers(cls.table, lookup(config, cls.table))
 
     @classmethod
-    def check(cls, config: Config) -> None:
+    def check(cls, config: Config) -> Sequence[str]:
         """Check the program, the key, and the descriptions of servers that run already."""
         key = cls.key(config)
         settings = cls.servers(config).settings
-        if settings.launch:
-            cls._check_environment(config)
+        notes = cls._check_environment(config) if settings.launch else []
         for url in settings.urls:
             trio.run(cls._check_server, url, key, config)
+        return notes
 
     @classmethod
-    def _check_environment(cls, config: Config) -> None:
+    def _check_environment(cls, config: Config) -> list[str]:
         """Check that the environment of `launch` has the server, and this one the model's class.
-        Where it cannot be looked into, the start of the server says why."""
-        from asyncrl.engines.servers.server_environment import look, misfit, nccl_here
+        Where it cannot be looked into, the start of the server says why. Returns notes."""
+        from asyncrl.engines.servers.server_environment import doubt, look, misfit, nccl_here
 
         settings, package = cls.servers(config).settings, cls.program().package
-        environment = look(settings.launch, package)
+        architecture = _architecture(config)
+        environment = look(settings.launch, package, architecture)
         if environment is None:
-            return
+            return []
         nccl = nccl_here() if settings.backend == "nccl" else None
-        if fault := misfit(environment, package, _architecture(config), nccl=nccl):
+        if fault := misfit(environment, package, architecture, nccl=nccl):
             raise ConfigError(
                 f"{cls.table}.launch begins with {settings.launch[0]!r}, whose environment {fault}."
             )
+        return [note] if (note := doubt(environment, package, architecture)) else []
 
     @classmethod
     def key(cls, config: Config) -> str:
@@ -211,9 +216,8 @@ def _architecture(config: Config) -> str:
     if not config.model.path:
         return BUNDLED
     try:
-        architecture = json.loads((Path(config.model.path) / "config.json").read_bytes())[
-            "architectures"
-        ][0]
+        text = read_regular(Path(config.model.path) / "config.json", _CONFIG_BYTES)
+        architecture = json.loads(text)["architectures"][0]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         raise ConfigError(
             f"model.path is {config.model.path!r}, and config.json in it does not say its "

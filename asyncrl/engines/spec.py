@@ -7,6 +7,7 @@ or a user's own by `module:name` (docs/extending.md).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +51,9 @@ class EngineKind(ABC):
     capabilities: ClassVar[Capabilities] = Capabilities()
 
     @classmethod  # noqa: B027 (few need it)
-    def check(cls, config: Config) -> None:
-        """Check for errors that are known before a start. Raises ConfigError."""
+    def check(cls, config: Config) -> Sequence[str] | None:
+        """Check for errors that are known before a start. Returns notes for the user, if there are
+        any. Raises ConfigError."""
 
     @classmethod
     @abstractmethod

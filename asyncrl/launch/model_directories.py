@@ -65,6 +65,9 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
             "there are no weights (*.safetensors) in "
             f"it{', only pickles (*.bin), which are not read' if pickled else ''}"
         )
+    for file in sorted(path.glob("*.safetensors")):  # a library that opens a pipe never returns
+        if not is_file(file):
+            raise wrong(f"{file.name} in it is not a file")
     for name in ("config.json", "tokenizer.json"):
         try:
             found = json.loads(read_regular(path / name, JSON_BYTES))

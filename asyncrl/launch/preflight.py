@@ -177,7 +177,8 @@ def check(config: Config, resume: Path | None, available: int) -> Checked:
     if (gpus := gpus_of(config)).needed:
         check_gpus(gpus, torch_computes=bool(gpus.trainer or gpus.senders))
     if not joined(config):  # else each machine checks itself
-        engine_kind(config.engine.kind).check(config)
+        said = engine_kind(config.engine.kind).check(config) or ()
+        notes += [Row("note", "engine.kind", note) for note in said]
     if config.model.path:
         check_directory("model.path", Path(config.model.path))
     if config.model.lora.rank:

@@ -27,12 +27,15 @@ from asyncrl.messages import NoVerdict, Split
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.mixed import in_turn, tasks_of
+from asyncrl.tasks.template_process import TemplateEnded, TemplateFailed, TemplateProcess
 from asyncrl.tasks.text import Tokenizer
 
 MOST = 256
 """Prompts of a split that are checked, at most."""
 CHECK_S = 1.0
 """Seconds for a split, of which at least one prompt is checked."""
+PROBE = 4096
+"""Characters of the first prompt that a strange tokenizer is tried with."""
 REFUSED = ("not a number", "unnamed rewards", "other rewards")
 """Kinds of verdict that no answer to the line can change."""
 
@@ -54,6 +57,8 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
     can end, and if a verifier gives no reward."""
     try:
         with own_tokenizer(config, task) as tokenizer:
+            if config.model.path:
+                _refuse_endless(tokenizer, task.prompt("train", 0)[:PROBE])
             if not tokenizer.stop_ids:
                 raise ConfigError(
                     f"model.path is {config.model.path!r}, and none of its files names an end of "
@@ -72,6 +77,19 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
     except TaskError as error:
         raise ConfigError(f"{error}.") from None
     return notes
+
+
+def _refuse_endless(tokenizer: Tokenizer, text: str) -> None:
+    """Raise TaskError if the tokenizer cannot read a short text, and write it again, in a process
+    that can be killed: a normalizer may make a text a million times as long, and memory that is
+    refused ends the process."""
+    tried = TemplateProcess(lambda *_: tokenizer.decode(tokenizer.ids(text, start=True))[:1])
+    try:
+        tried.render((), ())
+    except TemplateEnded as error:
+        raise TaskError(f"the model's tokenizer fails at the first prompt: {error}") from None
+    except TemplateFailed as error:
+        raise TaskError(str(error)) from None
 
 
 def _of_tokenizer(config: Config, tokenizer: Tokenizer) -> Iterator[Row]:

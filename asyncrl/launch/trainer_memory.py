@@ -5,6 +5,7 @@ seconds, so it is not started for a model whose rough bound is far below what th
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 import tempfile
@@ -110,7 +111,9 @@ def predicted(config: Config, limit: int) -> PredictedMemory | str:
         configuration.write(config, path)
         command = [sys.executable, "-m", "asyncrl.training.fitting", str(path), str(limit)]
         try:
-            ran = subprocess.run(command, capture_output=True, timeout=DEADLINE_S)
+            # torch makes a directory for what it compiles, which is removed with this one
+            own = os.environ | {"TORCHINDUCTOR_CACHE_DIR": folder}
+            ran = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, env=own)
         except subprocess.TimeoutExpired:
             return f"it took more than {DEADLINE_S:g} s"
     try:

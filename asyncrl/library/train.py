@@ -15,7 +15,7 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import derived
 from asyncrl.config.paths import exists, reachable
 from asyncrl.explain.display import show_rows
-from asyncrl.launch import preflight
+from asyncrl.launch import model_directories, preflight
 from asyncrl.launch.private import refuse_foreign
 from asyncrl.launch.publication_row import publication_row, weights_row
 from asyncrl.launch.scale_rows import scale_rows
@@ -52,13 +52,23 @@ def train(
     return Run(run, status)
 
 
-def checked(config: Config, resume: Path | None, console: Console, models: Path | None) -> Config:
-    """Resolve a configuration, check it against this machine, and show what follows from it. Raises
-    ConfigError."""
+def checked(
+    config: Config,
+    resume: Path | None,
+    console: Console,
+    models: Path | None,
+    *,
+    architecture: bool = False,
+) -> Config:
+    """Resolve a configuration, check it against this machine, and show what follows from it. With
+    `architecture` the model is made, without weights, before its memory is predicted, which would
+    take minutes for sizes that no model has. Raises ConfigError."""
     cores = available_cores()
     with reachable():
         config = preflight.resolved(config, resume, datetime.now())
         config, notes = preflight.check(config, resume, cores)
+    if architecture and config.model.path:
+        model_directories.check_architecture(Path(config.model.path), config.train)
     sent = [*weights_row(config), publication_row(config, _measured_pause(models))]
     scale = [*memory_rows(config), *scale_rows(config)]
     show_rows([*derived(config, cores), *sent, *scale, *notes], console)

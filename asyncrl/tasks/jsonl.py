@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from asyncrl.config.schema import TaskConfig
 from asyncrl.files import open_regular
@@ -26,6 +27,7 @@ from asyncrl.messages import Split
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import MaskedReward, TaskError
 from asyncrl.tasks.answer import Answer
+from asyncrl.tasks.line_hints import hint
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.tasks.program_cases import CasesVerifier
 from asyncrl.tasks.template import RIGHT, render
@@ -74,13 +76,10 @@ class JsonlTask:
             first = max(train.lines - config.eval_size, 0)
             held_out, rows, held_rows = train, range(first), range(first, train.lines)
         digests = {held_out.digests[row] for row in held_rows}
+        rows_left = array("Q", (row for row in rows if train.digests[row] not in digests))
+        self._repeated = _repeated(array("Q", (train.digests[row] for row in rows_left)))
         self._lines: dict[Split, tuple[_File, array[int]]] = {
-            "train": (
-                train,
-                array(
-                    "Q", (train.starts[row] for row in rows if train.digests[row] not in digests)
-                ),
-            ),
+            "train": (train, array("Q", (train.starts[row] for row in rows_left))),
             "evaluation": (held_out, array("Q", (held_out.starts[row] for row in held_rows))),
         }
         if self._exact and (several := self._verifiers.several):
@@ -118,6 +117,11 @@ class JsonlTask:
             notes.append(
                 f"{self._shared:,} lines have the prompt of a held-out one and do not train: "
                 f"{self.size('train'):,} are left"
+            )
+        if count := self._repeated:
+            notes.append(
+                f"{count:,} {'line has' if count == 1 else 'lines have'} the prompt of an earlier "
+                "line; each trains as a prompt of its own"
             )
         if empty := self._verifiers.empty:
             notes.append(
@@ -166,6 +170,15 @@ def _left(lines: int, last: int, shared: int) -> str:
     counts = [f"{last} are held out"] * bool(last)
     counts += [f"{shared} have the prompt of a held-out one"] * bool(shared)
     return f"of its {lines} lines {', and '.join(counts)}"
+
+
+def _repeated(digests: array[int]) -> int:
+    """Number of digests that are equal to an earlier one.
+
+    >>> _repeated(array("Q", [1, 2, 1, 1]))
+    2
+    """
+    return len(digests) - len(np.unique(np.frombuffer(digests, np.uint64)))
 
 
 def _exactly(reward: Any) -> Any:
@@ -242,6 +255,9 @@ class _File:
                     RecursionError,
                     LookupError,
                 ) as error:
-                    raise TaskError(f"{self._path}, line {count}: {error}") from error
+                    todo = hint(text, count)
+                    raise TaskError(
+                        f"{self._path}, line {count}: {error}{f'; {todo}' if todo else ''}"
+                    ) from error
                 yield start, line
             start += len(text)

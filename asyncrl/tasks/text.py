@@ -2,7 +2,8 @@
 model's own tokenizer gives, but for those that end a text.
 
 Only the `tokenizers` library is needed, so the coordinator and the reward actors never import
-torch. A chat template is Jinja that `transformers` renders: it is imported for `task.chat` alone.
+torch. A chat template is Jinja that `transformers` renders, in a process of its own
+(`template_process.py`): it is imported for `task.chat` alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from asyncrl.config.paths import is_file
 from asyncrl.escape import escaped
 from asyncrl.files import read_regular
 from asyncrl.tasks import TaskError
+from asyncrl.tasks.template_process import Render, TemplateFailed, TemplateProcess
 
 JSON_BYTES = 2**28
 """Bytes of a JSON file of a model, at most."""
@@ -53,12 +55,12 @@ class Tokenizer:
             )
         try:
             self._fast: Any = Fast.from_file(str(path))
-        except Exception as error:  # the library raises Exception itself
-            raise TaskError(f"{path} cannot be read: {error}") from error
+        except BaseException as error:
+            raise TaskError(f"{path} cannot be read: {_said(error)}") from error
         # Training scripts save these with the file; a prompt is never cut or padded here.
         self._fast.no_truncation()
         self._fast.no_padding()
-        self._chat = _chat_template(directory) if chat else None
+        self._chat = TemplateProcess(_chat_template(directory)) if chat else None
         if chat:
             self._refuse_deaf_template(directory)
         self.stop_ids: tuple[int, ...] = _stop_ids(Path(directory), self._fast)
@@ -94,18 +96,11 @@ class Tokenizer:
         if self._chat is None:
             raise TaskError("this model's chat template was not asked for, or it has none")
         try:
-            text = self._chat.apply_chat_template(
-                list(messages),
-                tools=list(tools) or None,
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-        except Exception as error:  # a template is third-party code, and may raise anything
+            return self._chat.render(messages, tools)
+        except TemplateFailed as error:
             raise TaskError(
-                "the model's chat template cannot render this: "
-                f"{escaped(str(error).strip().partition(chr(10))[0], 300) or _without_words(error)}"
+                f"the model's chat template cannot render this: {escaped(str(error), 300)}"
             ) from error
-        return str(text)
 
     def _refuse_deaf_template(self, directory: str | Path) -> None:
         """Raise TaskError if the chat template leaves the question out, or cannot render it."""
@@ -120,18 +115,25 @@ class Tokenizer:
         """The ids of a piece of text, in which names of special tokens become these tokens. With
         `start` the ids begin with those that the model starts a text with. Some tokenizers also end
         a text: a model that is to continue it gets no such token."""
-        encoded = self._fast.encode(text, add_special_tokens=start)
+        encoded = self._encoded(text, start=start)
         added = encoded.special_tokens_mask
         end = len(added)
         while end and added[end - 1]:
             end -= 1
         return list(encoded.ids[:end] if end else encoded.ids)
 
+    def _encoded(self, text: str, *, start: bool = False) -> Any:
+        """A text as the library encodes it. Raises TaskError where the library fails at it."""
+        try:
+            return self._fast.encode(text, add_special_tokens=start)
+        except BaseException as error:
+            raise _failed(error, "this text") from error
+
     @cached_property
     def ending(self) -> str:
         """Names of the tokens with which the tokenizer ends a text, which no prompt has; empty if
         there are none."""
-        encoded = self._fast.encode(_PROBE, add_special_tokens=True)
+        encoded = self._encoded(_PROBE, start=True)
         return self.decode(encoded.ids[len(self.ids(_PROBE, start=True)) :], special=True)
 
     @property
@@ -153,7 +155,7 @@ class Tokenizer:
             tokens = 0
             for cuts, at in enumerate(range(0, len(text), _PIECE), 1):
                 piece = text[at : at + _PIECE]
-                tokens += len(self._fast.encode(piece, add_special_tokens=False))
+                tokens += len(self._encoded(piece))
                 # a cut splits one token, into at most as many as it has characters
                 if tokens - cuts * self.longest > most:
                     return None
@@ -162,7 +164,10 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of ids; with the names of special tokens if `special`."""
-        return str(self._fast.decode(list(ids), skip_special_tokens=not special))
+        try:
+            return str(self._fast.decode(list(ids), skip_special_tokens=not special))
+        except BaseException as error:
+            raise _failed(error, "these ids") from error
 
     def ends(self, token: int) -> bool:
         """True if this id ends a response and has no text of its own."""
@@ -174,7 +179,8 @@ class Tokenizer:
         return self.decode(ids[:-1] if ids and self.ends(ids[-1]) else ids, special=True)
 
 
-def _chat_template(directory: str | Path) -> Any:
+def _chat_template(directory: str | Path) -> Render:
+    """The chat template of a model directory. Raises TaskError."""
     from transformers import AutoTokenizer
 
     try:
@@ -192,7 +198,14 @@ def _chat_template(directory: str | Path) -> Any:
             f"task.chat = true, but the model in {directory} has no chat template; set "
             "task.template instead"
         )
-    return tokenizer
+
+    def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        text = tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+        )
+        return str(text)
+
+    return render
 
 
 def _embedded(directory: Path) -> int:
@@ -220,11 +233,18 @@ def _end_id(directory: Path, fast: Any) -> int | None:
     return number
 
 
-def _without_words(error: Exception) -> str:
-    """An error that says nothing, in words."""
-    if isinstance(error, MemoryError):
-        return "it takes more memory than there is"
-    return type(error).__name__
+def _failed(error: BaseException, at: str) -> TaskError:
+    """An error of the library at a text."""
+    return TaskError(f"the model's tokenizer fails at {at}: {_said(error)}")
+
+
+def _said(error: BaseException) -> str:
+    """An error of the library in words. It panics at a file that contradicts itself, and where an
+    expression is too expensive for a text, and a panic is no Exception; other errors that are none
+    are raised."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    return escaped(str(error).strip().partition("\n")[0], 300) or type(error).__name__
 
 
 class _Token(msgspec.Struct):

@@ -165,6 +165,10 @@ def counted(said: Said, file: Path, held_out: int) -> str:
     note = re.search(r"([\d,]+) lines have the prompt of a held-out one", said.out)
     if shared != (int(note[1].replace(",", "")) if note else 0):
         return f"{shared} lines have a held-out prompt, and check says {note and note[0]}"
+    again = len(trains) - len({*trains})
+    note = re.search(r"([\d,]+) lines? ha(?:s|ve) the prompt of an earlier line", said.out)
+    if again != (int(note[1].replace(",", "")) if note else 0):
+        return f"{again} lines repeat a prompt, and check says {note and note[0]}"
     if len(trains) <= 256:
         unfit = sum(not fits(prompt) for prompt in trains)
         note = re.search(

@@ -206,6 +206,39 @@ def _think(draw: random.Random, said: dict[str, Any]) -> None:
         )
 
 
+def _expensive(draw: random.Random, said: dict[str, Any]) -> None:
+    """An expression that needs more steps for a prompt than the library makes."""
+    expression = draw.choice(["(\\d+\\s*)+$", "((\\d|\\s)+)+x", "([0-9 ]+)*z"])
+    said["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": expression}} | {
+        "behavior": draw.choice(["Isolated", "Removed"]),
+        "invert": draw.random() < 0.5,
+    }
+
+
+def _contradicts(draw: random.Random, said: dict[str, Any]) -> None:
+    """A template of ids with a token that is none; a normalizer that never ends, or one that makes
+    a text a million times as long."""
+    more = {"type": "Replace", "pattern": {"String": " "}, "content": " " * draw.randint(3, 9)}
+    parts = [
+        {"SpecialToken": {"id": "none", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
+    template = {
+        "type": "TemplateProcessing",
+        "single": parts,
+        "pair": [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"],
+        "special_tokens": {},
+    }
+    key, value = draw.choice(
+        [
+            ("post_processor", template),
+            ("normalizer", {"type": "Sequence", "normalizers": [more] * 20}),
+            ("normalizer", {"type": "Prepend", "prepend": "x" * 10**7}),
+        ]
+    )
+    said[key] = value
+
+
 def _head(draw: random.Random, directory: Path) -> None:
     """A second output layer in the file of a tied model."""
     header, weights = _stored(directory)
@@ -373,6 +406,15 @@ def _template(draw: random.Random, directory: Path) -> None:
             "{{ messages[0].content | nonesuch }}",
             "{{ messages[0].content | upper }}",
             "{{ 'x' * (10**12) }}",
+            "{{ 10 ** (10 ** 9) }}",
+            "{% for i in range(9999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+            "{{ messages[0].content }}",
+            "{% set n = namespace(x='xx') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}"
+            "{% endfor %}{{ messages[0].content }}",
+            "{{ messages[0].content * 10 ** 7 }}",
+            "{{ messages[0].content | center(10 ** 10) }}",
+            "{{ messages[0].content }}{{ ((['x' * 10 ** 6] * 10 ** 6) | join) | length }}",
+            "{% macro f(n) %}{{ f(n + 1) }}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
         ]
     )
     (directory / "chat_template.jinja").write_text(text)
@@ -419,6 +461,15 @@ MAKERS: dict[str, Maker] = {
     ),
     "words for thinking": checked(
         edit("tokenizer.json", _think), right=RUNS, says="", witness=same_ids
+    ),
+    "an expensive expression": checked(
+        edit("tokenizer.json", _expensive),
+        right=EITHER,
+        says="tokenizer",
+        lines=[{"prompt": "1 " * (24 - n) + "=", "answer": "1"} for n in range(6)],
+    ),
+    "a tokenizer without sense": checked(
+        edit("tokenizer.json", _contradicts), says=r"tokenizer|prompt"
     ),
     "links": checked(_linked, right=RUNS, says="", witness=same_ids),
     "several ends": checked(edit("generation_config.json", _stops), right=EITHER),

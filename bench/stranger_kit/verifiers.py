@@ -57,7 +57,9 @@ NOTED_CODE: dict[str, str] = {
     "raises no Exception": "def judge(answer, line):\n    raise KeyboardInterrupt\n",
     "exits": "import sys\ndef judge(answer, line):\n    sys.exit({code})\n",
     "ends the process": "import os\ndef judge(answer, line):\n    os._exit({code})\n",
-    "kills itself": "import os\ndef judge(a, l):\n    os.kill(os.getpid(), 9)\n",
+    # in `strict` it is the first process of its namespace, which no signal of its own ends
+    "kills itself": "import os\ndef judge(a, l):\n    os.kill(os.getpid(), 9)\n    os._exit(9)\n",
+    "crashes": "import ctypes\ndef judge(a, l):\n    ctypes.string_at(0)\n",
     "never ends": "def judge(answer, line):\n    while True: pass\n",
     "sleeps": "import time\ndef judge(answer, line):\n    time.sleep(100)\n",
     "recursion": "def judge(answer, line):\n    return judge(answer, line)\n",

@@ -12,6 +12,7 @@ import pytest
 from asyncrl.engines.servers.server_environment import (
     ServerEnvironment,
     ServerPackage,
+    doubt,
     look,
     misfit,
 )
@@ -74,7 +75,7 @@ def packaged(root: Path, package: ServerPackage, files: dict[str, str]) -> list[
 def test_models_are_read_from_the_sources_and_nothing_is_imported(
     package: ServerPackage, files: dict[str, str], models: set[str], tmp_path: Path
 ) -> None:
-    seen = look(packaged(tmp_path, package, files), package)
+    seen = look(packaged(tmp_path, package, files), package, "OneForCausalLM")
     assert seen is not None
     assert seen.models == models
     assert seen.version("torch") == metadata.version("torch")
@@ -86,7 +87,48 @@ def test_what_is_no_python_tells_nothing(tmp_path: Path) -> None:
     silent.write_text("#!/bin/sh\necho '{\"versions\": 3}'\n")
     silent.chmod(0o700)
     for command in (["/nowhere/python"], ["false"], ["echo"], [str(silent)]):
-        assert look(command, SGLANG) is None
+        assert look(command, SGLANG, "OneForCausalLM") is None
+
+
+def test_what_a_plug_in_or_the_fallback_may_serve_is_doubtful_and_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the server can know. Its transformers has a Nine, and nothing a Ten."""
+    python = packaged(tmp_path, SGLANG, SGLANG_MODELS)
+    (of_nine := tmp_path / "transformers" / "models" / "nine").mkdir(parents=True)
+    (tmp_path / "transformers" / "__init__.py").write_text("raise SystemExit('it was imported')")
+    (of_nine / "modeling_nine.py").write_text("class NineForCausalLM(Base): ...\n")
+
+    def words(architecture: str) -> tuple[str | None, str]:
+        seen = look(python, SGLANG, architecture)
+        assert seen is not None
+        seen.versions["sglang"] = "0.5.23"
+        fault = misfit(seen, SGLANG, architecture, nccl=None)
+        return fault, doubt(seen, SGLANG, architecture)
+
+    assert words("OneForCausalLM") == (None, "")
+    said = "SGLang 0.5.23 has no {} of its own: {} may serve it, which the server's start and "
+    said += "the first publication tell"
+    assert words("NineForCausalLM") == (
+        None,
+        said.format("NineForCausalLM", "its transformers backend"),
+    )
+    for other in ("TenForCausalLM", "NineForCausal", "Nine.*"):
+        fault, doubtful = words(other)
+        assert fault is not None and f"serves no {other}, nor has its transformers" in fault
+        assert doubtful == ""
+    (info := tmp_path / "mine-1.dist-info").mkdir()
+    (info / "METADATA").write_text("Name: mine\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[sglang.srt.plugins]\nmine = mine:register\nits = sglang.x:y\n"
+    )
+    monkeypatch.setenv("SGLANG_EXTERNAL_MODEL_PACKAGE", "mine.models")
+    assert words("TenForCausalLM") == (
+        None,
+        said.format(
+            "TenForCausalLM", "the plug-in mine or SGLANG_EXTERNAL_MODEL_PACKAGE=mine.models"
+        ),
+    )
 
 
 VERSIONS = {"sglang": "0.5.23", "torch": "2.14.1", "nvidia-nccl-cu13": "2.30.7"}
@@ -100,7 +142,7 @@ SEEN = ServerEnvironment(VERSIONS, frozenset({"OneForCausalLM"}))
         (SEEN, "OneForCausalLM", "2.30.7", None),
         (SEEN, "OneForCausalLM", "2.29.7", "has NCCL 2.30.7 (torch 2.14.1), and this one 2.29.7:"),
         (SEEN, "OneForCausalLM", "", "has NCCL 2.30.7 (torch 2.14.1), and this one of no package:"),
-        (SEEN, "TwoForCausalLM", None, "has SGLang 0.5.23, which serves no TwoForCausalLM:"),
+        (SEEN, "TwoForCausalLM", None, "has SGLang 0.5.23, which serves no TwoForCausalLM, nor"),
         (ServerEnvironment({}, frozenset()), "OneForCausalLM", None, "has no SGLang"),
         (
             ServerEnvironment(VERSIONS, frozenset()),

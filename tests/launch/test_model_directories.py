@@ -4,6 +4,7 @@ starts."""
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime
 from pathlib import Path
 
@@ -82,6 +83,26 @@ def test_a_directory_that_is_none_is_refused_by_its_setting(tmp_path: Path) -> N
     assert "teacher.path" in text and "there is no such directory" in text
     (tmp_path / "no").mkdir()
     assert "no weights" in refusal("teacher.coefficient=1", f"teacher.path={tmp_path / 'no'}")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link to nowhere"])
+def test_weights_that_are_no_file_are_refused_and_not_opened(
+    tmp_path: Path, frame: list[str], kind: str
+) -> None:
+    path = directory(tmp_path / "m", frame)
+    another = path / "model-00002-of-00002.safetensors"
+    match kind:
+        case "pipe":
+            os.mkfifo(another)
+        case "device":
+            another.symlink_to("/dev/zero")
+        case "folder":
+            another.mkdir()
+        case _:
+            another.symlink_to(tmp_path / "nowhere")
+    (path / "config.json").write_text('{"vocab_size": 260, "tie_word_embeddings": true}')
+    said = refusal(f"model.path={path}")
+    assert f"{another.name} in it is not a file; give a local" in said
 
 
 def test_behind_a_server_the_tokenizer_is_enough(tmp_path: Path, frame: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import shutil
@@ -18,14 +19,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.numpy import save_file
 
 from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.config import Config, ConfigError, load, read, write
 from asyncrl.config.derived import PROGRAMS, derived, steps
 from asyncrl.config.schema import TaskConfig
-from asyncrl.launch import preflight
+from asyncrl.launch import model_directories, preflight
 from asyncrl.launch.model_directories import check_architecture
+from asyncrl.library import train
 from asyncrl.runtime.processes.machine import EPHEMERAL, LOWEST_PORT, available_cores, free_port
 from asyncrl.sandbox.support import Support
 from asyncrl.tasks import judge_checks
@@ -384,13 +387,50 @@ def test_a_resume_goes_on_with_the_data_that_it_began_with(monkeypatch: pytest.M
 
 
 def test_prompts_that_cannot_be_answered_are_counted() -> None:
-    settings = [*data("a", *(["b" * 300] * 3), "c" * 300, held_out=1), "engine.context_tokens=128"]
+    settings = [
+        *data("a", *("b" * (300 - n) for n in range(3)), "c" * 300, held_out=1),
+        "engine.context_tokens=128",
+    ]
     training, held_out = preflight.check(config(*settings), None, 2).notes
     assert "of 4 training prompts that were checked 3 leave no room" in training.meaning
     assert "the longest prompt has 301" in training.meaning and "dropped" in training.meaning
     assert "of 1 held-out prompts" in held_out.meaning and "accuracy leaves" in held_out.meaning
     said = refusal(config(*data("b" * 300, "c" * 300), "engine.context_tokens=128"))
     assert "2 leave no room for an answer" in said and "raise engine.context_tokens" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        (
+            "normalizer",
+            {
+                "type": "Sequence",
+                "normalizers": [{"type": "Replace", "pattern": {"String": "b"}, "content": "b" * 9}]
+                * 12,
+            },
+            "the model's tokenizer fails at the first prompt: it ",
+        ),
+        (
+            "pre_tokenizer",
+            {
+                "type": "Split",
+                "behavior": "Isolated",
+                "invert": False,
+                "pattern": {"Regex": "(b+)+$"},
+            },
+            "the model's tokenizer fails at",
+        ),
+    ],
+)
+def test_a_tokenizer_without_an_end_is_refused_in_a_process_that_can_be_killed(
+    key: str, value: object, says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = model(*ALL) / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    said = refusal(config(*data("b" * 30 + "a", "c"), "model.path=model"))
+    assert says in said
+    assert "panicked" not in capfd.readouterr().err
 
 
 def test_a_token_without_a_row_of_the_embedding_is_seen() -> None:
@@ -481,6 +521,18 @@ def test_a_configuration_of_which_a_model_can_be_made(
     monkeypatch.setenv("TMPDIR", str(files))
     check_architecture(model("config.json", "tokenizer.json"))
     assert [*files.iterdir()] == []
+
+
+def test_a_model_is_made_before_its_memory_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For sizes that no model has the prediction takes minutes."""
+    model(*ALL)
+    order = list[str]()
+    monkeypatch.setattr(model_directories, "check_architecture", lambda _: order.append("made"))
+    monkeypatch.setattr(train, "memory_rows", lambda _: order.append("predicted") or [])
+    to = Console(file=io.StringIO())
+    train.checked(config("model.path=model"), None, to, None, architecture=True)
+    train.checked(config("model.path=model"), None, to, None)
+    assert order == ["made", "predicted", "predicted"]
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])

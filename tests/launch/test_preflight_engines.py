@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -65,6 +66,13 @@ def test_a_key_that_cannot_be_read_is_refused(here: Path) -> None:
 def test_a_model_that_does_not_say_what_it_is_is_refused(text: bytes, here: Path) -> None:
     (here / "model").mkdir()
     (here / "model" / "config.json").write_bytes(text)
+    said = refusal(config(SGLANG, 'engine.sglang.urls=["http://127.0.0.1:1"]', "model.path=model"))
+    assert "does not say its architecture" in said
+
+
+def test_a_config_that_is_no_file_is_refused_and_not_waited_for(here: Path) -> None:
+    (here / "model").mkdir()
+    os.mkfifo(here / "model" / "config.json")
     said = refusal(config(SGLANG, 'engine.sglang.urls=["http://127.0.0.1:1"]', "model.path=model"))
     assert "does not say its architecture" in said
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from transformers import Qwen3Config
 
@@ -110,6 +113,19 @@ def test_nothing_is_refused_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -
     assert row[1] == "49.0 GiB" and "its GPU has" not in row[2]
     assert rows(monkeypatch, 80, "it fails") == [("trainer memory", "not predicted", "it fails")]
     assert memory_rows(load(None, [], {})) == []
+
+
+def test_a_prediction_leaves_no_directory_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[Path]()
+
+    def run(command: list[str], **given: Any) -> subprocess.CompletedProcess[bytes]:
+        (cache := Path(given["env"]["TORCHINDUCTOR_CACHE_DIR"])).mkdir(exist_ok=True)
+        seen.append(cache)
+        return subprocess.CompletedProcess(command, 0, msgspec.json.encode(PredictedMemory(PARTS)))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert trainer_memory.predicted(load(None, [], {}), 0) == PredictedMemory(PARTS)
+    assert not seen[0].exists()
 
 
 def test_a_model_far_below_what_there_is_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,13 @@ def test_lines_with_a_held_out_prompt_are_counted(write: Write) -> None:
     path = write(*({"prompt": str(i % 8), "answer": "a"} for i in range(20)))
     task = JsonlTask(config(path, eval_size=2))
     assert task.size("train") == 14
-    assert task.notes == ["4 lines have the prompt of a held-out one and do not train: 14 are left"]
+    assert task.notes == [
+        "4 lines have the prompt of a held-out one and do not train: 14 are left",
+        "8 lines have the prompt of an earlier line; each trains as a prompt of its own",
+    ]
+    again = write(*({"prompt": "1", "answer": answer} for answer in "ab"), name="again.jsonl")
+    (note,) = JsonlTask(config(again, eval_size=0)).notes
+    assert note.startswith("1 line has the prompt of an earlier line;")
     path = write(*({"prompt": str(i), "answer": "a"} for i in range(4)), name="other.jsonl")
     assert JsonlTask(config(path)).notes == []
     mix = TaskConfig(mix={"a": {"name": "jsonl", "path": str(path)}}, eval_size=0)

@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from asyncrl.bundled.bundled_model import END, END_ID, write_tokenizer
-from asyncrl.tasks import TaskError
+from asyncrl.tasks import TaskError, template_process
 from asyncrl.tasks.text import Tokenizer
 
 
@@ -166,16 +166,74 @@ def test_a_piece_of_text_and_a_conversation(tmp_path: Path) -> None:
         ("{{ messages[0].content.no.such.thing }}", "cannot render this"),
         ("{{", "cannot render this"),
         ("{{ raise_exception('no') }}", "cannot render this: no"),
+        ("{{ '\\ud800' }}{{ messages[0].content }}", "half of a surrogate pair"),
         ("{{ '%1000000000000d' % 1 }}", "it takes more memory than there is"),
+        ("{{ 'x' * 10 ** 10 }}{{ messages[0].content }}", "it takes more memory than there is"),
+        ("{{ messages[0].content * 10 ** 6 }}", "it gives more than 16,777,216 characters"),
+        (
+            "{% set n = namespace(x='xx') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}"
+            "{% endfor %}{{ messages[0].content }}",
+            "it (takes more memory|computes)",
+        ),
+        ("{{ ([messages[0].content * 10 ** 5] * 10 ** 5) | join }}", "it takes more memory"),
+        ("{{ 10 ** (10 ** 9) }}", "it computes for more than 0.5 s"),
+        (
+            "{% for i in range(9999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+            "{{ messages[0].content }}",
+            "it computes for more than 0.5 s",
+        ),
+        (
+            "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}{{ messages[0].content }}",
+            "recursion",
+        ),
     ],
 )
 def test_a_chat_template_that_cannot_ask_is_refused_at_once(
-    tmp_path: Path, template: str, says: str
+    tmp_path: Path, template: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(template_process, "SECONDS", 0.5)
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(TaskError, match=says):
         Tokenizer(tmp_path, chat=True)
+
+
+def test_an_expression_too_expensive_for_a_text_is_a_task_error(tmp_path: Path) -> None:
+    """The library panics there, and a panic is no Exception: it would end any process."""
+    write_tokenizer(tmp_path)
+    said = json.loads((tmp_path / "tokenizer.json").read_text())
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    bomb = {"Regex": "(a+)+$"}
+    said["pre_tokenizer"] = split | {"pattern": bomb}
+    replace = {"type": "Replace", "pattern": bomb, "content": ""}
+    said["decoder"] = {"type": "Sequence", "decoders": [{"type": "Fuse"}, replace]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(said))
+    tokenizer, text = Tokenizer(tmp_path), "a" * 40 + "!"
+    for call in (tokenizer.encode, tokenizer.ids, lambda text: tokenizer.ids_within(text, 99)):
+        with pytest.raises(TaskError, match="tokenizer fails at this text: Onig: Regex search"):
+            call(text)
+    with pytest.raises(TaskError, match="tokenizer fails at these ids: "):
+        tokenizer.decode([*text.encode()])
+    assert tokenizer.encode("b")
+
+
+def test_a_tokenizer_that_contradicts_itself_is_a_task_error(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    said = json.loads((tmp_path / "tokenizer.json").read_text())
+    parts = [
+        {"SpecialToken": {"id": "none", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
+    pair = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+    said["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": parts,
+        "pair": pair,
+        "special_tokens": {},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(said))
+    with pytest.raises(TaskError, match="tokenizer"):
+        Tokenizer(tmp_path).encode("1 + 1")
 
 
 def test_a_directory_without_a_tokenizer_is_said(tmp_path: Path) -> None:

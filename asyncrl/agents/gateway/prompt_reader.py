@@ -163,7 +163,9 @@ class PromptReader:
                     await trio.sleep_until(self._due)
                     begun = trio.current_time()
                     try:
-                        return await trio.to_thread.run_sync(work, limiter=self._thread)
+                        return await trio.to_thread.run_sync(
+                            partial(_refusing, work), limiter=self._thread
+                        )
                     except GatewayError:
                         now = trio.current_time()
                         self._due = now + REST * (now - begun)
@@ -184,3 +186,11 @@ class PromptReader:
                 f"there is no model {asked.model!r}; ask for {self._settings.model!r}",
                 param="model",
             )
+
+
+def _refusing(work: Callable[[], _T]) -> _T:
+    """The result of `work`. Raises GatewayError, also where the tokenizer fails at a text."""
+    try:
+        return work()
+    except TaskError as error:
+        raise bad(str(error)) from error

@@ -5,12 +5,15 @@ and memory; its package's metadata and sources are read by the Python that will 
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Sequence
 from importlib import metadata
 from typing import NamedTuple
 
 import msgspec
+
+from asyncrl.escape import escaped
 
 LOOK_S = 30.0
 """Seconds that the Python of a server's environment has to answer; that of a container starts
@@ -22,7 +25,7 @@ import importlib.metadata, importlib.util, json, pathlib, re, sys
 def version(name):
     try: return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError: return ""
-package, folder, pattern, inner, *names = sys.argv[1:]
+package, folder, pattern, inner, group, architecture, *names = sys.argv[1:]
 versions = {name: version(name) for name in names}
 spec = importlib.util.find_spec(package)
 models = set()
@@ -30,14 +33,25 @@ for root in (spec and spec.submodule_search_locations) or ():
     for file in sorted(pathlib.Path(root).glob(folder)):
         for match in re.finditer(pattern, file.read_text(errors="replace"), re.M | re.S):
             models.update(re.findall(inner, re.sub("#.*", "", match[1])))
-print(json.dumps({"versions": versions, "models": sorted(models)}))
+plugins = sorted({each.name for each in importlib.metadata.entry_points(group=group)
+                  if each.value.split(".")[0] != package})
+falls_back = False
+if models and architecture not in models:
+    wanted = re.compile(rb"^class " + re.escape(architecture.encode()) + rb"\\b", re.M)
+    spec = importlib.util.find_spec("transformers")
+    for root in (spec and spec.submodule_search_locations) or ():
+        files = pathlib.Path(root).glob("models/*/modeling_*.py")
+        falls_back = falls_back or any(wanted.search(file.read_bytes()) for file in files)
+print(json.dumps({"versions": versions, "models": sorted(models), "plugins": plugins,
+                  "falls_back": falls_back}))
 """
 
 
 class ServerPackage(NamedTuple):
     """The package of a server: what a person calls it, the names it is installed by, and where its
     sources list the classes of models that it serves: in `files` (a glob inside the package
-    `module`) what `pattern` encloses, and in that each `model`."""
+    `module`) what `pattern` encloses, and in that each `model`. Plug-ins are the entry points of
+    `group`, and a package that the variable `external` of the environment names."""
 
     title: str
     names: tuple[str, ...]
@@ -45,24 +59,31 @@ class ServerPackage(NamedTuple):
     files: str
     pattern: str
     model: str
+    group: str
+    external: str = ""
 
 
 class ServerEnvironment(msgspec.Struct, frozen=True):
-    """Versions of packages, "" where one is not installed, and names of models' classes."""
+    """Versions of packages, "" where one is not installed; names of models' classes, and of
+    plug-ins; and whether transformers has the model's class where the server has not."""
 
     versions: dict[str, str]
     models: frozenset[str]
+    plugins: tuple[str, ...] = ()
+    falls_back: bool = False
 
     def version(self, *names: str) -> str:
         """The version of the first of these packages that is installed; "" where none is."""
         return next((found for name in names if (found := self.versions.get(name))), "")
 
 
-def look(python: Sequence[str], package: ServerPackage) -> ServerEnvironment | None:
-    """The environment of the Python that the command `python` starts. None where that is no Python,
-    or does not answer in time: the server's start says why."""
-    _, names, *where = package
-    arguments = [*where, "torch", *NCCL, *names]
+def look(
+    python: Sequence[str], package: ServerPackage, architecture: str
+) -> ServerEnvironment | None:
+    """The environment of the Python that the command `python` starts, for a model of this class.
+    None where that is no Python, or does not answer in time: the server's start says why."""
+    where = package.module, package.files, package.pattern, package.model, package.group
+    arguments = [*where, architecture, "torch", *NCCL, *package.names]
     try:
         answer = subprocess.run(
             [*python, "-I", "-c", _LOOK, *arguments],
@@ -85,10 +106,11 @@ def misfit(
     server = environment.version(*package.names)
     if not server:
         return f"has no {package.title}"
-    if environment.models and architecture not in environment.models:
+    if _is_unlisted(environment, architecture) and not doubt(environment, package, architecture):
         return (
-            f"has {package.title} {server}, which serves no {architecture}: embedded engines serve "
-            "every model that this transformers has, and docs/models.md lists what servers do"
+            f"has {package.title} {server}, which serves no {architecture}, nor has its "
+            "transformers one: embedded engines serve every model that this transformers has, and "
+            "docs/models.md lists what servers do"
         )
     theirs = environment.version(*NCCL)
     if nccl is not None and nccl != theirs:
@@ -98,6 +120,28 @@ def misfit(
             "the same torch in both, or use the backend gloo"
         )
     return None
+
+
+def doubt(environment: ServerEnvironment, package: ServerPackage, architecture: str) -> str:
+    """Words on what may serve a model that the server's own sources do not list. Empty if they list
+    it, and if nothing may."""
+    if not _is_unlisted(environment, architecture):
+        return ""
+    external = os.environ.get(package.external, "") if package.external else ""
+    by = [f"the plug-in {escaped(name, 60)}" for name in environment.plugins[:3]]
+    by += [f"{package.external}={escaped(external, 60)}"] if external else []
+    by += ["its transformers backend"] if environment.falls_back else []
+    if not by:
+        return ""
+    return (
+        f"{package.title} {environment.version(*package.names)} has no {architecture} of its own: "
+        f"{' or '.join(by)} may serve it, which the server's start and the first publication tell"
+    )
+
+
+def _is_unlisted(environment: ServerEnvironment, architecture: str) -> bool:
+    """True if the server's sources list models, and not this one."""
+    return bool(environment.models) and architecture not in environment.models
 
 
 def nccl_here() -> str:

@@ -98,6 +98,8 @@ PACKAGE = ServerPackage(
     "srt/models/*.py",
     r"^EntryClass\s*=\s*(.*?)(?=^\S|\Z)",
     r"\b[A-Z]\w+",
+    "sglang.srt.plugins",
+    "SGLANG_EXTERNAL_MODEL_PACKAGE",
 )
 PROGRAM = ServerProgram(
     SglangClient, check_compatibility, address, command, environment, "SGLANG", PACKAGE

@@ -95,6 +95,7 @@ PACKAGE = ServerPackage(
     "model_executor/models/registry.py",
     r"^_(?:TEXT_GENERATION|MULTIMODAL)_MODELS\s*=\s*(\{.*?^\})",
     r'(?m)^\s+"(\w+)":',
+    "vllm.general_plugins",
 )
 PROGRAM = ServerProgram(VllmClient, check_vllm, address, command, environment, "VLLM", PACKAGE)
 managed = partial(managed_server, PROGRAM)
