@@ -1,7 +1,8 @@
 """The platform. Invariant: nothing here promises a kernel, so SGLang takes the pure-torch path of
-each layer (`forward_native`), and Triton's interpreter where there is none."""
+each layer (`forward_native`), and Triton's interpreter for layers that have none."""
 
 from cpu_native.interpreted import repair_interpreter
+from cpu_native.linear_attention import use_it
 from sglang.srt.platforms.cpu import CpuSRTPlatform
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities
@@ -10,12 +11,13 @@ from sglang.srt.platforms.interface import PlatformCapabilities
 class CpuNative(CpuSRTPlatform):
     """A CPU without the AMX kernels that SGLang's own CPU platform builds upon."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        repair_interpreter()
-
     _enum = PlatformEnum.OOT  # out of tree: as CPU, SGLang would import those kernels
     capabilities = PlatformCapabilities()
 
     def get_default_attention_backend(self) -> str:
         return "torch_native"
+
+    def init_backend(self) -> None:
+        """Set up a worker, before its model is built."""
+        repair_interpreter()
+        use_it()
