@@ -6,7 +6,7 @@ changed. Of each version the server's checksums are compared with the trainer's,
 log-probabilities of a text with transformers'; of the second also those of tokens that it samples.
 The rows are the table of docs/models.md.
 
-    python bench/served_families.py --server sglang [--families NAME …]      all of them without names
+    python bench/served_families.py --server sglang [--families NAME …]
 
 The columns: the model's class; the passes that train it; the server's tensors that are compared
 byte by byte; those that are only seen to change (`inexact`); those that the server makes of none of

@@ -54,12 +54,17 @@ def _padded(parts: Sequence[Tensor], rank: int, ranks: int) -> Sequence[Tensor]:
     return [own, part.new_zeros((rows - len(own), *part.shape[1:]))]
 
 
+def _transposed(parts: Sequence[Tensor], rank: int, ranks: int) -> Sequence[Tensor]:
+    return [part.transpose(-2, -1) for part in parts]
+
+
 _WHOLE = "whole"
 _LAYOUTS: dict[str, Layout] = {
     _WHOLE: _whole,
     "rows": _rows,
     "columns": _columns,
     "padded": _padded,
+    "transposed": _transposed,
 }
 
 
@@ -72,6 +77,7 @@ def _fitting(tensors: Sequence[Tensor], ranks: int) -> tuple[str, ...]:
         "rows": cut,
         "columns": cut and dimensions > 1,
         "padded": len(tensors) == 1 and dimensions == 2 and bool(rows % _VOCABULARY_ROWS),
+        "transposed": ranks == 1 and dimensions == 3,  # a stack of experts
     }
     return tuple(layout for layout, fit in fits.items() if fit)
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from asyncrl.engines.servers.other_model import SERVED_AS
+
 LOOK_S = 30.0
 """Seconds that the Python of a server's environment has to answer; that of a container starts
 first."""
@@ -85,7 +87,8 @@ def misfit(
     server = environment.version(*package.names)
     if not server:
         return f"has no {package.title}"
-    if environment.models and architecture not in environment.models:
+    served = {architecture, SERVED_AS.get(architecture, architecture)} & environment.models
+    if environment.models and not served:
         return (
             f"has {package.title} {server}, which serves no {architecture}: embedded engines serve "
             "every model that this transformers has, and docs/models.md lists what servers do"

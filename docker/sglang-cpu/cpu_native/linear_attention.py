@@ -1,6 +1,8 @@
 """The gated delta rule of a prefill (Qwen3-Next, Qwen3.5) in pure torch: SGLang's kernel refuses
 float32. Token by token, and so for short texts."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -34,8 +36,8 @@ def gated_delta_rule(
     keys = keys.repeat_interleave(groups, 1)
     decay, rate = g[0].float().exp(), beta[0].float()
     output = torch.empty_like(values)
-    ends = cu_seqlens.tolist()
-    for index, start, end in zip(initial_state_indices.tolist(), ends, ends[1:]):
+    texts = pairwise(cu_seqlens.tolist())
+    for index, (start, end) in zip(initial_state_indices.tolist(), texts, strict=True):
         state = initial_state[index].float()
         for token in range(start, end):
             state = state * decay[token, :, None, None]

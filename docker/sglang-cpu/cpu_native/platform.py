@@ -1,11 +1,12 @@
 """The platform. Invariant: nothing here promises a kernel, so SGLang takes the pure-torch path of
 each layer (`forward_native`), and Triton's interpreter for layers that have none."""
 
-from cpu_native.interpreted import repair_interpreter
-from cpu_native.linear_attention import use_it
 from sglang.srt.platforms.cpu import CpuSRTPlatform
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities
+
+from cpu_native.interpreted import repair_interpreter
+from cpu_native.linear_attention import use_it
 
 
 class CpuNative(CpuSRTPlatform):
