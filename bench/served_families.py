@@ -97,7 +97,14 @@ YARN: Mapping[str, object] = {
     }
 }
 """SGLang has DeepSeek's positions on a processor only so."""
-MINIMAX = {"scoring_func": "sigmoid", "use_routing_bias": True}
+MINIMAX = {
+    "scoring_func": "sigmoid",
+    "use_routing_bias": True,
+    "use_qk_norm": True,
+    "qk_norm_type": "per_layer",
+}
+DEEPSEEK = {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+OLMO3 = {"rope_theta": 500_000.0}
 EVERY_SECOND = {"full_attention_interval": LAYERS}
 
 SIZES: Mapping[str, object] = {
@@ -135,15 +142,15 @@ FAMILIES = {
     "Qwen3.5": Family("qwen3_5_text", {}, EVERY_SECOND, LINEAR),
     "Qwen3.5-MoE": Family("qwen3_5_moe_text", {}, EVERY_SECOND, LINEAR),
     "GLM-4.5": Family("glm4_moe"),
-    "DeepSeek-V3": Family("deepseek_v3", YARN),
+    "DeepSeek-V3": Family("deepseek_v3", YARN, DEEPSEEK),
     "gpt-oss": Family("gpt_oss", {}, {}, TRITON),
     "Gemma 3": Family("gemma3_text", _HYBRID),
     "Gemma 4": Family("gemma4_text", _HYBRID),
-    "Mistral": Family("mistral"),
+    "Mistral": Family("mistral", {"sliding_window": None}),
     "Mixtral": Family("mixtral"),
     "OLMo 2": Family("olmo2"),
-    "OLMo 3": Family("olmo3", _HYBRID),
-    "OLMoE": Family("olmoe"),
+    "OLMo 3": Family("olmo3", _HYBRID, OLMO3),
+    "OLMoE": Family("olmoe", {"num_key_value_heads": 4}),
     "Granite": Family("granite"),
     "GraniteMoE": Family("granitemoe"),
     "Nemotron-H": Family("nemotron_h", {}, {}, LINEAR),
