@@ -83,7 +83,8 @@ LINEAR = {"sglang": ("--mamba-radix-cache-strategy", "no_buffer", "--disable-ove
 """A state of linear attention cannot be snapshotted on a processor."""
 
 TRITON = {"sglang": ("--attention-backend", "triton")}
-"""SGLang's attention in pure torch has no sinks. Triton's interpreter runs the other one."""
+"""SGLang's attention in pure torch has neither sinks nor a latent cache. Triton's interpreter runs
+the other one."""
 YARN: Mapping[str, object] = {
     "rope_parameters": {
         "rope_type": "yarn",
@@ -142,7 +143,7 @@ FAMILIES = {
     "Qwen3.5": Family("qwen3_5_text", {}, EVERY_SECOND, LINEAR),
     "Qwen3.5-MoE": Family("qwen3_5_moe_text", {}, EVERY_SECOND, LINEAR),
     "GLM-4.5": Family("glm4_moe"),
-    "DeepSeek-V3": Family("deepseek_v3", YARN, DEEPSEEK),
+    "DeepSeek-V3": Family("deepseek_v3", YARN, DEEPSEEK, TRITON),
     "gpt-oss": Family("gpt_oss", {}, {}, TRITON),
     "Gemma 3": Family("gemma3_text", _HYBRID),
     "Gemma 4": Family("gemma4_text", _HYBRID),

@@ -1,9 +1,11 @@
-"""The gated delta rule of a prefill (Qwen3-Next, Qwen3.5) in pure torch: SGLang's kernel refuses
-float32. Token by token, and so for short texts."""
+"""Linear attention by the gated delta rule (Qwen3-Next, Qwen3.5) in pure torch: SGLang's kernel of
+a prefill refuses float32, and those of decoding take half a second a token in Triton's interpreter.
+Token by token, and so for short texts."""
 
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -50,12 +52,63 @@ def gated_delta_rule(
     return output[None].to(q.dtype), None, None
 
 
-def use_it() -> None:
-    """Have SGLang's layers take it, decode by the one kernel that is interpreted, and their gated
-    norm ask no GPU for its size."""
+def decoded(
+    kernel: object,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    ssm_states: Tensor,
+    cache_indices: Tensor,
+    query_start_loc: Tensor,
+    **_: object,
+) -> Tensor:
+    """SGLang's `decode` of one token of each text, with a and b `[texts, value heads]`."""
+    decay = -A_log.float().exp() * F.softplus(a.float() + dt_bias)
+    output, _, _ = gated_delta_rule(
+        q,
+        k,
+        v,
+        decay[None],
+        b.float().sigmoid()[None],
+        initial_state=ssm_states,
+        initial_state_indices=cache_indices,
+        cu_seqlens=query_start_loc,
+        use_qk_l2norm_in_kernel=True,
+    )
+    return output
+
+
+def convolved(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    conv_state_indices: Tensor,
+) -> Tensor:
+    """SGLang's `causal_conv1d_update` of one token of each text, `[texts, channels]`."""
+    window = torch.cat([conv_state[conv_state_indices], x[:, :, None]], -1)
+    conv_state[conv_state_indices] = window[:, :, 1:]
+    output = (window * weight).sum(-1)
+    if bias is not None:
+        output = output + bias
+    return F.silu(output) if activation else output
+
+
+def use_torch() -> None:
+    """Have SGLang's layers take these, and their gated norm ask no GPU for its size."""
     from sglang.kernels.ops.attention.fla import layernorm_gated
+    from sglang.srt.layers.attention.linear import gdn_backend
     from sglang.srt.layers.attention.linear.kernels import gdn_triton
 
     gdn_triton.chunk_gated_delta_rule = gated_delta_rule
     gdn_triton.TritonGDNKernel.supports_packed_decode = False
+    gdn_triton.TritonGDNKernel.decode = decoded
+    gdn_backend.causal_conv1d_update = convolved
     layernorm_gated._get_sm_count = lambda device: 1

@@ -5,8 +5,8 @@ from sglang.srt.platforms.cpu import CpuSRTPlatform
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities
 
+from cpu_native import linear_attention, minimax
 from cpu_native.interpreted import repair_interpreter
-from cpu_native.linear_attention import use_it
 
 
 class CpuNative(CpuSRTPlatform):
@@ -21,4 +21,8 @@ class CpuNative(CpuSRTPlatform):
     def init_backend(self) -> None:
         """Set up a worker, before its model is built."""
         repair_interpreter()
-        use_it()
+
+    def post_load_model(self, model: object) -> None:
+        """Replace kernels, before the model computes."""
+        linear_attention.use_torch()
+        minimax.use_torch()
