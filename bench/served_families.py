@@ -106,6 +106,7 @@ MINIMAX = {
 }
 DEEPSEEK = {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 OLMO3 = {"rope_theta": 500_000.0}
+NEMOTRON: Mapping[str, object] = {"layers_block_type": ["mamba", "attention"], "mamba_num_heads": 8}
 EVERY_SECOND = {"full_attention_interval": LAYERS}
 
 SIZES: Mapping[str, object] = {
@@ -118,7 +119,7 @@ SIZES: Mapping[str, object] = {
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 16,
     "q_lora_rank": 32,
-    "kv_lora_rank": 32,
+    "kv_lora_rank": 64,
     "intermediate_size": 96,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
@@ -154,7 +155,7 @@ FAMILIES = {
     "OLMoE": Family("olmoe", {"num_key_value_heads": 4}),
     "Granite": Family("granite"),
     "GraniteMoE": Family("granitemoe"),
-    "Nemotron-H": Family("nemotron_h", {}, {}, LINEAR),
+    "Nemotron-H": Family("nemotron_h", NEMOTRON, {}, LINEAR),
     "MiniMax-M2": Family("minimax_m2", {}, MINIMAX),
     "Kimi Linear": Family("kimi_linear", {}, {}, LINEAR),
 }

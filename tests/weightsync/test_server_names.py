@@ -129,7 +129,7 @@ def held(family: str, tensors: Weights) -> Weights:
         places = (rule(name) for rule in FAMILIES[family])
         target, at = next((place for place in places if place), (name, 0))
         if family in TRANSPOSED and tensor.dim() == 3:
-            tensor = tensor.transpose(1, 2)  # noqa: PLW2901
+            tensor = tensor.transpose(1, 2)
         parts[target].append((at, tensor))
     return {
         target: torch.cat(

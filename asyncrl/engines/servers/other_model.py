@@ -8,7 +8,6 @@ from typing import NamedTuple
 from asyncrl.engines.servers.errors import ServerError
 from asyncrl.engines.servers.server_types import ModelInfo, ServerInfo
 
-
 SERVED_AS = {"Olmo3ForCausalLM": "Olmo2ForCausalLM"}
 """Classes of models that SGLang serves as another one, which has their layers too."""
 

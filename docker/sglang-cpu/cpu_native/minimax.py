@@ -1,4 +1,4 @@
-"""MiniMax-M2's norm of queries and keys in pure torch: SGLang's kernels of it refuse a processor."""
+"""MiniMax-M2's norm of queries and keys in pure torch: SGLang's kernels of it refuse a CPU."""
 
 import torch
 from torch import Tensor
