@@ -85,7 +85,7 @@ LINEAR = {"sglang": ("--mamba-radix-cache-strategy", "no_buffer", "--disable-ove
 TRITON = {"sglang": ("--attention-backend", "triton")}
 """SGLang's attention in pure torch has neither sinks nor a latent cache. Triton's interpreter runs
 the other one."""
-YARN: Mapping[str, object] = {
+LATENT: Mapping[str, object] = {
     "rope_parameters": {
         "rope_type": "yarn",
         "rope_theta": 10000.0,
@@ -95,9 +95,12 @@ YARN: Mapping[str, object] = {
         "beta_slow": 1.0,
         "mscale": 1.0,
         "mscale_all_dim": 1.0,
-    }
+    },
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
 }
-"""SGLang has DeepSeek's positions on a processor only so."""
+"""SGLang has DeepSeek's positions on a CPU only so, and its latent cache in the sizes of all such
+models."""
 MINIMAX = {
     "scoring_func": "sigmoid",
     "use_routing_bias": True,
@@ -119,7 +122,7 @@ SIZES: Mapping[str, object] = {
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 16,
     "q_lora_rank": 32,
-    "kv_lora_rank": 64,
+    "kv_lora_rank": 32,
     "intermediate_size": 96,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
@@ -144,7 +147,7 @@ FAMILIES = {
     "Qwen3.5": Family("qwen3_5_text", {}, EVERY_SECOND, LINEAR),
     "Qwen3.5-MoE": Family("qwen3_5_moe_text", {}, EVERY_SECOND, LINEAR),
     "GLM-4.5": Family("glm4_moe"),
-    "DeepSeek-V3": Family("deepseek_v3", YARN, DEEPSEEK, TRITON),
+    "DeepSeek-V3": Family("deepseek_v3", LATENT, DEEPSEEK, TRITON),
     "gpt-oss": Family("gpt_oss", {}, {}, TRITON),
     "Gemma 3": Family("gemma3_text", _HYBRID),
     "Gemma 4": Family("gemma4_text", _HYBRID),
@@ -163,7 +166,7 @@ FAMILIES = {
 
 
 class Row(NamedTuple):
-    """What was seen of a family: a line of the table."""
+    """A line of the table: the findings of a family."""
 
     family: str
     architecture: str = ""
