@@ -216,3 +216,14 @@ def listening(port: int) -> set[str]:
 async def test_the_store_listens_on_its_host_alone() -> None:
     async with ServerGroup.open(HOST, 1, bucket_bytes=1 << 20) as group:
         assert listening(group.port) == {"0100007F"}
+
+
+def test_projections_that_a_server_fuses_within_one_call_are_in_one_bucket() -> None:
+    attention = ["q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]
+    weights = {
+        f"layers.{layer}.self_attn.{module}.weight": torch.empty(10)
+        for layer in range(2)
+        for module in attention
+    }
+    held = [[name.split(".")[3] for name in bucket.names] for bucket in cut(weights, 50)]
+    assert held == [attention[:4], attention[4:], attention[:4], attention[4:]]
