@@ -123,7 +123,7 @@ def checkpoint(family: str, seed: int) -> Weights:
 
 
 def held(family: str, tensors: Weights) -> Weights:
-    """What a server holds of them, by the family's rules alone."""
+    """The tensors of a server that holds them, by the family's rules alone."""
     parts: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
     for name, tensor in tensors.items():
         places = (rule(name) for rule in FAMILIES[family])
