@@ -26,7 +26,7 @@ def models() -> dict[str, ast.Module]:
 
 def constant(node: ast.AST) -> object:
     try:
-        return ast.literal_eval(node)  # type: ignore[arg-type]
+        return ast.literal_eval(node)
     except ValueError:
         return None
 
