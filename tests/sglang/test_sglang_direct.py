@@ -1,4 +1,4 @@
-"""Weights straight from the trainer into real servers, which outlive it."""
+"""Weights of a mixture of experts straight from the trainer into real servers, which outlive it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from real_sglang import LAUNCH, PYTHON
+from served_families import FAMILIES, built
 from train_support import (
     command,
     end,
@@ -16,10 +17,10 @@ from train_support import (
     resume,
     started,
     steps_done,
-    tiny_model,
     wait_for,
 )
 
+from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.explain import summary
 from asyncrl.runtime.run_dir import INITIAL, SUMMARY
 
@@ -32,12 +33,14 @@ GUARD = "asyncrl.engines.servers.guarded_command"
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(not PYTHON.exists(), reason="`make sglang-cpu` builds .venv-sglang")
 def test_two_servers_are_sent_each_version_by_the_trainer_and_outlive_it(tmp_path: Path) -> None:
-    """Checksums of the servers' own tensors and the canary are looked at each time: one wrong
-    weight ends an actor. The next trainer, and the next launcher, find the servers that there
-    are."""
-    run = tmp_path / "run"
+    """Checksums of the servers' own tensors, each expert's too, and the canary are looked at each
+    time: one wrong weight ends an actor. The next trainer, and the next launcher, find the servers
+    that there are."""
+    run, model = tmp_path / "run", tmp_path / "m"
+    built(FAMILIES["Qwen3-MoE"]).save_pretrained(model)
+    write_tokenizer(model)
     argv = command(
-        tiny_model(tmp_path / "m"),
+        model,
         run,
         engine__kind="sglang",
         engine__sglang__launch=[*LAUNCH],
@@ -73,6 +76,8 @@ def test_two_servers_are_sent_each_version_by_the_trainer_and_outlive_it(tmp_pat
     told = summary.read(run / SUMMARY)
     assert told.balances() and told.publication.count > 0
     assert "is started again" not in shown and not guards()
+    said_by_actors = "".join(log.read_text() for log in (run / "logs").glob("*.log"))
+    assert "no layout known here" not in said_by_actors
 
 
 def publishes_to(run: Path) -> int:

@@ -231,3 +231,14 @@ def test_servers_get_few_calls_or_large_buckets(total: int, least: int) -> None:
     assert bucket >= least
     assert total <= CALLS * bucket or bucket >= MOST_BYTES
     assert bucket == least or bucket <= MOST_BYTES  # nobody asked for more
+
+
+def test_projections_that_a_server_fuses_within_one_call_are_in_one_bucket() -> None:
+    attention = ["q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]
+    weights = {
+        f"layers.{layer}.self_attn.{module}.weight": torch.empty(10)
+        for layer in range(2)
+        for module in attention
+    }
+    held = [[name.split(".")[3] for name in bucket.names] for bucket in cut(weights, 50)]
+    assert held == [attention[:4], attention[4:], attention[:4], attention[4:]]

@@ -54,12 +54,17 @@ def _padded(parts: Sequence[Tensor], rank: int, ranks: int) -> Sequence[Tensor]:
     return [own, part.new_zeros((rows - len(own), *part.shape[1:]))]
 
 
+def _transposed(parts: Sequence[Tensor], rank: int, ranks: int) -> Sequence[Tensor]:
+    return [part.transpose(-2, -1) for part in parts]
+
+
 _WHOLE = "whole"
 _LAYOUTS: dict[str, Layout] = {
     _WHOLE: _whole,
     "rows": _rows,
     "columns": _columns,
     "padded": _padded,
+    "transposed": _transposed,
 }
 
 
@@ -72,6 +77,7 @@ def _fitting(tensors: Sequence[Tensor], ranks: int) -> tuple[str, ...]:
         "rows": cut,
         "columns": cut and dimensions > 1,
         "padded": len(tensors) == 1 and dimensions == 2 and bool(rows % _VOCABULARY_ROWS),
+        "transposed": ranks == 1 and dimensions == 3,  # a stack of experts
     }
     return tuple(layout for layout, fit in fits.items() if fit)
 
@@ -116,6 +122,7 @@ class Checks:
     ) -> None:
         self._hash, self._ranks = hash_of, len(hashes)
         self._sources = sources(ours, hashes[0].keys())
+        self._derived = sorted(hashes[0].keys() - self._sources.keys())
         self._layouts = {
             name: _fitting([ours[part] for part in parts], self._ranks)
             for name, parts in self._sources.items()
@@ -133,6 +140,12 @@ class Checks:
     def inexact(self) -> list[str]:
         """Tensors that have none of the layouts, in the server's names."""
         return sorted(self._sources.keys() - self._exact) if self._last is not None else []
+
+    @property
+    def derived(self) -> list[str]:
+        """Tensors that the server makes by itself, or of nothing that is sent, in its names: scales
+        and caches. They are not compared."""
+        return self._derived
 
     def expect(self, weights: Mapping[str, Tensor]) -> Expected:
         """The checksums when the server holds `weights`: hashing, for a worker thread, before the

@@ -55,7 +55,9 @@ def bucket_bytes_of(total_bytes: int, least: int) -> int:
 
 def cut(weights: Mapping[str, Tensor], bucket_bytes: int) -> list[ServerBucket]:
     """Buckets of at most `bucket_bytes` (positive; more for weights of many bytes), in the order
-    of `weights`; a tensor that is larger has one of its own.
+    of `weights`; a tensor that is larger has one of its own. One bucket, whatever its size, has the
+    two projections of a latent attention and all between them: SGLang fuses them within one call,
+    and drops half a pair.
 
     A tensor must begin at a multiple of its dtype's size, and there is no padding: where it would
     not, a new bucket begins.
@@ -63,13 +65,19 @@ def cut(weights: Mapping[str, Tensor], bucket_bytes: int) -> list[ServerBucket]:
     most = bucket_bytes_of(sum(tensor.nbytes for tensor in weights.values()), bucket_bytes)
     buckets: list[ServerBucket] = []
     open_: list[tuple[str, Tensor]] = []
-    filled = 0
+    filled, half = 0, ""  # the other projection that the open bucket waits for
     for name, tensor in weights.items():
-        if open_ and (filled + tensor.nbytes > most or filled % tensor.itemsize):
+        full = filled + tensor.nbytes > most and not half
+        if open_ and (full or filled % tensor.itemsize):
             buckets.append(_bucket(open_, filled))
             open_, filled = [], 0
         open_.append((name, tensor))
         filled += tensor.nbytes
+        other = name.replace(".q_a_proj.", ".kv_a_proj_with_mqa.")
+        if other != name and other in weights:
+            half = other
+        elif name == half:
+            half = ""
     if open_:
         buckets.append(_bucket(open_, filled))
     return buckets

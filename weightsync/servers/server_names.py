@@ -14,18 +14,24 @@ what the pinned wheels of SGLang and vLLM say in their models' `stacked_params_m
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 FUSED: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "qkv_proj": (("q_proj", "k_proj", "v_proj"), ("query", "key", "value")),
     "qkv": (("q", "k", "v"),),
     "kv_proj": (("k_proj", "v_proj"),),
-    "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3"), ("c_fc_0", "c_fc_1")),
+    "qkvr": (("wq_du", "wk_dv", "wv_dv", "wr_du"),),
+    "index_qkv_proj": (("index_q_proj", "index_k_proj", "index_v_proj"),),
+    "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3"), ("w2", "w1"), ("c_fc_0", "c_fc_1")),
     "in_proj_qkvz": (("in_proj_qkv", "in_proj_z"),),
     "in_proj_ba": (("in_proj_b", "in_proj_a"),),
     "fused_qkv_a_proj_with_mqa": (("q_a_proj", "kv_a_proj_with_mqa"),),
     "fused_qkv_a_proj": (("q_a_proj", "kv_a_proj_with_mqa"),),
     "fused_qkvbfg_a_proj": (("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "g_a_proj"),),
+    "fused_qkvbfg_proj": (("q_proj", "k_proj", "v_proj", "b_proj", "f_proj", "g_proj"),),
+    "fused_qkvg_proj": (("q_proj", "k_proj", "v_proj", "g_proj"),),
+    "fused_bfg_a_proj": (("b_proj", "f_a_proj", "g_a_proj"),),
+    "qkvabz_proj": (("q_proj", "k_proj", "v_proj", "a_proj", "b_proj", "g_proj"),),
     "fused_fg_b_proj": (("f_b_proj", "g_b_proj"),),
     "qkv_conv1d": (("q_conv1d", "k_conv1d", "v_conv1d"),),
 }
@@ -37,13 +43,32 @@ EXPERTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 }
 """For a stack of all experts of a layer, each one's modules in a checkpoint, in order."""
 
-_STACKED = re.compile(r"(?P<parent>.*\.experts)\.(?P<stack>w13|w2)_(?P<leaf>weight|bias)")
+STACKS: Mapping[str, str] = {"w13": "gate_up_proj", "w2": "down_proj"}
+"""For the same, its name in a checkpoint that has a stack as well."""
+
+_STACKED = re.compile(
+    r"(?P<parent>.*\.experts)\.(?P<stack>w13|w2)_(?:weight_)?(?P<leaf>weight|bias)"
+)
+_SHARED = ("shared_experts", "shared_expert")
+"""The expert of every token, which a server may append to the stack of the others."""
+
+_ROOTS = ("model", "language_model", "backbone", "transformer")
+"""Modules around all layers, of which servers and checkpoints have other ones."""
+
+_DROPPED = ("self_attn",)
+"""A module that a server may do without: its parts are the layer's."""
 
 _RENAMED = {"embeddings": "embed_tokens", "A_log": "A", "norm_f": "norm"}
 """Modules and parameters that a server calls otherwise. `A` is computed from `A_log`."""
 
-_ROOTS = ("model", "language_model", "backbone", "transformer")
-"""Modules around all layers, of which servers and checkpoints have other ones."""
+_MOVED = {
+    "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
+    "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
+    "block_sparse_moe.router.layer.weight": "block_sparse_moe.gate.weight",
+    "router.per_expert_scale": "per_expert_scale",
+    "moe.per_expert_scale": "per_expert_scale",
+}
+"""Ends of names that a server has elsewhere in a layer."""
 
 
 class UnknownName(Exception):
@@ -53,12 +78,16 @@ class UnknownName(Exception):
 
 def sources(ours: Iterable[str], theirs: Collection[str]) -> dict[str, tuple[str, ...]]:
     """For each tensor of the server that is made of ours, the names of its parts, in order. Raises
-    UnknownName for one of ours without a place."""
-    own = {_bare(name): name for name in ours}
-    experts = _experts(own)
+    UnknownName for one of ours without a place, or with that of another."""
+    own = dict[str, str]()
+    for name in ours:
+        if (other := own.setdefault(_bare(name), name)) != name:
+            raise UnknownName(f"its model has one parameter for {other} and {name}")
+    targets = {name: _bare(name) for name in theirs}
+    layers = _Layers(own, targets.values())
     made: dict[str, tuple[str, ...]] = {}
-    for target in theirs:
-        if parts := _parts(_bare(target), own, experts):
+    for target, bare in targets.items():
+        if parts := layers.parts(bare):
             made[target] = tuple(own[part] for part in parts)
     placed = {part for parts in made.values() for part in parts}
     for name in own.values():
@@ -72,41 +101,57 @@ def _bare(name: str) -> str:
 
     >>> _bare("model.language_model.layers.0.mlp.down_proj.weight")
     'layers.0.mlp.down_proj.weight'
+    >>> _bare("model.layers.0.moe.experts.w2_weight")
+    'layers.0.experts.w2_weight'
     """
     parts = name.split(".")
     while len(parts) > 1 and parts[0] in _ROOTS:
         parts.pop(0)
-    return ".".join(_RENAMED.get(part, part) for part in parts)
+    bare = ".".join(_RENAMED.get(part, part) for part in parts if part not in _DROPPED)
+    for end, moved in _MOVED.items():
+        if bare.endswith(f".{end}"):
+            bare = bare.removesuffix(end) + moved
+    return bare.replace(".moe.experts.", ".experts.")
 
 
-def _experts(own: Collection[str]) -> dict[str, int]:
-    """Number of experts of each layer that has some, by the name of the module that holds them."""
-    numbered = re.compile(r"(.*\.experts)\.([0-9]+)\.")
-    counts: dict[str, int] = {}
-    for name in own:
-        if match := numbered.match(name):
-            counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
-    return counts
+class _Layers:
+    """The layers of a checkpoint with the tensors `own`, on a server with `targets`; all bare."""
 
+    def __init__(self, own: Collection[str], targets: Iterable[str]) -> None:
+        self._own = own
+        numbered = re.compile(r"(.*\.experts)\.([0-9]+)\.")
+        self._experts: dict[str, int] = {}  # by the module that holds them
+        for name in own:
+            if match := numbered.match(name):
+                count = max(self._experts.get(match[1], 0), int(match[2]) + 1)
+                self._experts[match[1]] = count
+        shared = re.compile(rf"(.*)\.({'|'.join(_SHARED)})\.")
+        apart = {match[1] for name in targets if (match := shared.match(name))}
+        self._appended = {
+            f"{match[1]}.experts": f"{match[1]}.{match[2]}"
+            for name in own
+            if (match := shared.match(name)) and match[1] not in apart
+        }
 
-def _parts(target: str, own: Collection[str], experts: Mapping[str, int]) -> tuple[str, ...]:
-    """The parts of a tensor of the server, bare; empty where none of ours is in it."""
-    if target in own:
-        return (target,)
-    if match := _STACKED.fullmatch(target):
-        parent, leaf = match["parent"], match["leaf"]
-        choices = [
-            tuple(
-                f"{parent}.{expert}.{module}.{leaf}"
-                for expert in range(experts.get(parent, 0))
-                for module in modules
-            )
-            for modules in EXPERTS[match["stack"]]
-        ]
-    else:
+    def parts(self, target: str) -> tuple[str, ...]:
+        """The parts of a tensor of the server; empty where none of ours is in it."""
+        if target in self._own:
+            return (target,)
+        choices = self._choices(target)
+        whole = (parts for parts in choices if parts and all(part in self._own for part in parts))
+        return next(whole, ())
+
+    def _choices(self, target: str) -> Iterator[tuple[str, ...]]:
+        if match := _STACKED.fullmatch(target):
+            parent, stack, leaf = match["parent"], match["stack"], match["leaf"]
+            yield (f"{parent}.{STACKS[stack]}{'_bias' if leaf == 'bias' else ''}",)
+            held = [f"{parent}.{expert}" for expert in range(self._experts.get(parent, 0))]
+            if parent in self._appended:
+                held.append(self._appended[parent])
+            for modules in EXPERTS[stack]:
+                yield tuple(f"{each}.{module}.{leaf}" for each in held for module in modules)
+            return
         module, _, leaf = target.rpartition(".")
         parent, _, fused = module.rpartition(".")
-        choices = [
-            tuple(f"{parent}.{part}.{leaf}" for part in parts) for parts in FUSED.get(fused, ())
-        ]
-    return next((choice for choice in choices if choice and all(p in own for p in choice)), ())
+        for modules in FUSED.get(fused, ()):
+            yield tuple(f"{parent}.{each}.{leaf}" for each in modules)

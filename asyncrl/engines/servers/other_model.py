@@ -8,6 +8,9 @@ from typing import NamedTuple
 from asyncrl.engines.servers.errors import ServerError
 from asyncrl.engines.servers.server_types import ModelInfo, ServerInfo
 
+SERVED_AS = {"Olmo3ForCausalLM": "Olmo2ForCausalLM"}
+"""Classes of models that SGLang serves as another one, which has their layers too."""
+
 
 class Incompatible(ServerError):
     """The server is of another kind than the run needs."""
@@ -30,7 +33,8 @@ def refuse_other_model(
     or another `dtype`."""
     if not model.is_generation:
         raise ValueError(f"its model {model.model_path} does not generate text")
-    if model.architectures is not None and architecture not in model.architectures:
+    names = {architecture, SERVED_AS.get(architecture, architecture)}
+    if model.architectures is not None and names.isdisjoint(model.architectures):
         raise ValueError(
             f"it serves {', '.join(model.architectures)} ({model.model_path}), and the run's "
             f"model is {architecture}"

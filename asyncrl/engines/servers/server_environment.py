@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from asyncrl.engines.servers.other_model import SERVED_AS
 from asyncrl.escape import escaped
 
 LOOK_S = 30.0
@@ -141,7 +142,8 @@ def doubt(environment: ServerEnvironment, package: ServerPackage, architecture: 
 
 def _is_unlisted(environment: ServerEnvironment, architecture: str) -> bool:
     """True if the server's sources list models, and not this one."""
-    return bool(environment.models) and architecture not in environment.models
+    names = {architecture, SERVED_AS.get(architecture, architecture)}
+    return bool(environment.models) and names.isdisjoint(environment.models)
 
 
 def nccl_here() -> str:

@@ -78,14 +78,19 @@ _LEAST_TOKENS = 16_384
 def environment(launch: ServerLaunch, cores: Sequence[int]) -> dict[str, str]:
     """The additional environment variables of a server. On a CPU the plug-in of `make sglang-cpu`
     is used, and each rank has one of `cores` (at least one), in turn."""
-    # longer than the model's, for what is unusable of it
-    always = offline(launch) | {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+    always = offline(launch) | {
+        # longer than the model's, for what is unusable of it
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+        # of linear attention, which SGLang rounds to bfloat16: decoding would differ by 0.4 nats
+        "SGLANG_MAMBA_CONV_DTYPE": launch.dtype,
+    }
     if launch.device != "cpu":
         return always
     ranks = "|".join(str(cores[rank % len(cores)]) for rank in range(launch.tensor_parallel))
     # More threads than one make a small model's decoding eight times slower.
     return always | {
         "SGLANG_PLATFORM": "cpu_native",
+        "TRITON_INTERPRET": "1",  # layers whose only kernels are Triton's, on a processor
         "OMP_NUM_THREADS": "1",
         "SGLANG_CPU_OMP_THREADS_BIND": ranks,
     }

@@ -1,9 +1,12 @@
 """The platform. Invariant: nothing here promises a kernel, so SGLang takes the pure-torch path of
-each layer (`forward_native`)."""
+each layer (`forward_native`), and Triton's interpreter for layers that have none."""
 
 from sglang.srt.platforms.cpu import CpuSRTPlatform
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities
+
+from cpu_native import linear_attention, minimax
+from cpu_native.interpreted import repair_interpreter
 
 
 class CpuNative(CpuSRTPlatform):
@@ -14,3 +17,12 @@ class CpuNative(CpuSRTPlatform):
 
     def get_default_attention_backend(self) -> str:
         return "torch_native"
+
+    def init_backend(self) -> None:
+        """Set up a worker, before its model is built."""
+        repair_interpreter()
+
+    def post_load_model(self, model: object) -> None:
+        """Replace kernels, before the model computes."""
+        linear_attention.use_torch()
+        minimax.use_torch()

@@ -1,0 +1,49 @@
+"""The page of models has a row for each family that the script of served families knows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from served_families import FAMILIES, KINDS, Row, built, changed
+
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+
+
+def table(kind: str) -> dict[str, list[str]]:
+    """The rows of a server's table, by family."""
+    _, _, section = PAGE.partition(f"### Served by {kind}")
+    assert section, f"docs/models.md has no table of {kind}"
+    lines = re.findall(r"^\| (.*) \|$", section.partition("\n#")[0], re.M)
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in lines[1:]]
+    return {row[0]: row[1:] for row in rows}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_family_has_its_row(kind: str) -> None:
+    title = KINDS[kind].program.package.title
+    rows = table(title)
+    assert rows.keys() == FAMILIES.keys()
+    for name, (architecture, passes, *_) in rows.items():
+        assert passes in ("packed", "padded", "alone", "-")
+        if name != "Kimi Linear":  # not built so small
+            assert architecture == f"`{type(built(FAMILIES[name])).__name__}`"
+
+
+def test_no_tensor_of_a_version_is_that_of_another_one() -> None:
+    model = built(FAMILIES["Qwen3"])
+    one, two = changed(model, 1), changed(model, 2)
+    assert one.keys() == two.keys() and not any(torch.equal(one[name], two[name]) for name in one)
+    norms = [tensor for name, tensor in one.items() if name.endswith("q_norm.weight")]
+    assert len(norms) == 2 and not torch.equal(*norms)
+
+
+def test_a_row_names_what_is_not_compared() -> None:
+    row = Row("Qwen3", "Qwen3ForCausalLM", "packed", 18, (), ("model.cache", "x"), 1e-6)
+    assert (
+        str(row) == "Qwen3 | Qwen3ForCausalLM | packed | 18 | 0 | 2 (model.cache first) | 1.0e-06"
+    )
+    failed = Row("Kimi Linear", failed="not built: too large")
+    assert str(failed).endswith(" | not built: too large")
