@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -102,12 +102,12 @@ def families() -> Iterator[str]:
     yield from MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
-def small(family: str) -> PretrainedConfig:
+def small(family: str, sizes: Mapping[str, object] = SMALL) -> PretrainedConfig:
     """A tiny configuration. Raises what its class raises of sizes that it does not allow."""
     make: Any = CONFIG_MAPPING[family]
     default = make()
     has = default.to_dict()
-    known = {name: value for name, value in SMALL.items() if name in has or hasattr(make, name)}
+    known = {name: value for name, value in sizes.items() if name in has or hasattr(make, name)}
     if getattr(default, "sliding_window", None) is None:
         known.pop("sliding_window", None)
     if "qk_rope_head_dim" in known:
@@ -120,10 +120,10 @@ def small(family: str) -> PretrainedConfig:
     return config
 
 
-def build(family: str) -> PreTrainedModel:
+def build(family: str, sizes: Mapping[str, object] = SMALL) -> PreTrainedModel:
     """A tiny model of random weights. Raises what its class raises, and ValueError where it is not
     tiny whatever it is told."""
-    config, auto = small(family), AutoModelForCausalLM
+    config, auto = small(family, sizes), AutoModelForCausalLM
     with torch.device("meta"):
         parameters = auto.from_config(copy.deepcopy(config)).num_parameters()
     if parameters > LARGEST:

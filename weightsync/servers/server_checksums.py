@@ -116,6 +116,7 @@ class Checks:
     ) -> None:
         self._hash, self._ranks = hash_of, len(hashes)
         self._sources = sources(ours, hashes[0].keys())
+        self._derived = sorted(hashes[0].keys() - self._sources.keys())
         self._layouts = {
             name: _fitting([ours[part] for part in parts], self._ranks)
             for name, parts in self._sources.items()
@@ -133,6 +134,12 @@ class Checks:
     def inexact(self) -> list[str]:
         """Tensors that have none of the layouts, in the server's names."""
         return sorted(self._sources.keys() - self._exact) if self._last is not None else []
+
+    @property
+    def derived(self) -> list[str]:
+        """Tensors that the server makes by itself, or of nothing that is sent, in its names: scales
+        and caches. They are not compared."""
+        return self._derived
 
     def expect(self, weights: Mapping[str, Tensor]) -> Expected:
         """The checksums when the server holds `weights`: hashing, for a worker thread, before the

@@ -122,6 +122,12 @@ class WeightLoader:
         self._checks: Checks | None = None
         self._begun = False
 
+    @property
+    def checks(self) -> Checks | None:
+        """What is known of the server's tensors; None before the first load, and of one without
+        checksums."""
+        return self._checks
+
     async def load(
         self,
         version: int,
