@@ -6,7 +6,7 @@ changed. Of each version the server's checksums are compared with the trainer's,
 log-probabilities of a text with transformers'; of the second also those of tokens that it samples.
 The rows are the table of docs/models.md.
 
-    python bench/served_families.py --server sglang [FAMILY ...]       all of them without a name
+    python bench/served_families.py --server sglang [--families NAME …]      all of them without names
 
 The columns: the model's class; the passes that train it; the server's tensors that are compared
 byte by byte; those that are only seen to change (`inexact`); those that the server makes of none of
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import trio
-from families import SMALL, build
+from families import LAYERS, SMALL, build
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -58,11 +58,13 @@ TOLERANCE = 1e-3
 
 
 class Family(NamedTuple):
-    """A model type of transformers, and sizes of its own. `arguments` are a server's, by its
-    kind."""
+    """A model type of transformers, and sizes of its own. `entries` are of its config.json alone,
+    as published checkpoints have them and transformers' class has not. A server's arguments are by
+    its kind."""
 
     model_type: str
     sizes: Mapping[str, object] = {}
+    entries: Mapping[str, object] = {}
     arguments: Mapping[str, tuple[str, ...]] = {}
 
 
@@ -80,6 +82,8 @@ KINDS = {"sglang": Kind("sglang", sglang_launch.PROGRAM, ".venv-sglang", "retrac
 
 LINEAR = {"sglang": ("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule")}
 """A state of linear attention cannot be snapshotted on a processor."""
+
+EVERY_SECOND = {"full_attention_interval": LAYERS}
 
 SIZES: Mapping[str, object] = {
     **SMALL,
@@ -112,9 +116,9 @@ FAMILIES = {
     "Qwen2.5": Family("qwen2", {"tie_word_embeddings": True}),
     "Qwen3": Family("qwen3", {"tie_word_embeddings": True}),
     "Qwen3-MoE": Family("qwen3_moe"),
-    "Qwen3-Next": Family("qwen3_next", {}, LINEAR),
-    "Qwen3.5": Family("qwen3_5_text", {}, LINEAR),
-    "Qwen3.5-MoE": Family("qwen3_5_moe_text", {}, LINEAR),
+    "Qwen3-Next": Family("qwen3_next", {}, EVERY_SECOND, LINEAR),
+    "Qwen3.5": Family("qwen3_5_text", {}, EVERY_SECOND, LINEAR),
+    "Qwen3.5-MoE": Family("qwen3_5_moe_text", {}, EVERY_SECOND, LINEAR),
     "GLM-4.5": Family("glm4_moe"),
     "DeepSeek-V3": Family("deepseek_v3"),
     "gpt-oss": Family("gpt_oss"),
@@ -127,9 +131,9 @@ FAMILIES = {
     "OLMoE": Family("olmoe"),
     "Granite": Family("granite"),
     "GraniteMoE": Family("granitemoe"),
-    "Nemotron-H": Family("nemotron_h", {}, LINEAR),
+    "Nemotron-H": Family("nemotron_h", {}, {}, LINEAR),
     "MiniMax-M2": Family("minimax_m2"),
-    "Kimi Linear": Family("kimi_linear", {}, LINEAR),
+    "Kimi Linear": Family("kimi_linear", {}, {}, LINEAR),
 }
 """The families that people post-train, as they call them."""
 
@@ -161,7 +165,10 @@ def _named(names: tuple[str, ...]) -> str:
 def built(family: Family) -> PreTrainedModel:
     """The tiny model. Raises what its class raises."""
     with warnings.catch_warnings(action="ignore"):
-        return build(family.model_type, {**SIZES, **family.sizes})
+        model = build(family.model_type, {**SIZES, **family.sizes})
+    for name, value in family.entries.items():
+        setattr(model.config, name, value)
+    return model
 
 
 def changed(model: PreTrainedModel, version: int) -> dict[str, Tensor]:
@@ -176,7 +183,7 @@ def changed(model: PreTrainedModel, version: int) -> dict[str, Tensor]:
     return {name: other(parameter) for name, parameter in model.named_parameters()}
 
 
-async def served(name: str, kind: Kind, python: Path, folder: Path) -> Row:
+async def served(name: str, kind: Kind, python: tuple[str, ...], folder: Path) -> Row:
     """The row of a family, whatever happens to it."""
     family = FAMILIES[name]
     try:
@@ -197,15 +204,21 @@ async def served(name: str, kind: Kind, python: Path, folder: Path) -> Row:
 
 
 async def _published(
-    row: Row, model: PreTrainedModel, kind: Kind, python: Path, folder: Path
+    row: Row, model: PreTrainedModel, kind: Kind, python: tuple[str, ...], folder: Path
 ) -> Row:
-    arguments = FAMILIES[row.family].arguments.get(kind.name, ())
+    family = FAMILIES[row.family]
+    arguments = family.arguments.get(kind.name, ())
     launch = ServerLaunch(
-        (str(python),), str(folder), "float32", "cpu", SLOTS, CONTEXT, arguments=arguments
+        python, str(folder), "float32", "cpu", SLOTS, CONTEXT, arguments=arguments
     )
     text = canary.text(VOCABULARY, {END_ID, PADDING_ID})
     async with (
-        managed(kind.program, launch, log=folder / "server.log", ready_s=READY_S) as server,
+        managed(
+            kind.program,
+            launch,
+            log=folder / "server.log",
+            ready_s=READY_S,
+        ) as server,
         kind.program.open(server, DEADLINE_S) as client,
         ServerGroup.open(HOST, 1, bucket_bytes=100_000) as group,
     ):
@@ -254,7 +267,7 @@ def _said(what: str, error: Exception) -> str:
     return f"{what}: {said[:300]}"
 
 
-async def main(kind: Kind, python: Path, names: list[str], logs: Path | None) -> None:
+async def main(kind: Kind, python: tuple[str, ...], names: list[str], logs: Path | None) -> None:
     torch.set_num_threads(1)
     for name in names or FAMILIES:
         begun = time.monotonic()
@@ -272,15 +285,15 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--server", choices=list(KINDS), required=True)
-    parser.add_argument("--python", type=Path, help="a Python that has the server")
+    parser.add_argument("--launch", nargs="+", help="the command of a Python that has the server")
     parser.add_argument("--logs", type=Path, help="a folder to keep the servers' logs in")
-    parser.add_argument("families", nargs="*", metavar="FAMILY")
+    parser.add_argument("--families", nargs="+", metavar="FAMILY", default=[])
     args = parser.parse_args()
     if unknown := set(args.families) - FAMILIES.keys():
         parser.error(f"no family {min(unknown)}; there are {', '.join(FAMILIES)}")
     chosen = KINDS[args.server]
-    interpreter = args.python or ROOT / chosen.environment / "bin" / "python"
-    if not interpreter.exists():
-        sys.exit(f"{interpreter} is not there; `make {args.server}-cpu` builds it")
+    python = args.launch or [str(ROOT / chosen.environment / "bin" / "python")]
+    if not Path(python[0]).exists():
+        sys.exit(f"{python[0]} is not there; `make {args.server}-cpu` builds it")
     logging.set_verbosity_error()
-    trio.run(main, chosen, interpreter, args.families, args.logs)
+    trio.run(main, chosen, tuple(python), args.families, args.logs)

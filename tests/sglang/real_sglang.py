@@ -61,6 +61,7 @@ def running(model: Path, log: Path, *more: str) -> Iterator[Server]:
         "TRANSFORMERS_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "SGLANG_PLATFORM": "cpu_native",
+        "TRITON_INTERPRET": "1",
         "SGLANG_CPU_OMP_THREADS_BIND": "0|0",  # a core for each of two ranks at most
     }
     command = [

@@ -86,6 +86,7 @@ def environment(launch: ServerLaunch, cores: Sequence[int]) -> dict[str, str]:
     # More threads than one make a small model's decoding eight times slower.
     return always | {
         "SGLANG_PLATFORM": "cpu_native",
+        "TRITON_INTERPRET": "1",  # layers whose only kernels are Triton's, on a processor
         "OMP_NUM_THREADS": "1",
         "SGLANG_CPU_OMP_THREADS_BIND": ranks,
     }
