@@ -43,6 +43,7 @@ from asyncrl.engines.servers.served import ServerClient
 from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.servers.server_types import Mode
 from asyncrl.engines.sglang import sglang_launch
+from asyncrl.engines.vllm import vllm_launch
 from asyncrl.training.models import ModelError
 from asyncrl.training.trial import try_passes
 from asyncrl.weightsync.servers.by_broadcast import ByBroadcast
@@ -69,16 +70,23 @@ class Family(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A kind of server: its name, its program, the folder of its environment, and how it is
-    paused."""
+    """A kind of server: its name, its program, the folder of its environment, how it is paused, and
+    sizes that its kernels need."""
 
     name: str
     program: ServerProgram[Any]
     environment: str
     mode: Mode
+    sizes: Mapping[str, object] = {}
 
 
-KINDS = {"sglang": Kind("sglang", sglang_launch.PROGRAM, ".venv-sglang", "retract")}
+WIDE = {"hidden_size": 128, "head_dim": 32, "v_head_dim": 32, "qk_nope_head_dim": 32}
+"""vLLM's attention on a processor takes heads of 32 numbers at least."""
+
+KINDS = {
+    "sglang": Kind("sglang", sglang_launch.PROGRAM, ".venv-sglang", "retract"),
+    "vllm": Kind("vllm", vllm_launch.PROGRAM, ".venv-vllm", "abort", WIDE),
+}
 
 LINEAR = {"sglang": ("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule")}
 """A state of linear attention cannot be snapshotted on a processor."""
@@ -162,10 +170,10 @@ def _named(names: tuple[str, ...]) -> str:
     return f"{len(names)} ({names[0]} first)" if names else "0"
 
 
-def built(family: Family) -> PreTrainedModel:
+def built(family: Family, kind: Kind) -> PreTrainedModel:
     """The tiny model. Raises what its class raises."""
     with warnings.catch_warnings(action="ignore"):
-        model = build(family.model_type, {**SIZES, **family.sizes})
+        model = build(family.model_type, {**SIZES, **kind.sizes, **family.sizes})
     for name, value in family.entries.items():
         setattr(model.config, name, value)
     return model
@@ -187,12 +195,12 @@ async def served(name: str, kind: Kind, python: tuple[str, ...], folder: Path) -
     """The row of a family, whatever happens to it."""
     family = FAMILIES[name]
     try:
-        model = built(family)
+        model = built(family, kind)
     except Exception as error:  # noqa: BLE001 (a family may raise what it likes of tiny sizes)
         return Row(name, failed=_said("not built", error))
     row = Row(name, type(model).__name__)
     try:
-        row = row._replace(passes=try_passes(built(family), CONTEXT).passes)
+        row = row._replace(passes=try_passes(built(family, kind), CONTEXT).passes)
     except ModelError as error:
         row = row._replace(passes="none", failed=_said("not trained", error))
     model.save_pretrained(folder)

@@ -37,7 +37,9 @@ EXPERTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 }
 """For a stack of all experts of a layer, each one's modules in a checkpoint, in order."""
 
-_STACKED = re.compile(r"(?P<parent>.*\.experts)\.(?P<stack>w13|w2)_(?P<leaf>weight|bias)")
+_STACKED = re.compile(
+    r"(?P<parent>.*\.experts)(\.routed_experts)?\.(?P<stack>w13|w2)_(?P<leaf>weight|bias)"
+)
 
 _RENAMED = {"embeddings": "embed_tokens", "A_log": "A", "norm_f": "norm"}
 """Modules and parameters that a server calls otherwise. `A` is computed from `A_log`."""

@@ -7,15 +7,17 @@ of its weight-transfer API (`--weight-transfer-config '{"backend": "asyncrl"}'`)
 backends need CUDA; this one meets by gloo or NCCL in a group that is joined once, and takes
 buckets. It runs in vLLM's environment, and so imports nothing of asyncrl.
 
-On a CPU vLLM would repack its linear layers and free the original weights: they could not be
-checksummed, and a new version would not reach the packed ones (vLLM 0.32.0). So packing is disabled
-there.
+On a CPU vLLM would repack its linear layers and its experts and free the original weights: they
+could not be checksummed, and a new version would not reach the packed ones (vLLM 0.32.0). So
+packing is disabled there, and both compute with the weights that they were given, which also frees
+experts from the sizes that packing needs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
 from math import prod
 
 import torch
@@ -27,6 +29,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers import utils as layers
+from vllm.model_executor.layers.fused_moe.activation import ApplyMoEActivationConfig
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
@@ -124,6 +128,59 @@ def _as_they_are(layer: torch.nn.Module, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear
 
 
+def _gated(values: torch.Tensor, activation: str, config: ApplyMoEActivationConfig) -> torch.Tensor:
+    """The activation of one expert's gates and ups, as vLLM's kernels define it."""
+    if activation == "swigluoai":  # gpt-oss: a gate, its up, the next gate, and so on
+        gate, up = values[..., ::2].clamp(max=7.0), values[..., 1::2].clamp(-7.0, 7.0)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    gate, up = values.chunk(2, dim=-1)
+    if activation == "swigluoai_uninterleave" or config.clamp_limit is not None:
+        gate = gate.clamp(max=config.clamp_limit)
+        up = up.clamp(-config.clamp_limit, config.clamp_limit)
+        return gate * torch.sigmoid(config.alpha * gate) * (up + config.beta)
+    if activation == "silu":
+        return torch.nn.functional.silu(gate) * up
+    approximate = "tanh" if activation == "gelu_tanh" else "none"
+    return torch.nn.functional.gelu(gate, approximate=approximate) * up
+
+
+class _Experts:
+    """Methods of vLLM's experts on a CPU, with their original weights."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Pack nothing."""
+
+    def apply(
+        self,
+        output: torch.Tensor,
+        hidden_states: torch.Tensor,
+        w1: torch.Tensor,
+        w2: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        activation: Enum,
+        *_: object,
+        apply_router_weight_on_input: bool = False,
+        **__: object,
+    ) -> None:
+        """Compute expert by expert."""
+        config = ApplyMoEActivationConfig.from_configs(self.moe_config, self.quant_config)
+        linear, summed = torch.nn.functional.linear, torch.zeros_like(output, dtype=torch.float32)
+        for expert in topk_ids.unique().tolist():
+            rows, place = (topk_ids == expert).nonzero(as_tuple=True)
+            bias1 = None if self.w1_bias is None else self.w1_bias[expert]
+            bias2 = None if self.w2_bias is None else self.w2_bias[expert]
+            inner = linear(hidden_states[rows], w1[expert], bias1)
+            made = linear(_gated(inner, activation.value, config), w2[expert], bias2).float()
+            if not apply_router_weight_on_input:
+                made = made * topk_weights[rows, place, None]
+            summed.index_add_(0, rows, made)
+        output.copy_(summed)
+
+
 WeightTransferEngineFactory.register_engine("asyncrl", BroadcastReceiver)
 if current_platform.is_cpu():
     layers.dispatch_cpu_unquantized_gemm = _as_they_are
+    CPUUnquantizedExperts.process_weights_after_loading = _Experts.process_weights_after_loading
+    CPUUnquantizedExperts.apply = _Experts.apply
+    CPUUnquantizedExperts._supports_grouped_gemm = staticmethod(lambda moe_config: (True, None))
