@@ -24,8 +24,8 @@ OLDEST = (0, 32, 0)
 
 
 async def check_vllm(client: VllmClient, needs: Needs) -> None:
-    """Query and check a server. Raises Incompatible, or any other ServerError where it does not
-    answer."""
+    """Query and check a server, of which a paused one takes no ids yet. Raises Incompatible, or any
+    other ServerError where it does not answer."""
     try:
         start, server = await client.start(), await client.server_info()
     except RequestRefused as error:
@@ -40,6 +40,8 @@ async def check_vllm(client: VllmClient, needs: Needs) -> None:
     try:
         await client.score(np.array([0, 1], np.int32))
     except RequestRefused as error:
+        if error.later:
+            return
         raise Incompatible(
             f"{client.url} does not accept token ids ({error}): start it with --enable-scale-out"
         ) from None

@@ -7,14 +7,15 @@ of its weight-transfer API (`--weight-transfer-config '{"backend": "asyncrl"}'`)
 backends need CUDA; this one meets by gloo or NCCL in a group that is joined once, and takes
 buckets. It runs in vLLM's environment, and so imports nothing of asyncrl.
 
-On a CPU vLLM would repack its linear layers and its experts and free the original weights: they
-could not be checksummed, and a new version would not reach the packed ones (vLLM 0.32.0). So
-packing is disabled there, and both compute with the weights that they were given, which also frees
-experts from the sizes that packing needs.
+On a CPU vLLM would repack its linear layers, its experts and the convolutions of linear attention,
+and free the original weights: they could not be checksummed, and a new version would not reach the
+packed ones (vLLM 0.32.0). So packing is disabled there, and all compute with the weights that they
+were given, which also frees experts from the sizes that packing needs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -31,6 +32,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers import utils as layers
 from vllm.model_executor.layers.fused_moe.activation import ApplyMoEActivationConfig
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
@@ -178,9 +180,20 @@ class _Experts:
         output.copy_(summed)
 
 
+def _unpacked(convolve: Callable) -> Callable:
+    """The convolution of linear attention that takes its original weight, of three dimensions."""
+
+    def convolved(*, weight: torch.Tensor, is_weight_packed: bool, **others: object) -> torch.Tensor:
+        return convolve(weight=weight.flatten(1), is_weight_packed=False, **others)
+
+    return convolved
+
+
 WeightTransferEngineFactory.register_engine("asyncrl", BroadcastReceiver)
 if current_platform.is_cpu():
     layers.dispatch_cpu_unquantized_gemm = _as_they_are
     CPUUnquantizedExperts.process_weights_after_loading = _Experts.process_weights_after_loading
     CPUUnquantizedExperts.apply = _Experts.apply
     CPUUnquantizedExperts._supports_grouped_gemm = staticmethod(lambda moe_config: (True, None))
+    for name in ("_causal_conv1d_fwd_cpu", "_causal_conv1d_update_cpu"):
+        setattr(gdn_attention, name, _unpacked(getattr(gdn_attention, name)))
