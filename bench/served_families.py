@@ -6,7 +6,7 @@ changed. Of each version the server's checksums are compared with the trainer's,
 log-probabilities of a text with transformers'; of the second also those of tokens that it samples.
 The rows are the table of docs/models.md.
 
-    python bench/served_families.py --server sglang [--families NAME …]      all of them without names
+    python bench/served_families.py --server sglang [--families NAME …]    all of them without names
 
 The columns: the model's class; the passes that train it; the server's tensors that are compared
 byte by byte; those that are only seen to change (`inexact`); those that the server makes of none of
@@ -54,8 +54,6 @@ ROOT = Path(__file__).parents[1]
 HOST = "127.0.0.1"
 DEADLINE_S, READY_S = 120.0, 300.0
 CONTEXT, SLOTS, SAMPLED = 256, 2, 48
-TOLERANCE = 1e-3
-"""Nats: far above what float32 loses, far below what a wrong tensor changes."""
 
 
 class Family(NamedTuple):
@@ -70,22 +68,35 @@ class Family(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A kind of server: its name, its program, the folder of its environment, how it is paused, and
-    sizes that its kernels need."""
+    """A kind of server: its name, its program, the folder of its environment, how it is paused, the
+    sizes that its kernels need, and the families that these compute in bfloat16 alone."""
 
     name: str
     program: ServerProgram[Any]
     environment: str
     mode: Mode
     sizes: Mapping[str, object] = {}
+    rounded: frozenset[str] = frozenset()
+
+    def dtype(self, family: Family) -> str:
+        return "bfloat16" if family.model_type in self.rounded else "float32"
 
 
-WIDE = {"hidden_size": 128, "head_dim": 32, "v_head_dim": 32, "qk_nope_head_dim": 32}
-"""vLLM's attention on a processor takes heads of 32 numbers at least."""
+WIDE = {
+    "hidden_size": 128,
+    "head_dim": 32,
+    "v_head_dim": 32,
+    "qk_nope_head_dim": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+"""vLLM's attention on a processor takes heads of 32 numbers at least, its linear one those of real
+models."""
 
+GATED_DELTA = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 KINDS = {
     "sglang": Kind("sglang", sglang_launch.PROGRAM, ".venv-sglang", "retract"),
-    "vllm": Kind("vllm", vllm_launch.PROGRAM, ".venv-vllm", "abort", WIDE),
+    "vllm": Kind("vllm", vllm_launch.PROGRAM, ".venv-vllm", "abort", WIDE, GATED_DELTA),
 }
 
 LINEAR = {"sglang": ("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule")}
@@ -128,7 +139,7 @@ FAMILIES = {
     "Qwen3.5": Family("qwen3_5_text", {}, EVERY_SECOND, LINEAR),
     "Qwen3.5-MoE": Family("qwen3_5_moe_text", {}, EVERY_SECOND, LINEAR),
     "GLM-4.5": Family("glm4_moe"),
-    "DeepSeek-V3": Family("deepseek_v3"),
+    "DeepSeek-V3": Family("deepseek_v3", {}, {"topk_method": "noaux_tc"}),
     "gpt-oss": Family("gpt_oss"),
     "Gemma 3": Family("gemma3_text", _HYBRID),
     "Gemma 4": Family("gemma4_text", _HYBRID),
@@ -174,9 +185,16 @@ def built(family: Family, kind: Kind) -> PreTrainedModel:
     """The tiny model. Raises what its class raises."""
     with warnings.catch_warnings(action="ignore"):
         model = build(family.model_type, {**SIZES, **kind.sizes, **family.sizes})
+    config = model.config
+    if not hasattr(config, "head_dim"):
+        config.head_dim = config.hidden_size // config.num_attention_heads
     for name, value in family.entries.items():
-        setattr(model.config, name, value)
-    return model
+        setattr(config, name, value)
+    random = torch.Generator().manual_seed(0)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):  # zero in a new model alone
+            buffer += 0.1 * torch.randn(buffer.shape, generator=random)
+    return model.to(getattr(torch, kind.dtype(family)))
 
 
 def changed(model: PreTrainedModel, version: int) -> dict[str, Tensor]:
@@ -215,10 +233,8 @@ async def _published(
     row: Row, model: PreTrainedModel, kind: Kind, python: tuple[str, ...], folder: Path
 ) -> Row:
     family = FAMILIES[row.family]
-    arguments = family.arguments.get(kind.name, ())
-    launch = ServerLaunch(
-        python, str(folder), "float32", "cpu", SLOTS, CONTEXT, arguments=arguments
-    )
+    arguments, dtype = family.arguments.get(kind.name, ()), kind.dtype(family)
+    launch = ServerLaunch(python, str(folder), dtype, "cpu", SLOTS, CONTEXT, arguments=arguments)
     text = canary.text(VOCABULARY, {END_ID, PADDING_ID})
     async with (
         managed(
@@ -236,7 +252,7 @@ async def _published(
             model,
             text,
             mode=kind.mode,
-            tolerance=TOLERANCE,
+            tolerance=canary.TOLERANCE[dtype],
             deadline_s=DEADLINE_S,
         )
         gap = 0.0

@@ -371,7 +371,7 @@ async def test_a_server_that_was_started_otherwise_is_refused_with_the_option(
             await check_vllm(client, NEEDS)
 
 
-async def test_an_old_server_one_without_its_rooms_and_one_that_takes_no_ids_are_refused() -> None:
+async def test_servers_of_other_versions_or_without_their_rooms_or_without_ids_are_refused() -> None:
     async def refusal(fake: Fake) -> str:
         async with VllmClient.open(URL, transport=fake) as client:
             with pytest.raises(ServerError) as caught:
@@ -381,6 +381,8 @@ async def test_an_old_server_one_without_its_rooms_and_one_that_takes_no_ids_are
     old = versioned().on("/version", {"version": "0.31.9+cu13"})
     assert "it is vLLM 0.31.9+cu13; 0.32.0 is the oldest" in await refusal(old)
     assert "VLLM_SERVER_DEV_MODE=1" in await refusal(Fake())
+    new = versioned().on("/server_info", start()).on("/version", {"version": "0.34.0rc1"})
+    assert "0.34 and later are not supported: install vLLM 0.33.0" in await refusal(new)
     disabled = {"error": {"message": "Scale-out endpoints are disabled", "code": 403}}
     closed = versioned().on("/version", {"version": "0.32.0"})
     closed.on(GENERATE, lambda _: httpx2.Response(403, json=disabled))

@@ -37,11 +37,25 @@ EXPERTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 }
 """For a stack of all experts of a layer, each one's modules in a checkpoint, in order."""
 
+STACKS: Mapping[str, str] = {
+    "w13_weight": "gate_up_proj",
+    "w13_bias": "gate_up_proj_bias",
+    "w2_weight": "down_proj",
+    "w2_bias": "down_proj_bias",
+}
+"""The same for families whose checkpoints have such stacks themselves (gpt-oss, Llama 4)."""
+
 _STACKED = re.compile(
     r"(?P<parent>.*\.experts)(\.routed_experts)?\.(?P<stack>w13|w2)_(?P<leaf>weight|bias)"
 )
 
-_RENAMED = {"embeddings": "embed_tokens", "A_log": "A", "norm_f": "norm"}
+_RENAMED = {
+    "embeddings": "embed_tokens",
+    "embedding": "embed_tokens",
+    "attn": "self_attn",
+    "A_log": "A",
+    "norm_f": "norm",
+}
 """Modules and parameters that a server calls otherwise. `A` is computed from `A_log`."""
 
 _ROOTS = ("model", "language_model", "backbone", "transformer")
@@ -105,6 +119,7 @@ def _parts(target: str, own: Collection[str], experts: Mapping[str, int]) -> tup
             )
             for modules in EXPERTS[match["stack"]]
         ]
+        choices.append((f"{parent}.{STACKS[match['stack'] + '_' + leaf]}",))
     else:
         module, _, leaf = target.rpartition(".")
         parent, _, fused = module.rpartition(".")

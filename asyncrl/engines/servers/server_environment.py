@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from asyncrl.engines.servers import versions
+
 LOOK_S = 30.0
 """Seconds that the Python of a server's environment has to answer; that of a container starts
 first."""
@@ -85,6 +87,8 @@ def misfit(
     server = environment.version(*package.names)
     if not server:
         return f"has no {package.title}"
+    if fault := versions.misfit(package.title, server):
+        return f"has {package.title} {server}; {fault}"
     if environment.models and architecture not in environment.models:
         return (
             f"has {package.title} {server}, which serves no {architecture}: embedded engines serve "

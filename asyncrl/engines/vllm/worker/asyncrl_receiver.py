@@ -1,5 +1,6 @@
 """The receiving end of a publication inside a vLLM server. Invariant: vLLM's own loader loads
-exactly the bytes that rank 0 broadcast, and only tensor bytes are trusted.
+exactly the bytes that rank 0 broadcast, and what was not sent stays as it was; only tensor bytes
+are trusted.
 
 vLLM imports this module into each of its workers (`--worker-extension-cls
 asyncrl_receiver.Extension`, with this folder on `PYTHONPATH`); that registers the backend `asyncrl`
@@ -36,6 +37,7 @@ from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
+    layerwise,
 )
 from vllm.platforms import current_platform
 
@@ -125,6 +127,20 @@ class Extension:
     """An empty extension: importing this module registers the backend."""
 
 
+_materialize = layerwise.materialize_layer
+
+
+def _with_old_values(layer: torch.nn.Module, info: layerwise.LayerReloadingInfo) -> None:
+    """Make a layer ready for new weights, with its old ones: vLLM would leave those that are not
+    sent undefined, such as the correction of a router's scores, which no gradient changes."""
+    _materialize(layer, info)
+    for tensors in info.kernel_tensors or ():
+        for name, old in tensors.items():
+            new = getattr(layer, name, None)
+            if new is not None and (new.shape, new.dtype) == (old.shape, old.dtype):
+                new.data.copy_(old.data)
+
+
 def _as_they_are(layer: torch.nn.Module, remove_weight: bool) -> None:
     """Make a linear layer compute with its original weight."""
     layer.cpu_linear = torch.nn.functional.linear
@@ -183,13 +199,16 @@ class _Experts:
 def _unpacked(convolve: Callable) -> Callable:
     """The convolution of linear attention that takes its original weight, of three dimensions."""
 
-    def convolved(*, weight: torch.Tensor, is_weight_packed: bool, **others: object) -> torch.Tensor:
+    def convolved(
+        *, weight: torch.Tensor, is_weight_packed: bool, **others: object
+    ) -> torch.Tensor:
         return convolve(weight=weight.flatten(1), is_weight_packed=False, **others)
 
     return convolved
 
 
 WeightTransferEngineFactory.register_engine("asyncrl", BroadcastReceiver)
+layerwise.materialize_layer = _with_old_values
 if current_platform.is_cpu():
     layers.dispatch_cpu_unquantized_gemm = _as_they_are
     CPUUnquantizedExperts.process_weights_after_loading = _Experts.process_weights_after_loading
