@@ -371,7 +371,9 @@ async def test_a_server_that_was_started_otherwise_is_refused_with_the_option(
             await check_vllm(client, NEEDS)
 
 
-async def test_servers_of_other_versions_or_without_their_rooms_or_without_ids_are_refused() -> None:
+async def test_servers_of_other_versions_or_without_their_rooms_or_without_ids_are_refused() -> (
+    None
+):
     async def refusal(fake: Fake) -> str:
         async with VllmClient.open(URL, transport=fake) as client:
             with pytest.raises(ServerError) as caught:

@@ -17,9 +17,23 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 
 FUSED: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "qkv_proj": (("q_proj", "k_proj", "v_proj"), ("query", "key", "value")),
-    "qkv": (("q", "k", "v"),),
-    "kv_proj": (("k_proj", "v_proj"),),
+    "qkv_proj": (
+        ("q_proj", "k_proj", "v_proj"),
+        ("query", "key", "value"),
+        ("query_net", "key_net", "value_net"),
+    ),
+    "qkv": (("q", "k", "v"), ("q_proj", "k_proj", "v_proj")),
+    "kv_proj": (("k_proj", "v_proj"), ("key_net", "value_net")),
+    "qk_proj": (("q_proj", "k_proj"),),
+    "qkvb_proj": (("q_proj", "k_proj", "v_proj", "b_proj"),),
+    "merged_qkv": (("wq", "wk", "wv"),),
+    "merged_kv": (("k_proj", "v_proj"),),
+    "merged_linear": (("gate_proj", "up_proj"),),
+    "merged_proj": (("gate_proj", "dense_h_to_4h"),),
+    "fc13": (("fc1", "fc3"),),
+    "w13": (("w1", "w3"),),
+    "in_proj_qkvg": (("q_proj", "k_proj", "v_proj", "g_proj"),),
+    "conv1d": (("q_conv1d", "k_conv1d", "v_conv1d"),),
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3"), ("c_fc_0", "c_fc_1")),
     "in_proj_qkvz": (("in_proj_qkv", "in_proj_z"),),
     "in_proj_ba": (("in_proj_b", "in_proj_a"),),

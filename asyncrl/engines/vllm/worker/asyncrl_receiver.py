@@ -93,6 +93,7 @@ class BroadcastReceiver(WeightTransferEngine):
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
+        _make_ready_to_be_copied_into(self.model)
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -133,12 +134,27 @@ _materialize = layerwise.materialize_layer
 def _with_old_values(layer: torch.nn.Module, info: layerwise.LayerReloadingInfo) -> None:
     """Make a layer ready for new weights, with its old ones: vLLM would leave those that are not
     sent undefined, such as the correction of a router's scores, which no gradient changes."""
+    empty = {name for name, tensor in layerwise.get_layer_tensors(layer).items() if tensor.is_meta}
     _materialize(layer, info)
     for tensors in info.kernel_tensors or ():
         for name, old in tensors.items():
             new = getattr(layer, name, None)
-            if new is not None and (new.shape, new.dtype) == (old.shape, old.dtype):
+            if name in empty and (new.shape, new.dtype) == (old.shape, old.dtype):
                 new.data.copy_(old.data)
+
+
+_COPIED = {"GptOssForCausalLM": ("RoutedExperts", "OAIAttention")}
+"""Models that copy weights into parameters themselves, past the loaders that vLLM's update session
+wraps, and the layers in which they do. vLLM would lose these without a word."""
+
+
+def _make_ready_to_be_copied_into(model: torch.nn.Module) -> None:
+    kinds = _COPIED.get(type(model).__name__, ())
+    for layer in model.modules():
+        info = layerwise.get_layerwise_info(layer)
+        if type(layer).__name__ in kinds and info.can_load():
+            _with_old_values(layer, info)
+            info.load_numel = 1  # so that what was copied is taken over at the end
 
 
 def _as_they_are(layer: torch.nn.Module, remove_weight: bool) -> None:
