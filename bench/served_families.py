@@ -69,7 +69,8 @@ class Family(NamedTuple):
 
 class Kind(NamedTuple):
     """A kind of server: its name, its program, the folder of its environment, how it is paused, the
-    sizes that its kernels need, and the families that these compute in bfloat16 alone."""
+    sizes that its kernels need, the families that these compute in bfloat16 alone, and what it
+    reads in the config.json of published checkpoints of a family."""
 
     name: str
     program: ServerProgram[Any]
@@ -77,6 +78,7 @@ class Kind(NamedTuple):
     mode: Mode
     sizes: Mapping[str, object] = {}
     rounded: frozenset[str] = frozenset()
+    entries: Mapping[str, Mapping[str, object]] = {}
 
     def dtype(self, family: Family) -> str:
         return "bfloat16" if family.model_type in self.rounded else "float32"
@@ -89,14 +91,22 @@ WIDE = {
     "qk_nope_head_dim": 32,
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
 }
-"""vLLM's attention on a processor takes heads of 32 numbers at least, its linear one those of real
-models."""
+"""vLLM's attention on a processor takes heads of 32 numbers at least, its linear and its latent one
+those of real models."""
 
 GATED_DELTA = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
+SAID: Mapping[str, Mapping[str, object]] = {
+    "glm4_moe": {"head_dim": 32},
+    "deepseek_v3": {"topk_method": "noaux_tc"},
+    "minimax_m2": {"rotary_dim": 32},
+}
+
 KINDS = {
     "sglang": Kind("sglang", sglang_launch.PROGRAM, ".venv-sglang", "retract"),
-    "vllm": Kind("vllm", vllm_launch.PROGRAM, ".venv-vllm", "abort", WIDE, GATED_DELTA),
+    "vllm": Kind("vllm", vllm_launch.PROGRAM, ".venv-vllm", "abort", WIDE, GATED_DELTA, SAID),
 }
 
 LINEAR = {"sglang": ("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule")}
@@ -131,7 +141,7 @@ _HYBRID = {"layer_types": ["sliding_attention", "full_attention"]}
 
 FAMILIES = {
     "Llama 3": Family("llama"),
-    "Llama 4": Family("llama4_text"),
+    "Llama 4": Family("llama4_text", {"num_experts_per_tok": 1}),
     "Qwen2.5": Family("qwen2", {"tie_word_embeddings": True}),
     "Qwen3": Family("qwen3", {"tie_word_embeddings": True}),
     "Qwen3-MoE": Family("qwen3_moe"),
@@ -139,10 +149,10 @@ FAMILIES = {
     "Qwen3.5": Family("qwen3_5_text", {}, EVERY_SECOND, LINEAR),
     "Qwen3.5-MoE": Family("qwen3_5_moe_text", {}, EVERY_SECOND, LINEAR),
     "GLM-4.5": Family("glm4_moe"),
-    "DeepSeek-V3": Family("deepseek_v3", {}, {"topk_method": "noaux_tc"}),
+    "DeepSeek-V3": Family("deepseek_v3"),
     "gpt-oss": Family("gpt_oss"),
     "Gemma 3": Family("gemma3_text", _HYBRID),
-    "Gemma 4": Family("gemma4_text", _HYBRID),
+    "Gemma 4": Family("gemma4_text", {**_HYBRID, "num_experts": None}),
     "Mistral": Family("mistral"),
     "Mixtral": Family("mixtral"),
     "OLMo 2": Family("olmo2"),
@@ -185,11 +195,8 @@ def built(family: Family, kind: Kind) -> PreTrainedModel:
     """The tiny model. Raises what its class raises."""
     with warnings.catch_warnings(action="ignore"):
         model = build(family.model_type, {**SIZES, **kind.sizes, **family.sizes})
-    config = model.config
-    if not hasattr(config, "head_dim"):
-        config.head_dim = config.hidden_size // config.num_attention_heads
-    for name, value in family.entries.items():
-        setattr(config, name, value)
+    for name, value in {**family.entries, **kind.entries.get(family.model_type, {})}.items():
+        setattr(model.config, name, value)
     random = torch.Generator().manual_seed(0)
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):  # zero in a new model alone

@@ -26,8 +26,8 @@ async def check_compatibility(client: SglangClient, needs: Needs) -> None:
 
 
 def refuse_other_start(server: ServerInfo, *, context_tokens: int, slots: int) -> None:
-    """Raise ValueError where the server is of another version, or its start options do not fit these contexts
-    and slots."""
+    """Raise ValueError where the server is of another version, or its start options do not fit
+    these contexts and slots."""
     if fault := versions.misfit("SGLang", server.version):
         raise ValueError(f"it is SGLang {server.version}; {fault}")
     if not server.skip_tokenizer_init:

@@ -92,10 +92,12 @@ class BroadcastReceiver(WeightTransferEngine):
         self._on = torch.device("cpu") if device == "cpu" else self.device
 
     def start_weight_update(self) -> None:
+        self._loaded = set[str]()
         initialize_layerwise_reload(self.model)
         _make_ready_to_be_copied_into(self.model)
 
     def finish_weight_update(self) -> None:
+        _refuse_losses(self.model, self._loaded)
         finalize_layerwise_reload(self.model, self.model_config)
 
     def update_weights(self, update_info: dict) -> None:
@@ -113,11 +115,14 @@ class BroadcastReceiver(WeightTransferEngine):
         self._group.broadcast(flat, 0).wait()
         whole = flat.to(self.device)
         parts = whole.split(sizes)
-        self.model.load_weights(
-            (name, part.view(dtype).view(shape))
-            for name, part, dtype, shape in zip(
-                update_info.names, parts, dtypes, shapes, strict=True
+        self._loaded |= (
+            self.model.load_weights(
+                (name, part.view(dtype).view(shape))
+                for name, part, dtype, shape in zip(
+                    update_info.names, parts, dtypes, shapes, strict=True
+                )
             )
+            or set()
         )
 
     def shutdown(self) -> None:
@@ -143,18 +148,31 @@ def _with_old_values(layer: torch.nn.Module, info: layerwise.LayerReloadingInfo)
                 new.data.copy_(old.data)
 
 
-_COPIED = {"GptOssForCausalLM": ("RoutedExperts", "OAIAttention")}
-"""Models that copy weights into parameters themselves, past the loaders that vLLM's update session
-wraps, and the layers in which they do. vLLM would lose these without a word."""
+_COPIED_INTO = ("GptOssRoutedExperts", "OAIAttention")
+"""Layers whose model copies weights into parameters itself, past the loaders that vLLM's update
+session wraps. vLLM would lose these without a word."""
 
 
 def _make_ready_to_be_copied_into(model: torch.nn.Module) -> None:
-    kinds = _COPIED.get(type(model).__name__, ())
     for layer in model.modules():
         info = layerwise.get_layerwise_info(layer)
-        if type(layer).__name__ in kinds and info.can_load():
+        if type(layer).__name__ in _COPIED_INTO and info.can_load():
             _with_old_values(layer, info)
             info.load_numel = 1  # so that what was copied is taken over at the end
+
+
+def _refuse_losses(model: torch.nn.Module, loaded: set[str]) -> None:
+    """Raise RuntimeError where the model's loader says that it loaded weights of which the session
+    knows nothing."""
+    for name, layer in model.named_modules():
+        info = layerwise.get_layerwise_info(layer)
+        if info.can_load() and not info.load_numel:
+            for own in layerwise.get_layer_tensors(layer):
+                if f"{name}.{own}" in loaded:
+                    raise RuntimeError(
+                        f"{type(layer).__name__} takes {name}.{own} past vLLM's update session, "
+                        "which loses it: this model cannot be given weights"
+                    )
 
 
 def _as_they_are(layer: torch.nn.Module, remove_weight: bool) -> None:
