@@ -9,7 +9,7 @@ nothing of it is run) and read. Printed is what is no longer there of
 
 and the torch that it requires. The exit status is 1 where something is missing or unknown. A
 version that passes is tried next in an environment of its own, and raised in
-asyncrl/engines/servers/versions.py.
+asyncrl/engines/servers/server_versions.py.
 
     python bench/engines_next.py [sglang] [vllm] [--wheel FILE]        (`make engines-next`)
 """
@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from asyncrl.engines.servers.versions import VERSIONS, misfit
+from asyncrl.engines.servers.server_versions import VERSIONS, misfit
 from asyncrl.engines.sglang import sglang_client
 from asyncrl.engines.vllm import vllm_client, vllm_launch
 from asyncrl.weightsync.servers.server_names import FUSED

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.engines.servers.managed import ServerProgram
-from asyncrl.engines.servers.versions import VERSIONS, misfit, numbers
+from asyncrl.engines.servers.server_versions import VERSIONS, misfit, numbers
 from asyncrl.engines.sglang.sglang_launch import PROGRAM as SGLANG
 from asyncrl.engines.vllm.vllm_launch import PROGRAM as VLLM
 

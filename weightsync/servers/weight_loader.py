@@ -124,7 +124,7 @@ class WeightLoader:
 
     @property
     def checks(self) -> Checks | None:
-        """What is known of the server's tensors; None before the first load, and of one without
+        """Knowledge of the server's tensors; None before the first load, and of one without
         checksums."""
         return self._checks
 

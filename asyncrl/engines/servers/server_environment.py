@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from asyncrl.engines.servers import versions
+from asyncrl.engines.servers import server_versions
 
 LOOK_S = 30.0
 """Seconds that the Python of a server's environment has to answer; that of a container starts
@@ -87,7 +87,7 @@ def misfit(
     server = environment.version(*package.names)
     if not server:
         return f"has no {package.title}"
-    if fault := versions.misfit(package.title, server):
+    if fault := server_versions.misfit(package.title, server):
         return f"has {package.title} {server}; {fault}"
     if environment.models and architecture not in environment.models:
         return (

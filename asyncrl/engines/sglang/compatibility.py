@@ -3,7 +3,7 @@ is a named error before it is sent anything."""
 
 from __future__ import annotations
 
-from asyncrl.engines.servers import versions
+from asyncrl.engines.servers import server_versions
 from asyncrl.engines.servers.other_model import Incompatible, Needs, refuse_other_model
 from asyncrl.engines.servers.server_types import ServerInfo
 from asyncrl.engines.sglang.sglang_client import SglangClient
@@ -28,7 +28,7 @@ async def check_compatibility(client: SglangClient, needs: Needs) -> None:
 def refuse_other_start(server: ServerInfo, *, context_tokens: int, slots: int) -> None:
     """Raise ValueError where the server is of another version, or its start options do not fit
     these contexts and slots."""
-    if fault := versions.misfit("SGLang", server.version):
+    if fault := server_versions.misfit("SGLang", server.version):
         raise ValueError(f"it is SGLang {server.version}; {fault}")
     if not server.skip_tokenizer_init:
         raise ValueError(

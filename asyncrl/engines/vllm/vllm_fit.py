@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from asyncrl.engines import canary
-from asyncrl.engines.servers import versions
+from asyncrl.engines.servers import server_versions
 from asyncrl.engines.servers.errors import RequestRefused
 from asyncrl.engines.servers.other_model import Incompatible, Needs
 from asyncrl.engines.servers.server_types import ServerInfo
@@ -47,7 +47,7 @@ async def check_vllm(client: VllmClient, needs: Needs) -> None:
 def refuse_start(start: VllmConfigs, server: ServerInfo, needs: Needs) -> None:
     """Raise ValueError where the server's start options do not fit the run."""
     _, dtype, context_tokens, slots = needs
-    if fault := versions.misfit("vLLM", server.version):
+    if fault := server_versions.misfit("vLLM", server.version):
         raise ValueError(f"it is vLLM {server.version}; {fault}")
     if server.dtype not in ("", "auto", dtype):
         raise ValueError(
