@@ -229,7 +229,7 @@ def read(wheel: Path) -> tuple[dict[str, str], str]:
 
 
 def findings(server: Server, sources: Sources) -> list[str]:
-    """What changed of what is assumed, a line each."""
+    """Changes of what is assumed, a line each."""
     found = [*missing_paths(server.client.read_text(), sources)]
     if server.receiver is not None:
         found += missing_names(server.receiver.read_text(), sources)
