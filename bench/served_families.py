@@ -6,7 +6,7 @@ changed. Of each version the server's checksums are compared with the trainer's,
 log-probabilities of a text with transformers'; of the second also those of tokens that it samples.
 The rows are the table of docs/models.md.
 
-    python bench/served_families.py --server sglang [--families NAME …]
+    python bench/served_families.py --server sglang [--families NAME …]    all of them without names
 
 The columns: the model's class; the passes that train it; the server's tensors that are compared
 byte by byte; those that are only seen to change (`inexact`); those that the server makes of none of
@@ -43,6 +43,7 @@ from asyncrl.engines.servers.served import ServerClient
 from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.servers.server_types import Mode
 from asyncrl.engines.sglang import sglang_launch
+from asyncrl.engines.vllm import vllm_launch
 from asyncrl.training.models import ModelError
 from asyncrl.training.trial import try_passes
 from asyncrl.weightsync.servers.by_broadcast import ByBroadcast
@@ -68,16 +69,46 @@ class Family(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A kind of server: its name, its program, the folder of its environment, and how it is
-    paused."""
+    """A kind of server: its name, its program, the folder of its environment, how it is paused, the
+    sizes that its kernels need, the families that these compute in bfloat16 alone, and what it
+    reads in the config.json of published checkpoints of a family."""
 
     name: str
     program: ServerProgram[Any]
     environment: str
     mode: Mode
+    sizes: Mapping[str, object] = {}
+    rounded: frozenset[str] = frozenset()
+    entries: Mapping[str, Mapping[str, object]] = {}
+
+    def dtype(self, family: Family) -> str:
+        return "bfloat16" if family.model_type in self.rounded else family.dtype
 
 
-KINDS = {"sglang": Kind("sglang", sglang_launch.PROGRAM, ".venv-sglang", "retract")}
+WIDE = {
+    "hidden_size": 128,
+    "head_dim": 32,
+    "v_head_dim": 32,
+    "qk_nope_head_dim": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+}
+"""vLLM's attention on a processor takes heads of 32 numbers at least, its linear and its latent one
+those of real models."""
+
+GATED_DELTA = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
+SAID: Mapping[str, Mapping[str, object]] = {
+    "glm4_moe": {"head_dim": 32},
+    "deepseek_v3": {"topk_method": "noaux_tc"},
+    "minimax_m2": {"rotary_dim": 32},
+}
+
+KINDS = {
+    "sglang": Kind("sglang", sglang_launch.PROGRAM, ".venv-sglang", "retract"),
+    "vllm": Kind("vllm", vllm_launch.PROGRAM, ".venv-vllm", "abort", WIDE, GATED_DELTA, SAID),
+}
 
 LINEAR = {"sglang": ("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule")}
 """A state of linear attention cannot be snapshotted on a processor."""
@@ -139,7 +170,7 @@ _HYBRID = {"layer_types": ["sliding_attention", "full_attention"]}
 
 FAMILIES = {
     "Llama 3": Family("llama"),
-    "Llama 4": Family("llama4_text", dtype="bfloat16"),
+    "Llama 4": Family("llama4_text", {"num_experts_per_tok": 1}, dtype="bfloat16"),
     "Qwen2.5": Family("qwen2", {"tie_word_embeddings": True}),
     "Qwen3": Family("qwen3", {"tie_word_embeddings": True}),
     "Qwen3-MoE": Family("qwen3_moe"),
@@ -150,7 +181,7 @@ FAMILIES = {
     "DeepSeek-V3": Family("deepseek_v3", LATENT, DEEPSEEK, TRITON),
     "gpt-oss": Family("gpt_oss", {}, {}, TRITON),
     "Gemma 3": Family("gemma3_text", _HYBRID),
-    "Gemma 4": Family("gemma4_text", _HYBRID),
+    "Gemma 4": Family("gemma4_text", {**_HYBRID, "num_experts": None}),
     "Mistral": Family("mistral", {"sliding_window": None}),
     "Mixtral": Family("mixtral"),
     "OLMo 2": Family("olmo2"),
@@ -189,13 +220,20 @@ def _named(names: tuple[str, ...]) -> str:
     return f"{len(names)} ({names[0]} first)" if names else "0"
 
 
-def built(family: Family) -> PreTrainedModel:
+def built(family: Family, kind: Kind) -> PreTrainedModel:
     """The tiny model. Raises what its class raises."""
     with warnings.catch_warnings(action="ignore"):
-        model = build(family.model_type, {**SIZES, **family.sizes})
-    for name, value in family.entries.items():
+        sizes = {**SIZES, **kind.sizes, **family.sizes}
+        if kind.dtype(family) == "bfloat16":
+            sizes["initializer_range"] = 0.05  # else rounding alone is a tenth of a nat
+        model = build(family.model_type, sizes)
+    for name, value in {**family.entries, **kind.entries.get(family.model_type, {})}.items():
         setattr(model.config, name, value)
-    return model.to(getattr(torch, family.dtype))
+    random = torch.Generator().manual_seed(0)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):  # zero in a new model alone
+            buffer += 0.1 * torch.randn(buffer.shape, generator=random)
+    return model.to(getattr(torch, kind.dtype(family)))
 
 
 def changed(model: PreTrainedModel, version: int) -> dict[str, Tensor]:
@@ -214,12 +252,12 @@ async def served(name: str, kind: Kind, python: tuple[str, ...], folder: Path) -
     """The row of a family, whatever happens to it."""
     family = FAMILIES[name]
     try:
-        model = built(family)
+        model = built(family, kind)
     except Exception as error:  # noqa: BLE001 (a family may raise what it likes of tiny sizes)
         return Row(name, failed=_said("not built", error))
     row = Row(name, type(model).__name__)
     try:
-        row = row._replace(passes=try_passes(built(family), CONTEXT).passes)
+        row = row._replace(passes=try_passes(built(family, kind), CONTEXT).passes)
     except ModelError as error:
         row = row._replace(passes="none", failed=_said("not trained", error))
     model.save_pretrained(folder)
@@ -234,10 +272,8 @@ async def _published(
     row: Row, model: PreTrainedModel, kind: Kind, python: tuple[str, ...], folder: Path
 ) -> Row:
     family = FAMILIES[row.family]
-    arguments = family.arguments.get(kind.name, ())
-    launch = ServerLaunch(
-        python, str(folder), family.dtype, "cpu", SLOTS, CONTEXT, arguments=arguments
-    )
+    arguments, dtype = family.arguments.get(kind.name, ()), kind.dtype(family)
+    launch = ServerLaunch(python, str(folder), dtype, "cpu", SLOTS, CONTEXT, arguments=arguments)
     text = canary.text(VOCABULARY, {END_ID, PADDING_ID})
     async with (
         managed(
@@ -255,7 +291,7 @@ async def _published(
             model,
             text,
             mode=kind.mode,
-            tolerance=canary.TOLERANCE[family.dtype],
+            tolerance=canary.TOLERANCE[dtype],
             deadline_s=DEADLINE_S,
         )
         gap = 0.0

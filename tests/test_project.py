@@ -182,7 +182,12 @@ def test_every_installation_is_of_locked_wheels_or_of_this_project() -> None:
         else:
             assert "--require-hashes" in line, line
     assert len(lines) > 9
-    assert sorted(built) == [*"....", "docker/sglang-cpu", "requirements/gym-source.lock"]
+    assert sorted(built) == [
+        *"....",
+        "docker/sglang-cpu",
+        "docker/vllm-cpu",
+        "requirements/gym-source.lock",
+    ]
 
 
 def report(**packages: Any) -> dict[str, Any]:

@@ -145,6 +145,12 @@ SEEN = ServerEnvironment(VERSIONS, frozenset({"OneForCausalLM"}))
         (SEEN, "TwoForCausalLM", None, "has SGLang 0.5.23, which serves no TwoForCausalLM, nor"),
         (ServerEnvironment({}, frozenset()), "OneForCausalLM", None, "has no SGLang"),
         (
+            ServerEnvironment({"sglang": "0.6.1"}, SEEN.models),
+            "OneForCausalLM",
+            None,
+            "has SGLang 0.6.1; it was tried with 0.5.23, and 0.6 and later are not supported",
+        ),
+        (
             ServerEnvironment(VERSIONS, frozenset()),
             "TwoForCausalLM",
             None,

@@ -204,6 +204,31 @@ def tiny_model(path: Path) -> Path:
     return path
 
 
+def tiny_moe(path: Path) -> Path:
+    """The same of a mixture of experts, Qwen3-MoE."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    from asyncrl.bundled.bundled_model import model_config, write_tokenizer
+
+    config = Qwen3MoeConfig(
+        **{
+            name: value
+            for name, value in model_config().to_dict().items()
+            if name not in ("architectures", "model_type", "transformers_version")
+        },
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=96,
+        decoder_sparse_step=1,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        Qwen3MoeForCausalLM(config).save_pretrained(str(path))
+    write_tokenizer(path)
+    return path
+
+
 def followed(run: Path) -> Any:
     """A follower of the run through its journal, which knows what may never happen
     (`bench/follower.py`)."""

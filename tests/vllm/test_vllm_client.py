@@ -224,6 +224,81 @@ async def test_what_is_asked_for_in_a_pause_is_sent_after_it_and_is_of_the_next_
     assert [event.version for event in events] == ["5"]
 
 
+def paused_until(tries: int) -> Callable[[Any], httpx2.Response]:
+    """The answer of vLLM 0.33 to requests that come in a pause: `tries` are refused."""
+    left = iter(range(tries))
+    body = {"error": {"message": "Generation is paused.", "type": "ServiceUnavailableError"}}
+
+    def answer(given: Any) -> httpx2.Response:
+        if next(left, None) is None:
+            return said(event([1], finish="length"))(given)
+        return httpx2.Response(503, json=body)
+
+    return answer
+
+
+def paused_at(*looks: bool) -> Callable[[Any], httpx2.Response]:
+    """The answer to each look for a pause; the last one stays."""
+    said_next = iter(looks)
+    return lambda _: httpx2.Response(200, json={"is_paused": next(said_next, looks[-1])})
+
+
+@pytest.mark.parametrize("looks", [(True, True, False), (False,)])
+async def test_a_request_that_another_pause_refuses_is_asked_again_after_it(
+    looks: tuple[bool, ...], autojump_clock: MockClock
+) -> None:
+    """Also where the pause ended before it was looked for."""
+    fake = versioned().on(GENERATE, paused_until(1)).on("/is_paused", paused_at(*looks))
+    events = await streamed(fake)
+    assert [event.ids.tolist() for event in events] == [[1]]
+    assert [path for path, _ in fake.asked].count(GENERATE) == 2
+
+
+async def test_a_server_that_is_busy_without_a_pause_says_so() -> None:
+    fake = versioned().on(GENERATE, paused_until(9)).on("/is_paused", paused_at(False))
+    with pytest.raises(RequestRefused) as caught:
+        await streamed(fake)
+    assert caught.value.later and not caught.value.lasting
+    assert [path for path, _ in fake.asked].count(GENERATE) == 2
+
+
+async def test_a_pause_that_another_does_not_end_is_named(autojump_clock: MockClock) -> None:
+    fake = versioned().on(GENERATE, paused_until(1)).on("/is_paused", paused_at(True))
+    with pytest.raises(ServerGone, match="is paused by another client, and was not resumed"):
+        await streamed(fake)
+
+
+async def test_a_paused_server_is_not_taken_for_one_that_takes_no_ids() -> None:
+    fake = versioned().on("/server_info", start()).on("/version", {"version": "0.33.0"})
+    fake.on(GENERATE, paused_until(9))
+    async with VllmClient.open(URL, transport=fake) as client:
+        await check_vllm(client, NEEDS)
+
+
+async def test_what_is_refused_in_a_pause_of_another_does_not_hold_up_our_own(
+    autojump_clock: MockClock,
+) -> None:
+    """Our pause waits for requests that were sent, and for none that waits to be sent again."""
+    fake = versioned().on(GENERATE, paused_until(1)).on("/pause", {}).on("/resume", {})
+    fake.on("/is_paused", paused_at(True, True, True, True, False))
+    async with VllmClient.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
+        events: list[StreamEvent] = []
+
+        async def read() -> None:
+            asked = client.generate("1" * 32, IDS, max_new_tokens=8, temperature=1.0)
+            async with aclosing(asked) as stream:
+                events.extend([event async for event in stream])
+
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(1):
+            await client.pause("abort")
+        await trio.sleep(100)
+        assert not events, "nothing is sent in our own pause"
+        await client.resume()
+    assert len(events) == 1
+
+
 async def test_a_server_that_begins_nothing_is_named_and_not_waited_for_forever(
     autojump_clock: MockClock,
 ) -> None:
@@ -299,7 +374,9 @@ async def test_a_server_that_was_started_otherwise_is_refused_with_the_option(
             await check_vllm(client, NEEDS)
 
 
-async def test_an_old_server_one_without_its_rooms_and_one_that_takes_no_ids_are_refused() -> None:
+async def test_servers_of_other_versions_or_without_their_rooms_or_without_ids_are_refused() -> (
+    None
+):
     async def refusal(fake: Fake) -> str:
         async with VllmClient.open(URL, transport=fake) as client:
             with pytest.raises(ServerError) as caught:
@@ -309,6 +386,8 @@ async def test_an_old_server_one_without_its_rooms_and_one_that_takes_no_ids_are
     old = versioned().on("/version", {"version": "0.31.9+cu13"})
     assert "it is vLLM 0.31.9+cu13; 0.32.0 is the oldest" in await refusal(old)
     assert "VLLM_SERVER_DEV_MODE=1" in await refusal(Fake())
+    new = versioned().on("/server_info", start()).on("/version", {"version": "0.34.0rc1"})
+    assert "0.34 and later are not supported: install vLLM 0.33.0" in await refusal(new)
     disabled = {"error": {"message": "Scale-out endpoints are disabled", "code": 403}}
     closed = versioned().on("/version", {"version": "0.32.0"})
     closed.on(GENERATE, lambda _: httpx2.Response(403, json=disabled))

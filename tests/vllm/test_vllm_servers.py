@@ -25,6 +25,7 @@ from train_support import (
     started,
     steps_done,
     tiny_model,
+    tiny_moe,
     train,
     wait_for,
 )
@@ -37,7 +38,7 @@ from asyncrl.explain import run_status, summary
 from asyncrl.runtime.run_dir import SERVERS, STATUS, SUMMARY
 
 
-def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cuda = ServerLaunch(
         ("/python",),
         "/m",
@@ -76,8 +77,11 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["CUDA_VISIBLE_DEVICES"] == "5,6" and found["PYTHONPATH"] == f"{WORKER}:/mine"
     assert [path.name for path in WORKER.glob("*.py")] == ["asyncrl_receiver.py"]
     assert environment(launch(Path("/m")))["TORCH_COMPILE_DISABLE"] == "1"
-    cpu = command(launch(Path("/m")), address(Path("/tmp/x")), Path())
-    assert "--enforce-eager" in cpu and dict(pairwise(cpu))["--num-gpu-blocks-override"] == "21"
+    for config, blocks in (("", "21"), ("[]", "21"), ('{"kv_lora_rank": 512}', "161")):
+        (tmp_path / "config.json").write_text(config)
+        cpu = command(launch(tmp_path), address(Path("/tmp/x")), Path())
+        assert "--enforce-eager" in cpu
+        assert dict(pairwise(cpu))["--num-gpu-blocks-override"] == blocks
 
 
 GUARD = "asyncrl.engines.servers.guarded_command"
@@ -159,10 +163,11 @@ def test_a_run_goes_on_when_a_server_the_coordinator_and_the_launcher_are_killed
     vllm_python: Path, tmp_path: Path
 ) -> None:
     """A server that was killed is started again; the others outlive whoever is killed, and are
-    taken over. One of the two is lent, and works while the trainer waits."""
+    taken over. One of the two is lent, and works while the trainer waits. The model is a mixture of
+    experts, of whose weights every byte of each version is compared."""
     run = tmp_path / "run"
     argv = train_command(
-        tiny_model(tmp_path / "model"),
+        tiny_moe(tmp_path / "model"),
         run,
         engine__kind="vllm",
         engine__vllm__launch=[*LAUNCH],
@@ -208,6 +213,8 @@ def test_a_run_goes_on_when_a_server_the_coordinator_and_the_launcher_are_killed
     assert not guards(), "who ends well leaves nothing"
     assert code == 0, shown + said
     assert summary.read(run / SUMMARY).balances()
+    logs = [path.read_text() for path in (run / "logs").glob("rollout-*")]
+    assert logs and not any("no layout known here explains" in log for log in logs)
     wait_for("nothing that is left", lambda: not processes_with(str(run / "initial")))
 
 

@@ -55,7 +55,23 @@ def _padded(parts: Sequence[Tensor], rank: int, ranks: int) -> Sequence[Tensor]:
 
 
 def _transposed(parts: Sequence[Tensor], rank: int, ranks: int) -> Sequence[Tensor]:
-    return [part.transpose(-2, -1) for part in parts]
+    return [parts[0].mT]
+
+
+def _transposed_rows(parts: Sequence[Tensor], rank: int, ranks: int) -> Sequence[Tensor]:
+    return [parts[0].mT.tensor_split(ranks, dim=-2)[rank]]
+
+
+def _transposed_columns(parts: Sequence[Tensor], rank: int, ranks: int) -> Sequence[Tensor]:
+    return [parts[0].mT.tensor_split(ranks, dim=-1)[rank]]
+
+
+def _widened(parts: Sequence[Tensor], rank: int, ranks: int) -> Sequence[Tensor]:
+    return [part.float() for part in parts]
+
+
+def _widened_rows(parts: Sequence[Tensor], rank: int, ranks: int) -> Sequence[Tensor]:
+    return [part.float().tensor_split(ranks)[rank] for part in parts]
 
 
 _WHOLE = "whole"
@@ -65,19 +81,30 @@ _LAYOUTS: dict[str, Layout] = {
     "columns": _columns,
     "padded": _padded,
     "transposed": _transposed,
+    "transposed rows": _transposed_rows,
+    "transposed columns": _transposed_columns,
+    "widened": _widened,
+    "widened rows": _widened_rows,
 }
 
 
 def _fitting(tensors: Sequence[Tensor], ranks: int) -> tuple[str, ...]:
-    """Layouts that such tensors can have, whole first, none of which is another one anyway."""
+    """Layouts that such tensors can have, whole first, none of which is another one anyway. A stack
+    of all experts may be transposed; a vector, which is small, may be held in float32."""
     rows, dimensions = len(tensors[0]) if tensors[0].dim() else 0, tensors[0].dim()
     cut = ranks > 1 and dimensions > 0
+    stack = len(tensors) == 1 and dimensions == 3 and 1 not in tensors[0].shape[1:]
+    short = dimensions == 1 and tensors[0].dtype.itemsize < 4
     fits = {
         _WHOLE: True,
         "rows": cut,
         "columns": cut and dimensions > 1,
         "padded": len(tensors) == 1 and dimensions == 2 and bool(rows % _VOCABULARY_ROWS),
-        "transposed": ranks == 1 and dimensions == 3,  # a stack of experts
+        "transposed": stack,
+        "transposed rows": stack and cut,
+        "transposed columns": stack and cut,
+        "widened": short,
+        "widened rows": short and cut,
     }
     return tuple(layout for layout, fit in fits.items() if fit)
 

@@ -17,11 +17,25 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 FUSED: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "qkv_proj": (("q_proj", "k_proj", "v_proj"), ("query", "key", "value")),
-    "qkv": (("q", "k", "v"),),
-    "kv_proj": (("k_proj", "v_proj"),),
+    "qkv_proj": (
+        ("q_proj", "k_proj", "v_proj"),
+        ("query", "key", "value"),
+        ("query_net", "key_net", "value_net"),
+    ),
+    "qkv": (("q", "k", "v"), ("q_proj", "k_proj", "v_proj")),
+    "kv_proj": (("k_proj", "v_proj"), ("key_net", "value_net")),
+    "qk_proj": (("q_proj", "k_proj"),),
+    "qkvb_proj": (("q_proj", "k_proj", "v_proj", "b_proj"),),
     "qkvr": (("wq_du", "wk_dv", "wv_dv", "wr_du"),),
     "index_qkv_proj": (("index_q_proj", "index_k_proj", "index_v_proj"),),
+    "merged_qkv": (("wq", "wk", "wv"),),
+    "merged_kv": (("k_proj", "v_proj"),),
+    "merged_linear": (("gate_proj", "up_proj"),),
+    "merged_proj": (("gate_proj", "dense_h_to_4h"),),
+    "fc13": (("fc1", "fc3"),),
+    "w13": (("w1", "w3"),),
+    "in_proj_qkvg": (("q_proj", "k_proj", "v_proj", "g_proj"),),
+    "conv1d": (("q_conv1d", "k_conv1d", "v_conv1d"),),
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3"), ("w2", "w1"), ("c_fc_0", "c_fc_1")),
     "in_proj_qkvz": (("in_proj_qkv", "in_proj_z"),),
     "in_proj_ba": (("in_proj_b", "in_proj_a"),),
@@ -46,9 +60,6 @@ EXPERTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 STACKS: Mapping[str, str] = {"w13": "gate_up_proj", "w2": "down_proj"}
 """For the same, its name in a checkpoint that has a stack as well."""
 
-_STACKED = re.compile(
-    r"(?P<parent>.*\.experts)\.(?P<stack>w13|w2)_(?:weight_)?(?P<leaf>weight|bias)"
-)
 _SHARED = ("shared_experts", "shared_expert")
 """The expert of every token, which a server may append to the stack of the others."""
 
@@ -58,7 +69,18 @@ _ROOTS = ("model", "language_model", "backbone", "transformer")
 _DROPPED = ("self_attn",)
 """A module that a server may do without: its parts are the layer's."""
 
-_RENAMED = {"embeddings": "embed_tokens", "A_log": "A", "norm_f": "norm"}
+_STACKED = re.compile(
+    r"(?P<parent>.*\.experts)(\.routed_experts)?\.(?P<stack>w13|w2)_(?:weight_)?"
+    r"(?P<leaf>weight|bias)"
+)
+
+_RENAMED = {
+    "embeddings": "embed_tokens",
+    "embedding": "embed_tokens",
+    "attn": "self_attn",
+    "A_log": "A",
+    "norm_f": "norm",
+}
 """Modules and parameters that a server calls otherwise. `A` is computed from `A_log`."""
 
 _MOVED = {
@@ -107,7 +129,8 @@ def _bare(name: str) -> str:
     parts = name.split(".")
     while len(parts) > 1 and parts[0] in _ROOTS:
         parts.pop(0)
-    bare = ".".join(_RENAMED.get(part, part) for part in parts if part not in _DROPPED)
+    renamed = [_RENAMED.get(part, part) for part in parts]
+    bare = ".".join(part for part in renamed if part not in _DROPPED)
     for end, moved in _MOVED.items():
         if bare.endswith(f".{end}"):
             bare = bare.removesuffix(end) + moved

@@ -22,6 +22,9 @@ OF_REQUESTS = frozenset({400, 413, 422})
 """HTTP statuses of a refusal that are about the request, and not about the server."""
 
 
+UNAVAILABLE = 503
+
+
 class RequestRefused(ServerError):
     """The server refused a call, or failed at it; `status` is the HTTP status of its answer."""
 
@@ -33,6 +36,11 @@ class RequestRefused(ServerError):
     def lasting(self) -> bool:
         """True if the server would refuse the same request each time."""
         return self.status in OF_REQUESTS
+
+    @property
+    def later(self) -> bool:
+        """True if the server would take the same request at another time: it is paused, or busy."""
+        return self.status == UNAVAILABLE
 
 
 class Misread(ServerError):

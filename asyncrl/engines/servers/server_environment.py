@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from asyncrl.engines.servers import server_versions
 from asyncrl.engines.servers.other_model import SERVED_AS
 from asyncrl.escape import escaped
 
@@ -107,6 +108,8 @@ def misfit(
     server = environment.version(*package.names)
     if not server:
         return f"has no {package.title}"
+    if fault := server_versions.misfit(package.title, server):
+        return f"has {package.title} {server}; {fault}"
     if _is_unlisted(environment, architecture) and not doubt(environment, package, architecture):
         return (
             f"has {package.title} {server}, which serves no {architecture}, nor has its "

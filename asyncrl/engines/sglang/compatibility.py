@@ -3,15 +3,11 @@ is a named error before it is sent anything."""
 
 from __future__ import annotations
 
-import re
-
+from asyncrl.engines.servers import server_versions
 from asyncrl.engines.servers.other_model import Incompatible, Needs, refuse_other_model
 from asyncrl.engines.servers.server_types import ServerInfo
 from asyncrl.engines.sglang.sglang_client import SglangClient
 
-OLDEST = (0, 5, 23)
-"""The oldest version that was tested: older ones have no update session, or do not report the
-version of each token."""
 KEPT_BACK = 8
 """Positions of its context that a server does not use, and a few more."""
 CANARIES = 1
@@ -30,14 +26,10 @@ async def check_compatibility(client: SglangClient, needs: Needs) -> None:
 
 
 def refuse_other_start(server: ServerInfo, *, context_tokens: int, slots: int) -> None:
-    """Raise ValueError where the server is too old, or its start options do not fit these contexts
-    and slots."""
-    numbers = tuple(int(number) for number in re.findall(r"[0-9]{1,9}", server.version)[:3])
-    if numbers < OLDEST:
-        raise ValueError(
-            f"it is SGLang {server.version}; {'.'.join(map(str, OLDEST))} is the oldest that is "
-            "supported"
-        )
+    """Raise ValueError where the server is of another version, or its start options do not fit
+    these contexts and slots."""
+    if fault := server_versions.misfit("SGLang", server.version):
+        raise ValueError(f"it is SGLang {server.version}; {fault}")
     if server.dp_size > 1:
         raise ValueError(
             f"it has {server.dp_size} data-parallel replicas, and SGLang sends weights to one: "

@@ -13,7 +13,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from asyncrl.engines.servers.errors import Misread, ServerGone
+from asyncrl.engines.servers.errors import Misread, RequestRefused, ServerGone
 from asyncrl.engines.servers.http_connection import CHECKSUM_BYTES, HttpConnection
 from asyncrl.engines.servers.served import AskedTokens, ServerClient
 from asyncrl.engines.servers.server_types import (
@@ -25,6 +25,7 @@ from asyncrl.engines.servers.server_types import (
     largest_event,
 )
 from asyncrl.engines.vllm.vllm_types import (
+    Paused,
     ScoredPrompt,
     VllmChecksums,
     VllmConfigs,
@@ -99,13 +100,33 @@ class VllmClient(ServerClient):
     async def generate(
         self, rid: str, ids: NDArray[np.int32], **options: Any
     ) -> AsyncGenerator[StreamEvent, None]:
-        """Generate as on any server; it waits for the end of a pause. The server's start options
-        set the interval of events: `stream_interval` has no effect."""
+        """Generate as on any server; it waits for the end of a pause, also of one that another
+        client began, in which vLLM 0.33 refuses what 0.32 lets wait. The server's start options set
+        the interval of events: `stream_interval` has no effect."""
         if not self._version:
             self._version = (await self.model_info()).weight_version
-        while not self._going.is_set():
-            await self._going.wait()
-        # from here on a pause waits for this request
+        begun = asked_again = False
+        while True:
+            while not self._going.is_set():
+                await self._going.wait()
+            try:
+                async with aclosing(self._generated(rid, ids, options)) as events:
+                    async for event in events:
+                        begun = True
+                        yield event
+                return
+            except RequestRefused as refusal:
+                if begun or not refusal.later:
+                    raise
+                if not await self._waited_for_resume():
+                    if asked_again:
+                        raise
+                    asked_again = True  # the pause may just have ended
+
+    async def _generated(
+        self, rid: str, ids: NDArray[np.int32], options: Mapping[str, Any]
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """One try of a request, which a pause waits for."""
         self._open.add(rid)
         self._unheard.add(rid)
         try:
@@ -118,6 +139,22 @@ class VllmClient(ServerClient):
             self._open.discard(rid)
             self._unheard.discard(rid)
             self._changed.set()
+
+    async def _waited_for_resume(self) -> bool:
+        """Wait while the server is paused; False where it is not. Raises ServerGone after the
+        longest silence."""
+        if not await self._paused():
+            return False
+
+        async def resumed() -> bool:
+            return not await self._paused()
+
+        failed = "is paused by another client, and was not resumed"
+        await self._connection.until(resumed, failed, self._connection.silence_s)
+        return True
+
+    async def _paused(self) -> bool:
+        return (await self._connection.get("/is_paused", Paused)).is_paused
 
     def _generation(self, asked: AskedTokens) -> Mapping[str, object]:
         sampling = {

@@ -3,11 +3,10 @@ description does not fit the run is a named error before a rollout is sent."""
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from asyncrl.engines import canary
+from asyncrl.engines.servers import server_versions
 from asyncrl.engines.servers.errors import RequestRefused
 from asyncrl.engines.servers.other_model import Incompatible, Needs
 from asyncrl.engines.servers.server_types import ServerInfo
@@ -19,13 +18,11 @@ EXTENSION, BACKEND = "asyncrl_receiver.Extension", "asyncrl"
 that this registers."""
 LOGPROBS = "processed_logprobs"
 """The requested log-probabilities: of the temperature-scaled distribution."""
-OLDEST = (0, 32, 0)
-"""The oldest version that was tested."""
 
 
 async def check_vllm(client: VllmClient, needs: Needs) -> None:
-    """Query and check a server. Raises Incompatible, or any other ServerError where it does not
-    answer."""
+    """Query and check a server, of which a paused one takes no ids yet. Raises Incompatible, or any
+    other ServerError where it does not answer."""
     try:
         start, server = await client.start(), await client.server_info()
     except RequestRefused as error:
@@ -40,6 +37,8 @@ async def check_vllm(client: VllmClient, needs: Needs) -> None:
     try:
         await client.score(np.array([0, 1], np.int32))
     except RequestRefused as error:
+        if error.later:
+            return
         raise Incompatible(
             f"{client.url} does not accept token ids ({error}): start it with --enable-scale-out"
         ) from None
@@ -48,12 +47,8 @@ async def check_vllm(client: VllmClient, needs: Needs) -> None:
 def refuse_start(start: VllmConfigs, server: ServerInfo, needs: Needs) -> None:
     """Raise ValueError where the server's start options do not fit the run."""
     _, dtype, context_tokens, slots = needs
-    numbers = tuple(int(number) for number in re.findall(r"[0-9]{1,9}", server.version)[:3])
-    if numbers < OLDEST:
-        raise ValueError(
-            f"it is vLLM {server.version}; {'.'.join(map(str, OLDEST))} is the oldest that is "
-            "supported"
-        )
+    if fault := server_versions.misfit("vLLM", server.version):
+        raise ValueError(f"it is vLLM {server.version}; {fault}")
     if server.dtype not in ("", "auto", dtype):
         raise ValueError(
             f"it computes in {server.dtype}, and this run's servers in {dtype}: start it with "

@@ -55,7 +55,8 @@ def command(launch: ServerLaunch, address: ServerAddress, _: Path) -> list[str]:
     if launch.device == "cpu":
         # On a CPU, memory is the machine's: room for the concurrent requests is enough. The second
         # option only makes it check that there is memory.
-        options["num-gpu-blocks-override"] = (launch.slots + 1) * -(-context // _BLOCK) + 1
+        blocks = -(-context // _block(launch.model))
+        options["num-gpu-blocks-override"] = (launch.slots + 1) * blocks + 1
         options["gpu-memory-utilization"] = 0.25
     switches = ["--skip-tokenizer-init", "--enable-scale-out"]
     if launch.device == "cpu":
@@ -65,8 +66,13 @@ def command(launch: ServerLaunch, address: ServerAddress, _: Path) -> list[str]:
     return [*launch.python, "-m", server, *pairs, *switches, *launch.arguments]
 
 
-_BLOCK = 128
-"""Tokens of a cache block on a CPU."""
+def _block(model: str) -> int:
+    """Tokens of a cache block on a CPU, of which latent attention (DeepSeek's) has small ones."""
+    try:
+        config = json.loads((Path(model) / "config.json").read_text())
+    except (OSError, ValueError):
+        config = {}  # what is wrong with the model is said by its loading
+    return 16 if isinstance(config, dict) and config.get("kv_lora_rank") else 128
 
 
 def environment(launch: ServerLaunch, _: Sequence[int] = ()) -> dict[str, str]:

@@ -70,6 +70,12 @@ class VllmVersion(msgspec.Struct, frozen=True):
     version: str
 
 
+class Paused(msgspec.Struct, frozen=True):
+    """`GET /is_paused`."""
+
+    is_paused: bool
+
+
 class VllmChecksums(msgspec.Struct, frozen=True):
     """SHA-256 of each tensor of each worker, under names that begin with the worker's rank
     (`dp0:pp0:pcp0:tp1:model.norm.weight`)."""
