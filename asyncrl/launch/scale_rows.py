@@ -9,6 +9,7 @@ import shutil
 import tempfile
 
 from asyncrl.config import Config, ConfigError
+from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.config.cluster import local_rollouts
 from asyncrl.config.derived import Row
 from asyncrl.config.engines import capabilities
@@ -126,7 +127,7 @@ def kernel_rows(config: Config, lacks: str) -> list[Row]:
 def chunk_rows(config: Config) -> list[Row]:
     """The tokens a second that the coordinator keeps up with, by its time for a chunk, and the
     chunks that this many slots on GPUs ask for."""
-    chunk = config.engine.chunk_tokens
+    chunk = chunk_tokens(config)
     means = f"of all engines that one coordinator takes, in chunks of {chunk}"
     rows = [Row("tokens/s", f"≤ {count(chunk / EVENT_S)}", means)]
     slots = config.rollout.actors * config.engine.slots

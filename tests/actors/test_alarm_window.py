@@ -1,5 +1,5 @@
-"""Alarms: what each is about, when it begins and ends, and what the second one of a kind is, against
-a recount that has every step, every evaluation and every answer in lists."""
+"""Alarms: their subject, their beginning and end, and the second one of a kind, against a recount
+that has every step, every evaluation and every answer in lists."""
 
 from __future__ import annotations
 

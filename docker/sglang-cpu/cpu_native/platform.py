@@ -1,20 +1,16 @@
 """The platform. Invariant: nothing here promises a kernel, so SGLang takes the pure-torch path of
 each layer (`forward_native`), and Triton's interpreter for layers that have none."""
 
-from cpu_native.interpreted import repair_interpreter
 from sglang.srt.platforms.cpu import CpuSRTPlatform
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities
 
 from cpu_native import linear_attention, minimax
+from cpu_native.interpreted import repair_interpreter
 
 
 class CpuNative(CpuSRTPlatform):
     """A CPU without the AMX kernels that SGLang's own CPU platform builds upon."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        repair_interpreter()
 
     _enum = PlatformEnum.OOT  # out of tree: as CPU, SGLang would import those kernels
     capabilities = PlatformCapabilities()
