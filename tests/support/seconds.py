@@ -12,6 +12,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,10 @@ def _of_warm() -> float:
     if module is None or not module.warm.cache_info().currsize:
         return 0.0
     try:
-        said = Path(f"/proc/{module.warm().pid}/stat").read_text()
+        # without pathlib and open, which the test that has just ended may have replaced
+        with FileIO(f"/proc/{module.warm().pid}/stat") as file:
+            stat = file.read()
     except OSError:  # it has ended, or there is no such file
         return 0.0
-    ticks = map(int, said.rpartition(")")[2].split()[11:15])
+    ticks = map(int, stat.rpartition(b")")[2].split()[11:15])
     return sum(ticks) / os.sysconf("SC_CLK_TCK")
