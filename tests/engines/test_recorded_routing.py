@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import trio
+from families import build
 from transformers import PreTrainedModel
 
 from asyncrl.algorithms.routing.records import decoded, encoded
@@ -25,7 +26,6 @@ from asyncrl.messages import Span
 from asyncrl.training.forward import Passes, use_passes
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import ModelError
-from bench.families import build
 
 PROMPT = np.array([5, 17, 60, 3], np.int32)
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from families import build
 from training_world import SIZES, Rollout, micro_batch, rollouts
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
 
@@ -22,7 +23,6 @@ from asyncrl.training.checkpoint_io import restore, save
 from asyncrl.training.forward import Passes, use_passes
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import ModelError, load_model, parameters_for_publication
-from bench.families import build
 
 PLAIN = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss", "granitemoe", "llama4_text", "jetmoe")
 BIASED = ("deepseek_v3", "glm4_moe", "minimax_m2", "ernie4_5_moe", "hy_v3", "longcat_flash")
