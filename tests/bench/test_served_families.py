@@ -29,11 +29,11 @@ def test_each_family_has_its_row(kind: str) -> None:
     for name, (architecture, passes, *_) in rows.items():
         assert passes in ("packed", "padded", "alone", "-")
         if name != "Kimi Linear":  # not built so small
-            assert architecture == f"`{type(built(FAMILIES[name])).__name__}`"
+            assert architecture == f"`{type(built(FAMILIES[name], KINDS['sglang'])).__name__}`"
 
 
 def test_no_tensor_of_a_version_is_that_of_another_one() -> None:
-    model = built(FAMILIES["Qwen3"])
+    model = built(FAMILIES["Qwen3"], KINDS["sglang"])
     one, two = changed(model, 1), changed(model, 2)
     assert one.keys() == two.keys() and not any(torch.equal(one[name], two[name]) for name in one)
     norms = [tensor for name, tensor in one.items() if name.endswith("q_norm.weight")]

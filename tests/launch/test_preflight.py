@@ -510,7 +510,7 @@ def test_a_configuration_of_which_no_model_can_be_made(
     if "layer_types" not in settings:
         monkeypatch.setattr(subprocess, "run", here)
     with pytest.raises(ConfigError, match=r"config\.json"):
-        check_architecture(directory)
+        check_architecture(directory, Config().train)
 
 
 def test_a_configuration_of_which_a_model_can_be_made(
@@ -519,7 +519,7 @@ def test_a_configuration_of_which_a_model_can_be_made(
     """And nothing is left of the trial: torch makes a folder."""
     (files := tmp_path / "files").mkdir()
     monkeypatch.setenv("TMPDIR", str(files))
-    check_architecture(model("config.json", "tokenizer.json"))
+    check_architecture(model("config.json", "tokenizer.json"), Config().train)
     assert [*files.iterdir()] == []
 
 
@@ -527,7 +527,7 @@ def test_a_model_is_made_before_its_memory_is_predicted(monkeypatch: pytest.Monk
     """For sizes that no model has the prediction takes minutes."""
     model(*ALL)
     order = list[str]()
-    monkeypatch.setattr(model_directories, "check_architecture", lambda _: order.append("made"))
+    monkeypatch.setattr(model_directories, "check_architecture", lambda *_: order.append("made"))
     monkeypatch.setattr(train, "memory_rows", lambda _: order.append("predicted") or [])
     to = Console(file=io.StringIO())
     train.checked(config("model.path=model"), None, to, None, architecture=True)

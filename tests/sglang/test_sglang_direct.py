@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from real_sglang import LAUNCH, PYTHON
-from served_families import FAMILIES, built
+from served_families import FAMILIES, KINDS, built
 from train_support import (
     command,
     end,
@@ -37,7 +37,7 @@ def test_two_servers_are_sent_each_version_by_the_trainer_and_outlive_it(tmp_pat
     time: one wrong weight ends an actor. The next trainer, and the next launcher, find the servers
     that there are."""
     run, model = tmp_path / "run", tmp_path / "m"
-    built(FAMILIES["Qwen3-MoE"]).save_pretrained(model)
+    built(FAMILIES["Qwen3-MoE"], KINDS["sglang"]).save_pretrained(model)
     write_tokenizer(model)
     argv = command(
         model,
