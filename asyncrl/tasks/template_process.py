@@ -17,12 +17,15 @@ import resource
 import signal
 import socket
 import struct
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from asyncrl.runtime.processes.title import set_title
 
 SECONDS = 2.0
 """Seconds of a core for one conversation; the longest take a tenth of one."""
@@ -180,7 +183,10 @@ def _rendered(render: Render, messages: Any, tools: Any) -> tuple[bool, bytes]:
 
 
 def _be_alone(descriptor: int) -> None:
-    """Keep no other file, no handler of a signal, and no more memory than a template may take."""
+    """Keep no other file, no handler of a signal, no name of the parent's, and no more memory than
+    a template may take."""
+    with contextlib.suppress(OSError):  # a system without /proc
+        set_title([sys.executable, "-m", __name__])
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGPROF, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

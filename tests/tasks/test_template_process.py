@@ -83,6 +83,14 @@ def test_whatever_it_does_is_a_sentence_and_the_next_call_is_answered(kind: str)
         assert process.render([{}], ()) == "good"
 
 
+def test_it_has_a_name_of_its_own() -> None:
+    """Else whoever looks for an actor by its command line finds two of them."""
+    process = TemplateProcess(shown)
+    process.render([], ())
+    theirs, ours = (Path(f"/proc/{pid}/cmdline") for pid in (pid_of(process), "self"))
+    assert theirs.read_bytes() != ours.read_bytes()
+
+
 def test_after_several_ends_it_is_not_started_again() -> None:
     process = TemplateProcess(lambda messages, tools: _spin())
     for _ in range(ENDS):
