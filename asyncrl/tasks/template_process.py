@@ -53,7 +53,12 @@ class TemplateEnded(TemplateFailed):
 
 class TemplateProcess:
     """Calls of a function that renders a conversation with tools. May be used by several threads,
-    and in forks of the process that made it."""
+    and in forks of the process that made it.
+
+    >>> process = TemplateProcess(lambda messages, tools: messages[0]["content"].upper())
+    >>> process.render([{"role": "user", "content": "1 + 1 is?"}], ())
+    '1 + 1 IS?'
+    """
 
     def __init__(self, render: Render) -> None:
         self._render, self._turn = render, threading.Lock()

@@ -250,7 +250,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_added() -> None:
     batch, (ids, behaviour, mask) = micro_batch(every, every)
     with pytest.raises(ValueError, match="a micro-batch of step 3 came while step 0"):
         subject.accumulate(*micro_batch(every, every, step=3))
-    with pytest.raises(ValueError, match="3 buffers, not 2"):
+    with pytest.raises(ValueError, match="3 or 4 buffers, not 2"):
         subject.accumulate(batch, (ids, behaviour))
     with pytest.raises(ValueError, match="log-probabilities and"):
         subject.accumulate(batch, (ids, behaviour[4:], mask))

@@ -33,7 +33,14 @@ ENOUGH = 8
 class RoutingSums(NamedTuple):
     """Sums over some `tokens` of what routers did. `counts`: those that each expert got, float64
     [routers, experts]; None without routers. The experts of `replayed` tokens were recorded, and
-    given `given` times in all layers, `flipped` times in place of others."""
+    given `given` times in all layers, `flipped` times in place of others.
+
+    Four tokens chose two of three experts each; four more do it alike:
+
+    >>> some = RoutingSums(torch.tensor([[3.0, 4.0, 1.0]]), tokens=4)
+    >>> some.merge(some).counts.tolist(), some.chosen
+    ([[6.0, 8.0, 2.0]], 2)
+    """
 
     counts: Tensor | None = None
     tokens: int = 0
@@ -79,7 +86,17 @@ class RoutingSums(NamedTuple):
 
 class RoutedTokens:
     """The routers' choices for the tokens of one or more passes. `shares` are the f of the
-    auxiliary loss, float64 [routers, experts]; None: no loss."""
+    auxiliary loss, float64 [routers, experts]; None: no loss.
+
+    Of two tokens the second is counted, which chose the last of three experts:
+
+    >>> from asyncrl.algorithms.routing.routers import Choice
+    >>> passed, routed = Pass(), RoutedTokens()
+    >>> passed.choices[0] = Choice(torch.zeros(2, 3), False, torch.tensor([[0], [2]]), 0, 0)
+    >>> routed.add(passed, torch.tensor([1]))
+    >>> routed.sums.counts.tolist(), routed.sums.tokens
+    ([[0.0, 0.0, 1.0]], 1)
+    """
 
     def __init__(self, shares: Tensor | None = None) -> None:
         self.shares = shares

@@ -37,7 +37,12 @@ class Choice(NamedTuple):
     """A router's choice for the tokens of a pass: its `logits` [tokens, experts] with their
     gradient, True where it scores each expert by itself (`sigmoid`) and not all of them together
     (softmax), and the `experts` that each token got, int64 [tokens, experts of a token]. `flipped`
-    of the `replayed` tokens would have got others, by the router itself."""
+    of the `replayed` tokens would have got others, by the router itself.
+
+    >>> choice = Choice(torch.zeros(1, 4), False, torch.tensor([[2, 0]]), flipped=1, replayed=1)
+    >>> choice.experts.tolist()
+    [[2, 0]]
+    """
 
     logits: Tensor
     sigmoid: bool
@@ -49,7 +54,11 @@ class Choice(NamedTuple):
 class Pass:
     """One forward pass. `recorded` are the experts that its tokens got when they were sampled,
     int64 [tokens, routers, experts of a token], -1 where that is not known; None: nothing is. The
-    pass adds the choices of its routers, by their places."""
+    pass adds the choices of its routers, by their places.
+
+    >>> Pass().recorded is None, Pass().choices
+    (True, {})
+    """
 
     def __init__(self, recorded: Tensor | None = None) -> None:
         self.recorded = recorded
@@ -57,7 +66,20 @@ class Pass:
 
 
 class Watched(nn.Module):
-    """A router whose choices are seen, and can be given."""
+    """A router whose choices are seen, and can be given.
+
+    >>> class Router(nn.Linear):
+    ...     def forward(self, hidden):
+    ...         return super().forward(hidden).topk(1)[1]
+    >>> class Model(nn.Module):
+    ...     _can_record_outputs = {"router_logits": Router}  # as transformers has it
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.router = Router(2, 3)
+    >>> model = Model()
+    >>> watch(model), isinstance(model.router, Watched)
+    (1, True)
+    """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with _Calls(self.__dict__.get(_PASS), self.__dict__[_LAYER]):
