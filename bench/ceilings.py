@@ -2,7 +2,7 @@
 
 A run of real processes and links whose engines compute nothing: every slot gets its next
 `chunk_tokens` tokens at the rate of `--rate` tokens/s an engine, drawn at random with random
-log-probabilities. No group has a signal, so the trainer waits; answers have `--response` tokens.
+log-probabilities. No group has a signal, so the trainer waits. A response has `--response` tokens.
 Over `--seconds` each process's seconds of a core (user and system) are divided by the tokens that
 the coordinator counted:
 

@@ -62,7 +62,7 @@ def hash_rows(config: Config, weight_bytes: int, deadline_s: float) -> list[Row]
 
 
 def host_bytes(config: Config, weight_bytes: int) -> dict[str, int]:
-    """Host memory for weights on this machine beside the trainer's own, by who has it.
+    """Host memory for weights on this machine beside the trainer's own, by holder.
 
     Example: eight actors that stage 16 GB for their servers have 2 × 8 × 16 = 256 GB.
     """

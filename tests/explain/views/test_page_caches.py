@@ -1,5 +1,5 @@
 """The page keeps parts: each answer is one that its own run gave for its own name, not longer ago
-than the part's price allows; and who has it already is not sent it again, and nobody else."""
+than the part's price allows. A part is sent again to every client but those that have it."""
 
 from __future__ import annotations
 
