@@ -165,15 +165,18 @@ async def test_rollouts_go_on_over_versions_each_token_under_its_own(vllm: VllmC
         )
         nursery.start_soon(engine.run, collected.emit)
         await engine.load(1, sent[1])
-        asked = [Request(n, 0, n, PROMPT + n, 0, 300, 1.0) for n in range(5)]
-        engine.submit(asked)
-        for version in (2, 3):
-            seen = len(collected.chunks())
+        asked = list[Request]()
+        for version in (2, 3):  # each is loaded while responses decode that its predecessor began
+            began = range(len(asked), len(asked) + 3)
+            asked += [Request(n, 0, n, PROMPT + n, 0, 300, 1.0) for n in began]
+            engine.submit(asked[-3:])
             with trio.fail_after(DEADLINE_S):
-                await collected.until(lambda seen=seen: len(collected.chunks()) > seen + 6)  # type: ignore[misc]
+                await collected.until(lambda n=began[0]: bool(collected.chunks(n)))  # type: ignore[misc]
             await engine.load(version, sent[version])
+        asked.append(Request(len(asked), 0, len(asked), PROMPT, 0, 300, 1.0))
+        engine.submit(asked[-1:])
         with trio.fail_after(DEADLINE_S):
-            await collected.ended(*range(5))
+            await collected.ended(*range(len(asked)))
         nursery.cancel_scope.cancel()
     versions = set[int]()
     for request in asked:
