@@ -32,8 +32,12 @@ from asyncrl.files import read_regular, write_whole
 from asyncrl.staleness.corrections import Correction
 
 PREFIX = "ASYNCRL_"
-BYTES = 2**24
+BYTES = 2**20
 """Bytes of a run.toml, at most."""
+DEPTH = 32
+"""Tables and lists within one another in a setting, at most, and names of its key."""
+_DOTTED = re.compile(r"(?:\.[ \t]*+[\"']?+[\w-]{1,64}+[\"']?+[ \t]*+){200}")
+"""A key of so many names that tomllib, which is quadratic in them, reads it for minutes."""
 
 
 class Setting(NamedTuple):
@@ -121,7 +125,10 @@ def settings_in(path: Path) -> list[Setting]:
     """The settings in a run.toml, unchecked, without an import of any module that one names. Raises
     ConfigError where it cannot be read, or is not TOML."""
     try:
-        tree = tomllib.loads(read_regular(path, BYTES).decode())
+        text = read_regular(path, BYTES).decode()
+        if _DOTTED.search(text):
+            raise RecursionError
+        tree = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read ({error.strerror}); give the path of a run.toml."
@@ -279,10 +286,23 @@ def _put(setting: Setting, values: dict[str, Any], sources: dict[str, str]) -> N
     if says_nothing(path, value):
         return
     field = _known(path, source)
+    if len(path) > DEPTH or _deeper(value, DEPTH):
+        raise ConfigError(
+            f"{source}: {field.key} has more than {DEPTH} tables or lists within one another; "
+            "write fewer."
+        )
     if len(path) > 2:
         value = _merged(values.get(field.key, {}), path[2:], value, source, field.key)
     values[field.key] = checked(field, value, source)
     sources[field.key] = source
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    """True of a value with more than `depth` tables and lists within one another."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return not depth or any(_deeper(item, depth - 1) for item in inner)
 
 
 def _merged(

@@ -20,6 +20,8 @@ from asyncrl.config.plugins import Named
 from asyncrl.config.renamed import VALUES
 from asyncrl.staleness.corrections import Correction
 
+COMPARED = 200
+"""Characters of a name that are compared with those that exist."""
 NONE = "none"
 """The word for an empty list of tables."""
 TEXTS = tuple[str, ...]
@@ -151,6 +153,7 @@ def field_of(section: str, name: str, hint: Any) -> Field:
 def nearest(word: str, words: Iterable[str]) -> str:
     """The most similar of `words`, of which there is at least one. A key matches best by its last
     part (`train.group_size` → `rollout.group_size`)."""
+    word = word[:COMPARED]
 
     def similarity(other: str) -> tuple[float, float]:
         last, other_last = word.rpartition(".")[2], other.rpartition(".")[2]

@@ -7,6 +7,7 @@ import contextlib
 import os
 import string
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,25 @@ def test_what_is_not_toml_is_refused_with_its_line(
 ) -> None:
     path = toml(text)
     assert refusal(path).startswith(f"{path}{place}this is not TOML")
+
+
+@pytest.mark.parametrize("count", [40, 150, 20_000])
+@pytest.mark.parametrize("key", ["task.params.x", "task.mix", "train.steps"])
+def test_names_within_names_have_an_end(toml: Any, key: str, count: int) -> None:
+    """They were followed until Python had no more room for it, and read in quadratic time."""
+    began, names = time.process_time(), ".a" * count
+    inside = "{a=" * 40 + "1" + "}" * 40
+    texts = (f"{key}{names}=1", f"[{key}{names}]\nx=1", f"{key} = {inside}")
+    for said in (*map(refusal, map(toml, texts)), refusal(None, f"{key}{names}=1")):
+        assert "more than 32" in said or "has no end" in said or "no further settings" in said
+    assert time.process_time() - began < 5
+
+
+def test_a_long_name_is_compared_in_no_time(toml: Any) -> None:
+    began, name = time.process_time(), "x" * 2**19
+    for text in (f"{name}=1", f"[task]\n{name}=1", f"[engine]\nkind='{name}'"):
+        assert "the nearest is " in refusal(toml(text))
+    assert time.process_time() - began < 5
 
 
 def test_a_file_without_an_end_is_not_read(tmp_path: Path) -> None:
