@@ -56,6 +56,12 @@ class Locked(DiskNotReady):
     helps = "end the process that holds it"
 
 
+class Gone(DiskNotReady):
+    """A commit found that the file is not at its path, where a resume would look for it."""
+
+    helps = "put it back"
+
+
 class EventRows(msgspec.Struct, frozen=True):
     """`count` events from number `first`, as one msgpack array."""
 

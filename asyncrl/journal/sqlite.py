@@ -36,6 +36,7 @@ from asyncrl.journal.disk import (
     DiskFull,
     DiskNotReady,
     EventRows,
+    Gone,
     JournalError,
     JournalNotReady,
     Keep,
@@ -97,8 +98,10 @@ class SqliteDisk:
 
     @property
     def size(self) -> int:
-        files = (self._path, self._path.with_name(self._path.name + "-wal"))
-        return sum(file.stat().st_size for file in files if file.exists())
+        return sum(file.stat().st_size for file in self._files() if file.exists())
+
+    def _files(self) -> tuple[Path, Path]:
+        return self._path, self._path.with_name(self._path.name + "-wal")
 
     async def commit(self, writes: Sequence[Write]) -> None:
         await trio.to_thread.run_sync(self._commit, writes, limiter=self._thread)
@@ -107,6 +110,9 @@ class SqliteDisk:
         await trio.to_thread.run_sync(self._connection.close, limiter=self._thread)
 
     def _commit(self, writes: Sequence[Write]) -> None:
+        for file in self._files():
+            if not file.exists():  # SQLite would write on, into a file that nothing can open
+                raise Gone(f"{file} was removed, or its directory was")
         forced = any(isinstance(write, Keep) for write in writes)
         with errors(self._path), _obstacles(self._path):
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if forced else 'NORMAL'}")

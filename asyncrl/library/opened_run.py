@@ -28,10 +28,12 @@ a run.
     """
 
     def __init__(self, path: str | Path, status: int | None = None) -> None:
-        """Open a run. Raises ConfigError for a directory that is not a run's."""
+        """Open a run. Raises ConfigError for a directory that is not a run's; one that has just
+        ended may have lost it."""
         self.path = Path(path).absolute()
         self.status = status
-        _ = self._files
+        if status is None:
+            _ = self._files
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"

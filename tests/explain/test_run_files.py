@@ -40,6 +40,14 @@ def test_what_is_no_run_has_one_sentence(
         assert out == "" and err == f"asyncrl: {said}\n", verb
 
 
+def test_a_run_that_ended_keeps_its_status_without_its_directory(tmp_path: Path) -> None:
+    """Whoever removed it made a failed run one of bad input."""
+    run = rl.Run(tmp_path / "gone", 1)
+    assert (run.status, run.ok) == (1, False)
+    with pytest.raises(ConfigError, match="there is no such directory"):
+        _ = run.config
+
+
 def test_what_is_not_there_yet_is_none_and_what_is_there_is_read_once(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r")
     (run / METRICS).unlink()

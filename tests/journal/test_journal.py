@@ -705,6 +705,38 @@ async def test_somebody_who_locks_the_journal_is_waited_for(path: Path, impatien
     assert on_disk(path) == [e.LateTokens(1)]
 
 
+@pytest.mark.parametrize("what", ["", "-wal"])
+async def test_a_journal_that_was_taken_away_is_waited_for(path: Path, what: str) -> None:
+    """SQLite writes on, into a file that no resume finds: what is there only is not durable."""
+    file, away = path.with_name(path.name + what), path.with_name("away")
+    async with Journal.open(path, commit_ms=0) as log:
+        log.append(e.LateTokens(1))
+        await log.flush()
+        file.rename(away)
+        log.append(e.LateTokens(2))
+        with trio.move_on_after(3.0) as soon:
+            await log.flush()
+        assert soon.cancelled_caught and log.durable == 1
+        assert log.trouble == f"{file} was removed, or its directory was: put it back"
+        away.rename(file)
+        with trio.fail_after(20):
+            await log.flush()
+        assert (log.trouble, log.durable) == ("", 2)
+    assert on_disk(path) == [e.LateTokens(1), e.LateTokens(2)]
+
+
+async def test_a_journal_that_stays_away_ends_the_run_in_a_sentence(path: Path) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with Journal.open(path, commit_ms=0, full_s=0.0) as log:
+            path.unlink()
+            log.append(e.LateTokens(1))
+            await trio.sleep_forever()
+    assert caught.group_contains(
+        JournalNotReady, match="was removed.*put it back, and resume", depth=1
+    )
+    assert not path.exists()
+
+
 async def test_somebody_who_never_lets_go_is_named(path: Path, impatient: None) -> None:
     shell = sqlite3.connect(path, isolation_level=None)
     with pytest.raises(ExceptionGroup) as caught:
