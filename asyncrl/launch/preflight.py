@@ -50,7 +50,7 @@ from asyncrl.launch.model_directories import (
     check_examples,
     check_policies,
 )
-from asyncrl.launch.private import private_files, refuse_foreign
+from asyncrl.launch.private import private_files, refuse_foreign, refuse_shared
 from asyncrl.launch.prompt_checks import check_prompts
 from asyncrl.launch.run_copy import refuse_unfit
 from asyncrl.launch.stored_copy import is_stored
@@ -296,6 +296,7 @@ def _directory(config: Config, resume: Path | None) -> None:
     run = Path(config.run.dir)
     toml = run / RUN_TOML
     refuse_foreign(run)
+    refuse_shared(run)
     if exists(run) and not is_folder(run):
         raise ConfigError(f"{run}: the run directory is a file; choose another run.dir.")
     if resume and not is_file(toml):

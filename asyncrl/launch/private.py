@@ -15,7 +15,11 @@ from pathlib import Path
 
 from asyncrl.config import ConfigError
 from asyncrl.config.paths import is_folder
+from asyncrl.runtime.logs import FOLDER as LOGS
+from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS
 
+GROWING = (METRICS, LOCK, JOURNAL, *(f"{JOURNAL}-{end}" for end in ("wal", "shm", "journal")))
+"""Files of a run that are written where they are; the others are replaced whole."""
 OTHERS_WRITE = 0o022
 PRIVATE = 0o077
 """Bits of a mode that a run's files do not have."""
@@ -54,6 +58,39 @@ def refuse_foreign(run: Path) -> None:
         raise ConfigError(
             f"{run}: others may write to the run directory (mode {mode:o}); look at what is in "
             "it, and make it `chmod go-w`, or choose another run.dir."
+        )
+
+
+def refuse_shared(run: Path) -> None:
+    """Check that what a run would write into, in a directory that is there already, is its own: no
+    link, and no second name of a file, leads elsewhere. Raises ConfigError."""
+    logs = run / LOGS
+    written = [run / name for name in GROWING]
+    try:
+        if stat.S_ISDIR(logs.lstat().st_mode):
+            written += sorted(logs.iterdir())
+        else:
+            raise ConfigError(
+                f"{logs}: this is no directory, and the logs of the run belong into it; remove it."
+            )
+    except OSError:  # it is not there yet
+        pass
+    for path in written:
+        try:
+            status = path.lstat()
+        except OSError:
+            continue
+        if stat.S_ISLNK(status.st_mode):
+            what = "a symbolic link"
+        elif not stat.S_ISREG(status.st_mode):
+            what = "no regular file"
+        elif status.st_nlink > 1:
+            what = "a second name of a file (a hard link)"
+        else:
+            continue
+        raise ConfigError(
+            f"{path}: this is {what}, and the run would write into it; put a copy of the file in "
+            "its place, or remove it."
         )
 
 

@@ -728,13 +728,13 @@ async def test_a_journal_that_was_taken_away_is_waited_for(path: Path, what: str
 async def test_a_journal_that_stays_away_ends_the_run_in_a_sentence(path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         async with Journal.open(path, commit_ms=0, full_s=0.0) as log:
-            path.unlink()
+            await trio.Path(path).unlink()
             log.append(e.LateTokens(1))
             await trio.sleep_forever()
     assert caught.group_contains(
         JournalNotReady, match="was removed.*put it back, and resume", depth=1
     )
-    assert not path.exists()
+    assert not await trio.Path(path).exists()
 
 
 async def test_somebody_who_never_lets_go_is_named(path: Path, impatient: None) -> None:

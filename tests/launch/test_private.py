@@ -13,7 +13,7 @@ import pytest
 
 from asyncrl.cli import main
 from asyncrl.config import ConfigError
-from asyncrl.launch.private import private_files, refuse_foreign
+from asyncrl.launch.private import GROWING, private_files, refuse_foreign, refuse_shared
 from asyncrl.runtime.ipc.keys import new_key, read_key, write_key
 
 STRANGER = 65534
@@ -66,6 +66,42 @@ def test_a_directory_behind_a_link_is_refused(
     (tmp_path / "nowhere").symlink_to(tmp_path / "none")
     assert main(["train", "--set", f"run.dir={tmp_path / 'nowhere'}"]) == 2
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "second name", "pipe", "folder"])
+@pytest.mark.parametrize("name", [*GROWING, "logs/trainer-0.log"])
+def test_what_a_run_would_write_into_is_its_own(tmp_path: Path, name: str, kind: str) -> None:
+    """A log behind a link was a traceback; a journal, or a file with a second name, was written."""
+    run, mine = tmp_path / "run", tmp_path / ".profile"
+    path = run / name
+    path.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    path.write_text("the run's own")
+    refuse_shared(run)
+    path.unlink()
+    if kind == "link":
+        path.symlink_to(mine)
+    elif kind == "second name":
+        path.hardlink_to(mine)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(ConfigError, match=f"{name}: this is .*, and the run would write into it"):
+        refuse_shared(run)
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_logs_are_no_directory_elsewhere(tmp_path: Path, kind: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    refuse_shared(run)
+    if kind == "link":
+        (run / "logs").symlink_to(tmp_path)
+    else:
+        (run / "logs").write_text("")
+    with pytest.raises(ConfigError, match="logs: this is no directory"):
+        refuse_shared(run)
 
 
 def test_a_link_of_ones_own_above_the_directory_is_how_disks_are_laid_out(tmp_path: Path) -> None:
