@@ -19,6 +19,10 @@ The tiny model learns STEPS steps. At version AT the fault strikes:
     readonly    every write to it fails with EROFS for as long
     quota+kill  the same as quota, and the trainer is killed meanwhile
     removed     the run's checkpoints are removed
+    vanished    all of the run's directory is removed
+    shm         /dev/shm, in a namespace of the run's own, is full for FULL_S (root only)
+    stutter     SIGSTOP for STUTTER_S and SIGCONT, in turn, for STALL_S: in the middle of whatever
+                the role does, publications among it
 
 The clock and the quota need a C compiler, for `faults.c`. Limits stay until the process ends.
 
@@ -26,7 +30,7 @@ A life is good if it goes on to the last step with exit status 0, or ends with 1
 if the journal is what its events come to (`follower.py`), and no process, socket, `*.partial`,
 store or file in /dev/shm or TMPDIR is left, and the terminal shows no traceback but that of an
 actor whose end it tells. After an end by name, or without its launcher, `--resume` must go on to
-the last step. Everything else is bad.
+the last step; a run whose directory vanished must end by name. Everything else is bad.
 
     python bench/faults.py [--only ROLE:FAULT,…] [--model DIR] [--keep DIR]
 
@@ -68,9 +72,12 @@ from asyncrl.training.checkpoint_index import FOLDER as CHECKPOINTS
 BENCH = Path(__file__).parent
 STEPS, AT = 60, 10
 STALL_S = 20.0
-STOP_S, FULL_S, MORE_S = 2.0, 6.0, 8.0
+STOP_S, FULL_S, MORE_S, STUTTER_S = 2.0, 6.0, 8.0, 0.15
 LIFE_S = 600.0
-"""Seconds within which a life must end: those of agents take seven minutes at load 40."""
+"""Seconds within which a life must end, and what its start may take besides: those of agents take
+seven minutes at load 40."""
+START_S = 60.0
+"""Seconds that an actor may need to begin where it has a core for itself, of which it takes 20."""
 ENDED_S = 5.0
 """Seconds within which a process whose launcher is gone must be."""
 SPARE = 2**24
@@ -82,7 +89,6 @@ SETTINGS = {
     "supervision.restarts": 5,
     "supervision.heals": 3,
     "supervision.stall_s": STALL_S,
-    "supervision.start_s": 60.0,
     "publication.deadline_s": 8.0,
     "task.verdict_s": 10.0,
 }
@@ -90,7 +96,13 @@ PROCESS = ("kill", "stop", "stop_long", "files", "files+kill", "memory", "memory
 STOPS = ("stop", "stop_long")
 MACHINE = (
     *("ahead", "back", "swing", "stand", "full", "quota"),
-    *("readonly", "quota+kill", "removed"),
+    *("readonly", "quota+kill", "removed", "vanished", "shm"),
+)
+MORE = {"coordinator": ("stutter",), "trainer": ("stutter",), "agents": ("swing",)}
+"""Faults that a role has besides."""
+SHM_COMMAND = (
+    *("unshare", "--mount", "sh", "-c"),
+    *('mount -t tmpfs -o size=2m faults /dev/shm && exec "$@"', "sh"),
 )
 REFUSED = {"quota": errno.EDQUOT, "quota+kill": errno.EDQUOT, "readonly": errno.EROFS}
 """Errors with which writes fail."""
@@ -117,6 +129,12 @@ SHM = "/dev/shm/"
 TRACEBACK, TOLD = "Traceback (most recent call last)", "; its last output:"
 
 
+def start_s() -> float:
+    """Seconds that an actor may need to begin, with its share of the cores at this load."""
+    share = max(os.getloadavg()) / len(os.sched_getaffinity(0))
+    return START_S * max(1.0, share)
+
+
 class Fault(NamedTuple):
     """A fault, and the role that has it."""
 
@@ -140,7 +158,7 @@ def every() -> list[Fault]:
     return [
         Fault(role, name)
         for role in ROLES
-        for name in {"machine": MACHINE, "rank 0": STOPS}.get(role, PROCESS)
+        for name in {"machine": MACHINE, "rank 0": STOPS}.get(role, PROCESS) + MORE.get(role, ())
     ]
 
 
@@ -192,7 +210,9 @@ class Life(KillMatrix[JournalFollower]):
         disk = place / "disk"
         disk.mkdir(parents=True)
         (place / "tmp").mkdir()
-        run, more = disk / "run", dict[str, object](SETTINGS)
+        run, start, more = disk / "run", start_s(), dict[str, object](SETTINGS)
+        more["supervision.start_s"] = start
+        self.life_s = LIFE_S + start
         follower: JournalFollower = Follower(run)
         if fault.role.startswith("rank") or fault.name == "stand":
             more["train.ranks"] = 2
@@ -207,6 +227,8 @@ class Life(KillMatrix[JournalFollower]):
             "FAULTS_LIFE": str(place),
             **self.machine.environment,
         }
+        if fault.name == "shm":
+            self.command = [*SHM_COMMAND, *self.command]
         self._shared: set[str] = set()  # files in /dev/shm that its processes have mapped
         self._sessions: set[int] = set()
         self._head: int | None = None  # the coordinator whose journal is followed
@@ -261,17 +283,24 @@ class Life(KillMatrix[JournalFollower]):
 
     def strike(self) -> None:
         """Have the fault, to its end. Raises Wrong where the run does not come so far."""
-        begun = self.watch(lambda: self.follower.version >= AT or self.over(), LIFE_S)
+        begun = self.watch(lambda: self.follower.version >= AT or self.over(), self.life_s)
         if not begun or self.over():
             raise Wrong("start", "the run did not begin")
         for pid, _ in marked(self._sessions, str(self.place)):
             self._shared |= shared_memory(pid)
-        if self.fault.role == "machine":
+        if self.fault.name in MACHINE:
             self._strike_machine()
             return
         pid, name = self.victim(), self.fault.name
         if name == "kill":
             os.kill(pid, signal.SIGKILL)
+        elif name == "stutter":
+            end = time.monotonic() + STALL_S
+            while time.monotonic() < end and not self.over():
+                for number in (signal.SIGSTOP, signal.SIGCONT):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, number)
+                    self.watch(self.over, STUTTER_S)
         elif name.startswith("stop"):
             os.kill(pid, signal.SIGSTOP)
             self.watch(self.over, STOP_S if name == "stop" else STALL_S + MORE_S)
@@ -318,8 +347,12 @@ class Life(KillMatrix[JournalFollower]):
                 self.machine.refuse(0)
             case "removed":
                 shutil.rmtree(self.run / CHECKPOINTS)
-            case "full":
-                filler = self.run.parent / "filler"
+            case "vanished":
+                shutil.rmtree(self.run, ignore_errors=True)
+            case "full" | "shm":
+                assert self.process is not None
+                shm = Path(f"/proc/{self.process.pid}/root/dev/shm")
+                filler = (shm if self.fault.name == "shm" else self.run.parent) / "filler"
                 end = time.monotonic() + FULL_S
                 with filler.open("ab", buffering=0) as file:
                     while time.monotonic() < end and not self.over():
@@ -327,7 +360,7 @@ class Life(KillMatrix[JournalFollower]):
                             while True:
                                 file.write(bytes(2**16))
                         self.watch(self.over, LOOK_S)
-                filler.unlink()
+                filler.unlink(missing_ok=True)
 
     # ------------------------------------------------------------------------------------- judging
 
@@ -347,8 +380,8 @@ class Life(KillMatrix[JournalFollower]):
         return Outcome(how, what, time.monotonic() - began)
 
     def _judged(self) -> tuple[str, str]:
-        if not self.watch(self.over, LIFE_S):
-            return "bad", f"hang: no end within {LIFE_S:g} s"
+        if not self.watch(self.over, self.life_s):
+            return "bad", f"hang: no end within {self.life_s:g} s"
         assert self.process is not None
         code, sentence = self.process.returncode, last_line(self.terminal)
         killed = self.fault == Fault("launcher", "kill") and code == -signal.SIGKILL
@@ -359,11 +392,14 @@ class Life(KillMatrix[JournalFollower]):
             wrong.append(f"exit status {code}: {sentence}")
         if code == 1 and not sentence:
             wrong.append("exit status 1 without a sentence")
+        if self.fault.name == "vanished":
+            wrong += [] if code else ["it ended well, and its directory was gone"]
+            return ("bad", "; ".join(wrong)) if wrong else ("ended by name", sentence)
         self.follower.dead()
         if code:
             wrong += self._resumed()
         wrong += self._whole()
-        if self.fault.name in ("stand", *STOPS) and (silent := self._without_verdict()):
+        if self.fault.name in ("stand", "stutter", *STOPS) and (silent := self._without_verdict()):
             wrong.append(f"{silent} answers without a verdict")
         if wrong:
             return "bad", "; ".join(wrong)
@@ -374,7 +410,7 @@ class Life(KillMatrix[JournalFollower]):
         self.machine.clock(0)
         self._head = None
         self.start()
-        if not self.watch(self.over, LIFE_S):
+        if not self.watch(self.over, self.life_s):
             return ["the resumed run hangs"]
         assert self.process is not None
         code = self.process.returncode
@@ -576,7 +612,7 @@ def kept(life: Path, to: Path) -> None:
 
 def skipped(fault: Fault, shim: bool) -> str:
     """The reason why this machine cannot have the fault, "" if it can."""
-    if fault.name == "full" and os.geteuid():
+    if fault.name in ("full", "shm") and os.geteuid():
         return "a disk to fill needs root"
     if fault.name in ("ahead", "back", "swing", *REFUSED) and not shim:
         return "no C compiler"

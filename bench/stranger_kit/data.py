@@ -307,6 +307,107 @@ def _format(draw: random.Random, folder: Path, model: Path) -> Case:
     return judged(write(folder / "d.jsonl", [FORMATS[name](n) for n in range(12)]), model)
 
 
+def _held_out(draw: random.Random, folder: Path, model: Path) -> Case:
+    """A wrong line in the file of held-out prompts, and a good one of the same prompts."""
+    write(folder / "d.jsonl", good(draw, 12))
+    lines = good(draw, 6)
+    if draw.random() < 0.3:  # all prompts that train are held out
+        held = (folder / "d.jsonl").read_bytes()
+        (folder / "held.jsonl").write_bytes(held)
+        more = f"task.eval_path={folder / 'held.jsonl'}"
+        return check(folder / "d.jsonl", model, more, held_out=99, right=REFUSED, says="no prompt")
+    at = draw.randrange(len(lines))
+    lines[at] = draw.choice([b"{", b"[]", b'{"prompt": "a"}', b'{"prompt": "", "answer": 1}'])
+    write(folder / "held.jsonl", lines)
+    more = f"task.eval_path={folder / 'held.jsonl'}"
+    says = rf"held\.jsonl, line {at + 1}\b"
+    return check(folder / "d.jsonl", model, more, right=REFUSED, says=says)
+
+
+def _supervised(draw: random.Random, folder: Path, model: Path) -> Case:
+    """A wrong example among those that are learned beside."""
+    write(folder / "d.jsonl", good(draw, 12))
+    lines: list[Line] = [{"prompt": f"{n}", "response": f"{n}"} for n in range(8)]
+    at = draw.randrange(len(lines))
+    bad: Line = draw.choice(
+        [
+            *(b"{", b"[]", b"1", b"\xff", b"\0" * 9, b"[" * 50_000),
+            *({"prompt": "a"}, {"response": "a"}, {"prompt": "a", "response": ""}),
+            *({"prompt": 1, "response": "a"}, {"prompt": "a", "response": ["a"]}),
+            {"prompt": "a", "response": "b" * 500},
+            {"prompt": "a" * 500, "response": "b"},
+        ]
+    )
+    lines[at] = bad
+    write(folder / "s.jsonl", lines)
+    more = "supervised.coefficient=0.1", f"supervised.path={folder / 's.jsonl'}"
+    says = rf"(line|example) {at + 1}\b"
+    return check(folder / "d.jsonl", model, *more, right=REFUSED, says=says)
+
+
+def _mixed(draw: random.Random, folder: Path, model: Path) -> Case:
+    """A wrong line in the file of one task of a mix."""
+    write(folder / "a.jsonl", good(draw, 12))
+    lines = good(draw, 12)
+    at = draw.randrange(len(lines))
+    lines[at] = draw.choice([b"{", b"[]", b'{"prompt": "a"}', b'{"prompt": "", "answer": 1}'])
+    write(folder / "b.jsonl", lines)
+    tables = "\n".join(
+        f'[task.mix.{name}]\nname = "jsonl"\npath = "{folder}/{name}.jsonl"\neval_size = 2'
+        for name in "ab"
+    )
+    (folder / "run.toml").write_text(f"{tables}\n[task.weights]\na = 0.5\nb = 0.5\n")
+    argv = ("check", str(folder / "run.toml"), f"--set=model.path={model}")
+    return Case(argv, REFUSED, rf"b\.jsonl, line {at + 1}\b")
+
+
+def _cases(draw: random.Random, folder: Path, model: Path) -> Case:
+    """A line of programs that is none."""
+    fine = {"input": "1", "output": "1"}
+    line = {"prompt": "a", "verifier": "run", "language": "python", "cases": [fine]}
+    name, values = draw.choice(
+        [
+            ("language", ["", "cobol", 1, None, ["python"], "\x1b[2J", "x" * 9999]),
+            ("cases", [[], {}, None, 1, [1], [{}], [{"input": 1, "output": "1"}], [[fine]]]),
+            ("seconds", [0, -1, "1", None, [], 0.0]),
+        ]
+    )
+    line[name] = draw.choice(values)
+    lines = good(draw, 6)
+    at = draw.randrange(len(lines))
+    lines[at] = line
+    file = write(folder / "d.jsonl", lines)
+    says = rf"d\.jsonl, line {at + 1}\b"
+    return check(file, model, "task.sandbox=process", right=REFUSED, says=says)
+
+
+def _epochs(draw: random.Random, folder: Path, model: Path) -> Case:
+    """Epochs of a file of so many lines: the steps that follow are those of the file."""
+    count, groups = draw.randint(4, 40), draw.randint(1, 4)
+    epochs = draw.randint(1, 3)
+    file = write(folder / "d.jsonl", good(draw, count))
+    prompts = (count - 2) * epochs
+    steps = -(-prompts // groups)
+    more = (f"task.epochs={epochs}", f"train.batch_groups={groups}", "train.steps=100000")
+    case = check(file, model, *more)
+
+    def look(said: Said) -> str:
+        numbers = [int(text.replace(",", "")) for text in re.findall(r"\d[\d,]*", said.out)]
+        return "" if steps in numbers else f"{steps} steps: {said.out[:900]}"
+
+    return case._replace(witness=look)
+
+
+def _blank_template(draw: random.Random, folder: Path, model: Path) -> Case:
+    """A template of the question alone: white space is no prompt."""
+    lines = good(draw)
+    at = draw.randrange(len(lines))
+    lines[at] = {"prompt": draw.choice(["", " ", "\n", "\u2003", "\u00a0"]), "answer": 1}
+    file = write(folder / "d.jsonl", lines)
+    says = rf"d\.jsonl, line {at + 1}\b"
+    return check(file, model, "task.template={question}", right=REFUSED, says=says)
+
+
 def _binary(draw: random.Random, folder: Path, model: Path) -> Case:
     start = draw.choice([b"PAR1", b"\x1f\x8b\x08", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"ARROW1"])
     (folder / "d.jsonl").write_bytes(start + draw.randbytes(draw.randint(0, 5000)))
@@ -393,6 +494,12 @@ MAKERS: dict[str, Maker] = {
     "other formats": _format,
     "binary formats": _binary,
     "a token without a row": _beyond,
+    "held-out lines": _held_out,
+    "examples": _supervised,
+    "a mix": _mixed,
+    "programs": _cases,
+    "epochs": _epochs,
+    "nothing but the question": _blank_template,
 }
 
 

@@ -229,6 +229,122 @@ def _resumed_link(draw: random.Random, folder: Path, model: Path) -> Case:
     return Case(("train", "--resume", str(link)), says=r"link|others", may=("run/", "modules/"))
 
 
+def _newer(draw: random.Random, folder: Path, model: Path) -> Case:
+    """A run of another asyncrl: a journal of another format, and files that say more."""
+    run = copied(folder, model)
+    with contextlib.closing(sqlite3.connect(run / "journal.sqlite")) as file, file:
+        number = draw.choice([1, 3, 5, 99, 2**62, -1, 4.5, "5", "\x1b[2J"])
+        file.execute("UPDATE header SET format = ?", (number,))
+    argv = draw.choice([("rollouts", str(run)), ("train", "--resume", str(run))])
+    return Case(argv, says="format", may=("run/", "modules/", "tmp/torch"))
+
+
+def _says_more(draw: random.Random, folder: Path, model: Path) -> Case:
+    """Files of a run with names that this asyncrl does not know, or without some that it does."""
+    run = copied(folder, model)
+    for name in ("summary.json", "status.json", "metrics.jsonl"):
+        text = (run / name).read_text()
+        lines = [*map(json.loads, text.splitlines() if name == "metrics.jsonl" else [text])]
+        for line in lines:
+            if draw.random() < 0.5:
+                line["more"] = draw.choice([1, None, {"a": []}, "\x1b[2J", 10**30])
+            if draw.random() < 0.3:
+                line.pop(draw.choice([*line]))
+        (run / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return looked(draw.choice(LOOKS), run)
+
+
+def _hard_link(draw: random.Random, folder: Path, model: Path) -> Case:
+    """Another name of a file of the user's, at a name that is written."""
+    run = copied(folder, model)
+    victim = folder / "home" / ".profile"
+    victim.parent.mkdir()
+    victim.write_text("echo hello\n")
+    for name in draw.sample(WRITTEN, 4):
+        path = run / name
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.hardlink_to(victim)
+    return looked(draw.choice(LOOKS), run)
+
+
+def _resumed_names(draw: random.Random, folder: Path, model: Path) -> Case:
+    """A resume that would write through a link, into a second name of a file, or elsewhere."""
+    run = copied(folder, model)
+    victim = folder / "home" / ".profile"
+    victim.parent.mkdir()
+    victim.write_text("echo hello\n")
+    name = draw.choice(
+        [
+            *("metrics.jsonl", "journal.sqlite", "lock", "logs/launcher-0.log", "logs"),
+            *("logs/coordinator-0.log", "logs/trainer-0.log", "journal.sqlite-wal"),
+        ]
+    )
+    path = run / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if name == "logs":
+        path.symlink_to(victim.parent)
+    elif draw.random() < 0.5:
+        path.symlink_to(victim)
+    else:
+        path.hardlink_to(victim)
+    argv = ("train", "--resume", str(run), "--set=train.steps=3")
+    return Case(argv, says=path.name, may=("run/", "modules/", "tmp/torch"))
+
+
+FOLDERS = ("checkpoints", "logs", "model", "initial", "sinks", "servers", "tls")
+
+
+def _swapped(draw: random.Random, folder: Path, model: Path) -> Case:
+    """A folder with something in it in the place of a file, or a file in the place of a folder."""
+    run = copied(folder, model)
+    for _ in range(draw.randint(1, 3)):
+        if draw.random() < 0.6:
+            path = run / draw.choice([*READ, *WRITTEN])
+            no_file(path, "folder")
+            (path / "inside").write_text("x")
+        else:
+            no_file(run / draw.choice(FOLDERS), draw.choice(STRANGE))
+    return looked(draw.choice(LOOKS), run)
+
+
+def _gone(draw: random.Random, folder: Path, model: Path) -> Case:
+    """A run of which a few files are gone."""
+    run = copied(folder, model)
+    for path in draw.sample(sorted(run.iterdir()), draw.randint(1, 4)):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return looked(draw.choice(LOOKS), run)
+
+
+def _resumed_data(draw: random.Random, folder: Path, model: Path) -> Case:
+    """A resume with other prompts at the path of the run's own: refused by the file's name."""
+    run = copied(folder, model)
+    here, there = folder / "d.jsonl", model.parent / "d.jsonl"
+    lines = there.read_text().splitlines(keepends=True)
+    for name in ("run.toml", "origins.json"):
+        path = run / name
+        path.write_text(path.read_text().replace(str(there), str(here)))
+    match draw.randrange(5):
+        case 0:
+            lines.reverse()
+        case 1:
+            lines = lines[:-1]
+        case 2:
+            lines[0] = lines[0].replace("=", "= ")
+        case 3:
+            lines[-1] = lines[-1].replace('"x"', '"y"')
+        case _:
+            lines += lines[:1]
+    here.write_text("".join(lines))
+    argv = ("train", "--resume", str(run), "--set=train.steps=3")
+    return Case(argv, says=r"d\.jsonl", may=("run/", "modules/", "tmp/torch"))
+
+
 def _untouched(draw: random.Random, folder: Path, model: Path) -> Case:
     """The run itself: what is shown of it is true."""
     run = copied(folder, model)
@@ -278,6 +394,14 @@ MAKERS: dict[str, Maker] = {
     "a journal with more": _schema,
     "a journal that is computed": _bomb,
     "other values in a journal": _values,
+    "of another asyncrl": _newer,
+    "files that say more": _says_more,
+    "other names of a file": _hard_link,
+    "folders for files": _swapped,
+    "folders for files, again": _swapped,
+    "files that are gone": _gone,
+    "resumed, other data": _resumed_data,
+    "resumed, other names": _resumed_names,
     "resumed, no files": _resumed,
     "resumed, a journal with more": _resumed_schema,
     "resumed, a link": _resumed_link,

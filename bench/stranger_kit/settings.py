@@ -330,7 +330,72 @@ def _command(draw: random.Random, folder: Path, model: Path) -> Case:
     )
 
 
+def _nested(draw: random.Random, folder: Path, model: Path) -> Case:
+    """Names within names, tables within tables, lists within lists: more than any setting has."""
+    count = draw.choice([60, 300, 1000, 5000, 30_000])
+    key = draw.choice(["task.params.x", "task.mix", "task.weights", "train.steps", "run", "x"])
+    names = ".".join(["a"] * count)
+    text = draw.choice(
+        [
+            f"{key}.{names} = 1\n",
+            f"[{key}.{names}]\nx = 1\n",
+            f"{key} = {{{names} = 1}}\n",
+            f"{key} = {'{a=' * count}1{'}' * count}\n",
+            f"{key} = {'[' * count}{']' * count}\n",
+            f"{key}.{names.replace('a', chr(34) + 'a' + chr(34))} = 1\n",
+        ]
+    )
+    if draw.random() < 0.4:
+        return Case(("check", f"--set={text.strip().strip('[').replace(']', ' ')[:100_000]}"))
+    (folder / "run.toml").write_text(text)
+    return Case(("check", str(folder / "run.toml")), says="run.toml")
+
+
+ODD_TOML: tuple[tuple[str, frozenset[int], str], ...] = (
+    ('"train"."steps" = 3', RUNS, ""),
+    ("'train' . \"steps\" = 3", RUNS, ""),
+    ("train . steps = 0x3", RUNS, ""),
+    ("train.steps = 1_0\nengine.slots = 0b100", RUNS, ""),
+    ("train.steps = +3", RUNS, ""),
+    ("[train]\r\nsteps = 3\r\n", RUNS, ""),
+    ("train = {steps = 3}", RUNS, ""),
+    ('"train.steps" = 3', REFUSED, "train.steps"),
+    ('[train]\n"steps.x" = 3', REFUSED, "steps"),
+    ('"" = 3', REFUSED, "section"),
+    ('[train]\n"" = 3', REFUSED, "train"),
+    ('[train]\n"\\u001b[2J" = 3', REFUSED, "train"),
+    ('[train]\n"\\u0000" = 3', REFUSED, "train"),
+    ("[[train]]\nsteps = 3", REFUSED, "train"),
+    ("[train]\nsteps = [[3]]", REFUSED, "steps"),
+    ("train.steps = 3\n[train]\nlr = 1", REFUSED, "run.toml"),
+    ("[train]\nsteps = 1e1", REFUSED, "steps"),
+    ("[train]\nsteps = 00:00:00", REFUSED, "steps"),
+    ("[task.params]\na = 2026-01-01T00:00:00Z", REFUSED, "params"),
+    ("[task.params]\na = 0x" + "f" * 40, REFUSED, "params"),
+    ("engine.vllm = 1", REFUSED, "engine.vllm"),
+    ("engine.vllm = []", REFUSED, "engine.vllm"),
+    ("model.lora.rank.x = 1", REFUSED, "rank"),
+    ("[model.lora.x]\ny = 1", REFUSED, "lora"),
+    ("\ufefftrain.steps = 3", REFUSED, "run.toml"),
+    ("train.steps = 3\rtrain.lr = 1", REFUSED, "run.toml"),
+    ('run.name = """\n' + "x" * 2**20 + '"""', REFUSED, "run"),
+    ("x" * 2**20 + " = 1", REFUSED, "run.toml"),
+    ("[" + "x" * 2**19 + "]", REFUSED, "run.toml"),
+    ("#" * 2**21, REFUSED, "run.toml"),
+)
+"""Texts of a run.toml, and what is right."""
+
+
+def _odd_toml(draw: random.Random, folder: Path, model: Path) -> Case:
+    text, right, says = draw.choice(ODD_TOML)
+    (folder / "run.toml").write_bytes(text.encode())
+    sets = ("--set=task.name=jsonl", f"--set=task.path={data_file(folder)}")
+    return Case(("check", str(folder / "run.toml"), *sets, "--set=task.eval_size=2"), right, says)
+
+
 MAKERS: dict[str, Maker] = {
+    "names within names": _nested,
+    "odd TOML": _odd_toml,
     "out of range": _range,
     "of another type": _type,
     "misspelt": _name,

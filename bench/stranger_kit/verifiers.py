@@ -47,6 +47,24 @@ REFUSED_CODE: dict[str, str] = {
     "an import that exits": "import sys\nsys.exit({code})\n",
     "an import that needs a file": "open('no such file')\n",
     "an import that is itself": "from {module} import judge\n",
+    "rewards that raise": (
+        "class J:\n    rewards = property(lambda self: 1 / 0)\n"
+        "    def __call__(self, answer, line):\n        return 1.0\n"
+        "judge = J()\njudge.__module__ = __name__\n"
+    ),
+    "a mapping that raises": (
+        "class M(dict):\n    def __iter__(self):\n        raise RuntimeError('no')\n"
+        "def judge(a, l):\n    return 1.0\nVERIFIERS = 5\n"
+    ),
+    "a partial of too few": (
+        "import functools\ndef f(a):\n    return 1.0\njudge = functools.partial(f)\n"
+        "judge.__module__ = __name__\n"
+    ),
+    "an import that raises no Exception": "raise KeyboardInterrupt\n",
+    "an import without an end of depth": "def f():\n    f()\nf()\n",
+    "NUL in the source": "x = 1\0\ndef judge(a, l):\n    return 1.0\n",
+    "bytes": "def judge(answer, line):\n    return b'1'\n",
+    "an array": "import numpy\ndef judge(a, l):\n    return numpy.ones(3)\n",
     "not UTF-8": "x = '\xe9'\ndef judge(a, l):\n    return 1.0\n",
 }
 """Code with which a run cannot start."""
@@ -64,6 +82,25 @@ NOTED_CODE: dict[str, str] = {
     "sleeps": "import time\ndef judge(answer, line):\n    time.sleep(100)\n",
     "recursion": "def judge(answer, line):\n    return judge(answer, line)\n",
     "memory": "def judge(answer, line):\n    return len(bytearray(2**45))\n",
+    "an infinite number": "def judge(answer, line):\n    return 10.0 ** 308 * 10\n",
+    "a whole number without an end": "def judge(answer, line):\n    return 10 ** 400\n",
+    "raises an error that raises": (
+        "class E(Exception):\n    def __str__(self):\n        raise E\n"
+        "def judge(answer, line):\n    raise E\n"
+    ),
+    "raises in a group": (
+        "def judge(answer, line):\n"
+        "    raise ExceptionGroup('x', [ValueError('\\x1b[2J'), KeyError(1)])\n"
+    ),
+    "a number that raises": (
+        "class F(float):\n    def __float__(self):\n        raise ValueError('no')\n"
+        "def judge(answer, line):\n    return F(1)\n"
+    ),
+    "asks the user": "def judge(answer, line):\n    return float(input('reward? '))\n",
+    "stops itself": "import os\ndef judge(a, l):\n    os.kill(os.getpid(), 19)\n    1 / 0\n",
+    "opens without an end": (
+        "import os\ndef judge(answer, line):\n    return [os.pipe() for _ in range(10**7)][0]\n"
+    ),
     "a file at answer time": "def judge(answer, line):\n    return float(open({file!r}).read())\n",
 }
 """Code that gives no verdict on the data's own answer: a note says so."""
@@ -101,6 +138,45 @@ RUNS_CODE: dict[str, str] = {
     "a process that stays": (
         "import os, time\ndef judge(answer, line):\n    if not os.fork():\n"
         "        os.setsid()\n        time.sleep(1000)\n        os._exit(0)\n    return 1.0\n"
+    ),
+    "a fraction": "import fractions\ndef judge(a, l):\n    return fractions.Fraction(1, 2)\n",
+    "a decimal": "import decimal\ndef judge(a, l):\n    return decimal.Decimal('0.5')\n",
+    "an array of none": "import numpy\ndef judge(a, l):\n    return numpy.array(0.5)\n",
+    "positions alone": "def judge(answer, line, /):\n    return 1.0\n",
+    "a partial": (
+        "import functools\ndef f(k, a, l):\n    return k\njudge = functools.partial(f, 0.5)\n"
+        "judge.__module__ = __name__\n"
+    ),
+    "a cache": (
+        "import functools\n@functools.cache\ndef f(a):\n    return 0.5\n"
+        "def judge(a, l):\n    return f(a)\n"
+    ),
+    "its own loop": (
+        "import asyncio\nasync def f():\n    return 0.5\n"
+        "def judge(a, l):\n    return asyncio.run(f())\n"
+    ),
+    "temporary files": (
+        "import tempfile\ndef judge(a, l):\n    with tempfile.NamedTemporaryFile('w') as f:\n"
+        "        return float(f.write('x'))\n"
+    ),
+    "a pool of threads": (
+        "from concurrent.futures import ThreadPoolExecutor as P\n"
+        "def judge(a, l):\n    with P(2) as p:\n        return sum(p.map(float, [1, 0]))\n"
+    ),
+    "a pool of processes": (
+        "import multiprocessing as m\n"
+        "def judge(a, l):\n    with m.get_context('fork').Pool(2) as p:\n"
+        "        return sum(p.map(float, [1, 0]))\n"
+    ),
+    "special tokens": "def judge(a, l):\n    return float(a.text_special.startswith(a[:1]))\n",
+    "logs": "import logging\ndef judge(a, l):\n    logging.error('x' * 9999)\n    return 1.0\n",
+    "warns": "import warnings\ndef judge(a, l):\n    warnings.warn('x')\n    return 1.0\n",
+    "a limit of recursion": (
+        "import sys\nsys.setrecursionlimit(10**6)\ndef judge(a, l):\n    return 1.0\n"
+    ),
+    "a handler of signals at import": (
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "def judge(a, l):\n    return 1.0\n"
     ),
     "a helper": "from {module}_helper import half\ndef judge(answer, line):\n    return half\n",
     "a file at import": (
