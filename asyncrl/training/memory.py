@@ -43,6 +43,7 @@ from asyncrl.training.output_layer import float32_output
 from asyncrl.training.packing import PackedBatch, pack
 from asyncrl.training.ranks.pieces import pieces
 from asyncrl.training.recomputation import recompute
+from asyncrl.training.shapes_of_experts import ShapesOfExperts
 
 LOGITS, ACTIVATIONS = "logits", "activations"
 
@@ -109,10 +110,11 @@ def predict(config: Config) -> MemoryParts:
         float32_output(model)
     if config.train.recompute_activations:
         recompute(model)
-    if _untouched(model):
-        make_logits_in_chunks(model)
-    batches = worst_batches(config, _vocabulary(model), shared=may_share(model))
-    most = peak_of(model, batches, config)
+    with ShapesOfExperts():
+        if _untouched(model):
+            make_logits_in_chunks(model)
+        batches = worst_batches(config, _vocabulary(model), shared=may_share(model))
+        most = peak_of(model, batches, config)
     policies = _policies(config, model)
     if ranks == 1:
         return msgspec.structs.replace(most, policies=policies)

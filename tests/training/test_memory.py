@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from some_values import some
-from transformers import Gemma2Config, PretrainedConfig, Qwen3Config
+from transformers import Gemma2Config, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from asyncrl.config import Config, load
 from asyncrl.training.adapters import add_adapters
@@ -79,6 +79,15 @@ def test_a_model_without_numbers_takes_what_one_with_numbers_does(
 
 
 @pytest.mark.explore
+@pytest.mark.parametrize("dtype", some(["float32", "bfloat16"]))
+def test_a_mixture_takes_what_one_with_numbers_does(tmp_path: Path, dtype: str) -> None:
+    mixture = Qwen3MoeConfig(
+        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True
+    )
+    config = config_of(tmp_path, f"model.dtype={dtype}", model=mixture)
+    assert predict(config) == measured(config)
+
+
 def test_padded_rows_are_predicted_too(tmp_path: Path) -> None:
     model = Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=32, max_window_layers=0)
     config = config_of(tmp_path, model=model)
