@@ -13,7 +13,7 @@ from asyncrl.config.derived import Row
 from asyncrl.config.mix import each
 from asyncrl.files import read_regular, write_whole
 from asyncrl.runtime.run_dir import ORIGINS
-from asyncrl.tasks.judge_checks import origins
+from asyncrl.tasks.judge_checks import digest, origins
 
 MOST_BYTES = 2**20
 """Bytes of the file that are read: it has a line for each file of the task."""
@@ -31,7 +31,7 @@ def check_origins(config: Config, run: Path) -> list[Row]:
         raise ConfigError(f"{run / ORIGINS} cannot be read ({error}); remove it.") from None
     files = {path for task in each(config.task) for path in (task.path, task.eval_path) if path}
     notes = list[Row]()
-    for name, now in origins(config.task).items():
+    for name, now in _origins(config).items():
         if noted.get(name, now) == now:
             continue
         if name in files:
@@ -40,11 +40,18 @@ def check_origins(config: Config, run: Path) -> list[Row]:
                 "as trained are others now: put the file back, or begin a new run from this one's "
                 "model (model.path)."
             )
-        notes.append(Row("note", name, "is not what this run began with: rewards may differ"))
+        differ = "rewards" if name != config.supervised.path else "its examples"
+        notes.append(Row("note", name, f"is not what this run began with: {differ} may differ"))
     return notes
 
 
 def note_origins(config: Config, run: Path) -> None:
     """Note the origins of the task, once in a run. Raises OSError."""
     if not (run / ORIGINS).exists():
-        write_whole(run / ORIGINS, msgspec.json.encode(origins(config.task)))
+        write_whole(run / ORIGINS, msgspec.json.encode(_origins(config)))
+
+
+def _origins(config: Config) -> dict[str, str]:
+    """The origins of the task, and of the examples that are learned beside it."""
+    path = config.supervised.path if config.supervised.coefficient else ""
+    return ({path: digest(Path(path))} if path else {}) | origins(config.task)

@@ -24,7 +24,7 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import BAD_INPUT, installs
 from asyncrl.config.lora import is_of
 from asyncrl.config.paths import is_file, is_folder
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import EngineConfig, TrainConfig
 from asyncrl.config.schema.model_section import ALL_LINEAR
 from asyncrl.config.setting import nearest
 from asyncrl.escape import escaped
@@ -83,6 +83,11 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
     if weights:
         if missing := _missing_shards(path):
             raise wrong(f"{missing} is not in it, which {INDEX} names")
+        if files["config.json"].get("quantization_config"):
+            raise ConfigError(
+                f"{key} is {str(path)!r}, and its config.json has a quantization_config: quantized "
+                "weights are not trained; give the model's directory in bfloat16 or float32."
+            )
         if files["config.json"].get("tie_word_embeddings") is True and _has_two_outputs(path):
             raise ConfigError(
                 f"{key} is {str(path)!r}, and its config.json ties the output layer to the "
@@ -91,12 +96,12 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
             )
 
 
-def check_architecture(path: Path, train: TrainConfig) -> None:
+def check_architecture(path: Path, train: TrainConfig, engine: EngineConfig) -> None:
     """Make the model that config.json describes, without weights, in a process that imports torch,
     which takes seconds. Raises ConfigError if that fails, if the weights are of another one, or if
-    the settings ask for experts that it does not have."""
-    settings = msgspec.json.encode(train).decode()
-    command = [sys.executable, "-m", "asyncrl.training.architecture_trial", str(path), settings]
+    the settings ask for experts that it does not have, or for more than the engine can decode."""
+    settings = [msgspec.json.encode(section).decode() for section in (train, engine)]
+    command = [sys.executable, "-m", "asyncrl.training.architecture_trial", str(path), *settings]
     try:
         with tempfile.TemporaryDirectory() as folder:  # torch makes one for what it compiles
             ran = subprocess.run(

@@ -57,7 +57,7 @@ def _origins(config: TaskConfig) -> Iterator[tuple[str, str]]:
         return
     for path in (config.path, config.eval_path):
         if path:
-            yield path, _digest(Path(path))
+            yield path, digest(Path(path))
     module, of_module, _ = config.verifier.partition(":")
     if of_module:
         try:
@@ -65,10 +65,10 @@ def _origins(config: TaskConfig) -> Iterator[tuple[str, str]]:
         except (ImportError, ValueError):  # its parent is not a package
             spec = None
         source = spec.origin if spec is not None else None
-        yield f"the module {module}", _digest(Path(source)) if source else "none"
+        yield f"the module {module}", digest(Path(source)) if source else "none"
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
     """SHA-256 of a file, in hex; `none` if it cannot be read."""
     try:
         with open_regular(path) as file:

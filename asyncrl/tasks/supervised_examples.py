@@ -56,6 +56,8 @@ def read_examples(path: Path) -> list[Example]:
         ) from error
     examples = []
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             example = msgspec.json.decode(line, type=Example)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -91,6 +93,12 @@ def tokenized(
             raise TaskError(
                 f"example {number} of supervised.path has {length} tokens, and "
                 f"engine.context_tokens is {most}; take it out, or raise that"
+            )
+        rows, highest = tokenizer.embedded, max(*prompt, *ids.response)
+        if rows and highest >= rows:
+            raise TaskError(
+                f"example {number} of supervised.path has the token {highest}, and the model's "
+                f"embedding has {rows} rows; take it out, or give a model that knows the token"
             )
         tokenized_examples.append(ids)
     return tokenized_examples

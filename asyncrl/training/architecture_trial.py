@@ -1,8 +1,8 @@
 """The trial of a model directory, for a process without torch: the model is made of config.json, on
 no device, and the weights must be its own.
-`python -m asyncrl.training.architecture_trial DIRECTORY TRAIN` ends with 2, and a sentence on
-standard output, where that fails, or where the settings TRAIN (JSON) ask for experts that the model
-does not have.
+`python -m asyncrl.training.architecture_trial DIRECTORY TRAIN ENGINE` ends with 2, and a sentence
+on standard output, where that fails, where the settings TRAIN (JSON) ask for experts that the model
+does not have, or where the embedded engine cannot decode it with the settings ENGINE.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from pathlib import Path
 
 import msgspec
 import torch
+from transformers import PreTrainedModel
 
 from asyncrl.algorithms.routing.routers import watch
+from asyncrl.config.decodable import undecodable
 from asyncrl.config.errors import BAD_INPUT
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import EngineConfig, TrainConfig
+from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.expert_balance import refuse
 from asyncrl.training.models import ModelError, empty_model, refuse_other_weights
 
@@ -28,10 +31,21 @@ def main() -> int:
         refuse_other_weights(Path(sys.argv[1]), model)
         watch(model)
         refuse(model, msgspec.json.decode(sys.argv[2], type=TrainConfig))
+        _refuse_engine(model, msgspec.json.decode(sys.argv[3], type=EngineConfig))
     except ModelError as error:
         print(error)
         return BAD_INPUT
     return 0
+
+
+def _refuse_engine(model: PreTrainedModel, engine: EngineConfig) -> None:
+    """Raise ModelError if the embedded engine is asked for, and cannot decode the model."""
+    if engine.kind != "embedded":
+        return
+    rows = model.get_input_embeddings().weight.shape[0]
+    stops, tokens = Tokenizer(sys.argv[1]).stop_ids, engine.context_tokens
+    if why := undecodable(type(model).__name__, model.config, tokens, stops, rows):
+        raise ModelError(f"{sys.argv[1]}: {why}")
 
 
 if __name__ == "__main__":

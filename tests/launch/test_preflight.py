@@ -379,6 +379,16 @@ def test_a_resume_goes_on_with_the_data_that_it_began_with(monkeypatch: pytest.M
     Path("judge_of_resume.py").write_text("def f(answer, line): return 0.5\n")
     (note,) = preflight.check(resumed, run, 2).notes
     assert note.value == "the module judge_of_resume" and "rewards may differ" in note.meaning
+    examples = ["supervised.coefficient=1", "supervised.path=s.jsonl"]
+    Path("s.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+    with preflight.claimed(
+        preflight.check(config(*settings, *examples, "run.dir=s"), None, 2).config
+    ):
+        pass
+    Path("s.jsonl").write_text('{"prompt": "a", "response": "c"}\n')
+    taught = config(*settings, *examples, resume=Path("s"))
+    (note,) = preflight.check(taught, Path("s"), 2).notes
+    assert note.value == str(Path("s.jsonl").absolute()) and "its examples may" in note.meaning
     data(*"abcxef")
     said = refusal(resumed, run)
     assert "data.jsonl is not the file that this run began with" in said
@@ -484,6 +494,17 @@ def test_a_shard_that_is_missing_is_named() -> None:
     assert "index.json cannot be read" in refusal(config("model.path=model"))
 
 
+def try_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Try models in this process, where torch is imported."""
+
+    def here(argv: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        monkeypatch.setattr(sys, "argv", argv[2:])
+        status = importlib.import_module(argv[2]).main()
+        return subprocess.CompletedProcess(argv, status, capfd.readouterr().out.encode(), b"")
+
+    monkeypatch.setattr(subprocess, "run", here)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -499,18 +520,12 @@ def test_a_configuration_of_which_no_model_can_be_made(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The first in a process of its own, as it is; the others here, where torch is imported."""
-
-    def here(argv: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
-        monkeypatch.setattr(sys, "argv", argv[2:])
-        status = importlib.import_module(argv[2]).main()
-        return subprocess.CompletedProcess(argv, status, capfd.readouterr().out.encode(), b"")
-
     directory = model(*ALL)
     (directory / "config.json").write_text(json.dumps(settings))
     if "layer_types" not in settings:
-        monkeypatch.setattr(subprocess, "run", here)
+        try_here(monkeypatch, capfd)
     with pytest.raises(ConfigError, match=r"config\.json"):
-        check_architecture(directory, Config().train)
+        check_architecture(directory, Config().train, Config().engine)
 
 
 def test_a_configuration_of_which_a_model_can_be_made(
@@ -519,8 +534,22 @@ def test_a_configuration_of_which_a_model_can_be_made(
     """And nothing is left of the trial: torch makes a folder."""
     (files := tmp_path / "files").mkdir()
     monkeypatch.setenv("TMPDIR", str(files))
-    check_architecture(model("config.json", "tokenizer.json"), Config().train)
+    check_architecture(model("config.json", "tokenizer.json"), Config().train, Config().engine)
     assert [*files.iterdir()] == []
+
+
+def test_a_model_that_the_engine_cannot_decode_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It ended the run's actors by an error, after check had said that the run can begin."""
+    try_here(monkeypatch, capfd)
+    directory, engine = model("config.json", "tokenizer.json"), Config().engine
+    check_architecture(directory, Config().train, engine)
+    longer = msgspec.structs.replace(engine, context_tokens=10**6)
+    with pytest.raises(ConfigError, match="context_tokens is 1000000, but the model holds"):
+        check_architecture(directory, Config().train, longer)
+    elsewhere = msgspec.structs.replace(longer, kind="vllm")  # the server says what it can do
+    check_architecture(directory, Config().train, elsewhere)
 
 
 def test_a_model_is_made_before_its_memory_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,6 +607,8 @@ def test_other_bad_models() -> None:
     (directory / "model.safetensors").touch()
     (directory / "config.json").write_text("{")
     assert "config.json in it is not JSON" in refusal(config("model.path=model"))
+    (directory / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
+    assert "quantized weights are not trained" in refusal(config("model.path=model"))
 
 
 def test_a_task_that_cannot_be_opened() -> None:

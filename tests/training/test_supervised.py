@@ -17,6 +17,7 @@ from asyncrl.bundled import bundled_model
 from asyncrl.config import Config, ConfigError, load
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.launch import preflight
+from asyncrl.tasks import TaskError
 from asyncrl.tasks.supervised_examples import ExampleIds, read_examples, tokenized
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.checkpoint_io import restore, save
@@ -128,6 +129,20 @@ def test_a_line_becomes_its_ids_and_an_end(tmp_path: Path) -> None:
     task = load(None, ["task.template=<{question}>"], {}).task
     (found,) = tokenized(read_examples(file), Tokenizer(tmp_path), task, 99)
     assert found == ([*b"<ab>"], [*b"c", bundled_model.END_ID])
+
+
+def test_an_example_with_a_token_that_has_no_row_is_refused(tmp_path: Path) -> None:
+    """It ended the trainer in the embedding, after check had said that the run can begin."""
+    bundled_model.write_tokenizer(tmp_path)
+    lines = {"prompt": "ab", "response": "c"}, {"prompt": "a", "response": "b"}
+    file, task = write(tmp_path / "e.jsonl", *lines), load(None, [], {}).task
+    file.write_text(file.read_text().replace("\n", "\n\n"))
+    rows = {"vocab_size": bundled_model.END_ID + 1}
+    (tmp_path / "config.json").write_text(json.dumps(rows))
+    assert len(tokenized(read_examples(file), Tokenizer(tmp_path), task, 99)) == 2
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": bundled_model.END_ID}))
+    with pytest.raises(TaskError, match=r"example 1 .* has the token 256, and .* has 256 rows"):
+        tokenized(read_examples(file), Tokenizer(tmp_path), task, 99)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from asyncrl.config.decodable import undecodable
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.embedded.lane import Lane, unstarted
 from asyncrl.engines.embedded.programs import computing
@@ -30,7 +31,10 @@ class Batcher:
         embeddings = model.get_input_embeddings()
         assert isinstance(embeddings, nn.Embedding)
         self.vocab_size = embeddings.num_embeddings
-        _refuse_model(model, options, self.vocab_size)
+        stops, vocabulary = options.stop_ids, self.vocab_size
+        name, context = type(model).__name__, options.context_tokens
+        if why := undecodable(name, model.config, context, stops, vocabulary):
+            raise ValueError(why)
         self._recompute = options.kv == "recompute"
         self._current = Lane(model, options, self.vocab_size)
         # as measured: all lanes round alike
@@ -171,31 +175,3 @@ class Batcher:
             self._ready += lane.interrupt(lambda _: True)
             lane.version = None
             self._spare.append(lane)
-
-
-def _refuse_model(model: PreTrainedModel, options: EmbeddedOptions, vocab_size: int) -> None:
-    """Raise ValueError where the model cannot be decoded with these options."""
-    config, context_tokens = model.config, options.context_tokens
-    longest = getattr(config, "max_position_embeddings", None)
-    if longest is not None and context_tokens > longest:
-        raise ValueError(
-            f"engine.context_tokens is {context_tokens}, but the model holds {longest}; lower it"
-        )
-    outside = [stop for stop in options.stop_ids if not 0 <= stop < vocab_size]
-    if outside:
-        raise ValueError(
-            f"stop id {outside[0]} is outside the vocabulary of {vocab_size}; use the model's "
-            "own tokenizer"
-        )
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None)
-    if window is not None and window < context_tokens:
-        kinds.add("sliding_attention")
-    elif window is not None:
-        kinds.discard("sliding_attention")
-    if other := kinds - {"full_attention"}:
-        raise ValueError(
-            f"{type(model).__name__} has layers of {', '.join(sorted(other))}; the embedded "
-            "engine decodes full attention only"
-            " (a sliding window at least as long as engine.context_tokens is full attention)"
-        )
