@@ -195,7 +195,7 @@ sbom: $(AUDIT)/.ready
 		--output-reproducible --output-file $(SBOM) -
 	@echo "sbom: $(SBOM)"
 
-# Of small changes of a room, the share that its tests notice (bench/mutants.py).
+# Of small changes of the product, the share that is noticed (bench/mutants.py).
 MUTATION := .venv-mutants
 $(MUTATION)/.ready: requirements/mutants.lock
 	$(PYTHON) -m venv $(MUTATION)

@@ -1,146 +1,337 @@
-"""Mutants: of small changes of a room that are drawn by a seed, the share that its tests notice.
+"""Mutants: of small changes of the product that are drawn by a seed, the share that is noticed.
 
-    make mutants                                             # the heart, 40 mutants
-    make mutants MUTANTS='actors/coordinator --sample 100'   # tests/actors and the simulation judge
+    make mutants                                           # the heart, 40 mutants
+    make mutants MUTANTS='actors/coordinator --sample 400'
+    make mutants MUTANTS='staleness --record /tmp/record'  # kept there, and read where it is
 
-cosmic-ray changes a file of a clone of HEAD, one change at a time. Twenty seeds of the simulation
-judge it first and then the room's own folder of tests, until one fails. Printed are the mutants
-killed by file, those of them that the simulation killed by itself, and each survivor as a diff: it
-gets a test, or is a change that nobody could see.
+cosmic-ray changes a file of a clone of HEAD, one change at a time; changes that do not compile, and
+`NOISE`, are not drawn. A change is judged by what reaches its lines, the fastest first: seeds of
+the simulation up to `SIMULATION_S`, and then tests of any folder of `TESTS` up to `TESTS_S`, until
+one fails. What reaches which line is recorded first, by coverage, on the clone as it is.
 
-cosmic-ray in place of operators and a tester of our own: it is kept by others, and a session can be
-stopped and taken up. What is lost by it: no dropped calls and no swapped arguments, and every test
-of the folder is tried on a mutant, also one that does not reach it.
+Printed is each survivor as a diff, when it is judged: it gets a test, or is a change that has no
+visible effect. At the end, or at Ctrl-C, there are by file the mutants killed, those that the
+simulation killed of those that it reaches, and those that nothing reaches.
+
+cosmic-ray and coverage in place of our own: they are kept by others. What is lost by it: no dropped
+calls and no swapped arguments. The judges are forks of one warm process (`mutant_judge.py`), as
+the start of Python and of pytest takes longer than most of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import difflib
 import json
 import random
 import re
-import shlex
-import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".venv" / "bin" / "python"
-COSMIC_RAY = Path(sys.executable).with_name("cosmic-ray")
-SEEDS = "0:20"
-BY_SIMULATION = "a seed of the simulation noticed this mutant"
-"""Said where the simulation fails, before any test has run."""
-LIMIT_S = 600.0
-"""Seconds after which a mutant that hangs counts as killed."""
-NOISE = "core/(ReplaceBinaryOperator_BitOr|ReplaceBinaryOperator_Mod|.*_BitXor|.*Shift)"
+JUDGE = "bench/mutant_judge.py"
+HEART = (
+    *("asyncrl/experience", "actors/coordinator", "staleness", "asyncrl/journal"),
+    *("asyncrl/algorithms", "weightsync"),
+)
+TESTS = (
+    *("tests/experience", "tests/actors", "tests/journal", "tests/staleness", "tests/weightsync"),
+    *("tests/algorithms", "tests/config", "tests/runtime", "tests/agents/gateway"),
+)
+SIMULATION_S, TESTS_S = 8.0, 20.0
+"""Seconds of judges, as recorded, after which a mutant has survived them."""
+FIRST_S = 1.5
+"""Seconds of tests that are tried by themselves, because to collect all of them takes longer."""
+CPU_S, SLOWER, LIMIT_S = 20.0, 4.0, 300.0
+"""A mutant that hangs is killed: after `CPU_S` seconds of a core and `SLOWER` times those of its
+judges, or after `LIMIT_S` seconds in which it does nothing."""
+ORDERED, SAME, MEMBER = "Eq|NotEq|Lt|LtE|Gt|GtE", "Is|IsNot", "In|NotIn"
+NOISE = re.compile(
+    "core/(ReplaceBinaryOperator_(BitOr|Mod)_.*|.*_Bit(And|Or|Xor)|.*Shift|"
+    + "|".join(
+        f"ReplaceComparisonOperator_({one})_({other})"
+        for one in (ORDERED, SAME, MEMBER)
+        for other in (ORDERED, SAME, MEMBER)
+        if one != other
+    )
+    + ")$"
+)
 """Operators that change types in annotations and formats in texts, or what no one would write."""
+
+
+class Change(NamedTuple):
+    """A place where an operator of cosmic-ray changes a file, and the first line of it."""
+
+    file: str
+    line: int
+    operator: str
+    occurrence: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A mutant, and what noticed it: `simulation`, `tests`, or nothing. `reached` names those of
+    the two that could have."""
+
+    change: Change
+    killed_by: str
+    reached: frozenset[str]
+    diff: str = ""
+
+    def said(self) -> str:
+        """A line about a killed mutant; the diff of a survivor."""
+        if self.killed_by:
+            return " ".join(["killed by", self.killed_by, *map(str, self.change)])
+        return f"\n{'survived' if self.reached else 'not reached'}:\n{self.diff}\n"
+
+
+@dataclass(frozen=True)
+class Record:
+    """Judges, the seconds of each, and by file and line the judges that reach it, as numbers."""
+
+    judges: Sequence[str]
+    seconds: Sequence[float]
+    lines: dict[str, dict[str, list[int]]]
+
+    def reaching(self, file: str, spans: Sequence[range]) -> list[int]:
+        """The judges that reach a line of these spans of a file, the fastest first."""
+        lines = self.lines.get(file, {})
+        found = {judge for span in spans for line in span for judge in lines.get(str(line), ())}
+        return sorted(found, key=lambda judge: self.seconds[judge])
+
+    def of_room(self, file: str) -> list[int]:
+        """The simulation's runs, and the tests of the folder that has a name of the path."""
+        judges = enumerate(self.judges)
+        parts = Path(file).parts
+        found = [n for n, each in judges if "::" not in each or each.split("/")[1] in parts]
+        return sorted(found, key=lambda judge: self.seconds[judge])
+
+    def is_run(self, judge: int) -> bool:
+        """True for a run of the simulation, which is no test."""
+        return "::" not in self.judges[judge]
+
+    def within(self, judges: Sequence[int], seconds: float) -> list[int]:
+        """The first of the judges, as many as take so long; at least one.
+
+        >>> Record(["a", "b", "c"], [1.0, 2.0, 3.0], {}).within([0, 1, 2], 3.5)
+        [0, 1]
+        """
+        spent, chosen = 0.0, list[int]()
+        for judge in judges:
+            spent += self.seconds[judge]
+            if chosen and spent > seconds:
+                break
+            chosen.append(judge)
+        return chosen
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("room", nargs="?", default="asyncrl/experience", help="a folder or a file")
-    parser.add_argument("--tests", help="what judges it; its folder of tests unless given")
+    parser.add_argument("rooms", nargs="*", default=HEART, help="folders or files; the heart")
     parser.add_argument("--sample", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record", type=Path, help="keep what reaches which line in this file")
     args = parser.parse_args()
-    tests = args.tests or tests_of(args.room)
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         clone = Path(directory, "clone")
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-        (clone / "mutants.toml").write_text(settings(args.room, tests))
-        ray(clone, "baseline", "mutants.toml")
-        ray(clone, "init", "mutants.toml", "session.sqlite")
-        draw(clone / "session.sqlite", args.sample, args.seed)
-        ray(clone, "exec", "mutants.toml", "session.sqlite")
-        print(table(ray(clone, "dump", "session.sqlite").splitlines()))
+        kept = (args.record or Path(directory, "record")).absolute()
+        if not kept.exists():
+            run_judge(clone, "record", str(kept), *TESTS).wait()
+        record = Record(**json.loads(kept.read_text()))
+        known = list(changes(clone, args.rooms))
+        judged = []
+        with run_judge(clone, "serve") as judge, suppress(KeyboardInterrupt):
+            for change in draw(known, args.seed):
+                if (one := tried(clone, change, record, judge)) is not None:
+                    judged.append(one)
+                    print(one.said(), flush=True)
+                if len(judged) >= args.sample:
+                    break
+        print(f"{len(judged)} mutants of {len(known)}", table(judged), sep="\n")
 
 
-def tests_of(room: str) -> str:
-    """The folder of tests that has the room's name. Ends the process where there is none.
+def run_judge(clone: Path, *words: str) -> subprocess.Popen[str]:
+    """Start `mutant_judge.py` in the clone, by the product's interpreter, with coverage beside."""
+    import coverage  # type: ignore[import-not-found, unused-ignore]
 
-    >>> tests_of("asyncrl/experience/ledger.py"), tests_of("actors/coordinator")
-    ('tests/experience', 'tests/actors')
-    """
-    for part in Path(room).parts:
-        if (ROOT / "tests" / part).is_dir():
-            return f"tests/{part}"
-    sys.exit(f"{room}: no folder of tests has its name; give --tests")
-
-
-def settings(room: str, tests: str) -> str:
-    """The configuration of cosmic-ray, in TOML."""
-    simulation = f"{PYTHON} -m asyncrl.cli simulate --seeds {SEEDS}"
-    pytest = f"{PYTHON} -m pytest -q -x -p no:cacheprovider -m 'not explore and not soak' {tests}"
-    seen = f"{{ echo {BY_SIMULATION}; exit 1; }}"
-    script = f"export PYTHONPATH=$PWD; {simulation} || {seen}; {pytest}"
-    command = f"bash -c {shlex.quote(script)}"
-    return (
-        "[cosmic-ray]\n"
-        f"module-path = {json.dumps(room)}\n"
-        f"timeout = {LIMIT_S}\n"
-        "excluded-modules = []\n"
-        f"test-command = {json.dumps(command)}\n"
-        '[cosmic-ray.distributor]\nname = "local"\n'
+    beside = Path(coverage.__file__).parents[1]
+    variables = [f"PYTHONPATH={clone}", f"BESIDE={beside}", "OMP_NUM_THREADS=1"]
+    code = "import os, runpy, sys; sys.path.append(os.environ['BESIDE']); runpy.run_path"
+    start = f"{code}({JUDGE!r}, run_name='__main__')"
+    if words[0] == "serve":
+        variables.append("PYTHONDONTWRITEBYTECODE=1")
+    return subprocess.Popen(
+        ["env", *variables, PYTHON, "-c", start, *words],
+        cwd=clone,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE if words[0] == "serve" else None,
+        text=True,
     )
 
 
-def ray(clone: Path, *words: str) -> str:
-    """Run cosmic-ray in the clone; returns what it prints. Ends the process where it fails."""
-    done = subprocess.run([COSMIC_RAY, *words], cwd=clone, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        sys.exit(f"cosmic-ray {words[0]} failed:\n{done.stdout}")
-    return done.stdout
+def changes(clone: Path, rooms: Sequence[str]) -> Iterator[Change]:
+    """All changes of the rooms' files, without those of `NOISE`."""
+    from cosmic_ray.ast import (  # type: ignore[import-not-found, unused-ignore]
+        ast_nodes,
+        get_ast_from_path,
+    )
+    from cosmic_ray.plugins import (  # type: ignore[import-not-found, unused-ignore]
+        get_operator,
+        operator_names,
+    )
+
+    names = [name for name in sorted(operator_names()) if not NOISE.match(name)]
+    operators = [(name, get_operator(name)) for name in names]
+    for room in rooms:
+        place = clone / room
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            tree = get_ast_from_path(path)
+            for name, operator in operators:
+                if operator.arguments():
+                    continue
+                places = (
+                    start
+                    for node in ast_nodes(tree)
+                    for start, _ in operator().mutation_positions(node)
+                )
+                for occurrence, (line, _) in enumerate(places):
+                    yield Change(str(path.relative_to(clone)), line, name, occurrence)
 
 
-def draw(session: Path, sample: int, seed: int) -> None:
-    """Leave a sample of a session's mutants, drawn by the seed, without those of `NOISE`."""
-    with sqlite3.connect(session) as database:
-        specs = database.execute(
-            "SELECT job_id, operator_name, module_path, start_pos_row, occurrence "
-            "FROM mutation_specs ORDER BY module_path, start_pos_row, operator_name, occurrence"
-        ).fetchall()
-        known = [job for job, operator, *_ in specs if not re.match(NOISE, operator)]
-        kept = set(random.Random(seed).sample(known, min(sample, len(known))))
-        gone = [(job,) for job, *_ in specs if job not in kept]
-        for name in ("mutation_specs", "work_items"):
-            database.executemany(f"DELETE FROM {name} WHERE job_id = ?", gone)
-    print(f"{len(kept)} mutants of {len(known)}", flush=True)
+def draw(known: Sequence[Change], seed: int) -> list[Change]:
+    """The changes in an order of the seed, whose first are the sample."""
+    return random.Random(seed).sample(known, len(known))
 
 
-def table(lines: Sequence[str]) -> str:
-    """Killed mutants by file, and the diff of each survivor, from cosmic-ray's dump.
+def mutated(source: str, change: Change) -> str | None:
+    """The source with the change; None if it does not compile, or is the same program."""
+    from cosmic_ray.mutating import (  # type: ignore[import-not-found, unused-ignore]
+        mutate_code,
+    )
+    from cosmic_ray.plugins import get_operator
 
-    >>> one = {"mutations": [{"module_path": "a.py"}]}
-    >>> dump = [[one, {"test_outcome": "killed", "output": BY_SIMULATION}]]
-    >>> dump += [[one, {"test_outcome": "killed", "output": "1 failed"}]]
-    >>> dump += [[one, {"test_outcome": "survived", "diff": "-1 +2"}]]
-    >>> print(table([json.dumps(pair) for pair in dump]))
-    a.py  2 of 3, 1 by the simulation
-    all   2 of 3, 1 by the simulation
-    <BLANKLINE>
-    -1 +2
+    text = mutate_code(source, get_operator(change.operator)(), change.occurrence)
+    try:
+        same = text is None or ast.dump(ast.parse(text)) == ast.dump(ast.parse(source))
+    except SyntaxError:
+        return None
+    return None if same else text
+
+
+def spans(source: str, line: int) -> tuple[list[range], bool]:
+    """The lines that whoever executes this line goes through, and whether it is executed at an
+    import: then they are those of the function whose head it is in, or of all functions.
+
+    >>> source = "class A:\\n    x = 1\\n    def f(self, y=2):\\n        return (\\n y)\\n"
+    >>> [spans(source, line) for line in (5, 3, 2)]
+    [([range(4, 6)], False), ([range(4, 6)], True), ([range(4, 6)], True)]
     """
-    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    survivors = []
-    for item, result in map(json.loads, lines):
-        killed = result is not None and result["test_outcome"] != "survived"
-        if not killed:
-            survivors.append("not tried" if result is None else str(result["diff"]))
-        for name in (item["mutations"][0]["module_path"], "all"):
-            counts[name][0] += killed
-            counts[name][1] += 1
-            counts[name][2] += killed and BY_SIMULATION in (result.get("output") or "")
-    width = max(map(len, counts), default=0)
-    files = sorted(name for name in counts if name != "all")
-    rows = [
-        "{:{}}  {} of {}, {} by the simulation".format(name, width, *counts[name])
-        for name in (*files, "all")
-    ]
-    return "\n\n".join(["\n".join(rows), *survivors])
+    inner: ast.stmt | ast.ExceptHandler | None = None
+    bodies = []
+    inside = False
+    for node in ast.walk(ast.parse(source)):  # what is inside of another comes after it
+        if not isinstance(node, ast.stmt | ast.ExceptHandler):
+            continue
+        end = (node.end_lineno or node.lineno) + 1
+        heads = [*getattr(node, "decorator_list", ()), node]
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = range(node.body[0].lineno, end)
+            bodies.append(body)
+            inside |= line in body
+        if line in range(min(head.lineno for head in heads), end):
+            inner = node
+    if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef) and line < inner.body[0].lineno:
+        return [range(inner.body[0].lineno, (inner.end_lineno or line) + 1)], True
+    if inner is None or not inside:
+        return bodies, True
+    if isinstance(inner, ast.Match):
+        return [range(line, line + 1)], False
+    within = getattr(inner, "body", ())
+    end = max(within[0].lineno, inner.lineno + 1) if within else (inner.end_lineno or line) + 1
+    return [range(inner.lineno, end)], False
+
+
+def tried(
+    clone: Path, change: Change, record: Record, judge: subprocess.Popen[str]
+) -> Judged | None:
+    """Judge a change. None if it is no other program."""
+    path = clone / change.file
+    source = path.read_text()
+    if (text := mutated(source, change)) is None:
+        return None
+    lines, imported = spans(source, change.line)
+    reaching = record.reaching(change.file, lines)
+    if imported and not reaching:
+        reaching = record.of_room(change.file)
+    runs = record.within([each for each in reaching if record.is_run(each)], SIMULATION_S)
+    tests = record.within([each for each in reaching if not record.is_run(each)], TESTS_S)
+    first = record.within(tests, FIRST_S)
+    stages = ("simulation", runs), ("tests", first), ("tests", tests[len(first) :])
+    path.write_text(text)
+    try:
+        killed_by = next(
+            (name for name, judges in stages if judges and killed(judge, clone, record, judges)), ""
+        )
+    finally:
+        path.write_text(source)
+    pair = source.splitlines(), text.splitlines()
+    diff = "\n".join(difflib.unified_diff(*pair, change.file, change.file, lineterm="", n=2))
+    return Judged(change, killed_by, frozenset(name for name, judges in stages if judges), diff)
+
+
+def killed(
+    judge: subprocess.Popen[str], clone: Path, record: Record, judges: Sequence[int]
+) -> bool:
+    """True if one of these judges notices what the clone has now."""
+    assert judge.stdin is not None and judge.stdout is not None
+    order = {
+        "judges": [record.judges[each] for each in judges],
+        "log": str(clone.with_name("log")),
+        "cpu_s": round(CPU_S + SLOWER * sum(record.seconds[each] for each in judges)),
+        "limit_s": LIMIT_S,
+    }
+    print(json.dumps(order), file=judge.stdin, flush=True)
+    if (said := judge.stdout.readline().strip()) not in ("killed", "survived"):
+        sys.exit("the process that judges has ended; what it said is above")
+    return said == "killed"
+
+
+def table(judged: Sequence[Judged]) -> str:
+    """The killed mutants, by file.
+
+    >>> both = frozenset({"simulation", "tests"})
+    >>> one = Judged(Change("a.py", 1, "", 0), "simulation", both)
+    >>> two = Judged(Change("a.py", 2, "", 0), "tests", both)
+    >>> print(table([one, two, Judged(Change("b.py", 3, "", 0), "", frozenset())]))
+    a.py  2 of 2; the simulation 1 of 2
+    b.py  0 of 1; the simulation 0 of 0; 1 not reached
+    all   2 of 3; the simulation 1 of 2; 1 not reached
+    """
+    by_file: dict[str, list[Judged]] = defaultdict(list)
+    for one in sorted(judged, key=lambda one: one.change):
+        by_file[one.change.file].append(one)
+    width = max(map(len, by_file), default=0)
+    rows = []
+    for name, ones in (*by_file.items(), ("all", judged)):
+        dead = sum(bool(one.killed_by) for one in ones)
+        by_simulation = sum(one.killed_by == "simulation" for one in ones)
+        simulated = sum("simulation" in one.reached for one in ones)
+        row = (
+            f"{name:{width}}  {dead} of {len(ones)}; the simulation {by_simulation} of {simulated}"
+        )
+        nowhere = sum(not one.reached for one in ones)
+        rows.append(f"{row}; {nowhere} not reached" if nowhere else row)
+    return "\n".join(rows)
 
 
 if __name__ == "__main__":

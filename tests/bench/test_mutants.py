@@ -1,61 +1,143 @@
-"""Mutants are drawn by a seed, judged by the tests of their room, and counted by file."""
+"""Mutants are drawn by a seed, judged by what reaches them, and counted by file."""
 
 from __future__ import annotations
 
 import doctest
-import sqlite3
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import mutant_judge
 import mutants
 import pytest
+from mutants import Change, Record, spans, tried
+
+SOURCE = """\
+LIMIT = 3
+
+def near(x, most=LIMIT):
+    if x > most:
+        return False
+    return True
+
+def far(x):
+    return not near(x)
+"""
+RECORD = Record(
+    ["simulate 0", "t.py::slow", "t.py::quick", "tests/a/test_b.py::test_c"],
+    [1.0, 5.0, 0.5, 0.1],
+    {"a/b.py": {"1": [3], "4": [0, 1, 2], "5": [1], "9": [2]}},
+)
 
 
-def session(path: Path, operators: list[str]) -> None:
-    """A session as cosmic-ray begins one: a job for each mutant."""
-    with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE work_items (job_id)")
-        database.execute(
-            "CREATE TABLE mutation_specs "
-            "(job_id, operator_name, module_path, start_pos_row, occurrence)"
-        )
-        for row, operator in enumerate(operators):
-            database.execute("INSERT INTO work_items VALUES (?)", (f"{row}",))
-            database.execute(
-                "INSERT INTO mutation_specs VALUES (?, ?, 'a.py', ?, 0)", (f"{row}", operator, row)
-            )
+def test_a_sample_is_drawn_by_the_seed() -> None:
+    known = [Change("a.py", line, "core/NumberReplacer", 0) for line in range(40)]
+    one, again, other = (mutants.draw(known, seed) for seed in (0, 0, 1))
+    assert one == again != other
+    assert sorted(one) == sorted(other) == known
 
 
-def jobs(path: Path) -> set[str]:
-    with sqlite3.connect(path) as database:
-        found = {name for (name,) in database.execute("SELECT job_id FROM work_items")}
-        assert found == {name for (name,) in database.execute("SELECT job_id FROM mutation_specs")}
-    return found
+@pytest.mark.parametrize(
+    ("operator", "noise"),
+    [
+        ("core/ReplaceBinaryOperator_BitOr_Add", True),
+        ("core/ReplaceComparisonOperator_Eq_Is", True),
+        ("core/ReplaceComparisonOperator_Is_Lt", True),
+        ("core/ReplaceComparisonOperator_In_IsNot", True),
+        ("core/ReplaceComparisonOperator_Is_IsNot", False),
+        ("core/ReplaceComparisonOperator_NotIn_In", False),
+        ("core/ReplaceComparisonOperator_Eq_NotEq", False),
+        ("core/ReplaceComparisonOperator_Lt_GtE", False),
+        ("core/ReplaceBinaryOperator_Add_Sub", False),
+        ("core/NumberReplacer", False),
+    ],
+)
+def test_a_change_of_types_or_that_no_one_would_write_is_not_drawn(
+    operator: str, noise: bool
+) -> None:
+    assert bool(mutants.NOISE.match(operator)) == noise
 
 
-def test_a_sample_is_drawn_by_the_seed_and_has_no_change_of_types(tmp_path: Path) -> None:
-    drawn = []
-    for name, seed in (("one", 0), ("again", 0), ("other", 1)):
-        session(
-            tmp_path / name,
-            ["core/ReplaceBinaryOperator_BitOr_Add"] * 20 + ["core/NumberReplacer"] * 20,
-        )
-        mutants.draw(tmp_path / name, 5, seed)
-        drawn.append(jobs(tmp_path / name))
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert all(len(each) == 5 and min(map(int, each)) >= 20 for each in drawn)
+@pytest.mark.parametrize(
+    ("line", "judges"),
+    [(4, [2, 0, 1]), (5, [1]), (6, []), (9, [2]), (3, [2, 0, 1]), (1, [2, 0, 1])],
+)
+def test_who_reaches_a_line_judges_it_the_fastest_first(line: int, judges: list[int]) -> None:
+    """A line that is executed at the import is judged by those that go through what it is for."""
+    found, imported = spans(SOURCE, line)
+    assert RECORD.reaching("a/b.py", found) == judges
+    assert imported == (line in (1, 3))
 
 
-def test_a_small_session_is_kept_whole(tmp_path: Path) -> None:
-    session(tmp_path / "session", ["core/NumberReplacer"] * 3)
-    mutants.draw(tmp_path / "session", 5, 0)
-    assert len(jobs(tmp_path / "session")) == 3
+def test_a_budget_of_seconds_has_the_first_one_in_any_case() -> None:
+    assert RECORD.within([2, 0, 1], 1.5) == [2, 0]
+    assert RECORD.within([1, 0], 1.0) == [1]
+    assert RECORD.within([], 1.0) == []
 
 
-def test_a_room_without_tests_is_refused() -> None:
-    with pytest.raises(SystemExit, match="no folder of tests has its name; give --tests"):
-        mutants.tests_of("docker")
+@pytest.mark.parametrize(
+    ("noticed", "line", "asked", "by"),
+    [
+        ({"simulate 0"}, 4, [["simulate 0"]], "simulation"),
+        ({"t.py::slow"}, 4, [["simulate 0"], ["t.py::quick"], ["t.py::slow"]], "tests"),
+        (set(), 9, [["t.py::quick"]], ""),
+        (set(), 6, [], ""),
+    ],
+)
+def test_the_simulation_judges_before_tests_and_the_file_is_as_it_was(
+    noticed: set[str],
+    line: int,
+    asked: list[list[str]],
+    by: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "a" / "b.py"
+    path.parent.mkdir()
+    path.write_text(SOURCE)
+    heard: list[list[str]] = []
+
+    def ask(_judge: Any, _clone: Path, record: Record, judges: list[int]) -> bool:
+        assert path.read_text() != SOURCE
+        heard.append([record.judges[each] for each in judges])
+        return not noticed.isdisjoint(heard[-1])
+
+    monkeypatch.setattr(mutants, "killed", ask)
+    monkeypatch.setattr(mutants, "mutated", lambda source, change: source.replace("x", "y"))
+    judge: Any = None
+    found = tried(tmp_path, Change("a/b.py", line, "", 0), RECORD, judge)
+    assert found is not None and (found.killed_by, heard) == (by, asked)
+    assert "-def near(x, most=LIMIT):" in found.diff and path.read_text() == SOURCE
+    monkeypatch.setattr(mutants, "mutated", lambda source, change: None)
+    assert tried(tmp_path, Change("a/b.py", line, "", 0), RECORD, judge) is None
+
+
+def test_a_process_judges_by_tests_and_goes_on(tmp_path: Path) -> None:
+    """By one that passes, one that fails, one that is there no more, and one that hangs."""
+    (tmp_path / "test_it.py").write_text(
+        "def test_well(): pass\ndef test_ill(): assert 0\ndef test_hangs():\n    while True: pass\n"
+    )
+    code = "import mutant_judge; mutant_judge.LIBRARIES = (); mutant_judge.serve()"
+    said = []
+    for names in (["well"], ["well", "ill"], ["gone"], ["hangs"], ["well"]):
+        judges = [f"test_it.py::test_{name}" for name in names]
+        said.append({"judges": judges, "log": str(tmp_path / "log"), "cpu_s": 3, "limit_s": 60})
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input="".join(f"{json.dumps(order)}\n" for order in said),
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(mutants.__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["survived", "killed", "survived", "killed", "survived"]
 
 
 def test_the_examples_in_its_docstrings_hold() -> None:
-    assert doctest.testmod(mutants).attempted >= 4
-    assert not doctest.testmod(mutants).failed
+    for module in (mutants, mutant_judge):
+        assert doctest.testmod(module).attempted >= 1
+        assert not doctest.testmod(module).failed

@@ -82,14 +82,19 @@ class ClientConnection:
 
     async def _request(self) -> h11.Request | None:
         """The next request's head; None if the client leaves before it."""
-        lines, last = 0, b""
-        while (event := self._http.next_event()) is h11.NEED_DATA:
-            data = bytes(await self._stream.receive_some(CHUNK))
+        head, lines = bytearray(), 0
+        data = bytes(self._http.trailing_data[0])  # came with the request before
+        while True:
             # h11 accepts a head of any number of lines if it comes in one piece
-            head = _BLANK.split(last + data, 1)[0]
-            lines, last = lines + head.count(b"\n") - last.count(b"\n"), data[-2:]
+            before = len(head)
+            head += data
+            blank = _BLANK.search(head, max(0, before - 2))
+            lines += head.count(b"\n", before, blank.start() + 1 if blank else len(head))
             if lines > self._limits.head_lines:
                 raise h11.RemoteProtocolError("too many lines", error_status_hint=431)
+            if (event := self._http.next_event()) is not h11.NEED_DATA:
+                break
+            data = bytes(await self._stream.receive_some(CHUNK))
             self._http.receive_data(data)
         if not isinstance(event, h11.Request):
             return None

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import pytest
 import trio
 from http_world import KEY, LIMITS, Stream, World, asked, opened, read, request, until
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from some_values import drawn
 from trio.testing import MockClock, lockstep_stream_pair, wait_all_tasks_blocked
@@ -105,6 +107,79 @@ def test_any_bytes_in_any_pieces_end_one_connection_alone(pieces: list[bytes]) -
             assert (await asked(world, request(body="hi"))).endswith(b"POST hi")
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def lined(lines: int, *, end: str = "\r\n", body: str = "hi") -> bytes:
+    """A request whose head has so many lines, without the blank one."""
+    more = "".join(f"x-{n}: {n}\r\n" for n in range(lines - 4))
+    return request(body=body, headers=KEY + more).replace(b"\r\n", end.encode())
+
+
+CHUNKED = request(body="2\r\nhi\r\n1\r\n!\r\n0\r\n\r\n", headers=KEY).replace(
+    b"content-length: 21", b"transfer-encoding: chunked"
+)
+WHOLE = (
+    *(request(body="one", headers=KEY), request("/stream", headers=KEY), CHUNKED),
+    *(request("/a%20b?c=d", method="GET", headers=KEY), request("/", "x" * 40, headers=KEY)),
+    *(lined(LIMITS.head_lines), lined(LIMITS.head_lines, end="\n"), request(body="", headers=KEY)),
+    request(body="\r\n\r\n", headers=KEY),
+)
+"""Requests of a known client that are answered."""
+LAST = (
+    *(request(body="bye"), lined(LIMITS.head_lines + 1), lined(LIMITS.head_lines + 1, end="\n")),
+    *(request("/unread", "x" * 90), b"GET / HTTP/9.9\r\nhost: a\r\n\r\n", b"\xff\r\n\r\n"),
+    request(headers=KEY + "connection: close\r\n"),
+)
+"""Requests that end a connection, and bytes that are no request."""
+
+
+async def heard(pieces: Sequence[bytes]) -> tuple[bytes, list[bytes], list[str]]:
+    """The answers to a client that sends these pieces, each after the last one is read, without
+    the dates; the bodies that the application has, and the refusals."""
+    async with opened() as world:
+        stream = world.network.connect()
+        for piece in pieces:
+            await stream.send_all(piece)
+            await wait_all_tasks_blocked()
+        said = re.sub(rb"date: [^\r]*\r\n", b"", await read(stream))
+        await wait_all_tasks_blocked()
+        return said, world.bodies, list(world.refused)
+
+
+@example(ahead=[CHUNKED, lined(LIMITS.head_lines)], last=lined(LIMITS.head_lines + 1), cuts=None)
+@given(
+    ahead=st.lists(st.sampled_from(WHOLE), max_size=3),
+    last=st.sampled_from(LAST),
+    cuts=st.lists(st.integers(0, 1200), max_size=6),
+)
+def test_the_answers_are_the_same_however_the_bytes_are_cut(
+    ahead: list[bytes], last: bytes, cuts: list[int] | None
+) -> None:
+    """Also where each byte comes by itself. Each request but the last one is answered with 200."""
+    sent = b"".join([*ahead, last])
+    places = range(len(sent)) if cuts is None else sorted({*cuts} & {*range(len(sent))})
+    pieces = [sent[start:end] for start, end in pairwise([0, *places, len(sent)]) if end > start]
+
+    async def main() -> None:
+        whole = await heard([*ahead, last])
+        assert whole[0].count(b"HTTP/1.1 200") >= len(ahead)
+        assert len(re.findall(rb"HTTP/1.1 \d{3} ", whole[0])) == len(ahead) + 1
+        assert await heard(pieces) == whole
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\n"])
+async def test_a_head_may_have_as_many_lines_as_it_may_and_no_more(
+    end: str, autojump_clock: MockClock
+) -> None:
+    async with opened() as world:
+        stream = world.network.connect()
+        for _ in range(2):  # lines of one head are not counted in the next
+            await stream.send_all(lined(LIMITS.head_lines, end=end))
+            assert (await until(stream, b"hi")).startswith(b"HTTP/1.1 200")
+        said = await asked(world, lined(LIMITS.head_lines + 1, end=end))
+        assert said.startswith(b"HTTP/1.1 431") and world.refused == ["malformed"]
 
 
 @pytest.mark.parametrize(
