@@ -273,10 +273,12 @@ def _report(args: argparse.Namespace) -> int:
 def _loaded(args: argparse.Namespace, resume: Path | None) -> Config:
     """The configuration of the command line."""
     from asyncrl import config as configuration
+    from asyncrl.explain.run_files import RunFiles
     from asyncrl.launch.private import refuse_foreign
 
     if resume:
         refuse_foreign(resume.absolute())  # its run.toml may name modules
+        RunFiles(resume)  # what is no run is said as by every other command
     return configuration.load(_run_toml(args, resume), args.sets, os.environ)
 
 

@@ -32,9 +32,20 @@ _REMEDIES = {
     errno.EACCES: "give this user the right to write there",
     errno.EPERM: "give this user the right to write there",
     errno.EIO: "look at the disk and at the machine's log, because the disk fails",
+    errno.EISDIR: "move away the directory that has its name",
     errno.EFBIG: "let a file be larger (ulimit -f)",
     errno.ENOENT: "put back the directory that is gone",
     errno.ENOTDIR: "put back the directory that is gone",
+}
+PUT_BACK = "put the file back, or move away what has its name"
+"""The remedy for what is read and is no file."""
+_TO_READ = {
+    errno.EISDIR: PUT_BACK,
+    errno.EACCES: "give this user the right to read it",
+    errno.EPERM: "give this user the right to read it",
+    errno.ENOENT: PUT_BACK,
+    errno.ENOTDIR: PUT_BACK,
+    errno.EFBIG: PUT_BACK,
 }
 _NUMBER = re.compile(r"\[Errno ([0-9]+)\]|\bos error ([0-9]+)\b|\bcode: ([0-9]+)\b")
 """An error's number in the words of Python, and of libraries in Rust (safetensors)."""
@@ -96,6 +107,15 @@ def remedy(error: BaseException | str) -> str:
     True
     """
     return _REMEDIES.get(number_of(error), OTHER)
+
+
+def to_read(error: OSError) -> str:
+    """The remedy for an error of a file that is read, as a command to its user.
+
+    >>> to_read(IsADirectoryError(errno.EISDIR, "Is a directory"))
+    'put the file back, or move away what has its name'
+    """
+    return _TO_READ.get(error.errno or 0) or _REMEDIES.get(error.errno or 0, PUT_BACK)
 
 
 def opening(path: Path) -> OSError | None:

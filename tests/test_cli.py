@@ -114,7 +114,10 @@ def test_a_journal_of_another_format_or_of_none_is_refused_before_anything_start
     [
         (["train", "--set", "train.stesp=3"], "train.steps"),
         (["train", "none.toml"], "none.toml"),
-        (["train", "--resume", "none"], "none/run.toml"),
+        (
+            ["train", "--resume", "none"],
+            "none: there is no such directory; give the directory of a run",
+        ),
         (["train", *SMALL, "--set", "task.name=spell_backwards"], "spell_backward"),
         (["check", *SMALL, "--set", "model.path=nowhere"], "nowhere"),
         (["check", "--set", "rollout.k_min=99"], "rollout.group_size"),

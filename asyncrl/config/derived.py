@@ -110,6 +110,15 @@ def steps(config: Config) -> int:
     )
 
 
+def _epochs(number: float) -> str:
+    """A number of epochs in words.
+
+    >>> [_epochs(number) for number in (0.0064, 2.5, 40.0, 3200.0)]
+    ['0.0064 epochs', '2.5 epochs', '40 epochs', '3,200 epochs']
+    """
+    return f"{number:.2g} epochs" if number < 10 else f"{number:,.0f} epochs"
+
+
 def journal_steps(config: Config) -> int:
     """Most steps in the journal: a checkpoint compacts all before its predecessor."""
     return min(2 * config.train.checkpoint_every or config.train.steps, steps(config))
@@ -186,7 +195,7 @@ def derived(config: Config, available: int) -> list[Row]:
         Row(
             "steps at most",
             f"{steps(config):,}",
-            f"{prompts:,} prompts of {task.train_size:,}: {prompts / task.train_size:.2g} epochs",
+            f"{prompts:,} prompts of {task.train_size:,}: {_epochs(prompts / task.train_size)}",
         ),
         *_step(config),
         Row(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from asyncrl.escape import CUT, SENTENCE, escaped
-from asyncrl.os_errors import machine_lacks
+from asyncrl.os_errors import machine_lacks, remedy, to_read
 
 BAD_INPUT = 2
 """Exit status of a command whose input is wrong, and of an actor that detected it first."""
@@ -49,7 +49,7 @@ class ConfigError(InputError):
     source, the error, and what is allowed. A long one loses its middle: the reason stands at its
     end.
 
-    >>> str(ConfigError(f"{'a' * 5000}: cannot be read (File name too long)."))[-42:]
+    >>> str(ConfigError(f"{'a' * 5000}: cannot be read (File name too long)."))[-41:]
     'aaa: cannot be read (File name too long).'
     """
 
@@ -66,7 +66,8 @@ def usable(path: Path, used: Literal["read", "written"]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be {used} ({error.strerror}).") from None
+        todo = remedy(error) if used == "written" else to_read(error)
+        raise ConfigError(f"{path}: cannot be {used} ({error.strerror}); {todo}.") from None
 
 
 class ContradictionError(ConfigError):

@@ -38,6 +38,8 @@ DEPTH = 32
 """Tables and lists within one another in a setting, at most, and names of its key."""
 _DOTTED = re.compile(r"(?:\.[ \t]*+[\"']?+[\w-]{1,64}+[\"']?+[ \t]*+){200}")
 """A key of so many names that tomllib, which is quadratic in them, reads it for minutes."""
+MARK = "\ufeff"
+"""A byte order mark, which some editors write first."""
 
 
 class Setting(NamedTuple):
@@ -124,6 +126,7 @@ def _comment(field: Field) -> str:
 def settings_in(path: Path) -> list[Setting]:
     """The settings in a run.toml, unchecked, without an import of any module that one names. Raises
     ConfigError where it cannot be read, or is not TOML."""
+    text = ""
     try:
         text = read_regular(path, BYTES).decode()
         if _DOTTED.search(text):
@@ -134,6 +137,10 @@ def settings_in(path: Path) -> list[Setting]:
             f"{path}: cannot be read ({error.strerror}); give the path of a run.toml."
         ) from None
     except tomllib.TOMLDecodeError as error:
+        if text.startswith(MARK):
+            raise ConfigError(
+                f"{path}: this begins with a byte order mark: save it as UTF-8 without one."
+            ) from None
         where = re.search(r"at line ([0-9]+)", str(error))
         source = f"{path}:{where[1]}" if where else f"{path}, at its end"
         raise ConfigError(
@@ -229,6 +236,10 @@ def _known(path: tuple[str, ...], source: str) -> Field:
     if old := about_old_name(path):
         raise ConfigError(f"{source}: {old}.")
     key = ".".join(path)
+    if path[0] not in SECTIONS and key in FIELDS:
+        raise ConfigError(
+            f"{source}: {quoted(path[0])} is one name in quotes: write {key} without them."
+        )
     if path[0] not in SECTIONS:
         near = (
             nearest(key, FIELDS)
@@ -236,8 +247,8 @@ def _known(path: tuple[str, ...], source: str) -> Field:
             else nearest(key, SECTIONS)
         )
         raise ConfigError(
-            f"{source}: there is no section {path[0]}; the sections are {', '.join(SECTIONS)}, "
-            f"and the nearest is {near}."
+            f"{source}: there is no section {path[0] or repr('')}; the sections are "
+            f"{', '.join(SECTIONS)}, and the nearest is {near}."
         )
     if len(path) == 1:
         raise ConfigError(

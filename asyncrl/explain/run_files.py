@@ -21,7 +21,7 @@ from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import usable
 from asyncrl.config.load import settings_in
-from asyncrl.config.paths import is_file, is_folder
+from asyncrl.config.paths import exists, is_file, is_folder
 from asyncrl.explain import curve, run_status, summary
 from asyncrl.explain.curve import Point
 from asyncrl.explain.curve_reader import CurveReader
@@ -46,10 +46,12 @@ class RunFiles:
 
     def __init__(self, path: Path) -> None:
         if not is_folder(path):
-            raise ConfigError(f"{path}: there is no such directory; give the directory of a run.")
+            what = "this is not a directory" if exists(path) else "there is no such directory"
+            raise ConfigError(f"{path}: {what}; give the directory of a run.")
         if not is_file(path / RUN_TOML):
             raise ConfigError(
-                f"{path}: there is no {RUN_TOML} in it, so it is not the directory of a run."
+                f"{path}: there is no {RUN_TOML} in it, so it is not the directory of a run; give "
+                "that of one, as the last lines of `asyncrl train` name it."
             )
         self.path = path
 

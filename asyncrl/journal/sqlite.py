@@ -242,7 +242,7 @@ class SqliteHistory:
                 yield self._moment
             return
         if not self._path.is_file():
-            raise JournalError(f"there is no journal at {self._path}")
+            raise JournalError(f"there is no journal at {self._path}; put it back")
         uri = f"{self._path.absolute().as_uri()}?mode=ro"
         with (
             errors(self._path),

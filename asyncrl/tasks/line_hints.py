@@ -3,7 +3,7 @@ other tools, by how they begin and what they name. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -21,13 +21,18 @@ _BEGIN: tuple[tuple[bytes, str], ...] = (
 """First bytes of files that are no JSON lines."""
 _NAMES = 6
 """Names of a line that are shown, at most."""
+_MARKS = {"\t": "tab", ",": "comma", ";": "semicolon"}
+"""Marks between the columns of a table."""
 
 
 def hint(text: bytes, number: int) -> str:
     """Words on what to do about the line `number`, which cannot be used; empty if there are none.
 
     >>> hint(b'{"question": "1 + 1?", "answer": "#### 2"}', 1)
-    'each line is an object with prompt and answer, and this one has question, answer: rename them'
+    'each line is an object with prompt and answer, and this one has question, answer: prompt is \
+missing; rename what it is called here'
+    >>> hint(b"question,answer", 1)
+    'this is a table of comma-separated values: write its rows as lines of JSON'
     >>> hint(b'{"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}', 3)
     'prompt is the text of the question and no list of messages: write that text, and leave the \
 chat template to task.chat'
@@ -43,7 +48,7 @@ chat template to task.chat'
             return "the file is one array: write each of its objects on a line"
         if b"NaN" in text or b"Infinity" in text:
             return "NaN and Infinity are no JSON: write null or leave them out"
-        return ""
+        return _of_table(text) if number == 1 else ""
     if isinstance(entry, list):
         return "the file is one array: write each of its objects on a line"
     if not isinstance(entry, dict):
@@ -53,11 +58,32 @@ chat template to task.chat'
             "prompt is the text of the question and no list of messages: write that text, and "
             "leave the chat template to task.chat"
         )
-    if {"prompt", "answer"} - entry.keys():
+    if missing := [name for name in ("prompt", "answer") if name not in entry]:
         return (
             "each line is an object with prompt and answer, and this one has "
-            f"{_listed(entry)}: rename them"
+            f"{_listed(entry)}: {_to_do(entry, missing)}"
         )
+    return ""
+
+
+def _to_do(entry: Mapping[str, object], missing: Sequence[str]) -> str:
+    """The end of the sentence about a line without these names."""
+    if "messages" in entry:
+        return "write the text of the question as prompt, and the right answer as answer"
+    are = "is" if len(missing) == 1 else "are"
+    return f"{' and '.join(missing)} {are} missing; rename what it is called here"
+
+
+def _of_table(text: bytes) -> str:
+    """Words on a table, by its first line; empty where that is none."""
+    first = text.decode(errors="replace").strip()
+    words = first.replace('"', "")
+    for mark, kind in _MARKS.items():
+        names = [name.strip() for name in words.split(mark)]
+        if len(names) > 1 and all(
+            name.replace("_", " ").replace(" ", "a").isalnum() for name in names
+        ):
+            return f"this is a table of {kind}-separated values: write its rows as lines of JSON"
     return ""
 
 

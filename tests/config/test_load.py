@@ -226,6 +226,15 @@ def test_a_long_name_is_compared_in_no_time(toml: Any) -> None:
     assert time.process_time() - began < 5
 
 
+def test_what_an_editor_or_a_quoted_name_does_to_a_file_is_said(toml: Any) -> None:
+    assert "begins with a byte order mark: save it as UTF-8 without" in refusal(
+        toml(b"\xef\xbb\xbf")
+    )
+    said = refusal(toml('"task.name" = "gcd"\n'))
+    assert "'task.name' is one name in quotes: write task.name without them" in said
+    assert "there is no section ''" in refusal(toml('[""]\nsteps = 3\n'))
+
+
 def test_a_file_without_an_end_is_not_read(tmp_path: Path) -> None:
     """It was read until memory was gone."""
     with (tmp_path / "run.toml").open("wb") as file:

@@ -105,7 +105,8 @@ def test_a_file_that_cannot_be_read_is_one_sentence(name: str, tmp_path: Path) -
         METRICS: lambda files: list(files.points()),
     }
     said = sentence(lambda: reads[name](RunFiles(run)))
-    assert said == f"{run / name}: cannot be read (Is a directory)."
+    todo = "put the file back, or move away what has its name"
+    assert said == f"{run / name}: cannot be read (Is a directory); {todo}."
 
 
 def test_no_more_is_read_than_a_run_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,15 +13,30 @@ from asyncrl.tasks.jsonl import JsonlTask
 from asyncrl.tasks.line_hints import hint
 
 FILES = {
-    "gsm8k": (b'{"question": "1 + 1?", "answer": "#### 2"}', "has question, answer: rename them"),
-    "messages": (b'{"messages": [], "\\u001b[2J": 1}', r"has messages, \x1b[2J: rename them"),
+    "gsm8k": (
+        b'{"question": "1 + 1?", "answer": "#### 2"}',
+        "has question, answer: prompt is miss",
+    ),
+    "messages": (
+        b'{"messages": [], "\\u001b[2J": 1}',
+        r"messages, \x1b[2J: write the text of the question as prompt, and the right answer as ans",
+    ),
+    "table": (b"prompt,answer\n1 + 1,2", "a table of comma-separated values: write its rows as l"),
+    "quoted table": (b'"prompt";"answer"\n"1";"2"', "a table of semicolon-separated values: write"),
+    "tab-separated table": (
+        b"question\tanswer\n1 + 1\t2",
+        "a table of tab-separated values: write",
+    ),
     "verl": (
         b'{"prompt": [{"role": "user", "content": "1"}], "reward_model": {}}',
         "and no list of messages: write that text",
     ),
-    "label": (b'{"prompt": "1", "label": "2"}', "has prompt, label: rename them"),
+    "label": (b'{"prompt": "1", "label": "2"}', "has prompt, label: answer is missing"),
     "nothing": (b"{}", "has nothing"),
-    "many names": (b"{%s}" % b",".join(b'"k%d":1' % n for n in range(99)), "k5, 93 more: rename"),
+    "many names": (
+        b"{%s}" % b",".join(b'"k%d":1' % n for n in range(99)),
+        "k5, 93 more: prompt and answer",
+    ),
     "array": (b'[{"prompt": "1", "answer": "2"}]', "one array: write each of its objects on"),
     "array over lines": (b'[\n{"prompt": "1", "answer": "2"}\n]', "the file is one array"),
     "NaN": (b'{"prompt": "1", "answer": "2", "x": NaN}', "NaN and Infinity are no JSON"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from asyncrl.config.errors import usable
 from asyncrl.config.paths import refuse_as_output
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views.html_page import page, tag
 from asyncrl.explain.views.run_parts import PARTS, SeenRun
 from asyncrl.explain.views.style import STYLE
@@ -32,6 +33,7 @@ def write_report(run: Path, path: Path | None, now: float) -> Path:
 def report(run: Path, now: float) -> str:
     """The report of a run as HTML. Raises ConfigError for what is no run, or whose settings or
     curve cannot be read."""
+    RunFiles(run)  # what is no run is said first
     seen = SeenRun(run, now)
     _ = seen.figures, seen.curves  # without these there is no report
     parts = [part.of(seen, name) for name, part in PARTS.items()]

@@ -18,6 +18,7 @@ from look_support import HOSTILE, make_run
 from report_support import Parsed, whole_run
 
 from asyncrl.cli import main
+from asyncrl.config import ConfigError
 from asyncrl.explain import summary
 from asyncrl.explain.run_figures import RunFigures, run_figures
 from asyncrl.explain.run_files import RunFiles
@@ -51,6 +52,13 @@ def test_a_report_says_what_happened(tmp_path: Path) -> None:
         assert text in found.text, found.text
     assert found.tags.count("svg") == 1 + len(LINES) - 1  # nothing is known of k3
     assert ("class", "v3 p0") in found.attributes and ("title", "version 3") in found.attributes
+
+
+def test_what_is_no_run_is_refused_as_by_every_other_look(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("file", "nothing"):
+        with pytest.raises(ConfigError, match="give the directory of a run"):
+            report(tmp_path / name, 1e9)
 
 
 def test_its_policy_allows_its_own_style_sheet_and_nothing_else(tmp_path: Path) -> None:
