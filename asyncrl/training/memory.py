@@ -43,6 +43,7 @@ from asyncrl.training.output_layer import float32_output
 from asyncrl.training.packing import PackedBatch, pack
 from asyncrl.training.ranks.pieces import pieces
 from asyncrl.training.recomputation import recompute
+from asyncrl.training.rounding import round_in_training
 
 LOGITS, ACTIVATIONS = "logits", "activations"
 
@@ -107,6 +108,8 @@ def predict(config: Config) -> MemoryParts:
         add_adapters(model, config.model.lora)
     if config.model.output_dtype == "float32":
         float32_output(model)
+    if config.model.rounding == "fp8":
+        round_in_training(model)
     if config.train.recompute_activations:
         recompute(model)
     if _untouched(model):
