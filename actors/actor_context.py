@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from asyncrl.weightsync.narrowed import SentWeights
+
 
 @dataclass(frozen=True)
 class ActorContext:
@@ -64,9 +66,12 @@ class ActorContext:
         return _dtype(self.config.model.dtype)
 
     @property
-    def published_dtype(self) -> torch.dtype:
-        """The type of the weights that engines are sent."""
-        return _dtype(self.config.publication.sent_dtype(self.config.model))
+    def sent(self) -> SentWeights:
+        """The numbers that engines are sent."""
+        from asyncrl.weightsync.narrowed import SentWeights
+
+        publication, model = self.config.publication, self.config.model
+        return SentWeights(_dtype(publication.sent_dtype(model)), publication.dtype == "fp8")
 
     @property
     def engine_dtype(self) -> torch.dtype:

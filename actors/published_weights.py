@@ -6,17 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.actors.rank_orders import RankOrders
 from asyncrl.actors.rank_parts import gathered
 from asyncrl.messages import Gather
-from asyncrl.training.adapters import published
 from asyncrl.training.learner import Learner
 from asyncrl.weightsync.buckets import Plan
 from asyncrl.weightsync.handoff import Handoff
-from asyncrl.weightsync.narrowed import narrowed
+from asyncrl.weightsync.narrowed import SentWeights
 from asyncrl.weightsync.trainer_canary import TrainerCanary
 from asyncrl.weightsync.transport import Gathered
 
@@ -24,13 +23,13 @@ from asyncrl.weightsync.transport import Gathered
 @dataclass(frozen=True)
 class PublishedWeights:
     """A `WeightSource` (`asyncrl.weightsync.transport`): the weights of one rank as they are, and
-    those of several as they were when they were gathered; floating-point numbers are at most of
-    type `dtype`. `canary` is None where no engine compares one."""
+    those of several as they were when they were gathered; rounded as `sent` says. `canary` is None
+    where no engine compares one."""
 
     learner: Learner
     orders: RankOrders
     plan: Plan
-    dtype: torch.dtype
+    sent: SentWeights
     canary: TrainerCanary | None
 
     @property
@@ -50,5 +49,5 @@ class PublishedWeights:
         own = partial(handoff.fill, rank.gathering(self.learner.model))
         await self.orders.give(Gather(), (), own)
 
-    def _published(self, model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-        return narrowed(published(model), self.dtype)
+    def _published(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+        return self.sent.of(model)

@@ -32,6 +32,7 @@ from asyncrl.training.models import in_dtype
 from asyncrl.training.rounding_gap import rounding_gap
 from asyncrl.training.staging import Staging
 from asyncrl.training.stored_dtype import saved_dtype
+from asyncrl.weightsync.narrowed import SentWeights
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class RankedLearner:
             metrics = metrics | {"attention_by_tables": 1.0}
         if not self.context.config.publication.rounds(self.context.config.model):
             return metrics
-        gap = partial(rounding_gap, self.learner.model, self.context.published_dtype)
+        gap = partial(_published_gap, self.learner.model, self.context.sent)
         return metrics | {"published_gap": await trio.to_thread.run_sync(gap)}
 
     async def copy(self, save: Save) -> Write:
@@ -112,6 +113,12 @@ def gathered(
         return model, None
     assert learner.average is not None, "evaluation.weights needs train.ema"
     return model, learner.average.gathered()
+
+
+def _published_gap(model: PreTrainedModel, sent: SentWeights) -> float:
+    """The change of rounding in a publication, in nats a token. It makes a temporary copy of the
+    weights."""
+    return rounding_gap(model, sent.weights(model))
 
 
 def _taken(

@@ -241,10 +241,8 @@ async def rollout(context: ActorContext) -> None:
     from asyncrl.actors.rollout_actor import rollout_actor
     from asyncrl.engines.spec import EngineContext, engine_kind
     from asyncrl.tasks.text import Tokenizer
-    from asyncrl.training.adapters import published
     from asyncrl.weightsync.adapted_base import AdaptedBase
     from asyncrl.weightsync.buckets import Plan
-    from asyncrl.weightsync.narrowed import narrowed
     from asyncrl.weightsync.reception import RECEPTIONS
     from asyncrl.weightsync.transport import EngineSide, transport_of
 
@@ -253,8 +251,8 @@ async def rollout(context: ActorContext) -> None:
         model, tokenizer = context.engine_model(), Tokenizer(context.initial)
         if config.model.lora.rank:
             base = AdaptedBase(context.initial, context.dtype, config.model.lora)
-    sent = narrowed(published(base.model if base else model), context.published_dtype)
-    plan = Plan.of(sent, config.publication.bucket_bytes)
+        sent = context.sent.of(base.model if base else model)
+        plan = Plan.of(sent, config.publication.bucket_bytes)
     engine_context = EngineContext(
         config,
         context.run,

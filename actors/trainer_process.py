@@ -36,7 +36,7 @@ from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.processes.own_waits import own_waits
 from asyncrl.runtime.run_dir import RANK_STORE, WEIGHT_STORE
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training.adapters import add_adapters, published
+from asyncrl.training.adapters import add_adapters
 from asyncrl.training.checkpoint_index import latest
 from asyncrl.training.checkpoint_io import (
     restore,
@@ -50,12 +50,12 @@ from asyncrl.training.output_layer import float32_output
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.ranks.rank_group import open_ranks, shard
 from asyncrl.training.ranks.shared import share_weights
+from asyncrl.training.rounding import round_in_training
 from asyncrl.training.staging import Staging
 from asyncrl.training.stored_state import read_state, share_state
 from asyncrl.training.supervised import open_supervised
 from asyncrl.training.trial import try_passes
 from asyncrl.weightsync.buckets import Plan
-from asyncrl.weightsync.narrowed import narrowed
 from asyncrl.weightsync.stores import LOOPBACK, interface_of, open_store, own_address, served_store
 from asyncrl.weightsync.trainer_canary import TrainerCanary
 from asyncrl.weightsync.transport import TrainerSide, transport_of
@@ -76,9 +76,7 @@ async def trainer_process(context: ActorContext) -> None:
     with refused_as_input():
         model = _model(context, checkpoint)
         _try(model, context)
-    plan = Plan.of(
-        narrowed(published(model), context.published_dtype), config.publication.bucket_bytes
-    )
+        plan = Plan.of(context.sent.of(model), config.publication.bucket_bytes)
     if (size := ranks_of(config.train)) == 1:
         learner = _learner(context, model, ALONE, checkpoint)
         await _lead(context, learner, plan, RankOrders((), waits, 0.0), waits)
@@ -116,14 +114,14 @@ async def _lead(
     context: ActorContext, learner: Learner, plan: Plan, orders: RankOrders, waits: Waits
 ) -> None:
     """Rank 0's life: a sender of weights, and the coordinator's link."""
-    config, dtype = context.config, context.published_dtype
+    config, sent = context.config, context.sent
     async with ScoringServers.open(config, waits) as servers:
         with refused_as_input():
             own, patience_s = Tokenizer(context.initial), config.supervision.start_s / 2
             await servers.refuse_other_vocabularies(own, patience_s)
         compared = capabilities(config.engine.kind).compares_canary
-        canary = TrainerCanary(context.engine_model, dtype, own) if compared else None
-        source = PublishedWeights(learner, orders, plan, dtype, canary)
+        canary = TrainerCanary(context.engine_model, sent, own) if compared else None
+        source = PublishedWeights(learner, orders, plan, sent, canary)
         side = TrainerSide(config, context.run / WEIGHT_STORE, source, learner.model)
         async with (
             transport_of(config).open_sender(side) as sender,
@@ -181,6 +179,8 @@ def _model(context: ActorContext, checkpoint: Path | None) -> PreTrainedModel:
         model = load_model(path, context.dtype)
     if config.model.output_dtype == "float32":
         float32_output(model)
+    if config.model.rounding == "fp8":
+        round_in_training(model)
     if lora.rank:
         add_adapters(model, lora)
     torch.nn.Module.to(model, config.train.device)

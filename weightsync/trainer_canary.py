@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 
-import torch
 import trio
 from transformers import PreTrainedModel
 
@@ -19,18 +18,18 @@ from asyncrl.engines import canary
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.adapters import adapted, merged
 from asyncrl.training.models import parameters_for_publication
-from asyncrl.weightsync.narrowed import narrowed
+from asyncrl.weightsync.narrowed import SentWeights
 
 
 class TrainerCanary:
     """The canary of the newest version that was asked for. `empty` makes a model as engines have
-    it; its own weights are neither read nor written, so they take no memory. Weights are sent in
-    the type `dtype`."""
+    it; its own weights are neither read nor written, so they take no memory. Weights are `sent`
+    so."""
 
     def __init__(
-        self, empty: Callable[[], PreTrainedModel], dtype: torch.dtype, tokenizer: Tokenizer
+        self, empty: Callable[[], PreTrainedModel], sent: SentWeights, tokenizer: Tokenizer
     ) -> None:
-        self._empty, self._dtype = empty, dtype
+        self._empty, self._sent = empty, sent
         self._text = canary.text(tokenizer.vocabulary, tokenizer.stop_ids)
         self._last: tuple[int, list[float]] = (-1, [])
 
@@ -47,5 +46,5 @@ class TrainerCanary:
 
     def _computed(self, model: PreTrainedModel) -> list[float]:
         whole = merged(model) if adapted(model) else parameters_for_publication(model)
-        weights = dict(narrowed(whole, self._dtype))
+        weights = dict(self._sent.narrowed(whole, model))
         return canary.reference(self._shape, weights, self._text)

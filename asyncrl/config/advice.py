@@ -71,7 +71,9 @@ def _idle(config: Config) -> Iterator[Advice]:
         "model.output_dtype": config.model.dtype == "float32" and "the weights are float32",
         "model.lora.alpha": not config.model.lora.rank and "model.lora.rank is 0",
         "model.lora.targets": not config.model.lora.rank and "model.lora.rank is 0",
-        "publication.dtype": config.model.dtype == "bfloat16" and "the weights are bfloat16 anyhow",
+        "publication.dtype": config.publication.dtype == "bfloat16"
+        and config.model.dtype == "bfloat16"
+        and "the weights are bfloat16 anyhow",
         "rollout.accept_floor": rollout.filter == "none" and "rollout.filter is none",
     } | {
         f"{table}.{name}": table not in tables
@@ -79,6 +81,12 @@ def _idle(config: Config) -> Iterator[Advice]:
         for table in SERVER_TABLES
         for name in ("launch", "urls")
     }
+    if config.publication.dtype == "fp8" and config.model.rounding != "fp8":
+        yield Advice(
+            "publication.dtype",
+            "is fp8, and the trainer computes with other weights than engines: "
+            "model.rounding = fp8 rounds both alike",
+        )
     for key, why in unused.items():
         if why and lookup(config, key) != lookup(Config(), key):
             yield Advice(key, f"does nothing: {why}")

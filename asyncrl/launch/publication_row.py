@@ -31,9 +31,14 @@ def weights_row(config: Config) -> list[Row]:
     stored = stored_dtype(Path(model.path)) or "several types"
     saved = saved_dtype(model.dtype, Path(model.path))
     sent = config.publication.sent_dtype(model)
+    if "fp8" in (model.rounding, config.publication.dtype):
+        sent += ", linear layers with values of fp8"
     rounded = ", rounded" if saved != model.dtype else ""
     words = f"stored in {stored}; sent to engines in {sent}; RUN/model is saved in {saved}{rounded}"
-    return [Row("weights", f"trained in {model.dtype}", f"{words}; checkpoints are exact")]
+    trained = f"trained in {model.dtype}"
+    if model.rounding != "none":
+        trained += f", rounded to {model.rounding}"
+    return [Row("weights", trained, f"{words}; checkpoints are exact")]
 
 
 def stored_weights(folder: Path) -> int | None:
@@ -52,13 +57,13 @@ def stored_weights(folder: Path) -> int | None:
 
 def _sent(config: Config) -> str:
     """The bytes of a whole publication, to each engine, in words."""
-    model, dtype = config.model, config.publication.dtype
+    model = config.model
     if model.lora.rank:
         return "the adapters"
     if not model.path:
         return "the bundled model"
     count = stored_weights(Path(model.path))
-    each = 4 if (model.dtype if dtype == "model" else dtype) == "float32" else 2
+    each = 4 if config.publication.sent_dtype(model) == "float32" else 2
     return "all weights" if count is None else size(count * each)
 
 

@@ -87,7 +87,9 @@ def kept_bytes(config: Config, learn: int) -> int:
     """Bytes that a checkpoint keeps of `learn` weights: themselves in the model's type, their
     masters if that is smaller than float32, two moments, and the average. Kept earlier versions,
     and a reference that was reset, come on top."""
-    own = 4 if config.model.dtype == "float32" else 2 + 4
+    own = 4 if config.model.dtype == "float32" else 2
+    if config.model.dtype != "float32" or config.model.rounding != "none":
+        own += 4
     return learn * (own + 2 * 4 + (4 if config.train.ema else 0))
 
 

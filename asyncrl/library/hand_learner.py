@@ -25,6 +25,7 @@ from asyncrl.training import learner as core
 from asyncrl.training.checkpoint_io import export
 from asyncrl.training.kl_terms import open_kl_terms
 from asyncrl.training.models import ModelError
+from asyncrl.training.rounding import round_in_training
 from asyncrl.training.supervised import open_supervised
 from asyncrl.training.trial import try_passes
 
@@ -43,8 +44,9 @@ class Learner:
     """A model that learns: `add` sequences, then `step`.
 
     Its settings are those of a run, from the same Config: `[train]` without the settings of when
-    and how often (steps, batch_groups, ranks), `[staleness]`, `model.dtype`, `rollout.temperature`,
-    and those of other policies. A step trains what was added since the last one.
+    and how often (steps, batch_groups, ranks), `[staleness]`, `model.dtype`, `model.rounding`,
+    `rollout.temperature`, and those of other policies. A step trains what was added since the last
+    one.
 
     >>> import asyncrl as rl
     >>> config = rl.Config(model={"warmup_steps": 0}, train={"lr": 1e-3})
@@ -74,6 +76,8 @@ class Learner:
         torch.nn.Module.to(self.model, config.train.device)
         initial = self.path or Path()
         try:
+            if config.model.rounding == "fp8":
+                round_in_training(self.model)
             try_passes(self.model, config.engine.context_tokens)
             terms = open_kl_terms(config, initial, self.model.dtype, self.model)
             examples = open_supervised(config, initial)

@@ -23,7 +23,8 @@ from asyncrl.library.hand_learner import Learner
 from asyncrl.library.starting_model import as_model, opened
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training.models import parameters_for_publication
+from asyncrl.training.models import ModelError, parameters_for_publication
+from asyncrl.training.rounding import round_for_good
 
 FIRST = 1 << 20
 """Each sampler numbers its groups from another multiple of this, so that those of two differ."""
@@ -61,9 +62,11 @@ class Sampler:
         else:
             own = copy.deepcopy(as_model(model))
         try:
+            if config.model.rounding == "fp8":
+                round_for_good(own)
             self.tokenizer = directory and Tokenizer(directory, chat=config.task.chat)
             self._batcher = Batcher(own, _options(config, own, self.tokenizer or None))
-        except (TaskError, ValueError) as error:
+        except (ModelError, TaskError, ValueError) as error:
             raise ConfigError(f"{error}.") from None
         self._groups = count(FIRST * next(_SAMPLERS))
         self._rollouts = count()

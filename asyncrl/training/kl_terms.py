@@ -36,6 +36,7 @@ from asyncrl.training.batch import Batch
 from asyncrl.training.frozen_policy import FrozenPolicy
 from asyncrl.training.models import load_model
 from asyncrl.training.output_layer import float32_output
+from asyncrl.training.rounding import round_for_good
 from asyncrl.training.trial import try_passes
 
 Served = Mapping[str, NDArray[np.float32]]
@@ -184,6 +185,8 @@ def open_kl_terms(
         model = load_model(path, dtype)
         if config.model.output_dtype == "float32":
             float32_output(model)
+        if config.model.rounding == "fp8" and path == initial:
+            round_for_good(model)  # the initial policy, as engines have it
         nn.Module.to(model, config.train.device)
         try_passes(model, config.engine.context_tokens)
         return FrozenPolicy(model)

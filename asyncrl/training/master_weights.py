@@ -1,10 +1,13 @@
-"""Float32 copies of a model's parameters. Invariant: after `round` each parameter is its master,
-rounded to its own type.
+"""Float32 copies of a model's parameters. Invariant: from the start, and after each `round`, each
+parameter is its master, rounded to its own type, and to fp8 blocks where the model is marked so.
 
 A step of Adam changes a weight by about the learning rate. In bfloat16, with eight bits, adding
 1e-6 to a weight of 0.02 has no effect. So the optimizer changes float32 weights (Micikevicius et
 al. 2018, arXiv:1710.03740, section 3.1), gradients are summed in float32, and the model computes
-with, and publishes, the rounded weights that engines have.
+with, and publishes, the rounded weights that engines have. Gradients are taken at these weights and
+change the masters, as if rounding were the identity (straight-through, Bengio et al. 2013,
+arXiv:1308.3432). So a coarser rounding (`model.rounding`) is one more step of `round`, and all that
+reads the parameters has it: passes, publications, averages, exports.
 """
 
 from __future__ import annotations
@@ -15,14 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.training.adapters import learning
+from asyncrl.training.fp8_blocks import rounded
+from asyncrl.training.rounding import rounded_in_training
 
 
 class MasterWeights:
     """The weights that the optimizer changes, of parameters that learn. For a float32 parameter
-    that is the parameter itself; for one of a smaller type a float32 copy with a gradient of its
-    own, to which the parameter's gradient is added as soon as it is complete. `computes` is the
-    type in which the model computes where that differs from its parameters' own, as it may with
-    several ranks.
+    that is the parameter itself; for one of a smaller type, and for one that is rounded in training
+    (`asyncrl.training.rounding`), a float32 copy with a gradient of its own, to which the
+    parameter's gradient is added as soon as it is complete. `computes` is the type in which the
+    model computes where that differs from its parameters' own, as it may with several ranks.
 
     A step of 2^-9 at 1 is lost in bfloat16, but not in the master:
 
@@ -40,12 +45,16 @@ class MasterWeights:
     def __init__(self, model: nn.Module, computes: torch.dtype | None = None) -> None:
         self._computes = computes
         self._pairs: list[tuple[str, nn.Parameter, nn.Parameter]] = []
+        self._in_blocks = rounded_in_training(model)
         for name, parameter in learning(model):
             master = parameter
-            if torch.finfo(parameter.dtype).bits < torch.finfo(torch.float32).bits:
-                master = nn.Parameter(parameter.detach().float())
+            smaller = torch.finfo(parameter.dtype).bits < torch.finfo(torch.float32).bits
+            if smaller or name in self._in_blocks:
+                master = nn.Parameter(parameter.detach().to(torch.float32, copy=True))
                 parameter.register_post_accumulate_grad_hook(_Add(master))  # type: ignore[no-untyped-call]
             self._pairs.append((name, parameter, master))
+        if self._in_blocks:
+            self.round()
 
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(name of the parameter, master), in the model's order."""
@@ -64,9 +73,9 @@ class MasterWeights:
     @torch.no_grad()
     def round(self) -> None:
         """Round the masters into the model's parameters."""
-        for _, parameter, master in self._pairs:
+        for name, parameter, master in self._pairs:
             if master is not parameter:
-                parameter.copy_(master)
+                parameter.copy_(rounded(master) if name in self._in_blocks else master)
 
 
 class _Add:

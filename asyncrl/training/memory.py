@@ -43,6 +43,7 @@ from asyncrl.training.output_layer import float32_output
 from asyncrl.training.packing import PackedBatch, pack
 from asyncrl.training.ranks.pieces import pieces
 from asyncrl.training.recomputation import recompute
+from asyncrl.training.rounding import round_in_training
 from asyncrl.training.shapes_of_experts import ShapesOfExperts
 
 LOGITS, ACTIVATIONS = "logits", "activations"
@@ -108,6 +109,8 @@ def predict(config: Config) -> MemoryParts:
         add_adapters(model, config.model.lora)
     if config.model.output_dtype == "float32":
         float32_output(model)
+    if config.model.rounding == "fp8":
+        round_in_training(model)
     if config.train.recompute_activations:
         recompute(model)
     with ShapesOfExperts():

@@ -33,7 +33,7 @@ class WeightAverage:
         self._model, self._rank = model, rank
         own = dict(learning(self.policy.model)) if self.policy else {}
         self._average: dict[str, Tensor] = {  # float32 weights are the policy's own
-            name: own[name].detach()
+            name: own[name].detach().copy_(master.detach())
             if name in own and own[name].dtype == torch.float32
             else master.detach().float().clone()
             for name, master in self._masters.items()

@@ -15,13 +15,16 @@ from asyncrl.engines import canary
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.models import empty_model, model_with
 from asyncrl.weightsync import trainer_canary
+from asyncrl.weightsync.narrowed import SentWeights
 from asyncrl.weightsync.trainer_canary import TrainerCanary
 
 
 def opened(folder: Path, published: torch.dtype, engine: torch.dtype) -> TrainerCanary:
     new_model(0).save_pretrained(folder)
     write_tokenizer(folder)
-    return TrainerCanary(partial(empty_model, folder, engine), published, Tokenizer(folder))
+    return TrainerCanary(
+        partial(empty_model, folder, engine), SentWeights(published), Tokenizer(folder)
+    )
 
 
 async def test_it_is_computed_once_for_each_version(

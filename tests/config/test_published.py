@@ -10,6 +10,7 @@ import pytest
 from without_rules import without_rules
 
 from asyncrl.config import Config, load
+from asyncrl.config.advice import advice
 from asyncrl.config.published import engine_dtype, phase_s, publication_s, sent_bytes
 from asyncrl.config.rules import contradictions
 
@@ -57,6 +58,8 @@ def test_a_direct_publication_refuses_what_it_cannot_do(
         ("float32", "bfloat16", SERVERS, ("bfloat16", "bfloat16", True)),
         ("bfloat16", "bfloat16", {}, ("bfloat16", "bfloat16", False)),
         ("bfloat16", "model", SERVERS, ("bfloat16", "bfloat16", False)),
+        ("bfloat16", "fp8", {}, ("bfloat16", "bfloat16", True)),
+        ("float32", "fp8", {}, ("float32", "float32", True)),
     ],
 )
 def test_the_type_that_is_sent_and_the_one_that_engines_hold(
@@ -68,6 +71,40 @@ def test_the_type_that_is_sent_and_the_one_that_engines_hold(
         engine_dtype(c),
         c.publication.rounds(c.model),
     ) == expected
+
+
+@pytest.mark.parametrize("sent", ["model", "fp8"])
+def test_weights_that_both_sides_round_are_rounded_once(sent: str) -> None:
+    both = config(model={"rounding": "fp8"}, publication={"dtype": sent})
+    assert not both.publication.rounds(both.model) and not list(contradictions(both))
+    assert not [each for each in advice(both) if each.key == "publication.dtype"]
+
+
+def test_weights_that_engines_alone_round_are_advised_against() -> None:
+    alone = config(publication={"dtype": "fp8"})
+    (found,) = advice(alone)
+    assert found.key == "publication.dtype" and "model.rounding = fp8" in found.text
+
+
+@pytest.mark.parametrize(
+    ("sections", "keys", "remedy"),
+    [
+        ({"model": {"lora": {"rank": 2}}}, ("model.rounding", "model.lora.rank"), "rank to 0"),
+        ({"train": {"ranks": 2}}, ("model.rounding", "train.ranks"), "lower ranks to 1"),
+        (
+            {"engine": SERVERS, "rollout": {"actors": 1}, "publication": {"dtype": "fp8"}},
+            ("publication.dtype", "engine.kind"),
+            "set dtype to model",
+        ),
+    ],
+)
+def test_rounding_is_refused_where_it_cannot_be_one(
+    sections: dict[str, dict[str, Any]], keys: tuple[str, ...], remedy: str
+) -> None:
+    given = dict(sections)
+    given["model"] = given.get("model", {}) | {"rounding": "fp8"}
+    ((found, words),) = contradictions(config(**given))
+    assert found == keys and remedy in words
 
 
 def test_a_phase_takes_longer_for_more_bytes(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def model(folder: Path) -> list[str]:
     [
         ([], "4.0 MiB"),
         (["publication.dtype=bfloat16"], "2.0 MiB"),
+        (["publication.dtype=fp8"], "4.0 MiB"),  # values of fp8, in the type of the model
         (["model.dtype=bfloat16"], "2.0 MiB"),
         (["model.lora.rank=4"], "the adapters"),
     ],

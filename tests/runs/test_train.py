@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 from train_support import (
     DEADLINE_S,
@@ -34,6 +35,10 @@ from asyncrl import journal
 from asyncrl.experience import events as e
 from asyncrl.explain import summary
 from asyncrl.runtime.processes.machine import free_port
+from asyncrl.runtime.run_dir import MODEL
+from asyncrl.training.fp8_blocks import rounded
+from asyncrl.training.models import load_model
+from asyncrl.training.rounding import linear_weights
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -353,10 +358,12 @@ def test_bad_input_starts_nothing(model: Path, tmp_path: Path) -> None:
 def test_a_run_whose_engines_are_sent_bfloat16_says_what_rounding_changes(
     model: Path, tmp_path: Path
 ) -> None:
+    """And one whose trainer rounds as well, to fp8, has nothing to say: both are one policy."""
     sent = {}
-    for dtype in ("model", "bfloat16"):
+    for dtype, rounding in (("model", "fp8"), ("bfloat16", "none")):
         run = tmp_path / dtype
-        done = train(command(model, run, train__steps=3, publication__dtype=dtype))
+        own = {"publication__dtype": dtype, "model__rounding": rounding}
+        done = train(command(model, run, train__steps=3, **own))
         assert done.returncode == 0, done.stdout + done.stderr
         found = check(run)
         sent[dtype] = found.publication.sent_bytes / found.publication.count
@@ -364,6 +371,12 @@ def test_a_run_whose_engines_are_sent_bfloat16_says_what_rounding_changes(
         gaps = [each["metrics"].get("published_gap") for each in steps if each["kind"] == "step"]
         if dtype == "model":
             assert gaps == [None] * 3 and found.published_gap is None
+            first = next(each["metrics"] for each in steps if each["kind"] == "step")
+            assert first["k3"] < 1e-8  # the version that was sampled is the one that was trained
+            left = load_model(run / MODEL)
+            names = linear_weights(left)
+            weights = {name: p for name, p in left.named_parameters() if name in names}
+            assert all(torch.equal(rounded(weight), weight) for weight in weights.values())
         else:
             assert all(0 < gap < 0.1 for gap in gaps) and found.published_gap == gaps[-1]
     assert 0.5 <= sent["bfloat16"] / sent["model"] < 0.55  # tensors are laid out by 64 bytes

@@ -91,7 +91,7 @@ def watch(model: nn.Module) -> int:
     """Watch the routers of a model from now on, and return their number. They change their class in
     place, so that copies of the model are watched, too; parameters and names stay the same."""
     routers: list[nn.Module] = getattr(model, _ROUTERS, [])
-    if not routers and (routers := list(_found(model))):
+    if not routers and (routers := list(found_routers(model))):
         for layer, router in enumerate(routers):
             router.__class__ = _watched(type(router))  # type: ignore[arg-type]  # a class is hashable
             router.__dict__[_LAYER] = layer
@@ -214,7 +214,7 @@ def _watched(kind: type[nn.Module]) -> type[nn.Module]:
     return type(kind.__name__, (Watched, kind), {"__module__": kind.__module__})
 
 
-def _found(model: nn.Module) -> Iterator[nn.Module]:
+def found_routers(model: nn.Module) -> Iterator[nn.Module]:
     """The routers of a model, in the order of its layers."""
     kinds = tuple(_recorded(model))
     for module in model.modules():

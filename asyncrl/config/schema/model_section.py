@@ -113,4 +113,28 @@ class ModelConfig(Section, frozen=True):
             )
         ),
     ] = "weights"
+    rounding: Annotated[
+        Literal["none", "fp8"],
+        Meta(
+            description=(
+                "coarser values for the weights of linear layers, in trainer and engines alike: "
+                "fp8 in blocks of 128 by 128; float32 masters learn"
+            )
+        ),
+    ] = "none"
     lora: LoraConfig = LoraConfig()
+
+    def contradictions(self, whole: Config) -> Contradictions:
+        if self.rounding == "none":
+            return
+        if self.lora.rank:
+            yield (
+                ("model.rounding", "model.lora.rank"),
+                "a base with adapters is not rounded: set rounding to none, or rank to 0",
+            )
+        if whole.train.ranks > 1 or whole.cluster.trainer_agents:
+            yield (
+                ("model.rounding", "train.ranks"),
+                "a block of weights may lie with two ranks: set rounding to none, or lower ranks "
+                "to 1",
+            )

@@ -48,11 +48,11 @@ class PublicationConfig(Section, frozen=True):
         ),
     ] = 1
     dtype: Annotated[
-        Literal["model", "bfloat16"],
+        Literal["model", "bfloat16", "fp8"],
         Meta(
             description=(
                 "type of the weights that engines are sent; bfloat16 for a float32 model: half the "
-                "bytes, rounded"
+                "bytes, rounded; fp8: linear layers as model.rounding has them"
             )
         ),
     ] = "model"
@@ -76,19 +76,27 @@ class PublicationConfig(Section, frozen=True):
     ] = "127.0.0.1"
 
     def sent_dtype(self, model: ModelConfig) -> str:
-        """Return the type of the weights that are sent.
+        """Return the type of the weights that are sent; with fp8, of those of no linear layer.
 
         >>> from asyncrl.config.schema import ModelConfig
         >>> PublicationConfig(dtype="bfloat16").sent_dtype(ModelConfig())
         'bfloat16'
         """
-        return model.dtype if self.dtype == "model" else self.dtype
+        return "bfloat16" if self.dtype == "bfloat16" else model.dtype
 
     def rounds(self, model: ModelConfig) -> bool:
-        """True if engines are sent weights of a smaller type than the trainer computes with."""
+        """True if engines are sent coarser weights than the trainer computes with."""
+        if self.dtype == "fp8":
+            return model.rounding != "fp8"
         return self.sent_dtype(model) != model.dtype
 
     def contradictions(self, whole: Config) -> Contradictions:
+        if self.dtype == "fp8" and capabilities(whole.engine.kind).serves_apart:
+            yield (
+                ("publication.dtype", "engine.kind"),
+                "servers with fp8 weights are not supported yet: set dtype to model (with "
+                "model.rounding = fp8 it sends the same values), or kind to embedded",
+            )
         if self.path != "direct":
             return
         if not capabilities(whole.engine.kind).direct_transport:

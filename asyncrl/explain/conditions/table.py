@@ -12,6 +12,7 @@ from asyncrl.explain.conditions.condition import Condition, Finding, RunFacts
 from asyncrl.explain.conditions.disks import DISKS
 from asyncrl.explain.conditions.experts import EXPERTS
 from asyncrl.explain.conditions.off_policy import OFF_POLICY
+from asyncrl.explain.conditions.rounded_apart import ROUNDED_APART
 from asyncrl.explain.conditions.sides import IDLE_SIDES
 from asyncrl.explain.conditions.slow_attention import SLOW_ATTENTION
 from asyncrl.explain.conditions.starts import SLOW_STARTS
@@ -20,6 +21,7 @@ from asyncrl.explain.conditions.waste import WASTE
 CONDITIONS: tuple[Condition, ...] = (
     *DISKS,
     *OFF_POLICY,
+    ROUNDED_APART,
     EXPERTS,
     *ANSWERS,
     IDLE_SIDES,
