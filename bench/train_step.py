@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
+from asyncrl.algorithms.advantage_tensors import advantage_tensors
 from asyncrl.algorithms.advantages import Grpo, RewardedSamples
-from asyncrl.algorithms.advantages.as_tensors import advantage_tensors
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.messages import MicroBatch, Sample, Span
 from asyncrl.staleness.corrections import IcePop

@@ -267,12 +267,12 @@ class LiveGroups:
         if settings.filter == "zero_variance":
             ready = sum(map(self._differ, live.ready()))
             passed = live.groups_live - live.groups_untaken + ready
-            rate = pass_rate(live.history.recent, settings.credit == "to_go")
+            rate = pass_rate(live.history.recent, settings.credit != "episode")
             most = live_to_pass(most, passed, rate, self.max_live_filtered)
         return max(0, most - live.groups_live)
 
     def _differ(self, group: FinishedGroup) -> bool:
-        if self.settings.credit == "to_go":
+        if self.settings.credit != "episode":
             return differ_to_go(group.rewards, group.turns)
         return len(set(group.rewards)) > 1
 
@@ -304,7 +304,7 @@ class LiveGroups:
                 "what a step does not need would be too old for the next: set step_tokens to 0, "
                 "or raise max_lag",
             )
-        if settings.unit == "rollout" and settings.sizing == "difficulty":
+        if settings.unit == "rollout" and settings.sizing != "fixed":
             yield Contradiction(
                 ("train.unit", "rollout.sizing"),
                 "what may be live is counted in groups of group_size, so lag would leave its "

@@ -7,7 +7,7 @@ that cannot be trained is dropped under its reason.
                      fewer than `k_min` others to be compared with
     zero_variance    a group whose rewards are all equal, where that is no signal (with
                      `credit = to_go`, its rewards to go at every turn); a rollout whose reward is
-                     its baseline
+                     its baseline; another filter drops under its own name
     stale            too old for the step, by any token; where old tokens are masked, by all
     truncated        cut at the budget, all of it, where such responses are masked
 """
@@ -18,10 +18,12 @@ from collections.abc import Callable
 
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.algorithms.advantages.baseline import Prior, shrunk
-from asyncrl.algorithms.advantages.rewards_to_go import differ_to_go
+from asyncrl.algorithms.advantages.credit import compared
+from asyncrl.algorithms.selection.judged_group import JudgedGroup
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
-from asyncrl.config.losses import drops_equal
+from asyncrl.config.losses import credit_of, filter_of
+from asyncrl.config.strategies import blamed
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.events import AnyEvent, Discarded, Dropped
 from asyncrl.experience.rollout import Group, Rollout
@@ -48,6 +50,7 @@ class Eligibility:
         self._store = store
         self._label = label
         self._config = config
+        self._filter, self._credit = filter_of(config), credit_of(config.train)
         self.filtered = 0
         self.responses = ResponseSums()
         self.by_task: dict[str, ResponseSums] = {}
@@ -62,8 +65,10 @@ class Eligibility:
         rollout, restart = self._config.rollout, self._config.staleness.on_stale == "restart"
         if len(group.rewards) < rollout.k_min:
             self._remove(Dropped(group.id, "k_min"), group.scored, filtered=True)
-        elif drops_equal(self._config) and self._equal(group):
-            self._remove(Dropped(group.id, "zero_variance"), group.scored, filtered=True)
+        elif not self._passes(group):
+            self._remove(
+                Dropped(group.id, self._config.rollout.filter), group.scored, filtered=True
+            )
         elif self._stale(group.scored, step):
             self._remove(Dropped(group.id, "stale", restart=restart), group.scored)
         elif self._cut(group.scored):
@@ -81,11 +86,9 @@ class Eligibility:
         if len(group.others(rollout)) < self._config.rollout.k_min:
             if group.complete:
                 self._remove(Discarded(rollout.id, "k_min"), [rollout], filtered=True)
-        elif (
-            self._config.rollout.filter == "zero_variance"
-            and baseline(group, rollout, self._config) == rollout.verdict.reward
-        ):
-            self._remove(Discarded(rollout.id, "zero_variance"), [rollout], filtered=True)
+        elif not self._passes_alone(group, rollout, rollout.verdict.reward):
+            reason = self._config.rollout.filter
+            self._remove(Discarded(rollout.id, reason), [rollout], filtered=True)
         elif self._stale([rollout], step):
             self._remove(Discarded(rollout.id, "stale"), [rollout])
         elif self._cut([rollout]):
@@ -115,11 +118,20 @@ class Eligibility:
                 sums = self.by_task.get(label, ResponseSums())
                 self.by_task[label] = sums.merge(ResponseSums.of([rollout]))
 
-    def _equal(self, group: Group) -> bool:
-        """Return True if no two members of a group differ in the facts of their advantages."""
-        if self._config.train.credit == "to_go":
-            return not differ_to_go(group.rewards, group.turns)
-        return min(group.rewards) == max(group.rewards)
+    def _passes(self, group: Group) -> bool:
+        """Return True if a group passes the filter."""
+        facts = group.facts
+        with blamed("credit", self._config.train.credit):
+            returns = compared(self._credit, facts.rewards, facts.turns)
+        with blamed("filter", self._config.rollout.filter):
+            return self._filter.keeps(
+                JudgedGroup(facts.rewards, returns, facts.parts, facts.lengths)
+            )
+
+    def _passes_alone(self, group: Group, rollout: Rollout, reward: float) -> bool:
+        """Return True if a rollout that is trained alone passes the filter."""
+        with blamed("filter", self._config.rollout.filter):
+            return self._filter.keeps_alone(reward, baseline(group, rollout, self._config))
 
     def _cut(self, rollouts: list[Rollout]) -> bool:
         """Return True if no token of the rollouts would enter the loss, because all were cut at

@@ -7,7 +7,7 @@ from asyncrl.actors.coordinator.components import Components
 from asyncrl.actors.coordinator.lifecycle import Outcome
 from asyncrl.actors.coordinator.stepping import Stepping
 from asyncrl.algorithms.selection.acceptance import below_floor
-from asyncrl.config.losses import drops_equal
+from asyncrl.config.losses import credit_of, drops_equal
 from asyncrl.explain.conditions.disks import RESUMES
 from asyncrl.explain.conditions.waste import EASIER
 
@@ -59,7 +59,7 @@ def _nothing_to_learn(parts: Components, stepping: Stepping) -> str:
             return _all_failed(common, filtered, _OF_VERIFIERS)
         return f"{filtered}, so nothing can be learned{_complaint(answers)}: {EASIER}"
     if drops_equal(config):
-        recent, to_go = parts.store.experience.history.recent, config.train.credit == "to_go"
+        recent, to_go = parts.store.experience.history.recent, credit_of(config.train).by_turn
         if poor := below_floor(recent, config.rollout.accept_floor, patience, to_go=to_go):
             return f"{poor}{_complaint(answers)}: {EASIER}"
     return ""

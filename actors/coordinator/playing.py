@@ -351,7 +351,8 @@ class Playing:
                 f"{sender.name} gives rollout {message.rollout} the reward {message.reward} for "
                 f"call {message.number}: not finite, given before, or of no call",
             )
-        self._store.record(Rewarded(attempt.rollout, attempt.attempt, call, message.reward))
+        key = message.key if call is not None else ""
+        self._store.record(Rewarded(attempt.rollout, attempt.attempt, call, message.reward, key))
 
     def on_failure(self, sender: Peer, message: GiveFailure) -> None:
         """Record a failed call of a tool. Raises LinkError for one that no gateway sends: of no

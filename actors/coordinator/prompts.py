@@ -12,7 +12,8 @@ import numpy as np
 from asyncrl.algorithms.selection.curriculum import NextPrompt, PromptOrder
 from asyncrl.algorithms.selection.mixed_order import MixedOrder, TaskPart
 from asyncrl.algorithms.selection.prompt_history import History
-from asyncrl.config.curricula import CURRICULA
+from asyncrl.config.selection_names import CURRICULA
+from asyncrl.config.strategies import blamed
 from asyncrl.messages import Split
 
 
@@ -65,7 +66,9 @@ class PromptSource:
             if parts
             else PromptOrder(source.size("train"), seed=seed, epochs=epochs)
         )
-        self._curriculum = CURRICULA.find(curriculum)(self._stream)
+        self._name = curriculum
+        with blamed("curriculum", curriculum):
+            self._curriculum = CURRICULA.find(curriculum)(self._stream)
 
     @property
     def vocabulary(self) -> int:
@@ -79,7 +82,8 @@ class PromptSource:
 
     def next(self, history: History, live: Container[int]) -> NextPrompt | None:
         """Return the training prompt to admit; None when the epochs are over (0 epochs: never)."""
-        return self._curriculum.next(history, live)
+        with blamed("curriculum", self._name):
+            return self._curriculum.next(history, live)
 
     def train_item(self, position: int) -> int | None:
         """Return the prompt at a position in the stream; None when the epochs are over."""

@@ -26,6 +26,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import msgspec
 import trio
 
 from asyncrl.actors.coordinator.admission import Admission
@@ -44,11 +45,13 @@ from asyncrl.actors.coordinator.sequences import (
 )
 from asyncrl.actors.coordinator.step_alarms import StepAlarms
 from asyncrl.actors.coordinator.trainer_commands import OUTSTANDING, TrainerCommands
-from asyncrl.algorithms.advantages.rewards_to_go import by_turn
+from asyncrl.algorithms.advantages.credit import compared
 from asyncrl.algorithms.selection.replay import Candidate, replayed, useful
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
-from asyncrl.config.losses import advantage_of
+from asyncrl.config.losses import advantage_of, credit_of
+from asyncrl.config.selection_names import REPLAYS
+from asyncrl.config.strategies import blamed
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.events import Replayed, StoredForReplay, Taken, Trained
 from asyncrl.experience.group_facts import GroupFacts
@@ -109,6 +112,8 @@ class Stepping:
         self._commands = TrainerCommands(trainer)
         self._config = config
         self._whole_step = advantage_of(config.train).whole_step  # advantages compare all groups
+        self._credit = credit_of(config.train)
+        self._replay_rule = REPLAYS.find(config.train.replay)()
         self.version = self.began_with = version
         # the open step: `version`, or one more while the optimizer step before it is under way
         self._step = version
@@ -265,7 +270,7 @@ class Stepping:
         taken = [rollout for unit in units for rollout in unit]
         self._store.record(Taken(self._step, [rollout.id for rollout in taken]))
         groups = {rollout.group: self._store.experience.groups[rollout.group] for rollout in taken}
-        facts = {number: group.facts for number, group in groups.items()}
+        facts = {number: self._labelled(group.facts) for number, group in groups.items()}
         for batch in micro_batches(units, self._tokens, self._config.train.micro_tokens):
             sequences = [
                 sequence
@@ -284,7 +289,7 @@ class Stepping:
             [of_replayed(kept, member, self._config) for member in range(len(kept.members))]
             for kept in chosen
         ]
-        facts = {kept.group: kept.facts for kept in chosen}
+        facts = {kept.group: self._labelled(kept.facts) for kept in chosen}
         for members in micro_batches(
             groups,
             lambda member: sum(sequence.tokens for sequence in member),
@@ -301,12 +306,14 @@ class Stepping:
         candidates = [
             Candidate(number, group.oldest, self._compared(group)) for number, group in kept.items()
         ]
-        chosen = replayed(
-            candidates,
-            self._step,
-            self._config.staleness.max_lag,
-            self._config.train.replay_groups,
-        )
+        with blamed("replay", self._config.train.replay):
+            chosen = replayed(
+                self._replay_rule,
+                candidates,
+                self._step,
+                self._config.staleness.max_lag,
+                self._config.train.replay_groups,
+            )
         return [kept[number] for number in chosen]
 
     def _named(
@@ -315,6 +322,12 @@ class Stepping:
         """The facts that go with a micro-batch of members of these `groups`: theirs, or all where
         advantages compare the whole step."""
         return facts if self._whole_step else {number: facts[number] for number in groups}
+
+    def _labelled(self, facts: GroupFacts) -> GroupFacts:
+        """The facts of a group, with the label of its prompt's task."""
+        prompt = facts.prompt
+        label = self._admission.label("train", prompt.index)
+        return facts._replace(prompt=msgspec.structs.replace(prompt, label=label))
 
     def _send(self, batch: list[SequenceToTrain], facts: Mapping[int, GroupFacts]) -> None:
         """Send a micro-batch of the open step, with the facts of the groups that it names."""
@@ -425,9 +438,7 @@ class Stepping:
 
     def _compared(self, group: Group | ReplayGroup) -> list[tuple[float, ...]]:
         """The rewards of a group that its advantages compare."""
-        if self._config.train.credit == "to_go":
-            return by_turn(group.rewards, group.turns)
-        return [tuple(group.rewards)]
+        return compared(self._credit, group.rewards, group.turns)
 
     def save(self) -> bool:
         """Have the trainer save its version, once. Returns False if that has to wait

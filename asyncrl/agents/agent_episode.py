@@ -25,7 +25,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from asyncrl.agents.agent_rewards import NAME, as_reward
+from asyncrl.agents.agent_rewards import NAME, as_key, as_reward
 from asyncrl.agents.gateway_client import GatewayAnswer, GatewayClient
 from asyncrl.escape import escaped
 
@@ -123,10 +123,14 @@ class AgentEpisode(_Seen):
             _taken(sent, f"the note {key!r}")
             return value
 
-    async def reward(self, reward: float, call: int = -1) -> None:
+    async def reward(self, reward: float, call: int = -1, key: str = "") -> None:
         """Give the turn of a call a reward. Calls count from 0; negative numbers count from the
-        last one. Raises WrongReward, and EpisodeError if there is no such call."""
-        asked = {"reward": as_reward(reward), "turn": _numbered(call)}
+        last one. `key` names the state that the call was made in, for advantages that compare turns
+        of one state. Raises WrongReward, ValueError for a key that is no text, and EpisodeError if
+        there is no such call."""
+        asked: dict[str, Any] = {"reward": as_reward(reward), "turn": _numbered(call)}
+        if as_key(key):
+            asked["key"] = key
         sent = await self._send("POST", f"{self._path}/reward", self.reward_key, asked)
         _taken(sent, "the reward")
 
@@ -165,9 +169,9 @@ class BlockingEpisode(_Seen):
         """As `AgentEpisode.once`."""
         return self._wait(self._episode.once(key, partial(asyncio.to_thread, fn)))
 
-    def reward(self, reward: float, call: int = -1) -> None:
+    def reward(self, reward: float, call: int = -1, key: str = "") -> None:
         """As `AgentEpisode.reward`."""
-        self._wait(self._episode.reward(reward, call))
+        self._wait(self._episode.reward(reward, call, key))
 
     def failed(self, tool: str, call: int = -1) -> None:
         """As `AgentEpisode.failed`."""

@@ -13,6 +13,8 @@ NAMES = 64
 """Rewards that an agent may name, at most."""
 NAME = 64
 """Characters of a reward's name, at most."""
+KEY = 1024
+"""Characters of a turn's key, at most."""
 
 WrongKind = Literal["not a number", "not finite", "too large", "not named"]
 
@@ -49,6 +51,21 @@ def as_reward(value: Any, name: str = "") -> float:
     if abs(reward) > LARGEST:
         raise WrongReward("too large", f"{which} is larger than {LARGEST:g}, and cannot be trained")
     return reward
+
+
+def as_key(value: Any) -> str:
+    """Check the key of a turn. Raises ValueError for one that is no text, or too long.
+
+    >>> as_key("page 7")
+    'page 7'
+    """
+    if not isinstance(value, str) or len(value) > KEY:
+        given = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
+        raise ValueError(
+            f"the key of a turn is a text of at most {KEY} characters, and this one is of {given}; "
+            "give a digest of a longer state"
+        )
+    return value
 
 
 def as_outcome(value: Any) -> float | dict[str, float] | None:

@@ -24,12 +24,14 @@ from asyncrl.agents.model_call import ChatMessage, EpisodeFull, reply_to
 class Step(NamedTuple):
     """An environment's answer to a reply: the next text for the model, the reward of the reply's
     turn, and True if the episode is over (then the text is ignored). `failed` names the tool that
-    the reply called, if that failed (`agent.mask_failed`)."""
+    the reply called, if that failed (`agent.mask_failed`). `key` names the state in which the reply
+    was given, for advantages that compare turns of one state."""
 
     text: str
     reward: float
     done: bool
     failed: str = ""
+    key: str = ""
 
 
 class Environment(Protocol):
@@ -64,9 +66,9 @@ async def _play(environment: Environment, facts: EpisodeFacts, gateway: GatewayC
             if len(messages) > 1:
                 return total
             raise
-        text, step_reward, done, failed = Step(*await _settled(environment.step(reply)))
+        text, step_reward, done, failed, key = Step(*await _settled(environment.step(reply)))
         reward = as_reward(step_reward)
-        await episode.reward(reward)
+        await episode.reward(reward, key=key)
         if failed:
             await episode.failed(failed)
         total += reward

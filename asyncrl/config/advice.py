@@ -66,8 +66,7 @@ def _idle(config: Config) -> Iterator[Advice]:
         and "train.advantage is not first_k",
         "train.clip_lo": "clip_lo" not in bounds and f"{train.objective} has no such bound",
         "train.clip_hi": "clip_hi" not in bounds and f"{train.objective} has no such bound",
-        "rollout.group_size_max": rollout.sizing != "difficulty"
-        and "rollout.sizing is not difficulty",
+        "rollout.group_size_max": rollout.sizing == "fixed" and "rollout.sizing is fixed",
         "model.output_dtype": config.model.dtype == "float32" and "the weights are float32",
         "model.lora.alpha": not config.model.lora.rank and "model.lora.rank is 0",
         "model.lora.targets": not config.model.lora.rank and "model.lora.rank is 0",

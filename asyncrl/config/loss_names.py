@@ -1,14 +1,14 @@
-"""Names that the settings of the loss may have: its corrections, objectives and advantages."""
+"""Names that the settings of the loss may have: its corrections, objectives, advantages and
+credits. Each is a class in the folder of its kind, or a user's own."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from asyncrl.algorithms import advantages, objectives
 from asyncrl.algorithms.advantages import Advantage
+from asyncrl.algorithms.advantages.credit import Credit
 from asyncrl.algorithms.objectives import Objective
-from asyncrl.config.plugins import Registry, derived_from
-from asyncrl.staleness import corrections
+from asyncrl.config.plugins import Registry, derived_from, in_folder
 from asyncrl.staleness.corrections import Correction
 
 
@@ -19,15 +19,22 @@ def _correction(candidate: Any) -> str:
     return problem
 
 
-CORRECTIONS: Registry[type[Correction]] = Registry("correction", corrections.BUILT_IN, _correction)
+CORRECTIONS: Registry[type[Correction]] = Registry(
+    "correction", in_folder("asyncrl.staleness.corrections", Correction), _correction
+)
 """Kinds that the tables of `staleness.correction` may have."""
 
 OBJECTIVES: Registry[type[Objective]] = Registry(
-    "objective", objectives.BUILT_IN, derived_from(Objective)
+    "objective", in_folder("asyncrl.algorithms.objectives", Objective), derived_from(Objective)
 )
 """Objectives that `train.objective` may name."""
 
 ADVANTAGES: Registry[type[Advantage]] = Registry(
-    "advantage", advantages.BUILT_IN, derived_from(Advantage)
+    "advantage", in_folder("asyncrl.algorithms.advantages", Advantage), derived_from(Advantage)
 )
 """Advantages that `train.advantage` may name."""
+
+CREDITS: Registry[type[Credit]] = Registry(
+    "credit", in_folder("asyncrl.algorithms.advantages", Credit), derived_from(Credit)
+)
+"""Credits that `train.credit` may name."""

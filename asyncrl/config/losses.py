@@ -9,11 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from asyncrl.algorithms.advantages import Advantage, GroupAdvantage
+from asyncrl.algorithms.advantages.credit import ByTurn, Credit
 from asyncrl.algorithms.loss_mean import Mean
 from asyncrl.algorithms.objectives import ClipBounds, Objective
-from asyncrl.config.loss_names import ADVANTAGES, OBJECTIVES
+from asyncrl.algorithms.selection.filters import GroupFilter, NoFilter
+from asyncrl.config.loss_names import ADVANTAGES, CREDITS, OBJECTIVES
 from asyncrl.config.schema import Config, StalenessConfig, TrainConfig
 from asyncrl.config.schema.section import Contradictions
+from asyncrl.config.selection_names import FILTERS
 
 
 def loss_contradictions(config: Config) -> Contradictions:
@@ -53,11 +56,33 @@ def advantage_of(train: TrainConfig) -> Advantage:
     return ADVANTAGES.find(train.advantage)()
 
 
+def credit_of(train: TrainConfig) -> Credit:
+    """The credit that `train.credit` names."""
+    return CREDITS.find(train.credit)()
+
+
+def credited(train: TrainConfig) -> Advantage:
+    """The advantage that a learner uses: that of `train.advantage`, turn by turn if the credit is
+    by turn. Raises ValueError for one that cannot compare turns."""
+    advantage, credit = advantage_of(train), credit_of(train)
+    if not credit.by_turn:
+        return advantage
+    if not (isinstance(advantage, GroupAdvantage) and advantage.by_turn):
+        raise ValueError(f"{advantage.kind} does not compare rewards to go")
+    return ByTurn(advantage, credit)
+
+
+def filter_of(config: Config) -> GroupFilter:
+    """The filter that `rollout.filter` names. One that drops equal rewards drops none where the
+    advantage finds a signal in them: relative to the step they may have one."""
+    found = FILTERS.find(config.rollout.filter)()
+    dropping = getattr(found, "drops_equal", False)
+    return NoFilter() if dropping and advantage_of(config.train).equal_has_signal else found
+
+
 def drops_equal(config: Config) -> bool:
-    """True if groups with equal rewards are left out: `rollout.filter` requires it, and they have
-    no signal. Relative to the step they may have one."""
-    filtered = config.rollout.filter == "zero_variance"
-    return filtered and not advantage_of(config.train).equal_has_signal
+    """True if groups with equal rewards are left out."""
+    return getattr(filter_of(config), "drops_equal", False)
 
 
 def loss_mean(train: TrainConfig) -> Mean:
@@ -154,7 +179,7 @@ def _advantages(config: Config) -> Contradictions:
     rollout, train = config.rollout, config.train
     advantage = advantage_of(train)
     size: tuple[str, Any] = ("rollout.group_size", rollout.group_size)
-    if rollout.sizing == "difficulty":
+    if rollout.sizing != "fixed":
         size = ("rollout.group_size_max", max(rollout.group_size, rollout.group_size_max))
     if rollout.group_size == 1 and drops_equal(config):
         yield (
@@ -182,12 +207,12 @@ def _advantages(config: Config) -> Contradictions:
             "where whole groups are trained every reward is known: set unit to rollout, or "
             "advantage to rloo",
         )
-    if train.credit == "to_go" and not (
+    if credit_of(train).by_turn and not (
         isinstance(advantage, GroupAdvantage) and advantage.by_turn
     ):
         yield (
             ("train.credit", "train.advantage"),
-            f"{train.advantage} cannot compare rewards to go turn by turn without a bias: set "
+            f"{train.advantage} cannot compare returns turn by turn without a bias: set "
             "advantage to rloo or dr_grpo (and unit to group), or credit to episode",
         )
     if train.branches == "branch" and (mean := loss_mean(train)) != "token":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from asyncrl.config.errors import ConfigError
@@ -63,6 +64,10 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._built_in)
 
+    def all(self) -> dict[str, T]:
+        """Those of asyncrl, by their names; each is imported."""
+        return {name: self.find(name) for name in self}
+
     @property
     def named(self) -> Named:
         """The mark of a setting that is one of these."""
@@ -83,6 +88,34 @@ class Registry(Generic[T]):
             raise ConfigError(f"{text!r} is no {self.kind}: {problem}.")
         right: T = loaded
         return right
+
+
+def in_folder(package: str, base: type) -> dict[str, Any]:
+    """The classes derived from `base` in the modules of a package, by their `kind`: so a file that
+    is put there is found by its name, and no list names it. Modules come in the order of their
+    names, and the classes of one as it defines them. Raises ConfigError where two have one `kind`.
+
+    >>> from asyncrl.staleness.corrections import Correction
+    >>> in_folder("asyncrl.staleness.corrections", Correction)["icepop"].__module__
+    'asyncrl.staleness.corrections.icepop'
+    """
+    found = dict[str, Any]()
+    for name in sorted(module.name for module in iter_modules(import_module(package).__path__)):
+        module = import_module(f"{package}.{name}")
+        for candidate in vars(module).values():
+            own = isinstance(candidate, type) and candidate.__module__ == module.__name__
+            if not own or base not in candidate.__mro__[1:]:
+                continue
+            kind = vars(candidate).get("kind", "")
+            if not kind or ":" in kind:  # a base of others
+                continue
+            if kind in found:
+                raise ConfigError(
+                    f"{module.__name__} and {found[kind].__module__} both define {kind!r}; give "
+                    "one of them another kind."
+                )
+            found[kind] = candidate
+    return found
 
 
 def load_named(text: str, kind: str) -> Any:

@@ -37,13 +37,14 @@ class AgentCall(Call, kw_only=True):
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
     """A call of an ended episode: the number of its sampled tokens, its finish (empty where its
-    agent did not wait for it), its reward by the agent, and the tool whose failed call it was, else
-    empty."""
+    agent did not wait for it), its reward by the agent, the tool whose failed call it was, else
+    empty, and its key by the agent, else empty."""
 
     tokens: int
     finish: Finish
     reward: float | None = None
     failed: str = ""
+    key: str = ""
 
 
 class Strand(msgspec.Struct, frozen=True, array_like=True):
@@ -66,7 +67,8 @@ class Episode(msgspec.Struct):
     `holder` is the actor that has the present one, empty without one. `calls` are all calls, in the
     order in which they were first made, and `used` the numbers of those that this attempt made, in
     its order. `rewards` are this attempt's, by call; that of the whole is under None. `failed` has
-    the tools of failed calls, by call. `notes` are results noted by any attempt."""
+    the tools of failed calls, by call, and `keys` the keys of turns. `notes` are results noted by
+    any attempt."""
 
     attempt: int = 0
     failures: int = 0
@@ -76,6 +78,7 @@ class Episode(msgspec.Struct):
     notes: dict[str, bytes] = msgspec.field(default_factory=dict)
     rewards: dict[int | None, float] = msgspec.field(default_factory=dict)
     failed: dict[int, str] = msgspec.field(default_factory=dict)
+    keys: dict[int, str] = msgspec.field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -164,7 +167,8 @@ def gathered(
         behaviour += call.behaviour
         spans += [Span(span.version, at + span.start, at + span.end) for span in call.spans]
         reward, failed = episode.rewards.get(call.id), episode.failed.get(call.id, "")
-        turns.append(Turn(call.tokens, call.finish, reward, failed))
+        key = episode.keys.get(call.id, "")
+        turns.append(Turn(call.tokens, call.finish, reward, failed, key))
     lie = tree.strands(places, [turn.tokens for turn in turns]) if turns else ()
     strands = [Strand(*strand) for strand in lie]
     return ids, behaviour, joined(spans), turns, strands, routing
@@ -173,6 +177,15 @@ def gathered(
 def turn_rewards(turns: Sequence[Turn]) -> list[float]:
     """The reward of each turn; 0 for one without."""
     return [0.0 if turn.reward is None else turn.reward for turn in turns]
+
+
+def turn_keys(turns: Sequence[Turn]) -> list[str]:
+    """The keys of the turns; none where no turn has one.
+
+    >>> turn_keys([Turn(2, "stop", key="a"), Turn(3, "stop")]), turn_keys([Turn(2, "stop")])
+    (['a', ''], [])
+    """
+    return [turn.key for turn in turns] if any(turn.key for turn in turns) else []
 
 
 def turn_tokens(turns: Sequence[Turn], strand: Strand) -> list[tuple[int, int]]:

@@ -134,6 +134,8 @@ def _rewarded(state: ExperienceState, event: e.Rewarded) -> None:
     if event.call in episode.rewards:
         raise ImpossibleEvent(f"rollout {rollout.id} already has this reward")
     episode.rewards[event.call] = event.reward
+    if event.call is not None and event.key:
+        episode.keys[event.call] = event.key
 
 
 def _tool_failed(state: ExperienceState, event: e.ToolFailed) -> None:
@@ -156,6 +158,7 @@ def _left(state: ExperienceState, event: e.Left) -> None:
         if call.status is RolloutStatus.WAITING:
             state.work_index.move(group, call, RolloutStatus.UNCLAIMED)
     episode.holder, episode.used, episode.rewards, episode.failed = "", [], {}, {}
+    episode.keys = {}
     episode.failures += event.failed
     state.work_index.move(group, rollout, RolloutStatus.WAITING)
 
@@ -224,6 +227,7 @@ def bury_call(state: ExperienceState, call: AgentCall, reason: str) -> None:
         episode.used.remove(call.id)
     episode.rewards.pop(call.id, None)
     episode.failed.pop(call.id, None)
+    episode.keys.pop(call.id, None)
 
 
 def forget_calls(state: ExperienceState, rollout: Rollout) -> None:

@@ -149,12 +149,13 @@ class Noted(Event, frozen=True):
 
 class Rewarded(Event, frozen=True):
     """The agent of this attempt gave a reward: for the turn of one of its calls, or, with None, for
-    the whole episode; that one is its verdict."""
+    the whole episode; that one is its verdict. `key` is the turn's; empty: none."""
 
     rollout: int
     attempt: int
     call: int | None
     reward: float
+    key: str = ""
 
 
 class ToolFailed(Event, frozen=True):

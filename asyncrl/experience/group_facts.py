@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from asyncrl.messages import PromptFacts
 
 
 class GroupFacts(NamedTuple):
     """One entry for each member with a reward, in the order of `Group.scored`: its reward, the
-    parts of the reward (empty where verifiers give one reward), the sampled tokens, and the rewards
-    of its turns (empty where no agent played)."""
+    parts of the reward (empty where verifiers give one reward), the sampled tokens, the rewards of
+    its turns (empty where no agent played), and their keys (empty where none has one). `prompt` is
+    what was known of the prompt at the group's admission."""
 
     rewards: list[float]
     parts: list[list[float]]
     lengths: list[int]
     turns: list[list[float]]
+    keys: Sequence[list[str]] = ()
+    prompt: PromptFacts = PromptFacts()

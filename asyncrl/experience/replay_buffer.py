@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import msgspec
 
 from asyncrl.experience.call import ImpossibleEvent, RolloutStatus
-from asyncrl.experience.episode import Strand, Turn, sequences, turn_rewards
+from asyncrl.experience.episode import Strand, Turn, sequences, turn_keys, turn_rewards
 from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.rollout import Group
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.messages import Finish, Scored, Span
+from asyncrl.messages import Finish, PromptFacts, Scored, Span
 
 
 class ReplayMember(msgspec.Struct, array_like=True):
@@ -38,12 +38,13 @@ class ReplayMember(msgspec.Struct, array_like=True):
 
 class ReplayGroup(msgspec.Struct, array_like=True):
     """A trained group: its prompt (`int32` ids) and its members with a reward. `until` is the last
-    step that may replay it."""
+    step that may replay it, and `prompt_facts` those of its admission."""
 
     group: int
     prompt: bytes
     until: int
     members: list[ReplayMember]
+    prompt_facts: PromptFacts = PromptFacts()
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -64,7 +65,10 @@ class ReplayGroup(msgspec.Struct, array_like=True):
     def facts(self) -> GroupFacts:
         """The facts from which its members' advantages are computed, as in `Group.facts`."""
         parts = [member.parts for member in self.members]
-        return GroupFacts(list(self.rewards), parts, list(self.lengths), self.turns)
+        keys = [turn_keys(member.turns) for member in self.members]
+        return GroupFacts(
+            list(self.rewards), parts, list(self.lengths), self.turns, keys, self.prompt_facts
+        )
 
     def sequences(self, member: ReplayMember) -> list[TrainingSequence]:
         """Sequences of a member, to be trained again, as in `Group.sequences`."""
@@ -147,7 +151,9 @@ class ReplayBuffer(msgspec.Struct):
         ]
         if not members:
             raise ImpossibleEvent(f"group {group.id} was not taken: there is nothing to replay")
-        self.kept[group.id] = ReplayGroup(group.id, group.prompt, until, members)
+        self.kept[group.id] = ReplayGroup(
+            group.id, group.prompt, until, members, group.prompt_facts
+        )
 
     def replay(self, step: int, groups: Sequence[int]) -> list[ReplayGroup]:
         """Remove these groups, which `step` trains again. Raises ImpossibleEvent, and changes

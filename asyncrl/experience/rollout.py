@@ -14,12 +14,13 @@ from asyncrl.experience.episode import (
     gathered,
     path_tokens,
     sequences,
+    turn_keys,
     turn_rewards,
 )
 from asyncrl.experience.events import Admitted
 from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.messages import NoVerdict, Scored, Split, Verdict
+from asyncrl.messages import NoVerdict, PromptFacts, Scored, Split, Verdict
 
 FINISHED = frozenset(
     {
@@ -96,7 +97,8 @@ class Group(msgspec.Struct):
     the weights (evaluation) or is None; `key` is its first rollout's, and `sampled` is of held-out
     ones (see `Admitted`). `ordinal` is the number of groups of its split admitted before. Fixed at
     its admission: `prior`, the mean of the rewards of its prompt's earlier visits and their weight
-    (`History.prior`), and `admitted_version`, the version last published, 0 before the first.
+    (`History.prior`), `posterior`, that of its solve rate (`History.posterior`), and
+    `admitted_version`, the version last published, 0 before the first.
     """
 
     id: int
@@ -110,10 +112,16 @@ class Group(msgspec.Struct):
     prior: tuple[float, float] = (0.0, 0.0)
     admitted_version: int = 0
     sampled: bool = False
+    posterior: tuple[float, float] = (1.0, 1.0)
 
     @classmethod
     def of(
-        cls, event: Admitted, ordinal: int, prior: tuple[float, float], admitted_version: int
+        cls,
+        event: Admitted,
+        ordinal: int,
+        prior: tuple[float, float],
+        admitted_version: int,
+        posterior: tuple[float, float] = (1.0, 1.0),
     ) -> Self:
         """The admitted group, with all rollouts waiting. Raises ImpossibleEvent for one without
         rollouts or budget, or with a negative `prompt_index`."""
@@ -147,6 +155,7 @@ class Group(msgspec.Struct):
             prior,
             admitted_version,
             event.sampled,
+            posterior,
         )
 
     @property
@@ -216,7 +225,15 @@ class Group(msgspec.Struct):
     @property
     def facts(self) -> GroupFacts:
         """The facts from which its members' advantages are computed."""
-        return GroupFacts(self.rewards, self.parts, self.lengths, self.turns)
+        keys = [turn_keys(member.turns) for member in self.scored]
+        return GroupFacts(
+            self.rewards, self.parts, self.lengths, self.turns, keys, self.prompt_facts
+        )
+
+    @property
+    def prompt_facts(self) -> PromptFacts:
+        """The facts of its prompt at its admission, without the label of its task."""
+        return PromptFacts(self.prompt_index, "", self.prior, self.posterior)
 
     def sequences(self, member: Rollout) -> list[TrainingSequence]:
         """The training sequences of a member: the prompt with its response so far; for a sealed

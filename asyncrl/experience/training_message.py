@@ -42,7 +42,7 @@ def training_message(
 
     Tokens older than `max_lag` versions stay out of the loss; with `mask_truncated`, so do
     responses that were cut at their budget. Lengths are sent only where advantages compare the
-    `whole_step`, and parts and turns only of groups that have them.
+    `whole_step`, and parts, turns and keys only of groups that have them.
     """
     samples, sequences = list[Sample](), list[TrainingSequence]()
     mask, trainable = bytearray(), Counter[int]()
@@ -69,5 +69,7 @@ def training_message(
         parts={number: group.parts for number, group in facts.items() if any(group.parts)},
         lengths={number: group.lengths for number, group in facts.items()} if whole_step else {},
         turns={number: group.turns for number, group in facts.items() if any(group.turns)},
+        keys={number: list(group.keys) for number, group in facts.items() if any(group.keys)},
+        prompts={number: group.prompt for number, group in facts.items()},
     )
     return TrainingMessage(message, buffers, trainable)

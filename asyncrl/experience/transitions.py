@@ -39,6 +39,7 @@ def _admitted(state: ExperienceState, event: e.Admitted) -> None:
         state.ordinals[event.split],
         state.history.prior(event.prompt_index),
         state.version or 0,
+        state.history.posterior(event.prompt_index),
     )
     if event.restarts is not None and state.restarts.get(event.restarts) != event.prompt_index:
         raise ImpossibleEvent(

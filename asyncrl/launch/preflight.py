@@ -20,7 +20,6 @@ import msgspec
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.cluster import joined
-from asyncrl.config.curricula import CURRICULA
 from asyncrl.config.derived import Row
 from asyncrl.config.errors import installs, usable
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
@@ -31,6 +30,7 @@ from asyncrl.config.ranks import settled_ranks
 from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
 from asyncrl.config.schema.engine_section import SERVER_TABLES
 from asyncrl.config.schema.section import EVERY
+from asyncrl.config.selection_names import CURRICULA, REPLAYS, SIZINGS
 from asyncrl.config.setting import quoted
 from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
@@ -185,6 +185,8 @@ def check(config: Config, resume: Path | None, available: int) -> Checked:
         check_adapters(config)
     notes += room_rows(config)
     CURRICULA.find(config.task.curriculum)
+    SIZINGS.find(config.rollout.sizing)
+    REPLAYS.find(config.train.replay)
     task = opened(config.task, config.run.seed)
     if not config.cluster.reward_agents:  # else each machine checks itself
         check_judging(config.task, task)

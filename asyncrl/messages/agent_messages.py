@@ -66,12 +66,13 @@ class Note(Message, frozen=True):
 
 class GiveReward(Message, frozen=True):
     """Agents actor to coordinator: a reward for the turn of call `number`, or, with None, for the
-    whole episode."""
+    whole episode. `key` is the turn's, which advantages may compare by; empty: none."""
 
     rollout: int
     attempt: int
     number: int | None
     reward: float
+    key: str = ""
 
 
 class GiveFailure(Message, frozen=True):

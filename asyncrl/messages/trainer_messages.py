@@ -60,12 +60,35 @@ STALE_TOKEN, TRAINABLE_TOKEN, TRUNCATED_TOKEN, ERROR_TOKEN = range(4)
 (`rollout.truncated = mask`); its verifier found it wrong (`Scored.errors`)."""
 
 
+class PromptFacts(Part, frozen=True):
+    """Facts of a prompt at the admission of its group: its `index` in its task's split
+    (negative: not known), its task's `label` (empty where there is one task), the mean of the
+    rewards of earlier visits and their weight (`prior`; (0, 0) without any), and the parameters
+    (a, b) of the Beta posterior of the chance that a rollout solves it.
+
+    >>> PromptFacts(7, posterior=(2.0, 6.0)).solve_rate
+    0.25
+    """
+
+    index: int = -1
+    label: str = ""
+    prior: tuple[float, float] = (0.0, 0.0)
+    posterior: tuple[float, float] = (1.0, 1.0)
+
+    @property
+    def solve_rate(self) -> float:
+        """The mean of the posterior."""
+        a, b = self.posterior
+        return a / (a + b)
+
+
 class MicroBatch(Message, frozen=True):
     """Coordinator to trainer: train on these now; `rewards` has the rewards of all members with a
     verdict, for every group named, or, where advantages are relative to the batch, for every group
     of the step; `parts` their parts, where there are any, in the same order, `lengths` their
     sampled tokens, where advantages are relative to the batch, and `turns` the rewards of their
-    turns, where agents played. Buffer 0: `int32` ids,
+    turns, where agents played, and `keys` the keys of these, where any has one. `prompts` has what
+    is known of the prompt of each group named. Buffer 0: `int32` ids,
     for each sample its prompt and then its response. Buffer 1: `float32` behaviour
     log-probabilities of the sampled tokens. Buffer 2: `uint8` mask of the sampled tokens:
     `TRAINABLE_TOKEN` where the token may enter the loss, else the reason why not. Buffer 3, if
@@ -78,6 +101,8 @@ class MicroBatch(Message, frozen=True):
     parts: dict[int, list[list[float]]] = {}
     lengths: dict[int, list[int]] = {}
     turns: dict[int, list[list[float]]] = {}
+    keys: dict[int, list[list[str]]] = {}
+    prompts: dict[int, PromptFacts] = {}
 
 
 class ScoreProximal(Message, frozen=True):

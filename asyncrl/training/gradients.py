@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.algorithms.advantages import Advantage, GroupAdvantage, RewardedSamples
-from asyncrl.algorithms.advantages.as_tensors import advantage_tensors, to_go_tensor
+from asyncrl.algorithms.advantage_tensors import token_values
+from asyncrl.algorithms.advantages import Advantage, RewardedSamples
 from asyncrl.algorithms.ratios import log_ratio, ratio
-from asyncrl.config.schema import Credit
+from asyncrl.config.strategies import blamed
 from asyncrl.messages import MicroBatch
 from asyncrl.staleness.vcpo import logit_norm, squared_norms
 from asyncrl.training.adapters import learning
@@ -32,18 +32,12 @@ def token_advantages(
     model: PreTrainedModel,
     advantage: Advantage,
     temperature: float,
-    credit: Credit,
+    name: str,
 ) -> tuple[Tensor, Tensor]:
     """Advantage of each sampled token (float32 [tokens]), and which samples are trained (bool
-    [samples]): that of its rollout, or with the credit `to_go` that of its turn. Raises ValueError
-    as the advantage does, where one that needs gradients would be of a part of a group, and where
-    one that is not `by_turn` has the credit `to_go`."""
-    if credit == "to_go":
-        if not (isinstance(advantage, GroupAdvantage) and advantage.by_turn):
-            raise ValueError(f"{advantage.kind} does not compare rewards to go")
-        samples = RewardedSamples(batch.samples, batch.rewards, batch.parts, turns=batch.turns)
-        trained = torch.ones(len(batch.samples), dtype=torch.bool)
-        return to_go_tensor(advantage, samples), trained
+    [samples]): that of its rollout, or of its turn. `name` is the advantage's in the settings.
+    Raises ValueError where an advantage that needs gradients would be of a part of a group, and
+    StrategyError where it raises itself."""
     gradients = None
     if advantage.needs_gradients:
         here = Counter(sample.group for sample in batch.samples)
@@ -54,11 +48,18 @@ def token_advantages(
                     "needs all of them"
                 )
         gradients = ModelGradients(tensors, len(batch.samples), model, temperature)
-    advantages = advantage_tensors(
-        advantage,
-        RewardedSamples(batch.samples, batch.rewards, batch.parts, gradients, batch.lengths),
+    given = RewardedSamples(
+        batch.samples,
+        batch.rewards,
+        batch.parts,
+        gradients,
+        batch.lengths,
+        batch.turns,
+        batch.keys,
+        batch.prompts,
     )
-    return advantages.value[tensors.sample_index], advantages.trainable
+    with blamed("advantage", name):
+        return token_values(advantage, given)
 
 
 class ModelGradients:

@@ -22,7 +22,6 @@ from asyncrl.staleness.corrections.token_tis import TokenTis
 from asyncrl.staleness.corrections.top_entropy import TopEntropy
 
 __all__ = [
-    "BUILT_IN",
     "K3",
     "AgeDecay",
     "Corrected",
@@ -41,23 +40,3 @@ __all__ = [
     "TopEntropy",
     "apply_corrections",
 ]
-
-BUILT_IN: dict[str, type[Correction]] = {
-    cls.kind: cls
-    for cls in (
-        TokenTis,
-        SequenceTis,
-        GeometricTis,
-        GeometricMask,
-        Mis,
-        IcePop,
-        KPop,
-        K3,
-        Dppo,
-        Opsm,
-        M2po,
-        TopEntropy,
-        AgeDecay,
-    )
-}
-"""The corrections that come with asyncrl, by their names in run.toml."""

@@ -11,8 +11,9 @@ import trio.testing
 from scripted_parts import ScriptedVerifiers
 from scripted_world import ScriptedWorld, configured
 
-from asyncrl.algorithms.advantages import BUILT_IN, RewardedSamples
-from asyncrl.algorithms.advantages.as_tensors import advantage_tensors
+from asyncrl.algorithms.advantage_tensors import advantage_tensors
+from asyncrl.algorithms.advantages import RewardedSamples
+from asyncrl.config.loss_names import ADVANTAGES
 from asyncrl.experience import events as e
 from asyncrl.messages import NoVerdict, Scored, Split, Verdict
 
@@ -53,6 +54,6 @@ async def test_the_trainer_gets_the_parts_of_each_reward(
             )
             trained[sample.rollout] += 1
         given = RewardedSamples(batch.samples, batch.rewards, batch.parts)
-        result = advantage_tensors(BUILT_IN[advantage](), given)
+        result = advantage_tensors(ADVANTAGES.find(advantage)(), given)
         assert torch.isfinite(result.value).all()
     assert max(trained.values()) == 2, "some were trained once more"

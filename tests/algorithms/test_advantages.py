@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from asyncrl.algorithms.advantage_tensors import Advantages, advantage_tensors
 from asyncrl.algorithms.advantages import (
-    BUILT_IN,
     LARGEST,
     GroupAdvantage,
     Lengths,
@@ -20,15 +20,15 @@ from asyncrl.algorithms.advantages import (
     RewardedSamples,
     Rewards,
 )
-from asyncrl.algorithms.advantages.as_tensors import Advantages, advantage_tensors
 from asyncrl.algorithms.advantages.normalization import STD_FLOOR
+from asyncrl.config.loss_names import ADVANTAGES
 from asyncrl.messages import Sample
 
 IN_GROUP = ["grpo", "dr_grpo", "rloo", "mc_grpo"]
-KINDS = [kind for kind, advantage in BUILT_IN.items() if not advantage.needs_gradients]
+KINDS = [kind for kind, advantage in ADVANTAGES.all().items() if not advantage.needs_gradients]
 BY_MEMBER = {
     kind
-    for kind, advantage in BUILT_IN.items()
+    for kind, advantage in ADVANTAGES.all().items()
     if issubclass(advantage, MemberAdvantage) and advantage.needs_member
 }
 
@@ -43,7 +43,7 @@ def advantages(
     """Every member has one token, unless `lengths` says more."""
     ones = {group: [1] * len(members) for group, members in rewards.items()}
     given = RewardedSamples(samples, rewards, parts, lengths=lengths or ones)
-    return advantage_tensors(BUILT_IN[kind](), given)
+    return advantage_tensors(ADVANTAGES.find(kind)(), given)
 
 
 # Few different values make ties, equal groups and medians that several share.
@@ -112,7 +112,7 @@ def close(got: NDArray[np.float64], expected: NDArray[np.float64], scale: float)
 
 
 def test_each_advantage_of_a_group_has_a_reference() -> None:
-    of_group = {kind for kind, each in BUILT_IN.items() if issubclass(each, GroupAdvantage)}
+    of_group = {kind for kind, each in ADVANTAGES.all().items() if issubclass(each, GroupAdvantage)}
     assert of_group - {"none"} == set(IN_GROUP)
 
 
@@ -148,7 +148,11 @@ def test_a_sample_fares_alike_in_whatever_order_and_micro_batch_it_comes(
     )
     Random(seed).shuffle(samples)
     for batch in (samples[::2], samples[1::2]):
-        named = members if BUILT_IN[kind].whole_step else {s.group: members[s.group] for s in batch}
+        named = (
+            members
+            if ADVANTAGES.find(kind).whole_step
+            else {s.group: members[s.group] for s in batch}
+        )
         got = advantages(kind, batch, named, {})
         assert [fates[s.rollout] for s in batch] == list(
             zip(*(t.tolist() for t in got), strict=True)

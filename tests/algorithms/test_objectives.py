@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from some_values import drawn, some
 from torch import Tensor
 
-from asyncrl.algorithms.objectives import BUILT_IN, ClipBounds, DualClip, TokenLoss, token_loss
+from asyncrl.algorithms.objectives import ClipBounds, DualClip, TokenLoss, token_loss
 from asyncrl.algorithms.objectives.ppo import clipped
+from asyncrl.config.loss_names import OBJECTIVES
 from asyncrl.staleness.corrections import IcePop, apply_corrections
 from asyncrl.staleness.corrections.examples import tokens as examples
 from asyncrl.staleness.proximal import log_ratios, recompute
@@ -107,7 +108,7 @@ def run(kind: str, world: World) -> tuple[TokenLoss, Tensor]:
     current = tokens.current.clone().requires_grad_()
     proximal = tokens.current - tokens.log_ratio
     inputs = tokens._replace(log_ratio=current - proximal, current=current)
-    result = token_loss(BUILT_IN[kind](), inputs, BOUNDS)
+    result = token_loss(OBJECTIVES.find(kind)(), inputs, BOUNDS)
     (gradient,) = torch.autograd.grad(result.loss.sum(), current)
     return result, gradient
 
@@ -155,7 +156,7 @@ class TestEvery:
         log = torch.where(outside, 15.0, current - (tokens.current - tokens.log_ratio))
         advantage = torch.where(outside, math.inf, tokens.advantage)
         inputs = tokens._replace(log_ratio=log, current=current, advantage=advantage)
-        result = token_loss(BUILT_IN[kind](), inputs, BOUNDS)
+        result = token_loss(OBJECTIVES.find(kind)(), inputs, BOUNDS)
         assert torch.equal(result.loss, expected.loss) and torch.equal(
             result.clipped, expected.clipped
         )
@@ -222,7 +223,7 @@ def test_decoupled_is_the_clip_around_the_proximal_policy_weighted_from_it_to_th
         [IcePop(lo=lo, hi=hi)], tokens._replace(mismatch=logs.mismatch), weighted=True
     )
     inputs = tokens._replace(log_ratio=logs.log_ratio, current=current, mask=fixed.kept)
-    loss = fixed.weight * token_loss(BUILT_IN["clip"](), inputs, BOUNDS).loss
+    loss = fixed.weight * token_loss(OBJECTIVES.find("clip")(), inputs, BOUNDS).loss
     (gradient,) = torch.autograd.grad(loss.sum(), current)
     for t, inside in enumerate(world.mask):
         w, r, a = (
@@ -269,7 +270,7 @@ def test_one_forward_after_icepop_is_the_masked_ratio_of_intellect_3(
         [IcePop(lo=lo, hi=hi)], tokens._replace(mismatch=logs.mismatch), weighted=False
     )
     inputs = tokens._replace(log_ratio=logs.log_ratio, current=current, mask=fixed.kept)
-    loss = fixed.weight * token_loss(BUILT_IN["one_forward"](), inputs, BOUNDS).loss
+    loss = fixed.weight * token_loss(OBJECTIVES.find("one_forward")(), inputs, BOUNDS).loss
     (gradient,) = torch.autograd.grad(loss.sum(), current)
     for t, inside in enumerate(world.mask):
         k = math.exp(world.current[t] - world.behaviour[t])

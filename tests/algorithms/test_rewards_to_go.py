@@ -11,24 +11,33 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from asyncrl.algorithms.advantage_tensors import token_values
 from asyncrl.algorithms.advantages import (
-    BUILT_IN,
     LARGEST,
     DrGrpo,
     GroupAdvantage,
     RewardedSamples,
     Rloo,
 )
-from asyncrl.algorithms.advantages.as_tensors import to_go_tensor
-from asyncrl.algorithms.advantages.rewards_to_go import differ_to_go, rewards_to_go, turn_advantages
+from asyncrl.algorithms.advantages.credit import ByTurn, turn_advantages
+from asyncrl.algorithms.advantages.rewards_to_go import RewardsToGo, differ_to_go, rewards_to_go
+from asyncrl.config.loss_names import ADVANTAGES
 from asyncrl.messages import Sample, Span
 
 Table = list[list[float]]
 
+TO_GO = RewardsToGo()
+
 # Few values make ties, and sums of eighths are exact.
 eighths = st.integers(-16, 16).map(lambda number: number / 8)
 members = st.lists(st.tuples(eighths, st.lists(eighths, max_size=5)), min_size=1, max_size=5)
+
+
+def of_tokens(given: RewardedSamples) -> Tensor:
+    """The factor of each token, as the trainer multiplies with it."""
+    return token_values(ByTurn(Rloo(), TO_GO), given).value
 
 
 def to_come(own: float, turns: Sequence[float], turn: int) -> float:
@@ -65,7 +74,7 @@ def test_a_turn_is_compared_with_what_the_others_had_to_come(
     for reward, of_turns, less in zip(rewards, turns, own, strict=True):
         expected = [to_come(less, of_turns, turn) for turn in range(max(1, len(of_turns)))]
         assert rewards_to_go(reward, of_turns) == expected
-    found = turn_advantages(Rloo(), rewards, turns)
+    found = turn_advantages(Rloo(), TO_GO, rewards, turns)
     for row, expected in zip(found, of_the_others(own, turns), strict=True):
         assert row == pytest.approx(expected, abs=1e-12)
     signal = any(value for row in found for value in row)
@@ -76,7 +85,7 @@ def test_a_turn_is_compared_with_what_the_others_had_to_come(
 def test_where_no_agent_played_it_is_the_advantage_of_the_rollout(rewards: list[float]) -> None:
     nothing: Table = [[] for _ in rewards]
     for advantage in (Rloo(), DrGrpo()):
-        found = turn_advantages(advantage, rewards, nothing)
+        found = turn_advantages(advantage, TO_GO, rewards, nothing)
         assert found == [[value] for value in advantage.of_group(rewards)]
     assert differ_to_go(rewards, nothing) == (len(set(rewards)) > 1)
 
@@ -92,8 +101,7 @@ def test_rewards_that_are_too_large_are_bounded_and_not_infinite() -> None:
     huge = [1e308, 1e308, 1e308]
     assert rewards_to_go(1.0, huge) == [1.0, -LARGEST, -LARGEST]
     assert rewards_to_go(1.0, [-1e308, -1e308, 0.0]) == [1.0, LARGEST, LARGEST]
-    found = to_go_tensor(
-        Rloo(),
+    found = of_tokens(
         RewardedSamples(
             [Sample(0, 0, 1, 3, 1.0, [Span(0, 1, 4)], member=0, turns=[(0, 1), (1, 1), (2, 1)])],
             {0: [1.0, 0.0]},
@@ -164,7 +172,7 @@ def expected_gradient(
 def by(advantage: GroupAdvantage) -> Callable[[list[Played]], Table]:
     def of(group: list[Played]) -> Table:
         rewards = [played.own + sum(played.turns) for played in group]
-        return turn_advantages(advantage, rewards, [played.turns for played in group])
+        return turn_advantages(advantage, TO_GO, rewards, [played.turns for played in group])
 
     return of
 
@@ -201,7 +209,9 @@ def test_the_gradient_by_rewards_to_go_is_the_true_one(size: int) -> None:
 def test_normalized_among_those_present_it_is_not() -> None:
     true = true_gradient(episodes())
     assert abs(expected_gradient(among_those_present, 3, episodes()) - true) > 0.2 * abs(true)
-    assert not any(BUILT_IN[kind].by_turn for kind in BUILT_IN if kind not in ("rloo", "dr_grpo"))
+    assert not any(
+        ADVANTAGES.find(kind).by_turn for kind in ADVANTAGES if kind not in ("rloo", "dr_grpo")
+    )
 
 
 # ------------------------------------------------------------------ each turn pays, and a stop ends
@@ -282,7 +292,7 @@ def by_tensor(group: list[Played]) -> Table:
     ]
     rewards, turns = [sum(played.turns) for played in group], [played.turns for played in group]
     given = RewardedSamples(samples, {0: rewards}, {}, turns={0: turns})
-    flat = to_go_tensor(Rloo(), given).double().tolist()
+    flat = of_tokens(given).double().tolist()
     return [[flat.pop(0) for _ in played.turns] for played in group]
 
 
@@ -324,12 +334,12 @@ def test_a_token_has_the_advantage_of_its_own_turn_in_whichever_strand() -> None
     first, second, other = sample(0, [(0, 2), (2, 1)]), sample(0, [(1, 3)], 1), sample(1, [(0, 2)])
     given = RewardedSamples([first, second, other], REWARDS, {}, turns=OF_TURNS)
     expected = [*[1.0, 1.0, 1.0], *[1.0, 1.0, 1.0], *[-1.0, -1.0]]
-    assert to_go_tensor(Rloo(), given).tolist() == expected
+    assert of_tokens(given).tolist() == expected
     last = {4: [[0.5, 0.75, 0.25], [0.5]]}
     given = RewardedSamples([first, second, other], REWARDS, {}, turns=last)
     expected = [*[1.0, 1.0, 0.25], *[1.0, 1.0, 1.0], *[-1.0, -1.0]]
-    assert to_go_tensor(Rloo(), given).tolist() == expected
-    assert to_go_tensor(Rloo(), RewardedSamples([], {}, {})).shape == (0,)
+    assert of_tokens(given).tolist() == expected
+    assert of_tokens(RewardedSamples([], {}, {})).shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -347,4 +357,4 @@ def test_turns_that_are_not_the_samples_are_refused(
 ) -> None:
     given = RewardedSamples([sample(0, turns)], REWARDS, {}, turns=of_turns)
     with pytest.raises(ValueError, match=said):
-        to_go_tensor(Rloo(), given)
+        of_tokens(given)

@@ -222,7 +222,7 @@ def test_the_defaults_and_the_main_job_need_no_advice() -> None:
         (
             ["rollout.group_size_max=20"],
             "rollout.group_size_max",
-            "does nothing: rollout.sizing is not difficulty",
+            "does nothing: rollout.sizing is fixed",
         ),
         (
             ["rollout.filter=none", "rollout.accept_floor=0.5"],

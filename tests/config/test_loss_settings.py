@@ -14,10 +14,10 @@ from without_rules import without_rules
 
 from asyncrl.config import Config, ConfigError, load, read, render, write
 from asyncrl.config.derived import derived
+from asyncrl.config.loss_names import CORRECTIONS
 from asyncrl.config.losses import designed, loss_mean
 from asyncrl.config.schema import RunConfig, StalenessConfig
 from asyncrl.staleness.corrections import (
-    BUILT_IN,
     K3,
     AgeDecay,
     Dppo,
@@ -27,7 +27,7 @@ from asyncrl.staleness.corrections import (
     TokenTis,
 )
 
-KINDS = list(BUILT_IN.values())
+KINDS = list(CORRECTIONS.all().values())
 DECAYED = (IcePop(lo=0.5, hi=2.0), AgeDecay())
 
 
@@ -101,7 +101,7 @@ def test_a_file_may_name_them_in_one_string(tmp_path: Path) -> None:
         ("icepop,", "has the kind ''"),
         ("", "has the kind ''"),
         ("icepop,none", "has none beside others"),
-        ("3", "is 3, and must be a list of tables with a kind each, or of kinds alone: token_tis,"),
+        ("3", "is 3, and must be a list of tables with a kind each, or of kinds alone: age_decay,"),
         ("[3]", "has 3 in it, and must be a list"),
         ("[{lo = 0.5}]", "has {'lo': 0.5} in it, and must be a list"),
         ("{kind = 'icepop'}", "is {'kind': 'icepop'}, and must be a list"),
@@ -306,7 +306,7 @@ TWICE = "staleness.correction=icepop,icepop"
         (
             ["train.credit=to_go"],
             ["train.credit", "train.advantage"],
-            "grpo cannot compare rewards to go turn by turn without a bias: set advantage to rloo",
+            "grpo cannot compare returns turn by turn without a bias: set advantage to rloo",
         ),
         (
             ["train.credit=to_go", *FIRST_K],

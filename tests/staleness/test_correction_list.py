@@ -16,11 +16,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from some_values import drawn
 
-from asyncrl.algorithms.objectives import BUILT_IN as OBJECTIVES
 from asyncrl.algorithms.objectives import ClipBounds, token_loss
 from asyncrl.algorithms.tokens import Tokens
+from asyncrl.config.loss_names import CORRECTIONS, OBJECTIVES
 from asyncrl.staleness.corrections import (
-    BUILT_IN,
     K3,
     AgeDecay,
     Correction,
@@ -186,8 +185,7 @@ def test_what_a_kind_says_of_itself_is_so(correction: Correction) -> None:
 
 class TestTable:
     def test_is_the_kind_and_the_settings(self) -> None:
-        assert {correction.kind for correction in ALL} == set(BUILT_IN)
-        for correction in ALL:
+        for correction in (*ALL, *(kind() for kind in CORRECTIONS.all().values())):
             assert correction.table() == {"kind": correction.kind, **bounds(correction)}
 
     def test_has_the_defaults_of_the_field(self) -> None:
@@ -225,10 +223,10 @@ class TestTable:
     )
     def test_refuses_what_is_out_of_range(self, kind: str, bound: dict[str, float]) -> None:
         with pytest.raises(msgspec.ValidationError):
-            msgspec.convert(bound, BUILT_IN[kind])
+            msgspec.convert(bound, CORRECTIONS.find(kind))
 
     def test_every_bound_has_a_line(self) -> None:
-        for correction in ALL:
+        for correction in (kind() for kind in CORRECTIONS.all().values()):
             schema = msgspec.json.schema(type(correction))["$defs"][type(correction).__name__]
             assert schema["description"]
             assert all(schema["properties"][name]["description"] for name in bounds(correction))
@@ -277,7 +275,7 @@ class TestToTheLoss:
         )
         fixed = apply_corrections([correction], tokens, weighted=True)
         of_kept = tokens._replace(mask=fixed.kept)
-        losses = token_loss(OBJECTIVES[kind](), of_kept, ClipBounds()).loss
+        losses = token_loss(OBJECTIVES.find(kind)(), of_kept, ClipBounds()).loss
         (fixed.weight * losses).sum().backward()
         assert current.grad is not None
         return current.grad, fixed.kept
@@ -328,7 +326,7 @@ def test_a_rejected_ratio_that_overflows_is_no_nan(correction: Correction, kind:
     )
     fixed = apply_corrections([correction], tokens, weighted=True)
     of_kept = tokens._replace(mask=fixed.kept)
-    loss = (fixed.weight * token_loss(OBJECTIVES[kind](), of_kept, ClipBounds()).loss).sum()
+    loss = (fixed.weight * token_loss(OBJECTIVES.find(kind)(), of_kept, ClipBounds()).loss).sum()
     loss.backward()
     assert fixed.kept.tolist() == [False, correction.kind in SPARE_THE_GOOD]
     assert torch.isfinite(loss)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.algorithms.advantages import BUILT_IN, RewardedSamples
-from asyncrl.algorithms.advantages.as_tensors import advantage_tensors
+from asyncrl.algorithms.advantage_tensors import advantage_tensors
+from asyncrl.algorithms.advantages import RewardedSamples
+from asyncrl.config.loss_names import ADVANTAGES
 from asyncrl.messages import Sample
 from asyncrl.staleness import vcpo
 from asyncrl.staleness.vcpo import learning_rate_scale, logit_norm, squared_norms
@@ -41,7 +42,7 @@ def minimum_variance(batch: list[Sample], weight: Tensor, norm_squared: Tensor) 
     """By both names: what they have of the gradients is all that they differ in."""
     given = RewardedSamples(batch, {}, {}, Norms(weight, norm_squared))
     exact, approximate = (
-        advantage_tensors(BUILT_IN[kind](), given)
+        advantage_tensors(ADVANTAGES.find(kind)(), given)
         for kind in ("min_variance", "min_variance_logits")
     )
     assert torch.equal(exact.value, approximate.value) and exact.trainable.all()

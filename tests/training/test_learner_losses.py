@@ -16,9 +16,10 @@ from some_values import some
 from test_learner import assert_close, run
 from training_world import TEMPERATURE, Rollout, alone, build, micro_batch, rollouts
 
+from asyncrl.config.loss_names import CORRECTIONS
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.messages import Span
-from asyncrl.staleness.corrections import BUILT_IN, IcePop
+from asyncrl.staleness.corrections import IcePop
 from asyncrl.training.learner import Learner
 
 OBJECTIVES = ("clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "one_forward")
@@ -140,7 +141,7 @@ def same(of_whole: dict[str, float], of_split: dict[str, float]) -> None:
 @settings(max_examples=25)
 @given(
     objective=st.sampled_from(OBJECTIVES),
-    correction=st.lists(st.sampled_from(list(BUILT_IN.values())), max_size=3, unique=True),
+    correction=st.lists(st.sampled_from(list(CORRECTIONS.all().values())), max_size=3, unique=True),
     proximal=st.sampled_from(("behaviour", "loglinear", "recompute")),
     places=st.lists(st.integers(0, 3), min_size=sum(GROUPS), max_size=sum(GROUPS)),
     seed=st.integers(0, 9),
@@ -185,7 +186,7 @@ def test_the_median_is_not_trained_and_is_counted() -> None:
     assert count.discarded.get("stale", 0) == len(rollout.response) - sum(rollout.mask)
 
 
-@pytest.mark.parametrize("kind", list(BUILT_IN.values()))
+@pytest.mark.parametrize("kind", list(CORRECTIONS.all().values()))
 def test_what_a_correction_leaves_out_has_its_name(kind: Any) -> None:
     every = [rollout for group in groups(4) for rollout in group]
     for rollout in every:

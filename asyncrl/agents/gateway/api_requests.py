@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from asyncrl.agents.agent_rewards import KEY
 from asyncrl.agents.gateway.errors import GatewayError, bad
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -207,10 +208,12 @@ def parse(body: bytes, kind: type[_Request], items: int) -> _Request:
 
 
 class TurnReward(msgspec.Struct, forbid_unknown_fields=True):
-    """A reward for a turn, or, without one, for the whole."""
+    """A reward for a turn, or, without one, for the whole. `key`: of the turn, which advantages may
+    compare by."""
 
     reward: float
     turn: Annotated[int, msgspec.Meta(gt=-(1 << 31), lt=1 << 31)] | None = None
+    key: Annotated[str, msgspec.Meta(max_length=KEY)] = ""
 
 
 class TurnFailed(msgspec.Struct, forbid_unknown_fields=True):

@@ -128,7 +128,7 @@ class _EpisodeRoutes(CallRoutes):
                 param="reward",
             )
         session = self.session(request)
-        session.reward(asked.reward, asked.turn)
+        session.reward(asked.reward, asked.turn, asked.key)
         if self._offers is not None and asked.turn is None:
             self._offers.end(session.name, "rewarded")
         answer = {"session": session.name, "reward": asked.reward, "turn": asked.turn}

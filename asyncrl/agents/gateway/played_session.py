@@ -190,10 +190,10 @@ class PlayedSession:
             self._say(Note(self.play.rollout, self.play.attempt, name, value))
         return self._notes[name]
 
-    def reward(self, reward: float, turn: int | None) -> None:
-        """Give a reward to an answered turn (negative numbers count from the last one), or, with
-        None, to the whole. Raises GatewayError (409 if there is one already, 422 if there is no
-        such turn)."""
+    def reward(self, reward: float, turn: int | None, key: str = "") -> None:
+        """Give a reward, and a key, to an answered turn (negative numbers count from the last one),
+        or, with None, to the whole. Raises GatewayError (409 if there is one already, 422 if there
+        is no such turn)."""
         number = None
         if turn is not None:
             number = self._turn(turn)
@@ -201,7 +201,7 @@ class PlayedSession:
             whose = "the episode" if self.rewarded else f"turn {turn}"
             raise GatewayError(409, "rewarded", f"{whose} has its reward already")
         self._rewarded.add(number)
-        self._say(GiveReward(self.play.rollout, self.play.attempt, number, reward))
+        self._say(GiveReward(self.play.rollout, self.play.attempt, number, reward, key))
 
     def fail(self, tool: str, turn: int) -> None:
         """Report that a turn, counted as for a reward, was a failed call of `tool`. Raises

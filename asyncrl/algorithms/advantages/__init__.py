@@ -23,7 +23,6 @@ from asyncrl.algorithms.advantages.reinforce_pp import Gdpo, ReinforcePp, Reinfo
 from asyncrl.algorithms.advantages.unrewarded import Unrewarded
 
 __all__ = [
-    "BUILT_IN",
     "LARGEST",
     "Advantage",
     "DrGrpo",
@@ -46,21 +45,3 @@ __all__ = [
     "TurnRewards",
     "Unrewarded",
 ]
-
-BUILT_IN: dict[str, type[Advantage]] = {
-    cls.kind: cls
-    for cls in (
-        Grpo,
-        DrGrpo,
-        Rloo,
-        McGrpo,
-        Gdpo,
-        ReinforcePp,
-        ReinforcePpBaseline,
-        FirstK,
-        MinVariance,
-        MinVarianceLogits,
-        Unrewarded,
-    )
-}
-"""The advantages that come with asyncrl, by their names in run.toml."""

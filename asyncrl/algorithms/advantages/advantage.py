@@ -7,13 +7,14 @@ method is the formula. No torch here: the coordinator imports this.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from asyncrl.algorithms.tensors import Tensor
-from asyncrl.messages import Sample
+from asyncrl.messages import PromptFacts, Sample
 
 Rewards = Mapping[int, Sequence[float]]
 """Group → the rewards of all its members with a verdict, in the order of `Sample.member`."""
@@ -25,6 +26,15 @@ step, which may weight by tokens instead of rollouts."""
 TurnRewards = Mapping[int, Sequence[Sequence[float]]]
 """Group → the rewards of the turns of each of those members, for groups that agents played; empty
 for a member of one turn."""
+Keys = Mapping[int, Sequence[Sequence[str]]]
+"""Group → the keys of the turns of each of those members, for groups of which any turn has one;
+empty for a member without one. A key names the state in which a turn began."""
+Prompts = Mapping[int, PromptFacts]
+"""Group → what was known of its prompt when the group was admitted."""
+
+Value = float | Sequence[float] | None
+"""Advantage of a rollout: one number, or one for each turn of its episode; None where it is not
+trained."""
 
 LARGEST = 1e38
 """Largest reward, either sign: the difference of two still fits a float32."""
@@ -59,7 +69,8 @@ class RewardedSamples(NamedTuple):
 
     `rewards` has the groups of `samples`, or every group of the step for an advantage that is
     relative to the whole step, and then `lengths` has them too. `gradients` is None for an
-    advantage that needs none. `turns` are used only where the credit is by turn.
+    advantage that needs none. `turns` has the groups that agents
+    played, `keys` those of them whose turns have keys.
 
     >>> given = RewardedSamples([], {4: [1.0, 0.0]}, {})
     >>> given.rewards[4], given.gradients
@@ -72,6 +83,8 @@ class RewardedSamples(NamedTuple):
     gradients: GradientNorms | None = None
     lengths: Lengths = MappingProxyType({})
     turns: TurnRewards = MappingProxyType({})
+    keys: Keys = MappingProxyType({})
+    prompts: Prompts = MappingProxyType({})
 
 
 class Advantage(ABC):
@@ -88,8 +101,8 @@ class Advantage(ABC):
     may be given rewards to go, one turn after another (`train.credit = to_go`). It subtracts a mean
     and divides by nothing that depends on the rewards.
 
-    >>> from asyncrl.algorithms.advantages import BUILT_IN
-    >>> [kind for kind, advantage in BUILT_IN.items() if advantage.whole_step]
+    >>> from asyncrl.config.loss_names import ADVANTAGES
+    >>> [kind for kind, advantage in ADVANTAGES.all().items() if advantage.whole_step]
     ['gdpo', 'reinforce_pp', 'reinforce_pp_baseline']
     """
 
@@ -109,9 +122,9 @@ class Advantage(ABC):
             cls.kind = f"{cls.__module__}:{cls.__qualname__}"
 
     @abstractmethod
-    def of(self, batch: RewardedSamples) -> Sequence[float | None]:
-        """Advantage of each sample; None for one that is not trained. Raises ValueError for invalid
-        input."""
+    def of(self, batch: RewardedSamples) -> Sequence[Value]:
+        """Advantage of each sample: a number, or one for each turn of its episode (one, where no
+        agent played); None for one that is not trained. Raises ValueError for invalid input."""
 
 
 class MemberAdvantage(Advantage):
@@ -203,6 +216,17 @@ class GroupAdvantage(MemberAdvantage):
     ) -> Mapping[int, Sequence[float | None]]:
         """Each group by itself, whatever its parts and lengths."""
         return {group: self.of_group(members) for group, members in rewards.items()}
+
+
+def check_turns(group: int, rewards: Sequence[float], turns: Sequence[Sequence[float]]) -> None:
+    """Raise ValueError where the rewards of turns are not those of a group's members, or not
+    finite."""
+    if len(turns) != len(rewards):
+        raise ValueError(
+            f"group {group} has {len(rewards)} rewards, but turns came of {len(turns)} members"
+        )
+    if not all(math.isfinite(reward) for member in turns for reward in member):
+        raise ValueError(f"group {group} has a turn whose reward is not finite")
 
 
 def check_rewards(group: int, rewards: Sequence[float]) -> None:

@@ -12,7 +12,6 @@ from asyncrl.algorithms.objectives.ppo import Clip, DualClip
 from asyncrl.algorithms.objectives.reinforce import Cispo, Reinforce, Topr
 
 __all__ = [
-    "BUILT_IN",
     "Cispo",
     "Clip",
     "ClipBounds",
@@ -25,8 +24,3 @@ __all__ = [
     "Topr",
     "token_loss",
 ]
-
-BUILT_IN: dict[str, type[Objective]] = {
-    cls.kind: cls for cls in (Clip, DualClip, Gspo, Cispo, Topr, Reinforce, OneForward)
-}
-"""The objectives that come with asyncrl, by their names in run.toml."""

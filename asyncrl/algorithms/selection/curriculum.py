@@ -22,7 +22,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Container
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from asyncrl.algorithms.selection.prompt_history import History
 
@@ -98,13 +98,15 @@ class Curriculum(Protocol):
         ...
 
 
-class InOrder:
+class InOrder(Curriculum):
     """Each prompt in turn.
 
     >>> rule, history = InOrder(PromptOrder(3, seed=0, epochs=1)), History(cursor=2)
     >>> rule.next(history, live=set())
     NextPrompt(prompt_index=1, cursor=3)
     """
+
+    kind: ClassVar[str] = "in_order"
 
     def __init__(self, stream: PromptOrder) -> None:
         self._stream = stream
@@ -118,7 +120,7 @@ class InOrder:
         )
 
 
-class Unsolved:
+class Unsolved(Curriculum):
     """Each prompt once an epoch, except that a prompt that every member of its last group solved
     rests for `rest` epochs. Where all are solved, the search finds one within `rest` + 2 epochs
     from the cursor.
@@ -133,6 +135,8 @@ class Unsolved:
     >>> Unsolved(stream).next(history, live=set())
     NextPrompt(prompt_index=1, cursor=5)
     """
+
+    kind: ClassVar[str] = "unsolved"
 
     def __init__(self, stream: PromptOrder, rest: int = 2) -> None:
         self._stream = stream
@@ -153,7 +157,7 @@ class Unsolved:
         return None
 
 
-class Difficulty:
+class Difficulty(Curriculum):
     """One of each `among` positions of the stream: the one with the largest drawn p (1 - p),
     preferably one that is not live. So an epoch admits one in `among` of all prompts.
 
@@ -171,6 +175,8 @@ class Difficulty:
     >>> Difficulty(stream, among=2).next(history, live=set())
     NextPrompt(prompt_index=1, cursor=4)
     """
+
+    kind: ClassVar[str] = "difficulty"
 
     def __init__(self, stream: PromptOrder, among: int = 4, patience: int = 16) -> None:
         self._stream = stream

@@ -15,8 +15,7 @@ Where no prompt is ever solved it costs `most` / `least` times as much as `fixed
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from asyncrl.algorithms.selection.prompt_history import History
 
@@ -25,11 +24,17 @@ FOUND = 0.9
 
 
 class Sizing(Protocol):
-    """Rule for the size of groups. 1 <= `least` <= `most`.
+    """Rule for the size of groups. 1 <= `least` <= `most`: `rollout.group_size` and
+    `rollout.group_size_max` (with `fixed` both are `group_size`). It is created once, and
+    docs/extending.md adds one.
 
-    >>> rule: Sizing = SIZINGS["fixed"](8, 16)
-    >>> rule.size(History(), prompt_index=3)
-    8
+    >>> class Halved(Sizing):
+    ...     def __init__(self, least, most):
+    ...         self._least, self._most = least, most
+    ...     def size(self, history, prompt_index):
+    ...         return self._most if prompt_index % 2 else self._least
+    >>> Halved(8, 16).size(History(), prompt_index=3)
+    16
     """
 
     def __init__(self, least: int, most: int) -> None: ...
@@ -39,12 +44,14 @@ class Sizing(Protocol):
         ...
 
 
-class Fixed:
+class Fixed(Sizing):
     """The same size for all.
 
     >>> Fixed(8, 16).size(History(), prompt_index=3)
     8
     """
+
+    kind: ClassVar[str] = "fixed"
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least
@@ -53,7 +60,7 @@ class Fixed:
         return self._least
 
 
-class ByDifficulty:
+class ByDifficulty(Sizing):
     """More for harder prompts.
 
     Eight rollouts failed, so p is 1 / 10, and 22 would be needed:
@@ -65,6 +72,8 @@ class ByDifficulty:
     (22, 16)
     """
 
+    kind: ClassVar[str] = "difficulty"
+
     def __init__(self, least: int, most: int) -> None:
         self._least = least
         self._most = most
@@ -73,7 +82,3 @@ class ByDifficulty:
         a, b = history.posterior(prompt_index)
         needed = math.log1p(-FOUND) / math.log1p(-a / (a + b))
         return min(max(math.ceil(needed), self._least), self._most)
-
-
-SIZINGS: Mapping[str, type[Sizing]] = {"fixed": Fixed, "difficulty": ByDifficulty}
-"""`rollout.sizing` in run.toml."""

@@ -38,7 +38,7 @@ from asyncrl.config.schema.supervised_section import SupervisedConfig
 from asyncrl.config.schema.supervision_section import SupervisionConfig
 from asyncrl.config.schema.task_section import TaskConfig
 from asyncrl.config.schema.teacher_section import TeacherConfig
-from asyncrl.config.schema.train_section import Credit, TrainConfig
+from asyncrl.config.schema.train_section import TrainConfig
 
 __all__ = [
     "PLAYED_ELSEWHERE",
@@ -47,7 +47,6 @@ __all__ = [
     "ClusterConfig",
     "Config",
     "Count",
-    "Credit",
     "EngineConfig",
     "EvaluationConfig",
     "JournalConfig",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from asyncrl.config.schema.section import BASIC, Contradictions, Section
+from asyncrl.config.selection_names import FILTERS, SIZINGS
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -65,7 +66,8 @@ class RolloutConfig(Section, frozen=True):
         ),
     ] = 0
     filter: Annotated[
-        Literal["zero_variance", "none"],
+        str,
+        FILTERS.named,
         Meta(
             description=(
                 "dropped groups: those whose rewards are all equal (with reinforce_pp they have a "
@@ -85,11 +87,12 @@ class RolloutConfig(Section, frozen=True):
         ),
     ] = 0.01
     sizing: Annotated[
-        Literal["fixed", "difficulty"],
+        str,
+        SIZINGS.named,
         Meta(description="rollouts of a prompt: group_size, or more where it is harder"),
     ] = "fixed"
     group_size_max: Annotated[
-        int, Meta(ge=1, description="rollouts of the hardest prompt, where sizing is difficulty")
+        int, Meta(ge=1, description="rollouts of a prompt at most, where sizing is not fixed")
     ] = 16
     mode: Annotated[
         Literal["in_flight", "batch"],
@@ -130,7 +133,7 @@ class RolloutConfig(Section, frozen=True):
                 "it "
                 "to 0",
             )
-        if self.sizing == "difficulty" and self.group_size_max < self.group_size:
+        if self.sizing != "fixed" and self.group_size_max < self.group_size:
             yield (
                 ("rollout.group_size_max", "rollout.group_size"),
                 "hard prompts would get fewer rollouts than others: raise group_size_max",

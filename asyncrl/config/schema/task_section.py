@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from asyncrl.config.plugins import Named
 from asyncrl.config.schema.section import BASIC, PATH, Count, Section
+from asyncrl.config.selection_names import CURRICULA
 
 
 class TaskConfig(Section, frozen=True):
@@ -69,7 +70,7 @@ class TaskConfig(Section, frozen=True):
     ] = 128
     curriculum: Annotated[
         str,
-        Named("curriculum", ("in_order", "unsolved", "difficulty")),
+        CURRICULA.named,
         Meta(
             description=(
                 "choice of the next prompt: each in turn, without those that all rollouts solved "

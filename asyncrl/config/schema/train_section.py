@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from asyncrl.config.engines import capabilities
-from asyncrl.config.loss_names import ADVANTAGES, OBJECTIVES
+from asyncrl.config.loss_names import ADVANTAGES, CREDITS, OBJECTIVES
 from asyncrl.config.schema.section import BASIC, Contradictions, Section
+from asyncrl.config.selection_names import REPLAYS
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
-
-Credit = Literal["episode", "to_go"]
-"""Values of `train.credit`."""
-
 
 Branches = Literal["token", "branch"]
 """Values of `train.branches`."""
@@ -74,7 +71,8 @@ class TrainConfig(Section, frozen=True):
         Meta(description="how much better a rollout did than expected of its prompt"),
     ] = "grpo"
     credit: Annotated[
-        Credit,
+        str,
+        CREDITS.named,
         Meta(
             description=(
                 "reward of a turn of an agent's episode: the episode's whole reward, or the part "
@@ -86,8 +84,9 @@ class TrainConfig(Section, frozen=True):
         Branches,
         Meta(
             description=(
-                "unit of equal weight in an agent's episode with branches: each sampled token, or "
-                "each branch, so that a token counts once for each branch that contains it"
+                "unit of equal weight in an agent's episode with branches: each sampled token, "
+                "which is unbiased, or each branch as if it were a copy, so that a token that n "
+                "branches share counts n times"
             )
         ),
     ] = "token"
@@ -202,6 +201,11 @@ class TrainConfig(Section, frozen=True):
         int,
         Meta(ge=0, description="groups of a step that were trained before, at their true versions"),
     ] = 0
+    replay: Annotated[
+        str,
+        REPLAYS.named,
+        Meta(description="which groups those are: the ones whose rewards vary most"),
+    ] = "variance"
     micro_tokens: Annotated[
         int, Meta(ge=1, description="tokens of a micro-batch, prompts included")
     ] = 8192

@@ -22,8 +22,8 @@ from asyncrl.algorithms.selection.curriculum import (
     Unsolved,
 )
 from asyncrl.algorithms.selection.prompt_history import History
-from asyncrl.config.curricula import CURRICULA
 from asyncrl.config.fields import FIELDS
+from asyncrl.config.selection_names import CURRICULA
 
 ALL = [1.0, 1.0]
 SOME = [1.0, 0.0]

@@ -6,11 +6,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies_world import values
 
-from asyncrl.algorithms.selection.group_size import FOUND, SIZINGS, ByDifficulty, Fixed
+from asyncrl.algorithms.selection.group_size import FOUND, ByDifficulty, Fixed
 from asyncrl.algorithms.selection.prompt_history import History
-from asyncrl.config.schema import RolloutConfig
+from asyncrl.config.selection_names import SIZINGS
 
 bounds = st.tuples(st.integers(1, 16), st.integers(0, 48)).map(lambda pair: (pair[0], sum(pair)))
 
@@ -25,7 +24,7 @@ def known(*groups: tuple[int, int]) -> History:
 
 
 def test_run_toml_has_these_names() -> None:
-    assert set(values(RolloutConfig, "sizing")) == set(SIZINGS)
+    assert set(SIZINGS) == {"fixed", "difficulty"}
 
 
 def test_more_for_harder_prompts() -> None:

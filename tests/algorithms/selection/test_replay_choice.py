@@ -3,14 +3,23 @@ first."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.algorithms.selection.replay import Candidate, replayed, useful
+from asyncrl.algorithms.selection.replay import (
+    Candidate,
+    MostVariance,
+    ReplayRule,
+    replayed,
+    useful,
+)
 
+RULE = MostVariance()
 values = st.sampled_from([0.0, 0.1, 0.5, 1.0])
 candidates = st.lists(
     st.builds(
@@ -36,12 +45,12 @@ def test_most_signal_first_then_the_youngest() -> None:
         Candidate(5, 5, [HALF]),  # too old
         Candidate(7, 9, [HALF]),
     ]
-    assert replayed(population, step=10, max_lag=4, count=9) == [7, 3, 2, 1]
-    assert replayed(population, step=10, max_lag=4, count=2) == [7, 3]
-    assert replayed(population, step=10, max_lag=5, count=9) == [7, 3, 2, 5, 1]
-    assert replayed(population, step=10, max_lag=0, count=9) == []
-    assert replayed(population, step=10, max_lag=4, count=0) == []
-    assert replayed([], step=10, max_lag=4, count=9) == []
+    assert replayed(RULE, population, step=10, max_lag=4, count=9) == [7, 3, 2, 1]
+    assert replayed(RULE, population, step=10, max_lag=4, count=2) == [7, 3]
+    assert replayed(RULE, population, step=10, max_lag=5, count=9) == [7, 3, 2, 5, 1]
+    assert replayed(RULE, population, step=10, max_lag=0, count=9) == []
+    assert replayed(RULE, population, step=10, max_lag=4, count=0) == []
+    assert replayed(RULE, [], step=10, max_lag=4, count=9) == []
 
 
 def test_uneven_groups_and_huge_rewards_are_compared_by_their_variance() -> None:
@@ -52,7 +61,7 @@ def test_uneven_groups_and_huge_rewards_are_compared_by_their_variance() -> None
         Candidate(4, 0, [()]),
         Candidate(5, 0, []),
     ]
-    assert replayed(population, 0, 0, 9) == [3, 2, 1]
+    assert replayed(RULE, population, 0, 0, 9) == [3, 2, 1]
 
 
 def test_by_turn_the_turn_counts_at_which_they_vary_most() -> None:
@@ -62,7 +71,7 @@ def test_by_turn_the_turn_counts_at_which_they_vary_most() -> None:
         Candidate(2, 0, [same, same]),
         Candidate(3, 0, [same, (1.0, 0.5), (2.0, 0.0)]),
     ]
-    assert replayed(population, 0, 0, 9) == [3, 1]
+    assert replayed(RULE, population, 0, 0, 9) == [3, 1]
 
 
 @given(
@@ -75,7 +84,7 @@ def test_by_turn_the_turn_counts_at_which_they_vary_most() -> None:
 def test_it_is_a_function_of_the_set_and_keeps_every_bound(
     population: list[Candidate], step: int, max_lag: int, count: int, random: object
 ) -> None:
-    got = replayed(population, step, max_lag, count)
+    got = replayed(RULE, population, step, max_lag, count)
     by_id = {candidate.group: candidate for candidate in population}
     possible = [c for c in population if step - c.oldest <= max_lag and len(set(c.compared[0])) > 1]
     assert set(got) <= {c.group for c in possible} and len(set(got)) == len(got) == min(
@@ -87,7 +96,7 @@ def test_it_is_a_function_of_the_set_and_keeps_every_bound(
     assert not left or not got or max(left) <= signals[-1] + 1e-12
     shuffled = list(population)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert replayed(shuffled, step, max_lag, count) == got
+    assert replayed(RULE, shuffled, step, max_lag, count) == got
 
 
 @given(candidates, st.integers(0, 15), st.integers(0, 6))
@@ -98,7 +107,35 @@ def test_what_is_of_no_use_now_never_will_be(
         if not useful(candidate, step, max_lag):
             assert not useful(candidate, step + 1, max_lag)
             assert (
-                replayed([candidate], step, max_lag, 1)
-                == replayed([candidate], step + 3, max_lag, 1)
+                replayed(RULE, [candidate], step, max_lag, 1)
+                == replayed(RULE, [candidate], step + 3, max_lag, 1)
                 == []
             )
+
+
+class Greedy:
+    """Names one that is no candidate."""
+
+    def choose(self, candidates: Sequence[Candidate], count: int) -> list[int]:
+        return [candidate.group + 1 for candidate in candidates[:count]]
+
+
+class Double:
+    """Names one twice."""
+
+    def choose(self, candidates: Sequence[Candidate], count: int) -> list[int]:
+        return [candidates[0].group] * 2
+
+
+class All:
+    """Names all, however many are asked for."""
+
+    def choose(self, candidates: Sequence[Candidate], count: int) -> list[int]:
+        return [candidate.group for candidate in candidates]
+
+
+@pytest.mark.parametrize("rule", [Greedy(), Double(), All()], ids=lambda rule: type(rule).__name__)
+def test_a_rule_that_chooses_what_it_may_not_is_refused(rule: ReplayRule) -> None:
+    population = [Candidate(1, 9, [HALF]), Candidate(5, 9, [HALF]), Candidate(7, 1, [HALF])]
+    with pytest.raises(ValueError, match=r"choose at most 1 of \[1, 5\], each once"):
+        replayed(rule, population, 10, 4, 1)

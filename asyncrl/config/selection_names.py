@@ -1,0 +1,47 @@
+"""Names that the settings of selection may have: its curricula, sizes of groups, filters and rules
+of replay. Each is a file in `asyncrl/algorithms/selection/`, or a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asyncrl.algorithms.selection.curriculum import Curriculum
+from asyncrl.algorithms.selection.filters import GroupFilter
+from asyncrl.algorithms.selection.group_size import Sizing
+from asyncrl.algorithms.selection.replay import ReplayRule
+from asyncrl.config.plugins import Registry, in_folder
+
+FOLDER = "asyncrl.algorithms.selection"
+
+
+def _with(method: str, arguments: str) -> Callable[[Any], str]:
+    """Return a check that explains why something is not a class with this method."""
+
+    def wrong(candidate: Any) -> str:
+        if not isinstance(candidate, type) or not callable(getattr(candidate, method, None)):
+            return f"it must be a class with a method {method}({arguments})"
+        return ""
+
+    return wrong
+
+
+CURRICULA: Registry[type[Curriculum]] = Registry(
+    "curriculum", in_folder(FOLDER, Curriculum), _with("next", "history, live")
+)
+"""Curricula that `task.curriculum` may name."""
+
+SIZINGS: Registry[type[Sizing]] = Registry(
+    "sizing", in_folder(FOLDER, Sizing), _with("size", "history, prompt_index")
+)
+"""Rules for the size of groups that `rollout.sizing` may name."""
+
+FILTERS: Registry[type[GroupFilter]] = Registry(
+    "filter", in_folder(FOLDER, GroupFilter), _with("keeps", "group")
+)
+"""Filters of finished groups that `rollout.filter` may name."""
+
+REPLAYS: Registry[type[ReplayRule]] = Registry(
+    "replay", in_folder(FOLDER, ReplayRule), _with("choose", "candidates, count")
+)
+"""Rules that `train.replay` may name: which groups are trained once more."""

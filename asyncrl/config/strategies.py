@@ -1,0 +1,46 @@
+"""Failures of strategies in the middle of a run. Invariant: whatever a strategy raises ends the run
+like bad input, with its name, its file and its line; the journal has all before it, so a resume
+with the right file goes on there.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from asyncrl.config.errors import ConfigError
+from asyncrl.config.plugins import SHOWN
+from asyncrl.os_errors import machine_lacks
+
+
+class StrategyError(ConfigError):
+    """A strategy that raised, or that returned what it may not."""
+
+
+@contextmanager
+def blamed(kind: str, name: str) -> Iterator[None]:
+    """Raise what the strategy `name` of this `kind` raises as a StrategyError of one sentence, but
+    for what a machine lacks.
+
+    >>> try:
+    ...     with blamed("sizing", "mine:Half"):
+    ...         1 / 0
+    ... except StrategyError as error:
+    ...     print(str(error)[-51:])
+    sion by zero); correct it, and resume the run.
+    """
+    try:
+        yield
+    except StrategyError:
+        raise
+    except Exception as error:  # a user's strategy may raise anything
+        if machine_lacks(error):
+            raise
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise StrategyError(
+            f"the {kind} {name!r} failed in {Path(last.filename).name}, line {last.lineno} "
+            f"({reason[:SHOWN]}); correct it, and resume the run."
+        ) from error
