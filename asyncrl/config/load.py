@@ -38,8 +38,6 @@ DEPTH = 32
 """Tables and lists within one another in a setting, at most, and names of its key."""
 _DOTTED = re.compile(r"(?:\.[ \t]*+[\"']?+[\w-]{1,64}+[\"']?+[ \t]*+){200}")
 """A key of so many names that tomllib, which is quadratic in them, reads it for minutes."""
-MARK = "\ufeff"
-"""A byte order mark, which some editors write first."""
 
 
 class Setting(NamedTuple):
@@ -126,9 +124,8 @@ def _comment(field: Field) -> str:
 def settings_in(path: Path) -> list[Setting]:
     """The settings in a run.toml, unchecked, without an import of any module that one names. Raises
     ConfigError where it cannot be read, or is not TOML."""
-    text = ""
     try:
-        text = read_regular(path, BYTES).decode()
+        text = read_regular(path, BYTES).decode("utf-8-sig")  # some editors write a mark first
         if _DOTTED.search(text):
             raise RecursionError
         tree = tomllib.loads(text)
@@ -137,10 +134,6 @@ def settings_in(path: Path) -> list[Setting]:
             f"{path}: cannot be read ({error.strerror}); give the path of a run.toml."
         ) from None
     except tomllib.TOMLDecodeError as error:
-        if text.startswith(MARK):
-            raise ConfigError(
-                f"{path}: this begins with a byte order mark: save it as UTF-8 without one."
-            ) from None
         where = re.search(r"at line ([0-9]+)", str(error))
         source = f"{path}:{where[1]}" if where else f"{path}, at its end"
         raise ConfigError(

@@ -227,9 +227,7 @@ def test_a_long_name_is_compared_in_no_time(toml: Any) -> None:
 
 
 def test_what_an_editor_or_a_quoted_name_does_to_a_file_is_said(toml: Any) -> None:
-    assert "begins with a byte order mark: save it as UTF-8 without" in refusal(
-        toml(b"\xef\xbb\xbf")
-    )
+    assert load(toml(b"\xef\xbb\xbf[train]\nsteps = 3\n"), [], {}).train.steps == 3
     said = refusal(toml('"task.name" = "gcd"\n'))
     assert "'task.name' is one name in quotes: write task.name without them" in said
     assert "there is no section ''" in refusal(toml('[""]\nsteps = 3\n'))
