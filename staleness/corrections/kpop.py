@@ -45,7 +45,7 @@ class KPop(Correction, frozen=True):
 
     def apply(self, tokens: Tokens, mask: Tensor) -> Corrected:
         log = tokens.mismatch
-        behaviour = tokens.behaviour.where(mask, -1.0).double()
+        behaviour = tokens.behaviour.double()
         most = math.log1p(-CERTAIN)
         p, q = (behaviour + log).clamp(max=most), behaviour.clamp(max=most)
         kept = mask & (_binary_kl(p, q) <= self.hi) & (_binary_kl(q, p) <= self.hi)

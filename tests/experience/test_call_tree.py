@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from some_values import drawn
 
-from asyncrl.experience.call_tree import CallTree, TreePosition
+from asyncrl.experience.call_tree import CallTree, TreePosition, common
 from asyncrl.experience.episode import (
     Strand,
     Turn,
@@ -105,6 +105,25 @@ class Calls(RuleBasedStateMachine):
 
 TestCalls = Calls.TestCase
 TestCalls.settings = settings(max_examples=drawn(150), stateful_step_count=25, deadline=None)
+
+
+@given(
+    alike=st.integers(0, 400),
+    rest=st.tuples(st.integers(0, 70), st.integers(0, 70)),
+    before=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    byte=st.integers(0, 3),
+)
+def test_two_paths_have_all_in_common_up_to_the_first_token_that_differs(
+    alike: int, rest: tuple[int, int], before: tuple[int, int], byte: int
+) -> None:
+    """Also far from their beginnings, and where the token differs in one byte alone."""
+    shared = b"".join(number.to_bytes(4, "little") for number in range(alike))
+    other = bytearray(4)
+    other[byte] = 1
+    one = bytes(4 * before[0]) + shared + bytes(4 * rest[0])
+    two = bytes(4 * before[1]) + shared + (other * rest[1])
+    assert common(one, 4 * before[0], two, 4 * before[1]) == len(shared)
+    assert common(bytearray(two), 4 * before[1], one, 4 * before[0]) == len(shared)
 
 
 def held(tree: CallTree) -> int:

@@ -42,13 +42,13 @@ def test_the_example_of_the_docstring() -> None:
 
 
 def test_a_rollout_and_its_copy_in_the_replay_buffer_are_one_sequence() -> None:
-    """A prompt and one stretch of sampled tokens, of two versions."""
+    """A prompt and one stretch of sampled tokens, of two versions, the last routed."""
     x = Experience()
     x.apply(e.Published(0))
     x.apply(e.Admitted(0, 0, 1, "train", 0, ints(8, 9), 16))
     x.apply(e.Leased(0, "rollout-0", 1))
     x.apply(e.Extended(0, 1, 0, 0, ints(1, 2), floats(-1, -2)))
-    x.apply(e.Extended(0, 1, 1, 2, ints(3), floats(-3)))
+    x.apply(e.Extended(0, 1, 1, 2, ints(3), floats(-3), b"xy"))
     x.apply(e.Sealed(0, 1, "stop"))
     x.apply(e.Judged(0, Scored(1.0)))
     group = x.groups[0]
@@ -58,6 +58,7 @@ def test_a_rollout_and_its_copy_in_the_replay_buffer_are_one_sequence() -> None:
         floats(0, 0, -1, -2, -3),
         (Span(0, 2, 4), Span(1, 4, 5)),
         "stop",
+        routing=b"\xff\xff\xff\xffxy",
     )
     assert group.sequences(x.rollouts[0]) == [expected]
     x.apply(e.Taken(1, [0]))

@@ -30,6 +30,7 @@ from asyncrl.staleness.corrections import (
     SequenceTis,
     apply_corrections,
 )
+from asyncrl.staleness.corrections.correction import truncate
 
 
 class Case(NamedTuple):
@@ -378,6 +379,25 @@ class TestKPop:
     def test_a_certain_token_that_became_unlikely_is_not(self) -> None:
         lost = World([-3.0], [True], [0], [1.0], [0.0], [-3.0], [0]).tokens()
         assert not KPop(hi=0.1).apply(lost, lost.mask).kept.any()
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 9.0), st.booleans()), min_size=1, max_size=12),
+    st.floats(0.0, 1.0),
+    st.floats(1.0, 8.0),
+)
+def test_as_many_weights_are_called_truncated_as_a_bound_has_changed(
+    drawn_weights: list[tuple[float, bool]], lo: float, hi: float
+) -> None:
+    """Those of the mask alone; weights that are at a bound by themselves are not changed."""
+    drawn_weights = [*drawn_weights, (lo, True), (hi, True), (hi + 1, True), (hi + 2, False)]
+    raw = torch.tensor([weight for weight, _ in drawn_weights], dtype=torch.float64)
+    mask = torch.tensor([masked for _, masked in drawn_weights])
+    weight, kept, diagnostics = truncate(raw, mask, lo, hi)
+    due = [min(max(each, lo), hi) if masked else 0.0 for each, masked in drawn_weights]
+    assert weight.tolist() == pytest.approx(due) and kept.equal(mask)
+    changed = [each for each, masked in drawn_weights if masked and not lo <= each <= hi]
+    assert int(diagnostics["truncated"]) == len(changed) > 0
 
 
 class TestM2po:
