@@ -57,6 +57,7 @@ from asyncrl.launch.stored_copy import is_stored
 from asyncrl.os_errors import remedy
 from asyncrl.runtime.processes.machine import gpus_here
 from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
+from asyncrl.runtime.waiting import Doing
 from asyncrl.sandbox.support import support
 from asyncrl.tasks import Task
 from asyncrl.tasks.judge_checks import check_judging, opened
@@ -160,15 +161,19 @@ class Checked(NamedTuple):
     notes: list[Row]
 
 
-def check(config: Config, resume: Path | None, available: int) -> Checked:
+def check(
+    config: Config, resume: Path | None, available: int, doing: Doing = lambda what: None
+) -> Checked:
     """Check all that can be checked without starting a run or writing anything. `available` is the
-    number of cores. Raises ConfigError."""
+    number of cores; `doing` is called with each work that may take long. Raises ConfigError."""
+    doing("looking at the run directory, and at this machine")
     check_cores(config, available)
     _paths(config)
     _directory(config, resume)
     refuse_unfit(config, resume)
     notes = list[Row]()
     if resume:
+        doing("reading the journal of the run")
         refuse_unreadable(Path(config.run.dir))
         notes += check_origins(config, Path(config.run.dir))
     check_ports(config)
@@ -177,8 +182,10 @@ def check(config: Config, resume: Path | None, available: int) -> Checked:
     if (gpus := gpus_of(config)).needed:
         check_gpus(gpus, torch_computes=bool(gpus.trainer or gpus.senders))
     if not joined(config):  # else each machine checks itself
+        doing(f"asking the engine {config.engine.kind}")
         said = engine_kind(config.engine.kind).check(config) or ()
         notes += [Row("note", "engine.kind", note) for note in said]
+    doing("looking at the model")
     if config.model.path:
         check_directory("model.path", Path(config.model.path))
     if config.model.lora.rank:
@@ -187,14 +194,27 @@ def check(config: Config, resume: Path | None, available: int) -> Checked:
     CURRICULA.find(config.task.curriculum)
     SIZINGS.find(config.rollout.sizing)
     REPLAYS.find(config.train.replay)
+    doing(_opening(config.task))
     task = opened(config.task, config.run.seed)
+    doing("starting the processes that judge answers")
     if not config.cluster.reward_agents:  # else each machine checks itself
         check_judging(config.task, task)
+    doing("looking at the other models and examples")
     check_policies(config, task)
     check_examples(config, task)
     if config.agent.run and config.agent.run != PLAYED_ELSEWHERE:
+        doing("loading agent.run")
         _agent(config.agent)
+    doing("trying prompts, and the verifier on an answer of the data")
     return Checked(_counted(config, task), [*notes, *check_prompts(config, task)])
+
+
+def _opening(task: TaskConfig) -> str:
+    """Words on the opening of a task, which imports the modules that settings name."""
+    modules = sorted({one.verifier.partition(":")[0] for one in each(task) if ":" in one.verifier})
+    return (
+        f"importing {', '.join(modules)}, and reading the data" if modules else "reading the data"
+    )
 
 
 def _paths(config: Config) -> None:

@@ -24,6 +24,7 @@ from asyncrl.library.opened_run import Run
 from asyncrl.runtime.output import Output
 from asyncrl.runtime.processes.machine import available_cores
 from asyncrl.runtime.run_dir import CLUSTER_MODELS
+from asyncrl.runtime.waiting import waiting
 from asyncrl.sandbox.support import support
 from asyncrl.words import duration
 
@@ -64,14 +65,17 @@ def checked(
     `architecture` the model is made, without weights, before its memory is predicted, which would
     take minutes for sizes that no model has. Raises ConfigError."""
     cores = available_cores()
-    with reachable():
-        config = preflight.resolved(config, resume, datetime.now())
-        config, notes = preflight.check(config, resume, cores)
-    if architecture and config.model.path:
-        path, train, engine = Path(config.model.path), config.train, config.engine
-        model_directories.check_architecture(path, train, engine)
-    sent = [*weights_row(config), publication_row(config, _measured_pause(models))]
-    scale = [*memory_rows(config), *scale_rows(config)]
+    with waiting() as doing:
+        with reachable():
+            config = preflight.resolved(config, resume, datetime.now())
+            config, notes = preflight.check(config, resume, cores, doing)
+        if architecture and config.model.path:
+            doing("making the model, without weights")
+            path, train, engine = Path(config.model.path), config.train, config.engine
+            model_directories.check_architecture(path, train, engine)
+        doing("computing sizes and memory")
+        sent = [*weights_row(config), publication_row(config, _measured_pause(models))]
+        scale = [*memory_rows(config), *scale_rows(config)]
     show_rows([*derived(config, cores), *sent, *scale, *notes], console)
     if config.task.sandbox == "process" and (missing := support().missing):
         console.print(

@@ -29,6 +29,7 @@ from asyncrl.config.schema import TaskConfig
 from asyncrl.launch import model_directories, preflight
 from asyncrl.launch.model_directories import check_architecture
 from asyncrl.library import train
+from asyncrl.runtime import waiting
 from asyncrl.runtime.processes.machine import EPHEMERAL, LOWEST_PORT, available_cores, free_port
 from asyncrl.sandbox.support import Support
 from asyncrl.tasks import judge_checks
@@ -55,6 +56,20 @@ def refusal(checked: Config, resume: Path | None = None, available: int = 2) -> 
     assert sorted(Path().rglob("*")) == before
     assert str(caught.value).isprintable()
     return str(caught.value)
+
+
+def test_a_verifier_whose_module_hangs_is_named_meanwhile(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`check` was silent, for ever."""
+    (here / "hangs_long.py").write_text("import time\ntime.sleep(0.5)\nraise SystemExit\n")
+    (here / "d.jsonl").write_text('{"prompt": "1", "answer": "1"}\n' * 2)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setattr(waiting, "AFTER_S", 0.01)
+    asked = config("task.name=jsonl", "task.path=d.jsonl", "task.verifier=hangs_long:judge")
+    with pytest.raises(ConfigError, match="SystemExit"):
+        train.checked(asked, None, Console(file=io.StringIO()), None)
+    assert "asyncrl: importing hangs_long, and reading the data …\n" in capsys.readouterr().err
 
 
 def test_a_good_configuration_passes_and_writes_nothing(here: Path) -> None:
