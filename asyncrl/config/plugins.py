@@ -9,6 +9,7 @@ it must be importable there (PYTHONPATH).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -130,18 +131,30 @@ def load_named(text: str, kind: str) -> Any:
     module, name = parts
     try:
         imported = import_module(module)
+        found = hasattr(imported, name)  # a module may have a __getattr__
     except (Exception, SystemExit) as error:  # a user's module may raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
             f"the {kind} {text!r} cannot be loaded, because {module} cannot be imported "
-            f"({reason[:SHOWN]}); put its folder on PYTHONPATH, or fix it."
+            f"({reason(error)}); put its folder on PYTHONPATH, or fix it."
         ) from error
-    if not hasattr(imported, name):
+    if not found:
         raise ConfigError(
             f"the {kind} {text!r} cannot be loaded, because {module} has no {name}; give the name "
             "of one that it has."
         )
     return getattr(imported, name)
+
+
+def reason(error: BaseException) -> str:
+    """The kind and text of an error of a user's code, on one line; the kind alone where its text
+    is an error, too.
+
+    >>> reason(KeyError("a"))
+    "KeyError: 'a'"
+    """
+    with suppress(Exception):
+        return " ".join(f"{type(error).__name__}: {error}".split())[:SHOWN]
+    return type(error).__name__
 
 
 def derived_from(base: type) -> Callable[[Any], str]:

@@ -39,7 +39,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from asyncrl.config.errors import ConfigError
-from asyncrl.config.plugins import Registry
+from asyncrl.config.plugins import Registry, reason
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import NoReward, Several, TaskError
 from asyncrl.tasks.answer import Answer
@@ -259,7 +259,12 @@ def _offered(module: str) -> Mapping[str, Verifier]:
             f"{OFFERED} of {module!r} must be a mapping of names to functions, and is a "
             f"{type(offered).__name__}"
         )
-    return dict(offered)
+    try:
+        return dict(offered)
+    except Exception as error:
+        raise LookupError(
+            f"{OFFERED} of {module!r} cannot be read ({reason(error)}): repair it"
+        ) from error
 
 
 def _checked(name: str, verifier: Any) -> Verifier:
@@ -267,8 +272,16 @@ def _checked(name: str, verifier: Any) -> Verifier:
     if not callable(verifier) or isinstance(verifier, type):
         module, _, function = name.partition(":")
         raise LookupError(f"{module!r} defines no function {function!r}")
-    names(verifier)
-    _refuse_other_calls(verifier)
+    try:
+        names(verifier)
+        _ = getattr(verifier, "executes", False)
+        _refuse_other_calls(verifier)
+    except LookupError:
+        raise
+    except Exception as error:  # an attribute of the user's object is code, too
+        raise LookupError(
+            f"its function cannot be looked at ({reason(error)}): repair it"
+        ) from error
     right: Verifier = verifier
     return right
 

@@ -144,7 +144,10 @@ def _output(verb: str) -> Maker:
         (run / "run.toml").write_text("")
         ending = ".jsonl" if verb == "rollouts" and draw.random() < 0.5 else ""
         argv = (verb, "file:///nonesuch") if verb == "fetch" else (verb, str(run), "-o")
-        return Case((*argv, path + ending), LOOKED, privileged=False, may=("run/", "odd"))
+        # what it is told to write may be there then
+        named = (Path(path + ending).name,) if kind == "odd name" else ()
+        may = ("run/", "odd", *named)
+        return Case((*argv, path + ending), LOOKED, privileged=False, may=may)
 
     return make
 

@@ -53,16 +53,21 @@ REFUSED_CODE: dict[str, str] = {
         "judge = J()\njudge.__module__ = __name__\n"
     ),
     "a mapping that raises": (
-        "class M(dict):\n    def __iter__(self):\n        raise RuntimeError('no')\n"
-        "def judge(a, l):\n    return 1.0\nVERIFIERS = 5\n"
+        "import collections.abc as c\nclass M(c.Mapping):\n    __len__ = __getitem__ = None\n"
+        "    def __iter__(self):\n        raise RuntimeError('no')\n"
+        "def judge(a, l):\n    return 1.0\nVERIFIERS = M()\n"
     ),
     "a partial of too few": (
         "import functools\ndef f(a):\n    return 1.0\njudge = functools.partial(f)\n"
         "judge.__module__ = __name__\n"
     ),
-    "an import that raises no Exception": "raise KeyboardInterrupt\n",
+    "a module that raises": ("def __getattr__(name):\n    raise ValueError(name)\n"),
+    "an import that raises an error that raises": (
+        "class E(Exception):\n    def __str__(self):\n        raise E\nraise E\n"
+    ),
     "an import without an end of depth": "def f():\n    f()\nf()\n",
     "NUL in the source": "x = 1\0\ndef judge(a, l):\n    return 1.0\n",
+    "a whole number without an end": "def judge(answer, line):\n    return 10 ** 400\n",
     "bytes": "def judge(answer, line):\n    return b'1'\n",
     "an array": "import numpy\ndef judge(a, l):\n    return numpy.ones(3)\n",
     "not UTF-8": "x = '\xe9'\ndef judge(a, l):\n    return 1.0\n",
@@ -83,7 +88,6 @@ NOTED_CODE: dict[str, str] = {
     "recursion": "def judge(answer, line):\n    return judge(answer, line)\n",
     "memory": "def judge(answer, line):\n    return len(bytearray(2**45))\n",
     "an infinite number": "def judge(answer, line):\n    return 10.0 ** 308 * 10\n",
-    "a whole number without an end": "def judge(answer, line):\n    return 10 ** 400\n",
     "raises an error that raises": (
         "class E(Exception):\n    def __str__(self):\n        raise E\n"
         "def judge(answer, line):\n    raise E\n"

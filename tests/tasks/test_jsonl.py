@@ -347,6 +347,42 @@ def test_a_task_that_executes_answers_says_so(write: Write, judging: str) -> Non
         assert task.executes is executes
 
 
+RAISING = """
+from collections.abc import Mapping
+class Odd(Exception):
+    def __str__(self): raise self
+class Raising:
+    rewards = executes = property(lambda self: 1 / 0)
+    __module__ = __name__
+    def __call__(self, answer, line): return 1.0
+class Offered(Mapping):
+    __len__ = __getitem__ = None
+    def __iter__(self): raise Odd
+judge = Raising()
+def plain(answer, line): return 1.0
+def __getattr__(name):
+    if name == "VERIFIERS": return Offered()
+    raise Odd
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("judge", "its function cannot be looked at \\(ZeroDivisionError"),
+        ("plain", "VERIFIERS of 'raising' cannot be read \\(Odd\\)"),
+        ("nothing", "cannot be imported \\(Odd\\)"),
+    ],
+)
+def test_attributes_of_the_users_objects_are_code_that_may_raise(
+    write: Write, tmp_path: Path, judging: str, name: str, said: str
+) -> None:
+    """Each was a traceback of check."""
+    (tmp_path / "raising.py").write_text(RAISING)
+    with pytest.raises(TaskError, match=said):
+        open_task(config(write({"prompt": "a", "answer": "b"}), verifier=f"raising:{name}"), 0)
+
+
 def test_what_a_module_offers_is_a_mapping(write: Write, tmp_path: Path, judging: str) -> None:
     (tmp_path / "listing.py").write_text("def f(a, b): return 1\nVERIFIERS = [f]\n")
     line = {"prompt": "a", "answer": "b"}
