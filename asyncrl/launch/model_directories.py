@@ -24,19 +24,15 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import BAD_INPUT, installs
 from asyncrl.config.lora import is_of
 from asyncrl.config.paths import is_file, is_folder
-from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.model_section import ALL_LINEAR
 from asyncrl.config.setting import nearest
 from asyncrl.escape import escaped
-from asyncrl.files import read_regular
+from asyncrl.files import JSON_BYTES, read_regular
 from asyncrl.launch.prompt_checks import own_tokenizer
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.supervised_examples import read_examples, tokenized
 from asyncrl.tasks.text import Tokenizer
 
-JSON_BYTES = 2**28
-"""Bytes of a JSON file of a model that are read, at most; the largest tokenizers have tens of
-millions."""
 TRIAL_S = 120.0
 """Seconds in which a process must have made a model on no device."""
 INDEX = "model.safetensors.index.json"
@@ -91,12 +87,14 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
             )
 
 
-def check_architecture(path: Path, train: TrainConfig) -> None:
+def check_architecture(path: Path, config: Config) -> None:
     """Make the model that config.json describes, without weights, in a process that imports torch,
-    which takes seconds. Raises ConfigError if that fails, if the weights are of another one, or if
-    the settings ask for experts that it does not have."""
-    settings = msgspec.json.encode(train).decode()
-    command = [sys.executable, "-m", "asyncrl.training.architecture_trial", str(path), settings]
+    which takes seconds. Raises ConfigError if that fails, if the weights are of another one, if the
+    settings ask for experts that it does not have, or if the embedded engine, where it is to,
+    cannot decode with it."""
+    context = config.engine.context_tokens if config.engine.kind == "embedded" else 0
+    arguments = [str(path), msgspec.json.encode(config.train).decode(), str(context)]
+    command = [sys.executable, "-m", "asyncrl.training.architecture_trial", *arguments]
     try:
         with tempfile.TemporaryDirectory() as folder:  # torch makes one for what it compiles
             ran = subprocess.run(

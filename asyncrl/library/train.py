@@ -68,7 +68,7 @@ def checked(
         config = preflight.resolved(config, resume, datetime.now())
         config, notes = preflight.check(config, resume, cores)
     if architecture and config.model.path:
-        model_directories.check_architecture(Path(config.model.path), config.train)
+        model_directories.check_architecture(Path(config.model.path), config)
     sent = [*weights_row(config), publication_row(config, _measured_pause(models))]
     scale = [*memory_rows(config), *scale_rows(config)]
     show_rows([*derived(config, cores), *sent, *scale, *notes], console)

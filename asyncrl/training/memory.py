@@ -110,7 +110,7 @@ def predict(config: Config) -> MemoryParts:
         float32_output(model)
     if config.train.recompute_activations:
         recompute(model)
-    with ShapesOfExperts():
+    with ShapesOfExperts():  # type: ignore[no-untyped-call]
         if _untouched(model):
             make_logits_in_chunks(model)
         batches = worst_batches(config, _vocabulary(model), shared=may_share(model))

@@ -510,7 +510,28 @@ def test_a_configuration_of_which_no_model_can_be_made(
     if "layer_types" not in settings:
         monkeypatch.setattr(subprocess, "run", here)
     with pytest.raises(ConfigError, match=r"config\.json"):
-        check_architecture(directory, Config().train)
+        check_architecture(directory, Config())
+
+
+def test_a_model_that_the_embedded_engine_cannot_decode_is_refused_there_alone(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def here(argv: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        monkeypatch.setattr(sys, "argv", argv[2:])
+        status = importlib.import_module(argv[2]).main()
+        return subprocess.CompletedProcess(argv, status, capfd.readouterr().out.encode(), b"")
+
+    monkeypatch.setattr(subprocess, "run", here)
+    directory = model("config.json", "tokenizer.json")
+    text = (directory / "config.json").read_text()
+    settings = {**json.loads(text), "sliding_window": 16, "use_sliding_window": True}
+    settings |= {"max_window_layers": 0}
+    settings.pop("layer_types", None)
+    (directory / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=r"engine\.kind is embedded, and Qwen3\w+ has lay"):
+        check_architecture(directory, config())
+    sglang = 'engine.sglang.launch=["python"]'
+    check_architecture(directory, config("engine.kind=sglang", sglang))
 
 
 def test_a_configuration_of_which_a_model_can_be_made(
@@ -519,7 +540,7 @@ def test_a_configuration_of_which_a_model_can_be_made(
     """And nothing is left of the trial: torch makes a folder."""
     (files := tmp_path / "files").mkdir()
     monkeypatch.setenv("TMPDIR", str(files))
-    check_architecture(model("config.json", "tokenizer.json"), Config().train)
+    check_architecture(model("config.json", "tokenizer.json"), Config())
     assert [*files.iterdir()] == []
 
 

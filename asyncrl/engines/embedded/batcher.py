@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from asyncrl.config.decodable import undecodable
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.embedded.lane import Lane, unstarted
 from asyncrl.engines.embedded.programs import computing
@@ -187,15 +188,6 @@ def _refuse_model(model: PreTrainedModel, options: EmbeddedOptions, vocab_size: 
             f"stop id {outside[0]} is outside the vocabulary of {vocab_size}; use the model's "
             "own tokenizer"
         )
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None)
-    if window is not None and window < context_tokens:
-        kinds.add("sliding_attention")
-    elif window is not None:
-        kinds.discard("sliding_attention")
-    if other := kinds - {"full_attention"}:
-        raise ValueError(
-            f"{type(model).__name__} has layers of {', '.join(sorted(other))}; the embedded "
-            "engine decodes full attention only"
-            " (a sliding window at least as long as engine.context_tokens is full attention)"
-        )
+    weights = (name for name, _ in model.named_parameters())
+    if reason := undecodable(config, weights, context_tokens):
+        raise ValueError(f"{type(model).__name__} {reason}")
