@@ -26,6 +26,9 @@ PARTIAL = ".partial"
 """End of the name of a file that is being written."""
 PIECE_BYTES = 2**16
 """Bytes that are read at a time."""
+JSON_BYTES = 2**28
+"""Bytes of a JSON file of a model or a checkpoint, at most; the largest tokenizers have tens of
+millions."""
 SMALL_BYTES = 2**16
 """Bytes of a file that holds a key, at most."""
 EXTENTS = 100_000

@@ -20,7 +20,7 @@ from asyncrl.config.schema.engine_section import Servers
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Engine
 from asyncrl.engines.spec import EngineContext, EngineKind
-from asyncrl.files import read_regular
+from asyncrl.files import JSON_BYTES, read_regular
 
 if TYPE_CHECKING:
     from asyncrl.engines.servers.kept_servers import ServerAddress
@@ -34,8 +34,6 @@ SERVER_S = 10.0
 """Seconds that a server gets to describe itself, before a run."""
 BUNDLED = "Qwen3ForCausalLM"
 """The class of the bundled model."""
-_CONFIG_BYTES = 2**24
-"""Bytes of a config.json, at most."""
 
 
 class ServerKind(EngineKind):
@@ -216,7 +214,7 @@ def _architecture(config: Config) -> str:
     if not config.model.path:
         return BUNDLED
     try:
-        text = read_regular(Path(config.model.path) / "config.json", _CONFIG_BYTES)
+        text = read_regular(Path(config.model.path) / "config.json", JSON_BYTES)
         architecture = json.loads(text)["architectures"][0]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         raise ConfigError(

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.config import Config
+from asyncrl.files import JSON_BYTES, read_regular
 from asyncrl.training.memory_parts import longest_samples
 
 STATE = 16
@@ -42,7 +43,7 @@ def model_bound(config: Config) -> int | None:
     others = config.model.lora.rank or config.reference.coefficient or config.teacher.coefficient
     folder = Path(config.model.path)
     try:
-        sizes = msgspec.json.decode((folder / "config.json").read_bytes(), type=_Sizes)
+        sizes = msgspec.json.decode(read_regular(folder / "config.json", JSON_BYTES), type=_Sizes)
         stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     except (OSError, msgspec.MsgspecError):
         return None

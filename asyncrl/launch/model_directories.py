@@ -28,15 +28,12 @@ from asyncrl.config.schema import EngineConfig, TrainConfig
 from asyncrl.config.schema.model_section import ALL_LINEAR
 from asyncrl.config.setting import nearest
 from asyncrl.escape import escaped
-from asyncrl.files import read_regular
+from asyncrl.files import JSON_BYTES, read_regular
 from asyncrl.launch.prompt_checks import own_tokenizer
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.supervised_examples import read_examples, tokenized
 from asyncrl.tasks.text import Tokenizer
 
-JSON_BYTES = 2**28
-"""Bytes of a JSON file of a model that are read, at most; the largest tokenizers have tens of
-millions."""
 TRIAL_S = 120.0
 """Seconds in which a process must have made a model on no device."""
 INDEX = "model.safetensors.index.json"

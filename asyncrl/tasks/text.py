@@ -18,12 +18,10 @@ from tokenizers import Tokenizer as Fast
 
 from asyncrl.config.paths import is_file
 from asyncrl.escape import escaped
-from asyncrl.files import read_regular
+from asyncrl.files import JSON_BYTES, read_regular
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.template_process import Render, TemplateFailed, TemplateProcess
 
-JSON_BYTES = 2**28
-"""Bytes of a JSON file of a model, at most."""
 _USUAL = 8
 """Characters a token, up to which a text is tokenized without counting first."""
 _PROBE = "asyncrl1question2"

@@ -44,7 +44,8 @@ def _refuse_engine(model: PreTrainedModel, engine: EngineConfig) -> None:
         return
     rows = model.get_input_embeddings().weight.shape[0]
     stops, tokens = Tokenizer(sys.argv[1]).stop_ids, engine.context_tokens
-    if why := undecodable(type(model).__name__, model.config, tokens, stops, rows):
+    name, weights = type(model).__name__, (weight for weight, _ in model.named_parameters())
+    if why := undecodable(name, model.config, weights, tokens, stops, rows):
         raise ModelError(f"{sys.argv[1]}: {why}")
 
 

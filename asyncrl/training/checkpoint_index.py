@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from asyncrl.files import open_regular, read_regular
+from asyncrl.files import JSON_BYTES, open_regular, read_regular
 
 SCALARS = "trainer.json"
 FOLDER = "checkpoints"
@@ -24,8 +24,6 @@ NAME = r"step-([0-9]{6}|[1-9][0-9]{6,17})"
 """The names of checkpoints, one a version: in the digits 0 to 9, six or more."""
 MOST_BYTES = 2**50
 """Bytes of a file, at most."""
-JSON_BYTES = 2**26
-"""Bytes of `SCALARS`, at most."""
 _NAME = re.compile(NAME)
 
 

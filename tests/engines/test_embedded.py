@@ -22,7 +22,15 @@ from reference import (
     random_model,
 )
 from some_values import some
-from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Gemma2Config,
+    GptOssConfig,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from asyncrl.engines.embedded import kernels
@@ -565,6 +573,35 @@ def test_models_that_do_not_fit_are_refused() -> None:
     assert answers(batcher_of(window, context_tokens=16), [request(0, [1], 15)]).ids == {
         0: greedy(window, [1], 15)
     }
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ((DeepseekV3Config, {"n_routed_experts": 4, "n_group": 1, "topk_group": 1}), "a latent"),
+        ((Gemma2Config, {"sliding_window": CONTEXT, "head_dim": 8}), "scores are capped"),
+        ((GptOssConfig, {"sliding_window": CONTEXT, "head_dim": 8}), "attention with sinks"),
+    ],
+)
+def test_attention_that_is_not_plain_is_refused_by_name(
+    made: tuple[Any, dict[str, Any]], says: str
+) -> None:
+    """Small random weights show no difference that a trial could see."""
+    kind, sizes = made
+    plain = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_experts_per_tok": 2}
+    config = kind(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        max_position_embeddings=CONTEXT,
+        **plain,
+        **sizes,
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ValueError, match=f"ForCausalLM .*{says}"):
+        batcher_of(model)
 
 
 def test_without_a_compiler_it_says_so_and_decodes(

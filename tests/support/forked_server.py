@@ -1,7 +1,8 @@
 """A real server whose processes are forked: `forked_server.py -m MODULE …`, or `… FILE …`.
 
 SGLang and vLLM spawn two more processes each, which import everything again: 20 of the 33 seconds
-of processor time that a start takes. The servers that tests share are started as a run starts them.
+of processor time that a start takes. SGLang's server that tests share is started as a run starts
+one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A real vLLM server on this machine's processor, started as a run starts it, and kept by a
-process of its own event loop."""
+"""A real vLLM server on this machine's processor, started as a run starts it, but forked, and kept
+by a process of its own event loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from asyncrl.engines.vllm.vllm_launch import URL, address, command, environment
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 LAUNCH = (str(PYTHON), forked_server.__file__)
-"""`engine.vllm.launch` of runs: the same server, which starts in a third of the time."""
+"""The same server, which starts in a third of the time."""
 START_S = 300.0
 SLOTS, CONTEXT = 4, 512
 
@@ -36,17 +36,17 @@ class SharedServer(NamedTuple):
     group: int
 
 
-def launch(model: Path, *arguments: str, slots: int = SLOTS) -> ServerLaunch:
-    return ServerLaunch(
-        (str(PYTHON),), str(model), "float32", "cpu", slots, CONTEXT, arguments=arguments
-    )
+def launch(
+    model: Path, *arguments: str, slots: int = SLOTS, python: tuple[str, ...] = (str(PYTHON),)
+) -> ServerLaunch:
+    return ServerLaunch(python, str(model), "float32", "cpu", slots, CONTEXT, arguments=arguments)
 
 
 @contextmanager
 def started(model: Path, log: Path) -> Iterator[SharedServer]:
     """A server from its start until the end of its process group."""
     folder = tempfile.mkdtemp(prefix="asyncrl-test-")
-    at, what = address(Path(folder)), launch(model)
+    at, what = address(Path(folder)), launch(model, python=LAUNCH)
     socket = Path(at.socket)
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import trio
 from real_vllm import LAUNCH, START_S, launch
+from served_families import FAMILIES, KINDS, built
 from train_support import command as train_command
 from train_support import (
     end,
@@ -24,12 +25,12 @@ from train_support import (
     resume,
     started,
     steps_done,
-    tiny_model,
     tiny_moe,
     train,
     wait_for,
 )
 
+from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.engines.servers.errors import ServerGone
 from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.vllm.vllm_client import VllmClient
@@ -77,7 +78,14 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert found["CUDA_VISIBLE_DEVICES"] == "5,6" and found["PYTHONPATH"] == f"{WORKER}:/mine"
     assert [path.name for path in WORKER.glob("*.py")] == ["asyncrl_receiver.py"]
     assert environment(launch(Path("/m")))["TORCH_COMPILE_DISABLE"] == "1"
-    for config, blocks in (("", "21"), ("[]", "21"), ('{"kv_lora_rank": 512}', "161")):
+    hybrid = {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}
+    for config, blocks in (
+        ("", "21"),
+        ("[]", "21"),
+        ('{"kv_lora_rank": 512}', "161"),
+        (json.dumps(hybrid), "81"),
+        (json.dumps({"text_config": hybrid}), "81"),
+    ):
         (tmp_path / "config.json").write_text(config)
         cpu = command(launch(tmp_path), address(Path("/tmp/x")), Path())
         assert "--enforce-eager" in cpu
@@ -130,17 +138,22 @@ def session(pid: int) -> list[int]:
     return sorted(int(one) for one, state in lines if not state.startswith("Z"))
 
 
-@pytest.mark.soak  # the run below does so, too
+@pytest.mark.explore
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(2 * START_S)
 def test_a_run_decodes_in_a_server_that_is_given_each_version(
     vllm_python: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
+    """The model is Qwen3.5, whose linear attention vLLM computes in bfloat16 alone; every byte of
+    each version is compared."""
+    run, model = tmp_path / "run", tmp_path / "model"
+    built(FAMILIES["Qwen3.5"], KINDS["vllm"]).save_pretrained(model)
+    write_tokenizer(model)
     argv = train_command(
-        tiny_model(tmp_path / "model"),
+        model,
         run,
+        model__dtype="bfloat16",
         engine__kind="vllm",
         engine__vllm__launch=[*LAUNCH],
         engine__context_tokens=128,

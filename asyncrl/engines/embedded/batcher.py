@@ -33,7 +33,8 @@ class Batcher:
         self.vocab_size = embeddings.num_embeddings
         stops, vocabulary = options.stop_ids, self.vocab_size
         name, context = type(model).__name__, options.context_tokens
-        if why := undecodable(name, model.config, context, stops, vocabulary):
+        weights = (weight for weight, _ in model.named_parameters())
+        if why := undecodable(name, model.config, weights, context, stops, vocabulary):
             raise ValueError(why)
         self._recompute = options.kv == "recompute"
         self._current = Lane(model, options, self.vocab_size)

@@ -20,6 +20,8 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 ATTENTION = "asyncrl_slots"
+_MORE = ("s_aux", "softcap", "position_bias")
+"""Arguments of other attention that change what it computes."""
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -131,7 +133,14 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention in transformers' interface. Without a mask: causal over the batch itself (prefill;
     rows are padded on the right, where nothing looks). With one: over the slot cache, `key`
-    transposed, a single query a row (decode) or several (the new part of a context)."""
+    transposed, a single query a row (decode) or several (the new part of a context). Raises
+    ValueError where the model's attention is asked for more."""
+    for name in _MORE:
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} asks attention for {name}, which the embedded engine's "
+                "has not"
+            )
     rows, heads, tokens, width = query.shape
     groups = key.shape[1]
     scale = width**-0.5 if scaling is None else scaling

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from asyncrl.engines import canary
 from asyncrl.engines.servers.kept_servers import ServerAddress
@@ -21,6 +23,7 @@ from asyncrl.engines.servers.server_environment import ServerPackage
 from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.vllm.vllm_client import VllmClient
 from asyncrl.engines.vllm.vllm_fit import BACKEND, EXTENSION, LOGPROBS, check_vllm
+from asyncrl.files import JSON_BYTES, read_regular
 
 WORKER = Path(__file__).with_name("worker")
 """The folder of the module that a server imports into its workers, and of nothing else."""
@@ -55,7 +58,8 @@ def command(launch: ServerLaunch, address: ServerAddress, _: Path) -> list[str]:
     if launch.device == "cpu":
         # On a CPU, memory is the machine's: room for the concurrent requests is enough. The second
         # option only makes it check that there is memory.
-        blocks = -(-context // _block(launch.model))
+        model = _described(launch.model)
+        blocks = -(-context // _block(model)) * _groups(model)
         options["num-gpu-blocks-override"] = (launch.slots + 1) * blocks + 1
         options["gpu-memory-utilization"] = 0.25
     switches = ["--skip-tokenizer-init", "--enable-scale-out"]
@@ -66,13 +70,35 @@ def command(launch: ServerLaunch, address: ServerAddress, _: Path) -> list[str]:
     return [*launch.python, "-m", server, *pairs, *switches, *launch.arguments]
 
 
-def _block(model: str) -> int:
-    """Tokens of a cache block on a CPU, of which latent attention (DeepSeek's) has small ones."""
+def _described(model: str) -> dict[str, Any]:
+    """The text part of a model's config.json; empty where it cannot be read, which the model's
+    loading tells."""
     try:
-        config = json.loads((Path(model) / "config.json").read_text())
-    except (OSError, ValueError):
-        config = {}  # what is wrong with the model is said by its loading
-    return 16 if isinstance(config, dict) and config.get("kv_lora_rank") else 128
+        config = json.loads(read_regular(Path(model) / "config.json", JSON_BYTES))
+    except (OSError, ValueError, RecursionError):
+        config = {}
+    own = config if isinstance(config, dict) else {}
+    text = own.get("text_config")
+    return text if isinstance(text, dict) else own
+
+
+def _block(model: Mapping[str, Any]) -> int:
+    """Tokens of a cache block on a CPU, of which latent attention (DeepSeek's) has small ones."""
+    return 16 if model.get("kv_lora_rank") else 128
+
+
+def _groups(model: Mapping[str, Any]) -> int:
+    """Blocks that a request holds for the same tokens: vLLM puts layers of one kind in groups, each
+    as large as the smallest kind, and all groups take from one store.
+
+    >>> _groups({"layer_types": ["linear_attention"] * 3 + ["full_attention"]}), _groups({})
+    (4, 1)
+    """
+    kinds = model.get("layer_types")
+    if not isinstance(kinds, list) or not kinds:
+        return 1
+    counts = Counter(map(str, kinds)).values()
+    return sum(-(-count // min(counts)) for count in counts)
 
 
 def environment(launch: ServerLaunch, _: Sequence[int] = ()) -> dict[str, str]:
