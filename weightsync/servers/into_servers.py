@@ -28,6 +28,7 @@ from asyncrl.messages import Prepare, Publish
 from asyncrl.weightsync.buckets import Plan
 from asyncrl.weightsync.checkpoint_names import CheckpointNames
 from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.fp8_checkpoint import checkpoint_of
 from asyncrl.weightsync.process_group import Worker
 from asyncrl.weightsync.servers.direct_server import DirectServer, ServerPlace
 from asyncrl.weightsync.servers.meeting import MeetingAnswer, ServerGo, ServerMeeting
@@ -175,7 +176,7 @@ class IntoServers(Transport):
             yield ServersPublisher(
                 sender,
                 side.source,
-                CheckpointNames(side.model),
+                checkpoint_of(side.model, publication.dtype),
                 publication.bucket_bytes,
                 side.deadline_s,
             )
