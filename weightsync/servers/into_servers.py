@@ -69,7 +69,9 @@ class ServersPublisher:
     async def join(self, message: Publish, /) -> None:
         self._joined = None
         gathered = await self._source.gather()
-        weights, canary = dict(self._names.tensors(dict(gathered.weights))), gathered.canary
+        weights = await trio.to_thread.run_sync(
+            lambda: dict(self._names.tensors(dict(gathered.weights)))
+        )
         digest = await self._sender.join(
             message.publication,
             message.epoch,
@@ -78,7 +80,7 @@ class ServersPublisher:
             weights,
             self._deadline_s,
         )
-        self._joined = message.publication, weights, Sent([digest], 0, canary)
+        self._joined = message.publication, weights, Sent([digest], 0, gathered.canary)
 
     async def send(self, message: Publish, /) -> Sent:
         joined, self._joined = self._joined, None

@@ -148,7 +148,7 @@ class WeightLoader:
         self._begun = False
         try:
             refuse_misfit(dict(self._model.named_parameters()), weights)
-            tensors = dict(self._names.tensors(weights))
+            tensors = await trio.to_thread.run_sync(lambda: dict(self._names.tensors(weights)))
             load = Load(client, version, tensors, self._mode != "in_place")
             async with self._cleared_up(load):
                 with trio.fail_after(self._deadline_s):
