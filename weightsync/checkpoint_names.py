@@ -11,7 +11,7 @@ reversed, as `save_pretrained` applies it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -54,6 +54,16 @@ class CheckpointNames:
         contiguous; others are made one parameter at a time."""
         for group in self._groups:
             yield from self._converted(group, weights)
+
+    def names_of(self, parameters: Collection[str]) -> frozenset[str]:
+        """The names in the checkpoint of the tensors that these parameters make."""
+        empty = {name: p.detach().to("meta") for name, p in self._model.named_parameters()}
+        return frozenset(
+            name
+            for group in self._groups
+            if any(own in parameters for own, _ in group)
+            for name, _ in self._converted(group, empty)
+        )
 
     def _grouped(self) -> list[list[tuple[str, str | None]]]:
         """Parameters that are converted together, each with the pattern of its converter; most are

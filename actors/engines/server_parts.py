@@ -15,7 +15,7 @@ from asyncrl.config import ConfigError
 from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.config.cluster import joined
 from asyncrl.config.gpus import actor_gpus
-from asyncrl.config.published import engine_dtype, phase_s
+from asyncrl.config.published import computed_dtype, engine_dtype, phase_s
 from asyncrl.config.schema.engine_section import Servers
 from asyncrl.engines.spec import EngineContext
 from asyncrl.files import SMALL_BYTES, read_regular
@@ -138,6 +138,7 @@ def weight_loader(
 ) -> WeightLoader:
     """The loader of weights of one server."""
     from asyncrl.engines import canary
+    from asyncrl.weightsync.fp8_checkpoint import checkpoint_of
     from asyncrl.weightsync.servers.weight_loader import WeightLoader
 
     config, tokenizer = context.config, context.tokenizer
@@ -147,6 +148,7 @@ def weight_loader(
         context.model,
         canary.text(tokenizer.vocabulary, tokenizer.stop_ids),
         mode=mode,
-        tolerance=servers.settings.canary or canary.TOLERANCE[engine_dtype(config)],
+        tolerance=servers.settings.canary or canary.TOLERANCE[computed_dtype(config)],
         deadline_s=deadline_s(context),
+        names=checkpoint_of(context.model, config.publication.dtype),
     )

@@ -11,7 +11,7 @@ from asyncrl.actors.engines.server_kind import ServerKind
 from asyncrl.actors.engines.server_parts import broadcast, deadline_s, weight_loader
 from asyncrl.config import Config
 from asyncrl.config.engines import Capabilities
-from asyncrl.config.published import engine_dtype
+from asyncrl.config.published import computed_dtype
 from asyncrl.config.schema.engine_section import Servers
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Engine
@@ -91,13 +91,13 @@ def _direct_engine(
     """The engine of servers to which the trainer sends weights itself."""
     from asyncrl.engines import canary
     from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
-    from asyncrl.weightsync.checkpoint_names import CheckpointNames
+    from asyncrl.weightsync.fp8_checkpoint import checkpoint_of
     from asyncrl.weightsync.servers.direct_server import DirectServer
 
     config, tokenizer = context.config, context.tokenizer
     sglang = config.engine.sglang
     parameters = dict(context.model.named_parameters())
-    tensors = dict(CheckpointNames(context.model).tensors(parameters))
+    tensors = dict(checkpoint_of(context.model, config.publication.dtype).tensors(parameters))
     servers = [
         DirectServer(
             client,
@@ -105,7 +105,7 @@ def _direct_engine(
             type(context.model).__name__,
             canary.text(tokenizer.vocabulary, tokenizer.stop_ids),
             mode=sglang.interrupt,
-            tolerance=sglang.canary or canary.TOLERANCE[engine_dtype(config)],
+            tolerance=sglang.canary or canary.TOLERANCE[computed_dtype(config)],
             deadline_s=deadline_s(context),
         )
         for client in clients

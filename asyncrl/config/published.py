@@ -20,6 +20,12 @@ def engine_dtype(config: Config) -> str:
     return config.publication.sent_dtype(config.model)
 
 
+def computed_dtype(config: Config) -> str:
+    """The coarsest type in which engines compute: fp8 where their servers multiply in it."""
+    apart = capabilities(config.engine.kind).serves_apart
+    return "fp8" if apart and config.publication.dtype == "fp8" else engine_dtype(config)
+
+
 def phase_s(least_s: float, weight_bytes: int) -> float:
     """Seconds that a phase of a publication of so many bytes may take.
 

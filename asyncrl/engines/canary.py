@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 TOKENS = 32
 _SEED = 20_240_817
 
-TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}
+TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2, "fp8": 0.5}
 """The largest log-probability difference, in nats, that rounding explains, by dtype. float32 on one
-kind of machine differs by 1e-6."""
+kind of machine differs by 1e-6. With fp8 a server rounds activations to four bits, too; that bound
+is an estimate, which no server has tried."""
 
 
 class CanaryDied(Exception):

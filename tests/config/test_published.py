@@ -11,7 +11,13 @@ from without_rules import without_rules
 
 from asyncrl.config import Config, load
 from asyncrl.config.advice import advice
-from asyncrl.config.published import engine_dtype, phase_s, publication_s, sent_bytes
+from asyncrl.config.published import (
+    computed_dtype,
+    engine_dtype,
+    phase_s,
+    publication_s,
+    sent_bytes,
+)
 from asyncrl.config.rules import contradictions
 
 SERVERS: dict[str, Any] = {"kind": "sglang", "sglang": {"urls": ["http://127.0.0.1:1"]}}
@@ -78,6 +84,11 @@ def test_weights_that_both_sides_round_are_rounded_once(sent: str) -> None:
     both = config(model={"rounding": "fp8"}, publication={"dtype": sent})
     assert not both.publication.rounds(both.model) and not list(contradictions(both))
     assert not [each for each in advice(both) if each.key == "publication.dtype"]
+    served = {"engine": SERVERS, "rollout": {"actors": 1}}
+    assert computed_dtype(config(publication={"dtype": sent}, **served)) == (
+        "fp8" if sent == "fp8" else "float32"  # whose activations are rounded, too
+    )
+    assert computed_dtype(both) == "float32"
 
 
 def test_weights_that_engines_alone_round_are_advised_against() -> None:
@@ -92,9 +103,12 @@ def test_weights_that_engines_alone_round_are_advised_against() -> None:
         ({"model": {"lora": {"rank": 2}}}, ("model.rounding", "model.lora.rank"), "rank to 0"),
         ({"train": {"ranks": 2}}, ("model.rounding", "train.ranks"), "lower ranks to 1"),
         (
-            {"engine": SERVERS, "rollout": {"actors": 1}, "publication": {"dtype": "fp8"}},
-            ("publication.dtype", "engine.kind"),
-            "set dtype to model",
+            {
+                "engine": {"kind": "vllm", "vllm": {"launch": ["python3"]}},
+                "publication": {"dtype": "fp8"},
+            },
+            ("publication.dtype", "engine.vllm.urls"),
+            "start servers with an fp8 copy of it",
         ),
     ],
 )

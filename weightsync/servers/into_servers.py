@@ -28,6 +28,7 @@ from asyncrl.messages import Prepare, Publish
 from asyncrl.weightsync.buckets import Plan
 from asyncrl.weightsync.checkpoint_names import CheckpointNames
 from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.fp8_checkpoint import checkpoint_of
 from asyncrl.weightsync.process_group import Worker
 from asyncrl.weightsync.servers.direct_server import DirectServer, ServerPlace
 from asyncrl.weightsync.servers.meeting import MeetingAnswer, ServerGo, ServerMeeting
@@ -68,7 +69,9 @@ class ServersPublisher:
     async def join(self, message: Publish, /) -> None:
         self._joined = None
         gathered = await self._source.gather()
-        weights, canary = dict(self._names.tensors(dict(gathered.weights))), gathered.canary
+        weights = await trio.to_thread.run_sync(
+            lambda: dict(self._names.tensors(dict(gathered.weights)))
+        )
         digest = await self._sender.join(
             message.publication,
             message.epoch,
@@ -77,7 +80,7 @@ class ServersPublisher:
             weights,
             self._deadline_s,
         )
-        self._joined = message.publication, weights, Sent([digest], 0, canary)
+        self._joined = message.publication, weights, Sent([digest], 0, gathered.canary)
 
     async def send(self, message: Publish, /) -> Sent:
         joined, self._joined = self._joined, None
@@ -175,7 +178,7 @@ class IntoServers(Transport):
             yield ServersPublisher(
                 sender,
                 side.source,
-                CheckpointNames(side.model),
+                checkpoint_of(side.model, publication.dtype),
                 publication.bucket_bytes,
                 side.deadline_s,
             )

@@ -71,7 +71,7 @@ _DROPPED = ("self_attn",)
 
 _STACKED = re.compile(
     r"(?P<parent>.*\.experts)(\.routed_experts)?\.(?P<stack>w13|w2)_(?:weight_)?"
-    r"(?P<leaf>weight|bias)"
+    r"(?P<leaf>weight_scale_inv|weight|bias)"
 )
 
 _RENAMED = {
@@ -91,6 +91,10 @@ _MOVED = {
     "moe.per_expert_scale": "per_expert_scale",
 }
 """Ends of names that a server has elsewhere in a layer."""
+
+
+SCALES = "_scale_inv"
+"""End of the name of the scales of a weight in fp8 blocks, in checkpoints and servers alike."""
 
 
 class UnknownName(Exception):
@@ -114,7 +118,20 @@ def sources(ours: Iterable[str], theirs: Collection[str]) -> dict[str, tuple[str
     placed = {part for parts in made.values() for part in parts}
     for name in own.values():
         if name not in placed:
-            raise UnknownName(f"its model has no parameter for {name}")
+            more = (
+                ": its weights are not in fp8 blocks, or not all that are here; serve a model "
+                "whose quantization_config has quant_method fp8 and weight_block_size [128, 128], "
+                "or set publication.dtype to model"
+            )
+            raise UnknownName(
+                f"its model has no parameter for {name}{more if name.endswith(SCALES) else ''}"
+            )
+    for name in theirs:
+        if name.endswith(SCALES) and name not in made:
+            raise UnknownName(
+                f"its model has {name}, and this run sends no scales for it: set publication.dtype "
+                "to fp8 where its blocks are 128 by 128, or serve a model that is not quantized"
+            )
     return made
 
 

@@ -101,7 +101,8 @@ class WeightLoader:
     `model` is this process's own transformers model of what the server serves: its parameters'
     names, shapes and dtypes are what may be sent; its weights are not read. `text` is
     `canary.text`, `tolerance` in nats. `deadline_s` bounds each of: what comes before the pause,
-    the pause, the canary.
+    the pause, the canary. `names` makes the tensors that the server loads; those of the model's
+    checkpoint unless given.
     """
 
     def __init__(
@@ -114,9 +115,10 @@ class WeightLoader:
         mode: Mode,
         tolerance: float,
         deadline_s: float,
+        names: CheckpointNames | None = None,
     ) -> None:
         self._client, self._way, self._model = client, way, model
-        self._names = CheckpointNames(model)
+        self._names = names or CheckpointNames(model)
         self._text, self._tolerance = text, tolerance
         self._mode, self._deadline_s = mode, deadline_s
         self._checks: Checks | None = None
@@ -146,7 +148,7 @@ class WeightLoader:
         self._begun = False
         try:
             refuse_misfit(dict(self._model.named_parameters()), weights)
-            tensors = dict(self._names.tensors(weights))
+            tensors = await trio.to_thread.run_sync(lambda: dict(self._names.tensors(weights)))
             load = Load(client, version, tensors, self._mode != "in_place")
             async with self._cleared_up(load):
                 with trio.fail_after(self._deadline_s):
@@ -246,7 +248,8 @@ async def acquainted(
 ) -> Checks | None:
     """The tensor layout of a server's model, which must be of that class and accept such weights;
     None where it has no checksums to derive it from."""
-    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    computes = next(each.dtype for each in weights.values() if each.itemsize > 1)  # but for fp8
+    dtype = str(computes).removeprefix("torch.")
     model, server = await client.model_info(), await client.server_info()
     refuse_other_model(model, server, architecture=architecture, dtype=dtype)
     try:

@@ -91,11 +91,13 @@ class PublicationConfig(Section, frozen=True):
         return self.sent_dtype(model) != model.dtype
 
     def contradictions(self, whole: Config) -> Contradictions:
-        if self.dtype == "fp8" and capabilities(whole.engine.kind).serves_apart:
+        servers = whole.engine.servers
+        if self.dtype == "fp8" and servers is not None and not servers.settings.urls:
             yield (
-                ("publication.dtype", "engine.kind"),
-                "servers with fp8 weights are not supported yet: set dtype to model (with "
-                "model.rounding = fp8 it sends the same values), or kind to embedded",
+                ("publication.dtype", f"{servers.table}.urls"),
+                "servers of a run begin with the run's own model, which is not quantized: start "
+                "servers with an fp8 copy of it (blocks of 128 by 128) and name them in urls, or "
+                "set dtype to model, which with model.rounding = fp8 sends the same values",
             )
         if self.path != "direct":
             return
