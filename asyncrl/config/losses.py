@@ -10,10 +10,11 @@ from typing import Any
 
 from asyncrl.algorithms.advantages import Advantage, GroupAdvantage
 from asyncrl.algorithms.advantages.credit import ByTurn, Credit
+from asyncrl.algorithms.advantages.group_weight import GroupWeight
 from asyncrl.algorithms.loss_mean import Mean
 from asyncrl.algorithms.objectives import ClipBounds, Objective
 from asyncrl.algorithms.selection.filters import GroupFilter, NoFilter
-from asyncrl.config.loss_names import ADVANTAGES, CREDITS, OBJECTIVES
+from asyncrl.config.loss_names import ADVANTAGES, CREDITS, GROUP_WEIGHTS, OBJECTIVES
 from asyncrl.config.schema import Config, StalenessConfig, TrainConfig
 from asyncrl.config.schema.section import Contradictions
 from asyncrl.config.selection_names import FILTERS
@@ -59,6 +60,11 @@ def advantage_of(train: TrainConfig) -> Advantage:
 def credit_of(train: TrainConfig) -> Credit:
     """The credit that `train.credit` names."""
     return CREDITS.find(train.credit)()
+
+
+def group_weight_of(train: TrainConfig) -> GroupWeight:
+    """The rule that `train.group_weight` names."""
+    return GROUP_WEIGHTS.find(train.group_weight)()
 
 
 def credited(train: TrainConfig) -> Advantage:

@@ -24,6 +24,7 @@ from asyncrl.config.derived import Row
 from asyncrl.config.errors import installs, usable
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
 from asyncrl.config.gpus import gpus_of
+from asyncrl.config.loss_names import GROUP_WEIGHTS
 from asyncrl.config.mix import each, members, named
 from asyncrl.config.paths import exists, is_file, is_folder, refuse_lost
 from asyncrl.config.ranks import settled_ranks
@@ -187,6 +188,7 @@ def check(config: Config, resume: Path | None, available: int) -> Checked:
     CURRICULA.find(config.task.curriculum)
     SIZINGS.find(config.rollout.sizing)
     REPLAYS.find(config.train.replay)
+    GROUP_WEIGHTS.find(config.train.group_weight)
     task = opened(config.task, config.run.seed)
     if not config.cluster.reward_agents:  # else each machine checks itself
         check_judging(config.task, task)
