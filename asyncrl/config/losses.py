@@ -82,13 +82,13 @@ def filter_of(config: Config) -> GroupFilter:
     """The filter that `rollout.filter` names. One that drops equal rewards drops none where the
     advantage finds a signal in them: relative to the step they may have one."""
     found = FILTERS.find(config.rollout.filter)()
-    dropping = getattr(found, "drops_equal", False)
-    return NoFilter() if dropping and advantage_of(config.train).equal_has_signal else found
+    silent = found.drops_equal and advantage_of(config.train).equal_has_signal
+    return NoFilter() if silent else found
 
 
 def drops_equal(config: Config) -> bool:
     """True if groups with equal rewards are left out."""
-    return getattr(filter_of(config), "drops_equal", False)
+    return filter_of(config).drops_equal
 
 
 def loss_mean(train: TrainConfig) -> Mean:

@@ -16,7 +16,7 @@ from asyncrl.algorithms.advantages.paced import Paced
 from asyncrl.messages import PromptFacts, Sample
 
 CHANCES = (0.2, 0.7)
-"""That a rollout of either prompt solves it; the policy's logit is its only weight."""
+"""Chances that a rollout of either prompt solves it; the logit is the policy's only weight."""
 POSTERIORS = ((2.0, 6.0), (4.0, 1.0))
 MEMBERS = 3
 

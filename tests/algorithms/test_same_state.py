@@ -15,7 +15,7 @@ from asyncrl.algorithms.advantage_tensors import token_values
 from asyncrl.algorithms.advantages import RewardedSamples
 from asyncrl.algorithms.advantages.gigpo import Gigpo, GigpoPublished
 from asyncrl.algorithms.advantages.hgpo import Hgpo, HgpoPublished
-from asyncrl.algorithms.advantages.same_state import Place, PlayedGroup, TurnAdvantage
+from asyncrl.algorithms.advantages.same_state import MemberTurn, PlayedGroup, TurnAdvantage
 from asyncrl.messages import Sample, Span
 
 STAY = 1 / (1 + math.exp(-0.4))
@@ -81,7 +81,7 @@ def expected(advantage: TurnAdvantage, size: int = 3) -> Gradient:
     for members in product(world(), repeat=size):
         group, chance = grouped(members), math.prod(p.probability for p in members) / size
         for number, played in enumerate(members):
-            places = [Place(number, turn) for turn in range(len(played.turns))]
+            places = [MemberTurn(number, turn) for turn in range(len(played.turns))]
             row = by_state(played, [advantage.of_turn(group, place) for place in places])
             a, b = a + chance * row[0], b + chance * row[1]
     return a, b
@@ -102,7 +102,7 @@ def test_as_published_it_has_another_direction(published: TurnAdvantage, found: 
     assert round(cosine(expected(published), true_gradient()), 3) == found
 
 
-def by_loops(group: PlayedGroup, place: Place) -> float:
+def by_loops(group: PlayedGroup, place: MemberTurn) -> float:
     """A second formula of `hgpo`, from its definition."""
     member, turn = place
     own = group.to_go[member][turn]
@@ -131,14 +131,14 @@ def test_each_value_is_that_of_the_second_formula() -> None:
         group = grouped(members)
         for number, played in enumerate(members):
             for turn in range(len(played.turns)):
-                place = Place(number, turn)
+                place = MemberTurn(number, turn)
                 assert Hgpo().of_turn(group, place) == pytest.approx(by_loops(group, place))
 
 
 def test_without_keys_it_is_the_reward_to_go() -> None:
     group = PlayedGroup([1.5, 0.5], [[1.5, 1.0], [0.5]], [[], []])
-    assert [Hgpo().of_turn(group, Place(0, turn)) for turn in (0, 1)] == [1.0, 1.0]
-    assert HgpoPublished().of_turn(group, Place(0, 0)) == 0.0
+    assert [Hgpo().of_turn(group, MemberTurn(0, turn)) for turn in (0, 1)] == [1.0, 1.0]
+    assert HgpoPublished().of_turn(group, MemberTurn(0, 0)) == 0.0
 
 
 def test_tokens_have_the_values_of_their_turns() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from asyncrl.algorithms.advantages.normalization import mean_of, normalized
-from asyncrl.algorithms.advantages.same_state import Place, PlayedGroup, TurnAdvantage
+from asyncrl.algorithms.advantages.same_state import MemberTurn, PlayedGroup, TurnAdvantage
 
 
 class Gigpo(TurnAdvantage):
@@ -17,13 +17,13 @@ class Gigpo(TurnAdvantage):
     Its expectation is twice the gradient, at each turn. The authors differ (`gigpo_published`).
 
     >>> group = PlayedGroup([1.0, 0.0], [[1.0, 1.0], [0.0, 0.0]], [["a", "b"], ["a", "c"]])
-    >>> Gigpo().of_turn(group, Place(0, 0)), Gigpo().of_turn(group, Place(1, 1))
+    >>> Gigpo().of_turn(group, MemberTurn(0, 0)), Gigpo().of_turn(group, MemberTurn(1, 1))
     (2.0, -2.0)
     """
 
     kind: ClassVar[str] = "gigpo"
 
-    def of_turn(self, group: PlayedGroup, place: Place) -> float:
+    def of_turn(self, group: PlayedGroup, place: MemberTurn) -> float:
         if len(group.rewards) < 2:
             return 0.0
         others = [reward for member, reward in enumerate(group.rewards) if member != place.member]
@@ -41,13 +41,13 @@ class GigpoPublished(TurnAdvantage):
     in count half.
 
     >>> group = PlayedGroup([1.0, 0.0], [[1.0, 1.0], [0.0, 0.0]], [["a", "b"], ["a", "c"]])
-    >>> [round(GigpoPublished().of_turn(group, Place(0, turn)), 3) for turn in (0, 1)]
+    >>> [round(GigpoPublished().of_turn(group, MemberTurn(0, turn)), 3) for turn in (0, 1)]
     [1.414, 0.707]
     """
 
     kind: ClassVar[str] = "gigpo_published"
 
-    def of_turn(self, group: PlayedGroup, place: Place) -> float:
+    def of_turn(self, group: PlayedGroup, place: MemberTurn) -> float:
         value = normalized(group.rewards)[place.member]
         alike = list(group.alike(place, 1))
         if len(alike) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from asyncrl.algorithms.advantages.normalization import mean_of, normalized
-from asyncrl.algorithms.advantages.same_state import Place, PlayedGroup, TurnAdvantage
+from asyncrl.algorithms.advantages.same_state import MemberTurn, PlayedGroup, TurnAdvantage
 
 HISTORY = 2
 """Earlier states that the finest groups share: K of the paper."""
@@ -24,13 +24,13 @@ class Hgpo(TurnAdvantage):
     `rloo` with `credit = to_go`.
 
     >>> group = PlayedGroup([1.0, 0.0], [[1.0, 1.0], [0.0, 0.0]], [["a", "b"], ["a", "c"]])
-    >>> Hgpo().of_turn(group, Place(0, 0)), Hgpo().of_turn(group, Place(1, 1))
+    >>> Hgpo().of_turn(group, MemberTurn(0, 0)), Hgpo().of_turn(group, MemberTurn(1, 1))
     (1.0, -1.0)
     """
 
     kind: ClassVar[str] = "hgpo"
 
-    def of_turn(self, group: PlayedGroup, place: Place) -> float:
+    def of_turn(self, group: PlayedGroup, place: MemberTurn) -> float:
         if len(group.rewards) < 2:
             return 0.0
         baselines = [(1.0, mean_of(group.at_turn(place)))]
@@ -51,15 +51,15 @@ class HgpoPublished(TurnAdvantage):
     values. A turn whose states no other turn shares is not trained.
 
     >>> group = PlayedGroup([1.0, 0.0], [[1.0, 1.0], [0.0, 0.0]], [["a", "b"], ["a", "c"]])
-    >>> round(HgpoPublished().of_turn(group, Place(0, 0)), 3)
+    >>> round(HgpoPublished().of_turn(group, MemberTurn(0, 0)), 3)
     0.707
-    >>> HgpoPublished().of_turn(group, Place(0, 1))
+    >>> HgpoPublished().of_turn(group, MemberTurn(0, 1))
     0.0
     """
 
     kind: ClassVar[str] = "hgpo_published"
 
-    def of_turn(self, group: PlayedGroup, place: Place) -> float:
+    def of_turn(self, group: PlayedGroup, place: MemberTurn) -> float:
         weighted, total = 0.0, 0.0
         for k in range(1, HISTORY + 2):
             alike = list(group.alike(place, k))

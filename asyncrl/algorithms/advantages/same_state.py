@@ -22,52 +22,70 @@ from asyncrl.algorithms.advantages.advantage import (
 from asyncrl.algorithms.advantages.rewards_to_go import rewards_to_go
 
 
-class Place(NamedTuple):
-    """A turn: its member of the group, and its number."""
+class MemberTurn(NamedTuple):
+    """A turn: its member of the group, and its number.
+
+    >>> MemberTurn(member=1, turn=0)
+    MemberTurn(member=1, turn=0)
+    """
 
     member: int
     turn: int
 
 
 class PlayedGroup(NamedTuple):
-    """Episodes of one prompt: their rewards, the returns of their turns, and the keys of these."""
+    """Episodes of one prompt: their rewards, the returns of their turns, and the keys of these.
+
+    >>> group = PlayedGroup([1.0, 0.0], [[1.0, 1.0], [0.0]], [["a", "b"], ["a"]])
+    >>> list(group.alike(MemberTurn(0, 0), k=1)), group.of_others(MemberTurn(0, 1), k=1)
+    ([MemberTurn(member=0, turn=0), MemberTurn(member=1, turn=0)], [])
+    """
 
     rewards: Sequence[float]
     to_go: Sequence[Sequence[float]]
     keys: Sequence[Sequence[str]]
 
-    def alike(self, place: Place, k: int) -> Iterator[Place]:
+    def alike(self, place: MemberTurn, k: int) -> Iterator[MemberTurn]:
         """The turns with the same last `k` (>= 1) states, this one included; none where it has not
         as many, or one without a key."""
         states = self._states(place, k)
         for member, row in enumerate(self.to_go) if states else ():
             for turn in range(len(row)):
-                if self._states(Place(member, turn), k) == states:
-                    yield Place(member, turn)
+                if self._states(MemberTurn(member, turn), k) == states:
+                    yield MemberTurn(member, turn)
 
-    def of_others(self, place: Place, k: int) -> list[float]:
+    def of_others(self, place: MemberTurn, k: int) -> list[float]:
         """The returns of such turns in the episodes of others."""
         found = self.alike(place, k)
         return [self.to_go[o.member][o.turn] for o in found if o.member != place.member]
 
-    def at_turn(self, place: Place) -> list[float]:
+    def at_turn(self, place: MemberTurn) -> list[float]:
         """The returns of the others at the same turn, 0 for those that had ended."""
         others = (row for member, row in enumerate(self.to_go) if member != place.member)
         return [row[place.turn] if place.turn < len(row) else 0.0 for row in others]
 
-    def _states(self, place: Place, k: int) -> tuple[str, ...]:
+    def _states(self, place: MemberTurn, k: int) -> tuple[str, ...]:
         keys = self.keys[place.member]
         states = tuple(keys[max(0, place.turn - k + 1) : place.turn + 1])
         return states if len(states) == k and all(states) else ()
 
 
 class TurnAdvantage(Advantage):
-    """An advantage of each turn of the episodes of a group."""
+    """An advantage of each turn of the episodes of a group.
+
+    >>> class Returns(TurnAdvantage):
+    ...     def of_turn(self, group, place):
+    ...         return group.to_go[place.member][place.turn]
+    >>> from asyncrl.messages import Sample
+    >>> one = Sample(8, 4, 1, 3, 1.0, [], member=0)
+    >>> Returns().of(RewardedSamples([one], {4: [1.0]}, {}, turns={4: [[0.25, 0.75]]}))
+    [[1.0, 0.75]]
+    """
 
     equal_has_signal: ClassVar[bool] = True
 
     @abstractmethod
-    def of_turn(self, group: PlayedGroup, place: Place) -> float:
+    def of_turn(self, group: PlayedGroup, place: MemberTurn) -> float:
         """Advantage of one turn."""
 
     def of(self, batch: RewardedSamples) -> list[Value]:
@@ -80,7 +98,7 @@ class TurnAdvantage(Advantage):
             if sample.member is None or not 0 <= sample.member < len(group.rewards):
                 raise ValueError(f"rollout {sample.rollout} does not name its member of the group")
             turns = range(len(group.to_go[sample.member]))
-            values.append([self.of_turn(group, Place(sample.member, turn)) for turn in turns])
+            values.append([self.of_turn(group, MemberTurn(sample.member, turn)) for turn in turns])
         return values
 
 
