@@ -88,8 +88,8 @@ def loaded(section: Section, folder: Path) -> Config:
 
 def test_the_page_has_a_section_for_each_thing() -> None:
     things = (
-        *("correction", "objective", "advantage", "credit", "curriculum", "sizing", "filter"),
-        *("replay rule", "verifier", "admission rule"),
+        *("correction", "objective", "advantage", "credit", "group weight", "curriculum"),
+        *("sizing", "filter", "replay rule", "verifier", "admission rule"),
     )
     assert [section.title for section in SECTIONS] == [
         *(f"Add a{'n' * (thing[0] in 'aeiou')} {thing}" for thing in things),
@@ -127,7 +127,7 @@ def test_its_settings_are_loaded_and_written(section: Section, folder: Path) -> 
     assert f'"{section.name}:' in (folder / "run.toml").read_text()
 
 
-@pytest.mark.parametrize("section", SECTIONS[:4], ids=lambda section: section.title)
+@pytest.mark.parametrize("section", SECTIONS[:5], ids=lambda section: section.title)
 def test_a_learner_trains_with_it(section: Section, folder: Path) -> None:
     config = loaded(section, folder)
     learner = Learner(bundled_model.new_model(0), config.train, config.staleness, 1.0)
@@ -172,7 +172,13 @@ BAD = {
     "setting",
     [
         *("staleness.correction", "train.objective", "train.advantage", "train.credit"),
-        *("train.replay", "task.curriculum", "rollout.sizing", "rollout.filter"),
+        *(
+            "train.group_weight",
+            "train.replay",
+            "task.curriculum",
+            "rollout.sizing",
+            "rollout.filter",
+        ),
     ],
 )
 def test_a_bad_module_is_a_sentence_and_status_2(

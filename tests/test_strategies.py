@@ -12,13 +12,14 @@ import pytest
 
 from asyncrl.algorithms.advantages import Advantage
 from asyncrl.algorithms.advantages.credit import Credit
+from asyncrl.algorithms.advantages.group_weight import GroupWeight
 from asyncrl.algorithms.objectives import Objective
 from asyncrl.algorithms.selection.curriculum import Curriculum
 from asyncrl.algorithms.selection.filters import GroupFilter
 from asyncrl.algorithms.selection.group_size import Sizing
 from asyncrl.algorithms.selection.replay import ReplayRule
 from asyncrl.config import ConfigError
-from asyncrl.config.loss_names import ADVANTAGES, CORRECTIONS, CREDITS, OBJECTIVES
+from asyncrl.config.loss_names import ADVANTAGES, CORRECTIONS, CREDITS, GROUP_WEIGHTS, OBJECTIVES
 from asyncrl.config.plugins import Registry, in_folder
 from asyncrl.config.selection_names import CURRICULA, FILTERS, REPLAYS, SIZINGS
 from asyncrl.config.strategies import StrategyError, blamed
@@ -30,6 +31,7 @@ KINDS: dict[str, tuple[Registry[type], str, type]] = {
     "objective": (OBJECTIVES, "asyncrl.algorithms.objectives", Objective),
     "advantage": (ADVANTAGES, LOSS, Advantage),
     "credit": (CREDITS, LOSS, Credit),
+    "group weight": (GROUP_WEIGHTS, LOSS, GroupWeight),
     "curriculum": (CURRICULA, SELECTION, Curriculum),
     "sizing": (SIZINGS, SELECTION, Sizing),
     "filter": (FILTERS, SELECTION, GroupFilter),
@@ -61,7 +63,7 @@ def source(base: type, kind: str) -> str:
 @every
 def test_a_file_in_its_folder_is_found_by_its_name(kind: str, added: Path) -> None:
     registry, package, base = KINDS[kind]
-    (added / f"added_{kind}.py").write_text(source(base, "added"))
+    (added / f"added_{kind.replace(' ', '_')}.py").write_text(source(base, "added"))
     names = list(in_folder(package, base))
     assert set(names) - {"added"} == set(registry) and "added" in names
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.advantages.advantage import Advantage, RewardedSamples, Value
+from asyncrl.algorithms.advantages.group_weight import GroupWeight
 from asyncrl.messages import Sample
 
 
@@ -71,6 +73,27 @@ def token_values(advantage: Advantage, batch: RewardedSamples) -> Advantages:
     return Advantages(
         torch.tensor(values, dtype=torch.float32).repeat_interleave(torch.tensor(counts).long()),
         torch.tensor([value is not None for value in found], dtype=torch.bool),
+    )
+
+
+def sample_weights(weight: GroupWeight, batch: RewardedSamples) -> Tensor:
+    """Weight of each sample of a micro-batch, that of its group; float32 [samples]. Raises
+    ValueError for one that is no finite number, or negative.
+
+    >>> from asyncrl.algorithms.advantages.group_weight import EqualWeight
+    >>> one = Sample(8, 4, 1, 3, 1.0, [], member=0)
+    >>> sample_weights(EqualWeight(), RewardedSamples([one], {4: [1.0, 0.5]}, {})).tolist()
+    [1.0]
+    """
+    weights = weight.of(batch)
+    for group, value in weights.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 <= value < math.inf:
+            raise ValueError(
+                f"the weight of group {group} is {value!r}; return a finite number of at least 0"
+            )
+    return torch.tensor(
+        [weights.get(sample.group, 1.0) for sample in batch.samples], dtype=torch.float32
     )
 
 

@@ -1,5 +1,5 @@
-"""Names that the settings of the loss may have: its corrections, objectives, advantages and
-credits. Each is a class in the folder of its kind, or a user's own."""
+"""Names that the settings of the loss may have: its corrections, objectives, advantages,
+credits and weights of groups. Each is a class in the folder of its kind, or a user's own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from asyncrl.algorithms.advantages import Advantage
 from asyncrl.algorithms.advantages.credit import Credit
+from asyncrl.algorithms.advantages.group_weight import GroupWeight
 from asyncrl.algorithms.objectives import Objective
 from asyncrl.config.plugins import Registry, derived_from, in_folder
 from asyncrl.staleness.corrections import Correction
@@ -38,3 +39,10 @@ CREDITS: Registry[type[Credit]] = Registry(
     "credit", in_folder("asyncrl.algorithms.advantages", Credit), derived_from(Credit)
 )
 """Credits that `train.credit` may name."""
+
+GROUP_WEIGHTS: Registry[type[GroupWeight]] = Registry(
+    "group weight",
+    in_folder("asyncrl.algorithms.advantages", GroupWeight),
+    derived_from(GroupWeight),
+)
+"""Rules that `train.group_weight` may name."""

@@ -10,10 +10,11 @@ from typing import Any
 
 from asyncrl.algorithms.advantages import Advantage, GroupAdvantage
 from asyncrl.algorithms.advantages.credit import ByTurn, Credit
+from asyncrl.algorithms.advantages.group_weight import GroupWeight
 from asyncrl.algorithms.loss_mean import Mean
 from asyncrl.algorithms.objectives import ClipBounds, Objective
 from asyncrl.algorithms.selection.filters import GroupFilter, NoFilter
-from asyncrl.config.loss_names import ADVANTAGES, CREDITS, OBJECTIVES
+from asyncrl.config.loss_names import ADVANTAGES, CREDITS, GROUP_WEIGHTS, OBJECTIVES
 from asyncrl.config.schema import Config, StalenessConfig, TrainConfig
 from asyncrl.config.schema.section import Contradictions
 from asyncrl.config.selection_names import FILTERS
@@ -61,6 +62,11 @@ def credit_of(train: TrainConfig) -> Credit:
     return CREDITS.find(train.credit)()
 
 
+def group_weight_of(train: TrainConfig) -> GroupWeight:
+    """The rule that `train.group_weight` names."""
+    return GROUP_WEIGHTS.find(train.group_weight)()
+
+
 def credited(train: TrainConfig) -> Advantage:
     """The advantage that a learner uses: that of `train.advantage`, turn by turn if the credit is
     by turn. Raises ValueError for one that cannot compare turns."""
@@ -76,13 +82,13 @@ def filter_of(config: Config) -> GroupFilter:
     """The filter that `rollout.filter` names. One that drops equal rewards drops none where the
     advantage finds a signal in them: relative to the step they may have one."""
     found = FILTERS.find(config.rollout.filter)()
-    dropping = getattr(found, "drops_equal", False)
-    return NoFilter() if dropping and advantage_of(config.train).equal_has_signal else found
+    silent = found.drops_equal and advantage_of(config.train).equal_has_signal
+    return NoFilter() if silent else found
 
 
 def drops_equal(config: Config) -> bool:
     """True if groups with equal rewards are left out."""
-    return getattr(filter_of(config), "drops_equal", False)
+    return filter_of(config).drops_equal
 
 
 def loss_mean(train: TrainConfig) -> Mean:

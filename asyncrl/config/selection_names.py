@@ -10,7 +10,7 @@ from asyncrl.algorithms.selection.curriculum import Curriculum
 from asyncrl.algorithms.selection.filters import GroupFilter
 from asyncrl.algorithms.selection.group_size import Sizing
 from asyncrl.algorithms.selection.replay import ReplayRule
-from asyncrl.config.plugins import Registry, in_folder
+from asyncrl.config.plugins import Registry, derived_from, in_folder
 
 FOLDER = "asyncrl.algorithms.selection"
 
@@ -37,7 +37,7 @@ SIZINGS: Registry[type[Sizing]] = Registry(
 """Rules for the size of groups that `rollout.sizing` may name."""
 
 FILTERS: Registry[type[GroupFilter]] = Registry(
-    "filter", in_folder(FOLDER, GroupFilter), _with("keeps", "group")
+    "filter", in_folder(FOLDER, GroupFilter), derived_from(GroupFilter)
 )
 """Filters of finished groups that `rollout.filter` may name."""
 

@@ -24,6 +24,7 @@ from asyncrl.config.derived import Row
 from asyncrl.config.errors import installs, usable
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
 from asyncrl.config.gpus import gpus_of
+from asyncrl.config.loss_names import GROUP_WEIGHTS
 from asyncrl.config.mix import each, members, named
 from asyncrl.config.paths import exists, is_file, is_folder, refuse_lost
 from asyncrl.config.ranks import settled_ranks
@@ -194,6 +195,7 @@ def check(
     CURRICULA.find(config.task.curriculum)
     SIZINGS.find(config.rollout.sizing)
     REPLAYS.find(config.train.replay)
+    GROUP_WEIGHTS.find(config.train.group_weight)
     doing(_opening(config.task))
     task = opened(config.task, config.run.seed)
     doing("starting the processes that judge answers")

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.algorithms.advantage_tensors import token_values
+from asyncrl.algorithms.advantage_tensors import sample_weights, token_values
 from asyncrl.algorithms.advantages import Advantage, RewardedSamples
+from asyncrl.algorithms.advantages.group_weight import GroupWeight
 from asyncrl.algorithms.ratios import log_ratio, ratio
+from asyncrl.config.schema import TrainConfig
 from asyncrl.config.strategies import blamed
 from asyncrl.messages import MicroBatch
 from asyncrl.staleness.vcpo import logit_norm, squared_norms
@@ -32,12 +34,13 @@ def token_advantages(
     model: PreTrainedModel,
     advantage: Advantage,
     temperature: float,
-    name: str,
+    weight: GroupWeight,
+    train: TrainConfig,
 ) -> tuple[Tensor, Tensor]:
     """Advantage of each sampled token (float32 [tokens]), and which samples are trained (bool
-    [samples]): that of its rollout, or of its turn. `name` is the advantage's in the settings.
-    Raises ValueError where an advantage that needs gradients would be of a part of a group, and
-    StrategyError where it raises itself."""
+    [samples]): that of its rollout, or of its turn, times the weight of its group. `train` has the
+    names of both. Raises ValueError where an advantage that needs gradients would be of a part of a
+    group, and StrategyError where one of them raises itself."""
     gradients = None
     if advantage.needs_gradients:
         here = Counter(sample.group for sample in batch.samples)
@@ -58,8 +61,11 @@ def token_advantages(
         batch.keys,
         batch.prompts,
     )
-    with blamed("advantage", name):
-        return token_values(advantage, given)
+    with blamed("advantage", train.advantage):
+        found = token_values(advantage, given)
+    with blamed("group weight", train.group_weight):
+        weights = sample_weights(weight, given)
+    return found.value * weights[tensors.sample_index], found.trainable
 
 
 class ModelGradients:

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.algorithms.routing.balance import RoutedTokens
 from asyncrl.algorithms.tokens import Tokens
-from asyncrl.config.losses import clips_nothing, credited, updates
+from asyncrl.config.losses import clips_nothing, credited, group_weight_of, updates
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.messages import MicroBatch, ScoreProximal, TokenCount
 from asyncrl.staleness import proximal
@@ -110,7 +110,7 @@ class Learner:
         self.rank = rank
         self._train, self._staleness, self._temperature = train, staleness, temperature
         self._loss = Loss(train, staleness, budget)
-        self._advantage = credited(train)
+        self._advantage, self._group_weight = credited(train), group_weight_of(train)
         if clips_nothing(train, staleness):
             logger.warning(
                 "proximal is recompute: the ratio of the objective is 1, and clipping does nothing"
@@ -168,7 +168,13 @@ class Learner:
         tensors = tensors._replace(scores=self.kl_terms.scores(tensors, served))
         batch = self.kl_terms.rewarded(batch, tensors)
         advantage, trainable = token_advantages(
-            batch, tensors, self.model, self._advantage, self._temperature, self._train.advantage
+            batch,
+            tensors,
+            self.model,
+            self._advantage,
+            self._temperature,
+            self._group_weight,
+            self._train,
         )
         scores = self.proximal_logprobs.known(batch.samples) if self.proximal_logprobs else None
         counts = list[TokenCount]()

@@ -53,7 +53,7 @@ def true_gradient() -> Gradient:
 
 
 def counts(branches: str) -> list[int]:
-    """The times that the trainer counts tokens of an episode's turns: the first, each leaf."""
+    """The number of times that the trainer counts each turn: the first, and each leaf."""
     if branches == "token":
         return [1, 1, 1]
     turns = [Turn(1, "stop"), Turn(1, "stop"), Turn(1, "stop")]

@@ -3,13 +3,19 @@ journal, and one value for a rollout or one for each turn."""
 
 from __future__ import annotations
 
+import struct
+
 import msgspec
 import pytest
 
+from asyncrl.agents.agent_rewards import as_key
+from asyncrl.agents.gateway.api_requests import turn_reward
+from asyncrl.agents.gateway.errors import GatewayError
 from asyncrl.algorithms.advantage_tensors import token_values
 from asyncrl.algorithms.advantages import Advantage, RewardedSamples
 from asyncrl.algorithms.advantages.advantage import Value
 from asyncrl.experience import events as e
+from asyncrl.experience.episode import AgentCall, Episode, gathered, turn_keys
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.training_message import training_message
 from asyncrl.messages import PromptFacts, Sample, Scored, Span
@@ -100,3 +106,27 @@ def test_too_few_values_are_refused() -> None:
     one = Sample(8, 4, 1, 3, 1.0, [Span(0, 1, 4)], member=0)
     with pytest.raises(ValueError, match="gives 0 advantages to 1 samples"):
         token_values(Short(), RewardedSamples([one], {4: [1.0]}, {}))
+
+
+def test_a_key_of_a_turn_is_journalled_and_reaches_the_facts() -> None:
+    episode = Episode(used=[3, 4, 5], keys={3: "page", 5: "end"}, rewards={3: 0.5})
+    for call in episode.used:
+        made = AgentCall(call, 0, 4, rollout=0, after=None, given=bytes(4), key=call, temperature=1)
+        made.extend(0, 0, struct.pack("<i", call), bytes(4))
+        episode.calls.append(made)
+    turns = gathered(episode)[3]
+    assert turn_keys(turns) == ["page", "", "end"]
+    event = e.Rewarded(0, 1, 3, 0.5, "page")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=e.Rewarded) == event
+
+
+@pytest.mark.parametrize(
+    ("key", "said"), [(7, "of int"), (None, "of NoneType"), ("a" * 1025, "of 1025 characters")]
+)
+def test_a_key_that_is_no_text_is_refused(key: object, said: str) -> None:
+    with pytest.raises(ValueError, match=f"the key of a turn is a text .* {said}; give a digest"):
+        as_key(key)
+    body = msgspec.json.encode({"reward": 0.5, "turn": 0, "key": key})
+    with pytest.raises(GatewayError) as caught:
+        turn_reward(body)
+    assert caught.value.status == 400 and "key" in str(caught.value)

@@ -101,7 +101,7 @@ def test_a_file_may_name_them_in_one_string(tmp_path: Path) -> None:
         ("icepop,", "has the kind ''"),
         ("", "has the kind ''"),
         ("icepop,none", "has none beside others"),
-        ("3", "is 3, and must be a list of tables with a kind each, or of kinds alone: age_decay,"),
+        ("3", "is 3, and must be a list of tables with a kind each, or of kinds alone: "),
         ("[3]", "has 3 in it, and must be a list"),
         ("[{lo = 0.5}]", "has {'lo': 0.5} in it, and must be a list"),
         ("{kind = 'icepop'}", "is {'kind': 'icepop'}, and must be a list"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import mul
 from typing import ClassVar
 
 from asyncrl.algorithms.advantages.advantage import (
@@ -19,7 +20,11 @@ from asyncrl.algorithms.advantages.normalization import all_equal, centred, norm
 class Gdpo(MemberAdvantage):
     """`(R_j - mean) / std` in the group for each part j by itself, summed over the parts, and the
     sums normalized by their mean and std over all members of the step (arXiv 2601.05242). A group
-    without parts has its reward as the only one.
+    without parts has its reward as the only one. In a subclass `weights` has the paper's weight of
+    each part in the sum:
+
+        class Mine(Gdpo):
+            weights = (1.0, 0.5)
 
     One group, of two parts: the second part, which one member has, counts more.
 
@@ -33,6 +38,7 @@ class Gdpo(MemberAdvantage):
     whole_step: ClassVar[bool] = True
     needs_member: ClassVar[bool] = True
     several_rewards: ClassVar[bool] = True
+    weights: ClassVar[Sequence[float]] = ()
 
     def of_members(
         self, rewards: Rewards, parts: Parts, lengths: Lengths
@@ -42,7 +48,7 @@ class Gdpo(MemberAdvantage):
             for group, members in rewards.items()
         }
         sums = [
-            math.fsum(row)
+            math.fsum(map(mul, row, self._weights(len(row))))
             for of_group in columns.values()
             for row in zip(*map(normalized, of_group), strict=True)
         ]
@@ -54,6 +60,14 @@ class Gdpo(MemberAdvantage):
             group: [0.0] * len(values) if group in silent else values
             for group, values in table.items()
         }
+
+    def _weights(self, parts: int) -> Sequence[float]:
+        if self.weights and parts > 1 and len(self.weights) != parts:
+            raise ValueError(
+                f"{self.kind} has {len(self.weights)} weights, and a reward has {parts} parts; "
+                "give one weight for each"
+            )
+        return self.weights if self.weights and parts > 1 else (1.0,) * parts
 
 
 class ReinforcePp(MemberAdvantage):

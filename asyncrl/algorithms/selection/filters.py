@@ -9,12 +9,13 @@ under its name, and no token of it is trained.
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from asyncrl.algorithms.selection.judged_group import JudgedGroup
 
 
-class GroupFilter(Protocol):
+class GroupFilter(ABC):
     """Rule of which finished groups are trained; docs/extending.md adds one.
 
     `drops_equal`: it drops each group whose compared rewards are all equal. Then more groups start
@@ -28,11 +29,12 @@ class GroupFilter(Protocol):
     (True, False)
     """
 
+    kind: ClassVar[str] = ""
     drops_equal: ClassVar[bool] = False
 
+    @abstractmethod
     def keeps(self, group: JudgedGroup) -> bool:
         """Return True if a finished group is trained."""
-        ...
 
     def keeps_alone(self, reward: float, baseline: float) -> bool:
         """Return True if a rollout is trained by itself (`train.unit = rollout`)."""

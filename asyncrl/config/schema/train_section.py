@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from asyncrl.config.engines import capabilities
-from asyncrl.config.loss_names import ADVANTAGES, CREDITS, OBJECTIVES
+from asyncrl.config.loss_names import ADVANTAGES, CREDITS, GROUP_WEIGHTS, OBJECTIVES
 from asyncrl.config.schema.section import BASIC, Contradictions, Section
 from asyncrl.config.selection_names import REPLAYS
 
@@ -80,6 +80,16 @@ class TrainConfig(Section, frozen=True):
             )
         ),
     ] = "episode"
+    group_weight: Annotated[
+        str,
+        GROUP_WEIGHTS.named,
+        Meta(
+            description=(
+                "factor of the advantages of a prompt's group: 1, or p (1 - p) of the prompt's "
+                "solve rate p at earlier visits"
+            )
+        ),
+    ] = "none"
     branches: Annotated[
         Branches,
         Meta(
