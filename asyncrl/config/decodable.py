@@ -1,4 +1,4 @@
-"""Models that the embedded engine can decode, by their configuration and the names of their weights.
+"""Models that the embedded engine can decode, by their configuration and their weights' names.
 Pure: `check` asks before anything starts, and the engine when it opens.
 """
 
@@ -45,7 +45,7 @@ def undecodable(
 
 
 def _other_attention(config: object, weights: Iterable[str], context_tokens: int) -> str:
-    """What attention of a model is not that of all keys and values before a token, by softmax.
+    """Attention of a model that is not a softmax over all earlier keys, in words; empty if none.
 
     >>> class Config: layer_types, sliding_window = ["sliding_attention", "full_attention"], 64
     >>> _other_attention(Config, [], 65), _other_attention(Config, [], 64)
