@@ -46,8 +46,9 @@ HEART = (
 TESTS = (
     *("tests/experience", "tests/actors", "tests/journal", "tests/staleness", "tests/weightsync"),
     *("tests/algorithms", "tests/config", "tests/runtime", "tests/agents/gateway"),
+    "tests/test_examples.py",
 )
-SIMULATION_S, TESTS_S = 8.0, 20.0
+SIMULATION_S, TESTS_S = 8.0, 40.0
 """Seconds of judges, as recorded, after which a mutant has survived them."""
 FIRST_S = 1.5
 """Seconds of tests that are tried by themselves, because to collect all of them takes longer."""
