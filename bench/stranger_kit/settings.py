@@ -3,6 +3,7 @@ drawn by chance."""
 
 from __future__ import annotations
 
+import json
 import random
 import string
 from collections.abc import Callable, Mapping
@@ -70,6 +71,15 @@ def words(value: Any) -> str:
         return value
     if value is None or (isinstance(value, list) and None in value):
         return "null"
+    return _inline(value)
+
+
+def _inline(value: Any) -> str:
+    """A value in one line of TOML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_inline(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_inline, value)) + "]"
     return tomli_w.dumps({"x": value}, multiline_strings=False).partition("= ")[2].strip()
 
 
@@ -196,7 +206,11 @@ CONTRADICTIONS: tuple[tuple[dict[str, Any], frozenset[int], str], ...] = (
     ({"task.name": "no_such_task"}, REFUSED, "no_such_task"),
     ({"task.name": "jsonl", "task.path": ""}, REFUSED, "task.path"),
     ({"task.name": "spell_backward", "task.params": {"min_word_len": 99}}, REFUSED, ""),
-    ({"task.name": "spell_backward", "task.params": {"nonsense": 1}}, REFUSED, "nonsense"),
+    (
+        {"task.name": "spell_backward", "task.path": "", "task.params": {"nonsense": 1}},
+        REFUSED,
+        "nonsense",
+    ),
     ({"task.template": "no question in it"}, REFUSED, "template"),
     ({"task.template": "{question}{question}"}, EITHER, ""),
     ({"task.template": "{0}{question}"}, EITHER, ""),

@@ -68,6 +68,10 @@ REFUSED_CODE: dict[str, str] = {
     "an import without an end of depth": "def f():\n    f()\nf()\n",
     "NUL in the source": "x = 1\0\ndef judge(a, l):\n    return 1.0\n",
     "a whole number without an end": "def judge(answer, line):\n    return 10 ** 400\n",
+    "a number that raises": (
+        "class F(float):\n    def __float__(self):\n        raise ValueError('no')\n"
+        "def judge(answer, line):\n    return F(1)\n"
+    ),
     "bytes": "def judge(answer, line):\n    return b'1'\n",
     "an array": "import numpy\ndef judge(a, l):\n    return numpy.ones(3)\n",
     "not UTF-8": "x = '\xe9'\ndef judge(a, l):\n    return 1.0\n",
@@ -95,10 +99,6 @@ NOTED_CODE: dict[str, str] = {
     "raises in a group": (
         "def judge(answer, line):\n"
         "    raise ExceptionGroup('x', [ValueError('\\x1b[2J'), KeyError(1)])\n"
-    ),
-    "a number that raises": (
-        "class F(float):\n    def __float__(self):\n        raise ValueError('no')\n"
-        "def judge(answer, line):\n    return F(1)\n"
     ),
     "asks the user": "def judge(answer, line):\n    return float(input('reward? '))\n",
     "stops itself": "import os\ndef judge(a, l):\n    os.kill(os.getpid(), 19)\n    1 / 0\n",
