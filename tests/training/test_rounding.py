@@ -224,6 +224,7 @@ def test_it_learns() -> None:
     assert losses[True] > 0.5 * losses[False] > 0, losses
 
 
+@pytest.mark.explore
 def test_memory_is_predicted_with_the_masters(tmp_path: Path) -> None:
     build("llama").save_pretrained(tmp_path)
     sets = [f"model.path={tmp_path}", "engine.context_tokens=64", "rollout.max_new_tokens=48"]
