@@ -97,5 +97,8 @@ def test_what_a_strategy_raises_is_one_sentence_with_its_line(tmp_path: Path) ->
         "the sizing 'mine:Half' failed in mine.py, line 2 (KeyError: 'no\\nprior'); correct it, "
         "and resume the run."
     )
+    said = "the correction 'icepop, mine:Bad' failed in mine.py"
+    with pytest.raises(StrategyError, match=said), blamed("correction", "icepop, mine:Bad"):
+        size()
     with pytest.raises(MemoryError), blamed("sizing", "mine:Half"):
         raise MemoryError

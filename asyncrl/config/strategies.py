@@ -22,7 +22,8 @@ class StrategyError(ConfigError):
 @contextmanager
 def blamed(kind: str, name: str) -> Iterator[None]:
     """Raise what the strategy `name` of this `kind` raises as a StrategyError of one sentence, but
-    for what a machine lacks.
+    for what a machine lacks. The line is the last one of its own file, or of any. `name` may be
+    several, with commas.
 
     >>> try:
     ...     with blamed("sizing", "mine:Half"):
@@ -38,7 +39,10 @@ def blamed(kind: str, name: str) -> Iterator[None]:
     except Exception as error:  # a user's strategy may raise anything
         if machine_lacks(error):
             raise
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        files = {one.partition(":")[0].rpartition(".")[2] for one in name.split(", ")}
+        own = [frame for frame in frames if Path(frame.filename).stem in files]
+        last = (own or frames)[-1]
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise StrategyError(
             f"the {kind} {name!r} failed in {Path(last.filename).name}, line {last.lineno} "

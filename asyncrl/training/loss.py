@@ -20,6 +20,7 @@ from asyncrl.algorithms.ratios import log_ratio
 from asyncrl.algorithms.tokens import Tokens
 from asyncrl.config.losses import clip_bounds, loss_mean, objective_of, ratios_weigh
 from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.config.strategies import blamed
 from asyncrl.staleness import proximal
 from asyncrl.staleness.corrections import Folded, apply_corrections
 from asyncrl.staleness.diagnostics import by_lag
@@ -127,7 +128,8 @@ class Loss:
     def corrected(self, parts: Sequence[Tokens]) -> list[Folded]:
         """Apply the corrections to the tokens of several parts with different rollouts together.
         The first part gets the counts of corrections."""
-        folded = apply_corrections(self._corrections, _joined(parts), weighted=self._weighted)
+        with blamed("correction", ", ".join(each.kind for each in self._corrections)):
+            folded = apply_corrections(self._corrections, _joined(parts), weighted=self._weighted)
         sizes = [len(part.mask) for part in parts]
         pieces = zip(
             torch.split(folded.weight, sizes),
@@ -152,7 +154,8 @@ class Loss:
         auxiliary loss of each, float32 [tokens], where there is one."""
         usable = tokens.mask
         kept = corrected.kept & usable
-        minimized = token_loss(self._objective, tokens._replace(mask=kept), self._bounds)
+        with blamed("objective", self._objective.kind):
+            minimized = token_loss(self._objective, tokens._replace(mask=kept), self._bounds)
         counted = kept if self._divisor == "kept" else usable
         weights = mean_weights(
             self._mean, counted, facts.sample_index, facts.share, self._budget, facts.leaves
