@@ -62,7 +62,7 @@ def write_first_run(what: str, path: Path) -> None:
 def first_run(what: str, file: str) -> str:
     """The text of a run.toml for a data set or a JSONL file, to be named `file`. Raises
     ConfigError."""
-    of_file = what.endswith((".jsonl", ".json")) or is_file(Path(what))
+    of_file = bool({".", "/"} & set(what)) or is_file(Path(what))  # no task's name has these
     config = TaskConfig(name="jsonl", path=what, eval_size=0) if of_file else TaskConfig(name=what)
     try:
         task = open_task(config, 0)

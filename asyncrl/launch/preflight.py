@@ -347,8 +347,8 @@ def _directory(config: Config, resume: Path | None) -> None:
     parent = next(path for path in (run, *run.parents) if exists(path) or path.is_symlink())
     if not is_folder(parent) or not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"{run}: the run directory cannot be written, because {parent} cannot; choose "
-            "another run.dir."
+            f"{run}: the run directory cannot be written, because {parent} cannot; give this user "
+            "the right to write there, or choose another run.dir."
         )
     free = shutil.disk_usage(parent).free
     if free < FREE_BYTES:

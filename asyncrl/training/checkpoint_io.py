@@ -123,7 +123,7 @@ def write(
         scalars = Scalars(staged.version, staged.cursor, files, staged.base)
         (folder / SCALARS).write_bytes(msgspec.json.encode(scalars))
 
-    _publish(path, fill)
+    _publish(path, fill, above=False)
     for old in complete(run_dir)[:-keep]:
         try:
             _delete(old.path)
@@ -135,10 +135,12 @@ def write(
 def save(
     run_dir: str | Path, learner: Learner, cursor: int, tokenizer: str | Path, *, keep: int = 2
 ) -> Path:
-    """Take a copy and write it at once (`take`, `write`). Every rank takes part; rank 0 writes."""
+    """Take a copy and write it at once (`take`, `write`), in a run directory that is made if need
+    be. Every rank takes part; rank 0 writes."""
     staged = take(learner, cursor, Staging())
     if staged is None:
         return checkpoint_path(run_dir, learner.version)
+    Path(run_dir).mkdir(parents=True, exist_ok=True)
     return write(run_dir, staged, tokenizer, keep=keep)
 
 
@@ -292,9 +294,10 @@ def _write_model(folder: Path, model: PreTrainedModel, tokenizer: Path) -> None:
             shutil.copyfile(tokenizer / name, folder / name)
 
 
-def _publish(path: Path, write: Callable[[Path], None]) -> None:
+def _publish(path: Path, write: Callable[[Path], None], *, above: bool = True) -> None:
     """Write a directory under another name, sync it to disk, and rename it, replacing the previous
-    one."""
+    one. Its parent is made if need be, and with `above` all above that: a run directory that was
+    removed is not made again, without its journal, as if nothing were lost."""
     partial = path.parent / f"{PARTIAL_FOLDER}{path.name}"
     try:
         for left in path.parent.glob(f"{PARTIAL_FOLDER}*"):
@@ -302,7 +305,8 @@ def _publish(path: Path, write: Callable[[Path], None]) -> None:
                 shutil.rmtree(left)
             except OSError as error:
                 _left(left, error)
-        partial.mkdir(parents=True)
+        path.parent.mkdir(parents=above, exist_ok=True)
+        partial.mkdir()
         write(partial)
         for file in [*partial.iterdir(), partial]:
             _sync(file)

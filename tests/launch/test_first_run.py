@@ -110,6 +110,8 @@ def test_a_file_that_is_there_is_left(here: Path, capsys: pytest.CaptureFixture[
     [
         ("spel_backward", "did you mean 'spell_backward'"),
         ("nowhere.jsonl", "nowhere.jsonl cannot be read"),
+        ("nowhere.csv", "nowhere.csv cannot be read"),
+        (".", ". cannot be read: Is a directory"),
         ("empty.jsonl", "empty.jsonl"),
     ],
 )

@@ -24,9 +24,10 @@ from asyncrl.training.checkpoint_index import (
     latest,
     scalars,
 )
-from asyncrl.training.checkpoint_io import export, restore, save
+from asyncrl.training.checkpoint_io import export, restore, save, take, write
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
+from asyncrl.training.staging import Staging
 
 TRAIN = TrainConfig(lr=1e-2, lr_warmup_steps=2, lr_schedule="cosine", steps=8, weight_decay=0.1)
 
@@ -183,6 +184,17 @@ def test_what_is_not_complete_is_never_seen(
     monkeypatch.undo()
     assert complete(tmp_path) == [Checkpoint(first, 0)] and latest(tmp_path) == first
     assert restore(first, fresh()).cursor == 1
+
+
+def test_a_run_directory_that_was_removed_is_not_made_again(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    """A run went on in one without a journal, and its last line said how to resume it."""
+    staged = take(fresh(), 1, Staging())
+    assert staged is not None
+    with pytest.raises(CheckpointError, match="put back the directory that is gone"):
+        write(tmp_path / "removed", staged, tokenizer)
+    assert not (tmp_path / "removed").exists()
 
 
 def test_what_a_killed_writer_left_is_not_seen_and_goes_with_the_next(

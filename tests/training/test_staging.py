@@ -58,6 +58,11 @@ def taken(learner: Learner, cursor: int, staging: Staging) -> StagedCheckpoint:
     return found
 
 
+def made(run: Path) -> Path:
+    run.mkdir()
+    return run
+
+
 def content(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
@@ -77,10 +82,10 @@ def test_what_is_written_is_the_state_at_the_copy_whatever_is_trained_meanwhile(
     staged = taken(learner, 41, staging)
     train(learner, 2)
     torch.manual_seed(99)
-    beside = content(write(tmp_path / "beside", staged, tokenizer))
+    beside = content(write(made(tmp_path / "beside"), staged, tokenizer))
     assert beside == at_once
     train(learner, 1)
-    later = content(write(tmp_path / "later", taken(learner, 42, staging), tokenizer))
+    later = content(write(made(tmp_path / "later"), taken(learner, 42, staging), tokenizer))
     weights = "adapter_model.safetensors" if lora else "model.safetensors"
     for file in (weights, "trainer.safetensors", "trainer.json"):
         assert later[file] != at_once[file]
