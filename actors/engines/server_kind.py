@@ -59,10 +59,23 @@ class ServerKind(EngineKind):
         """Check the program, the key, and the descriptions of servers that run already."""
         key = cls.key(config)
         settings = cls.servers(config).settings
+        cls._check_entries(config)
         notes = cls._check_environment(config) if settings.launch else []
         for url in settings.urls:
             trio.run(cls._check_server, url, key, config)
         return notes
+
+    @classmethod
+    def _check_entries(cls, config: Config) -> None:
+        """Check that config.json has what the server reads in those that are published."""
+        from asyncrl.engines.servers.config_entries import missing_entry
+
+        title = cls.program().package.title
+        if config.model.path and (entry := missing_entry(_described(config), title)):
+            raise ConfigError(
+                f"model.path is {config.model.path!r}, and its config.json lacks {entry}, which "
+                f"{title} reads and transformers 5 leaves out: add it."
+            )
 
     @classmethod
     def _check_environment(cls, config: Config) -> list[str]:
@@ -214,11 +227,20 @@ def _architecture(config: Config) -> str:
     if not config.model.path:
         return BUNDLED
     try:
-        text = read_regular(Path(config.model.path) / "config.json", JSON_BYTES)
-        architecture = json.loads(text)["architectures"][0]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        architecture = _described(config)["architectures"][0]
+    except (LookupError, TypeError):
         raise ConfigError(
             f"model.path is {config.model.path!r}, and config.json in it does not say its "
             "architecture."
         ) from None
     return str(architecture)
+
+
+def _described(config: Config) -> dict[str, Any]:
+    """The config.json of the run's model; empty where it cannot be read."""
+    try:
+        text = read_regular(Path(config.model.path) / "config.json", JSON_BYTES)
+        found = json.loads(text)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -72,20 +72,17 @@ PROGRAMS = Row(
 """The additional text where answers are programs."""
 
 
-def queue_bytes(config: Config) -> int:
+def queue_bytes(config: Config, routing: int = 0) -> int:
     """Most bytes of token arrays alive at one time: `int32` ids of prompt and response, `float32`
-    log-probabilities of the response."""
-    return (
-        admission_policy(config).max_live_filtered
-        * max_group_size(config)
-        * 4
-        * (config.engine.context_tokens + config.rollout.max_new_tokens)
-    )
+    log-probabilities of the response, and records of its experts, of `routing` bytes a token."""
+    new = config.rollout.max_new_tokens
+    of_rollout = 4 * (config.engine.context_tokens + new) + routing * new
+    return admission_policy(config).max_live_filtered * max_group_size(config) * of_rollout
 
 
-def _large_state(config: Config) -> list[Row]:
+def _large_state(config: Config, routing: int) -> list[Row]:
     """A warning where live tokens, which each checkpoint writes, may be very many."""
-    if (live := queue_bytes(config)) < LARGE_STATE:
+    if (live := queue_bytes(config, routing)) < LARGE_STATE:
         return []
     return [
         Row(
@@ -124,16 +121,16 @@ def journal_steps(config: Config) -> int:
     return min(2 * config.train.checkpoint_every or config.train.steps, steps(config))
 
 
-def journal_bytes(config: Config) -> int:
+def journal_bytes(config: Config, routing: int = 0) -> int:
     """Most bytes of the journal: of its steps, of the live rollouts and of three states of them,
     one of which is also in the log while it is written. Discarded and evaluated rollouts belong to
-    no step, and come on top."""
+    no step, and come on top. `routing`: bytes of the record of a sampled token's experts."""
     rollout, groups = config.rollout, config.train.batch_groups * journal_steps(config)
     events = math.ceil(rollout.max_new_tokens / chunk_tokens(config)) + ROLLOUT_EVENTS
-    responses = groups * rollout.group_size * (8 * rollout.max_new_tokens + EVENT_BYTES * events)
-    return (
-        responses + groups * 4 * config.engine.context_tokens + 5 * queue_bytes(config) + LOG_BYTES
-    )
+    tokens = (8 + routing) * rollout.max_new_tokens
+    responses = groups * rollout.group_size * (tokens + EVENT_BYTES * events)
+    prompts = groups * 4 * config.engine.context_tokens
+    return responses + prompts + 5 * queue_bytes(config, routing) + LOG_BYTES
 
 
 def _mix_rows(task: TaskConfig) -> list[Row]:
@@ -162,8 +159,10 @@ def _agent_rows(config: Config) -> list[Row]:
     return [Row("agent", run, f"{means}, ≤ {agent.max_calls} calls each{sandbox}")]
 
 
-def derived(config: Config, available: int) -> list[Row]:
-    """The table, for a machine where this process may use `available` cores."""
+def derived(config: Config, available: int, routing: int | None = 0) -> list[Row]:
+    """The table, for a machine where this process may use `available` cores, and a model whose
+    tokens have records of experts of `routing` bytes (None: unknown)."""
+    records, routing = _records(routing), routing or 0
     task, rollout, train, staleness = config.task, config.rollout, config.train, config.staleness
     slots = rollout.actors * config.engine.slots
     policy = admission_policy(config)
@@ -204,8 +203,12 @@ def derived(config: Config, available: int) -> list[Row]:
             f"{policy.formula}; {live:,} rollouts{_more(policy)}",
         ),
         Row("slots", f"{slots:,}", _slots(slots, live)),
-        Row("queue", f"≤ {size(queue_bytes(config))}", "token arrays of the live rollouts"),
-        Row("journal", f"≤ {size(journal_bytes(config))}", _journal(config)),
+        Row(
+            "queue",
+            f"≤ {size(queue_bytes(config, routing))}",
+            f"token arrays of the live rollouts{records}",
+        ),
+        Row("journal", f"≤ {size(journal_bytes(config, routing))}", _journal(config)),
         Row("lag, typical", str(staleness.depth), "versions that generation runs ahead"),
         _worst(config, policy),
         Row(
@@ -248,7 +251,7 @@ def derived(config: Config, available: int) -> list[Row]:
             else []
         ),
         *(Row("note", key, text) for key, text in advice(config)),
-        *_large_state(config),
+        *_large_state(config, routing),
     ]
 
 
@@ -423,6 +426,13 @@ def _slots(slots: int, live: int) -> str:
         if slots > live
         else "rollouts decoded at a time"
     )
+
+
+def _records(routing: int | None) -> str:
+    """Words on the records of experts, of so many bytes a token."""
+    if routing is None:
+        return ", without records of experts, whose sizes config.json does not have"
+    return f", with {routing:,} bytes for the experts of each sampled token" if routing else ""
 
 
 def _journal(config: Config) -> str:

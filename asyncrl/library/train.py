@@ -18,6 +18,7 @@ from asyncrl.explain.display import show_rows
 from asyncrl.launch import model_directories, preflight
 from asyncrl.launch.private import refuse_foreign
 from asyncrl.launch.publication_row import publication_row, weights_row
+from asyncrl.launch.routing_bytes import routing_bytes
 from asyncrl.launch.scale_rows import scale_rows
 from asyncrl.launch.trainer_memory import memory_rows
 from asyncrl.library.opened_run import Run
@@ -76,7 +77,7 @@ def checked(
         doing("computing sizes and memory")
         sent = [*weights_row(config), publication_row(config, _measured_pause(models))]
         scale = [*memory_rows(config), *scale_rows(config)]
-    show_rows([*derived(config, cores), *sent, *scale, *notes], console)
+    show_rows([*derived(config, cores, routing_bytes(config)), *sent, *scale, *notes], console)
     if config.task.sandbox == "process" and (missing := support().missing):
         console.print(
             f"This machine does not have the sandbox strict ({missing}): processes that "

@@ -48,6 +48,21 @@ def test_numbers_of_a_small_run() -> None:
     )  # ids of the context, log-probabilities of the response
 
 
+def test_records_of_experts_are_counted() -> None:
+    """In the queue once for each sampled token; in the journal also with its chunk."""
+    sets = ["engine.context_tokens=100", "rollout.max_new_tokens=40", "train.steps=3"]
+    config = load(None, [*sets, "train.checkpoint_every=0"], {})
+    live = admission_policy(config).max_live_filtered * config.rollout.group_size
+    assert queue_bytes(config, 6) - queue_bytes(config) == live * 40 * 6
+    trained = 3 * config.train.batch_groups * config.rollout.group_size
+    assert journal_bytes(config, 6) - journal_bytes(config) == (trained + 5 * live) * 40 * 6
+    rows = {row.name: row for row in derived(config, 2, 6)}
+    assert rows["queue"].value == f"≤ {size(queue_bytes(config, 6))}"
+    assert "6 bytes for the experts of each sampled token" in rows["queue"].meaning
+    unknown = {row.name: row for row in derived(config, 2, None)}
+    assert "without records of experts" in unknown["queue"].meaning
+
+
 def test_the_table_says_what_follows() -> None:
     rows = table(
         "train.steps=7",
