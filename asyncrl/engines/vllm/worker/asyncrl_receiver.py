@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from functools import partial
 from math import prod
 
 import torch
@@ -93,6 +94,7 @@ class BroadcastReceiver(WeightTransferEngine):
 
     def start_weight_update(self) -> None:
         self._loaded = set[str]()
+        _name_loaders(self.model)
         initialize_layerwise_reload(self.model)
         _make_ready_to_be_copied_into(self.model)
 
@@ -131,6 +133,15 @@ class BroadcastReceiver(WeightTransferEngine):
 
 class Extension:
     """An empty extension: importing this module registers the backend."""
+
+
+def _name_loaders(model: torch.nn.Module) -> None:
+    """Give loaders that are partial functions a name, by which vLLM's update session knows its own
+    (MiniMax-M2's norms; vLLM 0.32.0 ends with an AttributeError)."""
+    for parameter in model.parameters():
+        loader = getattr(parameter, "weight_loader", None)
+        if isinstance(loader, partial):
+            loader.__name__ = "partial"
 
 
 _materialize = layerwise.materialize_layer
