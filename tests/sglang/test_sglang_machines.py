@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from real_sglang import LAUNCH, PYTHON
+from served_families import FAMILIES, KINDS, LINEAR, built
 from train_support import (
     command,
     command_lines,
@@ -16,10 +17,10 @@ from train_support import (
     processes,
     started,
     steps_done,
-    tiny_model,
     wait_for,
 )
 
+from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.explain import summary
 from asyncrl.runtime.run_dir import INITIAL, JOIN_TOKEN, SUMMARY
 
@@ -37,18 +38,24 @@ def servers(folder: Path) -> list[int]:
 @pytest.mark.skipif(not PYTHON.exists(), reason="`make sglang-cpu` builds .venv-sglang")
 @pytest.mark.parametrize("path", ["staged", pytest.param("direct", marks=pytest.mark.soak)])
 def test_a_machine_brings_its_server_and_takes_it_along(tmp_path: Path, path: str) -> None:
-    run, one, two = (tmp_path / name for name in ("run", "one", "two"))
+    """The model is Qwen3.5, with linear attention: every byte of each version that the server does
+    not compute itself is compared."""
+    run, one, two, model = (tmp_path / name for name in ("run", "one", "two", "m"))
+    built(FAMILIES["Qwen3.5"], KINDS["sglang"]).save_pretrained(model)
+    write_tokenizer(model)
     argv = command(
-        tiny_model(tmp_path / "m"),
+        model,
         run,
         cluster__kind="agents",
         cluster__agents=2,
         engine__kind="sglang",
         engine__sglang__launch=[*LAUNCH],
+        engine__sglang__arguments=[*LINEAR["sglang"]],
         engine__context_tokens=128,
         publication__path=path,
         rollout__actors=2,
-        train__steps=6,
+        rollout__max_new_tokens=8,  # linear attention is interpreted there
+        train__steps=4,
     )
     token = run / JOIN_TOKEN
     with started(argv) as launcher:
