@@ -104,6 +104,7 @@ def test_a_sequence_has_the_routing_of_the_tokens_that_it_trains(
         find=lambda number: made[number][1],
         context=lambda call: ints(made[call.id][0]),
         rewards={},
+        keys={},
         failed={},
     )
     ids, behaviour, spans, turns, strands, routing = gathered(episode)
