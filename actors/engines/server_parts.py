@@ -138,7 +138,7 @@ def weight_loader(
 ) -> WeightLoader:
     """The loader of weights of one server."""
     from asyncrl.engines import canary
-    from asyncrl.weightsync.fp8_checkpoint import checkpoint_of
+    from asyncrl.weightsync.servers.fp8_checkpoint import checkpoint_of
     from asyncrl.weightsync.servers.weight_loader import WeightLoader
 
     config, tokenizer = context.config, context.tokenizer

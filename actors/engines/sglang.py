@@ -91,8 +91,8 @@ def _direct_engine(
     """The engine of servers to which the trainer sends weights itself."""
     from asyncrl.engines import canary
     from asyncrl.engines.sglang.direct_engine import DirectSglangEngine
-    from asyncrl.weightsync.fp8_checkpoint import checkpoint_of
     from asyncrl.weightsync.servers.direct_server import DirectServer
+    from asyncrl.weightsync.servers.fp8_checkpoint import checkpoint_of
 
     config, tokenizer = context.config, context.tokenizer
     sglang = config.engine.sglang

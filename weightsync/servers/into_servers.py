@@ -28,9 +28,9 @@ from asyncrl.messages import Prepare, Publish
 from asyncrl.weightsync.buckets import Plan
 from asyncrl.weightsync.checkpoint_names import CheckpointNames
 from asyncrl.weightsync.errors import TransferError
-from asyncrl.weightsync.fp8_checkpoint import checkpoint_of
 from asyncrl.weightsync.process_group import Worker
 from asyncrl.weightsync.servers.direct_server import DirectServer, ServerPlace
+from asyncrl.weightsync.servers.fp8_checkpoint import checkpoint_of
 from asyncrl.weightsync.servers.meeting import MeetingAnswer, ServerGo, ServerMeeting
 from asyncrl.weightsync.servers.server_checksums import WrongWeights
 from asyncrl.weightsync.servers.server_group import cut
