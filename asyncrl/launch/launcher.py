@@ -488,6 +488,9 @@ class _Launch:
             why = finished.reason
             if end.unrestarted:
                 lost = end.unrestarted[0]
+                if lost.code == BAD_INPUT and lost.words:
+                    complain(escaped(lost.words))
+                    return BAD_INPUT
                 why += f"; {lost.role}-{lost.index} {describe_exit(lost.code)}"
             complain(escaped(f"the run failed: {why}. Its logs are in {self._run / 'logs'}."))
             return FAILED

@@ -107,6 +107,7 @@ def test_what_the_trainer_cannot_begin_with_is_told_once(model: Path, tmp_path: 
     (tmp_path / "broken.py").write_text(BROKEN)
     argv = command(model, run, staleness__correction="broken:Broken")
     done = train(argv, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 1 and "trainer-0 ended with exit code 1" in done.stderr, done.stderr
-    assert "this correction is broken" in done.stdout
+    assert done.returncode == 2, done.stderr
+    assert "the correction 'broken:Broken' failed in broken.py, line 6" in done.stderr
+    assert "this correction is broken" in done.stderr
     assert AGAIN not in done.stdout
