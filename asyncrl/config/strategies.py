@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from asyncrl.config.errors import ConfigError
-from asyncrl.config.plugins import SHOWN
+from asyncrl.config.plugins import reason
 from asyncrl.os_errors import machine_lacks
 
 
@@ -43,8 +43,7 @@ def blamed(kind: str, name: str) -> Iterator[None]:
         files = {one.partition(":")[0].rpartition(".")[2] for one in name.split(", ")}
         own = [frame for frame in frames if Path(frame.filename).stem in files]
         last = (own or frames)[-1]
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise StrategyError(
             f"the {kind} {name!r} failed in {Path(last.filename).name}, line {last.lineno} "
-            f"({reason[:SHOWN]}); correct it, and resume the run."
+            f"({reason(error)}); correct it, and resume the run."
         ) from error
