@@ -29,8 +29,8 @@ def blamed(kind: str, name: str) -> Iterator[None]:
     ...     with blamed("sizing", "mine:Half"):
     ...         1 / 0
     ... except StrategyError as error:
-    ...     print(str(error)[-51:])
-    sion by zero); correct it, and resume the run.
+    ...     print(str(error).rpartition("(")[2])
+    ZeroDivisionError: division by zero); correct it, and resume the run.
     """
     try:
         yield
