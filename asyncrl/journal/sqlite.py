@@ -87,6 +87,7 @@ class SqliteDisk:
         self.last = last
         self._connection = connection
         self._path = path
+        self._written: tuple[Path, ...] = (path,)  # the log is made by the first commit
         self._thread = trio.CapacityLimiter(1)
 
     @classmethod
@@ -110,13 +111,14 @@ class SqliteDisk:
         await trio.to_thread.run_sync(self._connection.close, limiter=self._thread)
 
     def _commit(self, writes: Sequence[Write]) -> None:
-        for file in self._files():
+        for file in self._written:
             if not file.exists():  # SQLite would write on, into a file that nothing can open
                 raise Gone(f"{file} was removed, or its directory was")
         forced = any(isinstance(write, Keep) for write in writes)
         with errors(self._path), _obstacles(self._path):
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if forced else 'NORMAL'}")
             self._carry_out(writes)
+        self._written = self._files()
 
     def _carry_out(self, writes: Sequence[Write]) -> None:
         execute = self._connection.execute
@@ -287,6 +289,7 @@ def _open(path: Path, run: str) -> tuple[sqlite3.Connection, int]:
                 with _transaction(connection):
                     _make(connection, run)
             _check(connection, path, run)
+            connection.execute("PRAGMA journal_mode = WAL")  # a copy is one file, without a log
             connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
             return connection, _last(connection)
     except BaseException:

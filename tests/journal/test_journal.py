@@ -35,7 +35,7 @@ from asyncrl.journal import (
     sqlite,
 )
 from asyncrl.journal.disk import Abandon, Compact, DiskFull, EventRows, Keep, Write
-from asyncrl.journal.sqlite import WAL_BYTES
+from asyncrl.journal.sqlite import WAL_BYTES, copy
 from asyncrl.journal.writer import ROW_BYTES
 from asyncrl.messages import NoVerdict, Scored
 
@@ -723,6 +723,20 @@ async def test_a_journal_that_was_taken_away_is_waited_for(path: Path, what: str
             await log.flush()
         assert (log.trouble, log.durable) == ("", 2)
     assert on_disk(path) == [e.LateTokens(1), e.LateTokens(2)]
+
+
+async def test_a_copy_which_has_no_log_goes_on_with_one(path: Path) -> None:
+    async with Journal.open(path, commit_ms=0) as log:
+        log.append(e.LateTokens(1))
+        await log.flush()
+    copied = path.with_name("copy")
+    copy(path, copied)
+    async with Journal.open(copied, commit_ms=0) as log:
+        log.append(e.LateTokens(2))
+        with trio.fail_after(20):
+            await log.flush()
+        assert copied.with_name("copy-wal").exists()
+    assert on_disk(copied) == [e.LateTokens(1), e.LateTokens(2)]
 
 
 async def test_a_journal_that_stays_away_ends_the_run_in_a_sentence(path: Path) -> None:
