@@ -43,6 +43,8 @@ class Prompts:
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file of a user's strategy, on the Python path."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    # bytecode is told apart by the second and the size, and a corrected file may have both
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     yield tmp_path / "failing.py"
     sys.modules.pop("failing", None)
 

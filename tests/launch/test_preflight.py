@@ -488,6 +488,9 @@ def test_a_verifier_judges_an_answer_of_the_data(monkeypatch: pytest.MonkeyPatch
     lines += ["def lost(a, line): return float(a == open('/etc/nowhere').read())"]
     lines += ["def right(a, line): return float(a == str(line['answer']))"]
     Path("tried_by_check.py").write_text("\n".join(lines) + "\n")
+    # else this process and the sandbox's make a folder of bytecode
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.syspath_prepend(str(Path.cwd()))
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
     said = refusal(config(*data("a", verifier="tried_by_check:listed")))
