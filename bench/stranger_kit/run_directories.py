@@ -90,9 +90,7 @@ def looked(verb: str, run: Path, *more: str, **other: Any) -> Case:
 def _link(draw: random.Random, folder: Path, model: Path) -> Case:
     """A link to a file of the user's at a name that is written."""
     run = copied(folder, model)
-    victim = folder / "home" / ".profile"
-    victim.parent.mkdir()
-    victim.write_text("echo hello\n")
+    victim = _profile(folder)
     for _ in range(draw.randint(1, 4)):
         name = draw.choice(WRITTEN)
         ending = draw.choice(["", "", ".partial"])
@@ -254,12 +252,18 @@ def _says_more(draw: random.Random, folder: Path, model: Path) -> Case:
     return looked(draw.choice(LOOKS), run)
 
 
-def _hard_link(draw: random.Random, folder: Path, model: Path) -> Case:
-    """Another name of a file of the user's, at a name that is written."""
-    run = copied(folder, model)
+def _profile(folder: Path) -> Path:
+    """A file of the user's, which no command may change."""
     victim = folder / "home" / ".profile"
     victim.parent.mkdir()
     victim.write_text("echo hello\n")
+    return victim
+
+
+def _hard_link(draw: random.Random, folder: Path, model: Path) -> Case:
+    """Another name of a file of the user's, at a name that is written."""
+    run = copied(folder, model)
+    victim = _profile(folder)
     for name in draw.sample(WRITTEN, 4):
         path = run / name
         path.parent.mkdir(exist_ok=True)
@@ -271,9 +275,7 @@ def _hard_link(draw: random.Random, folder: Path, model: Path) -> Case:
 def _resumed_names(draw: random.Random, folder: Path, model: Path) -> Case:
     """A resume that would write through a link, into a second name of a file, or elsewhere."""
     run = copied(folder, model)
-    victim = folder / "home" / ".profile"
-    victim.parent.mkdir()
-    victim.write_text("echo hello\n")
+    victim = _profile(folder)
     name = draw.choice(
         [
             *("metrics.jsonl", "journal.sqlite", "lock", "logs/launcher-0.log", "logs"),

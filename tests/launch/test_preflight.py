@@ -61,7 +61,7 @@ def refusal(checked: Config, resume: Path | None = None, available: int = 2) -> 
 def test_a_verifier_whose_module_hangs_is_named_meanwhile(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`check` was silent, for ever."""
+    """`check` was silent as long as it hung."""
     (here / "hangs_long.py").write_text("import time\ntime.sleep(0.5)\nraise SystemExit\n")
     (here / "d.jsonl").write_text('{"prompt": "1", "answer": "1"}\n' * 2)
     monkeypatch.syspath_prepend(here)

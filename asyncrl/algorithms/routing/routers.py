@@ -93,7 +93,8 @@ def watch(model: nn.Module) -> int:
     routers: list[nn.Module] = getattr(model, _ROUTERS, [])
     if not routers and (routers := list(found_routers(model))):
         for layer, router in enumerate(routers):
-            router.__class__ = _watched(type(router))  # type: ignore[arg-type]  # a class is hashable
+            # a class is hashable
+            router.__class__ = _watched(type(router))  # type: ignore[arg-type]
             router.__dict__[_LAYER] = layer
         setattr(model, _ROUTERS, routers)
     return len(routers)

@@ -138,8 +138,8 @@ def attend(
     for name in _MORE:
         if kwargs.get(name) is not None:
             raise ValueError(
-                f"{type(module).__name__} asks attention for {name}, which the embedded engine's "
-                "has not"
+                f"{type(module).__name__} computes attention with {name}, which the embedded "
+                "engine does not support; set engine.kind to sglang or vllm"
             )
     rows, heads, tokens, width = query.shape
     groups = key.shape[1]

@@ -246,7 +246,8 @@ def _traced(step: nn.Module, arguments: tuple[Tensor, ...]) -> Program:
     with torch.no_grad(), warnings.catch_warnings():
         # of choices taken while tracing, which `check` verifies, and of torch.jit's age
         warnings.simplefilter("ignore")
-        traced: Program = torch.jit.trace(step, arguments, check_trace=False)  # type: ignore[no-untyped-call]
+        trace = torch.jit.trace
+        traced: Program = trace(step, arguments, check_trace=False)  # type: ignore[no-untyped-call]
         return traced
 
 

@@ -143,7 +143,9 @@ class TlsPipe:
         filled = 0
         while filled < len(view):
             try:
-                count: int = self._tls.read(len(view) - filled, view[filled:])  # type: ignore[assignment]  # bytes without a buffer
+                room = view[filled:]
+                # bytes without a buffer
+                count: int = self._tls.read(len(room), room)  # type: ignore[assignment]
             except ssl.SSLWantReadError:
                 if filled:
                     break
