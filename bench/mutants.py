@@ -24,6 +24,8 @@ import argparse
 import ast
 import difflib
 import json
+import os
+import queue
 import random
 import re
 import subprocess
@@ -31,8 +33,10 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -141,23 +145,38 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path, help="keep what reaches which line in this file")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="judges at a time")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
-        clone = Path(directory, "clone")
-        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as directory, ExitStack() as judges:
+        clones = [Path(directory, str(job), "clone") for job in range(args.jobs)]
+        for clone in clones:
+            subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
         kept = (args.record or Path(directory, "record")).absolute()
         if not kept.exists():
-            run_judge(clone, "record", str(kept), *TESTS).wait()
+            run_judge(clones[0], "record", str(kept), *TESTS).wait()
         record = Record(**json.loads(kept.read_text()))
-        known = list(changes(clone, args.rooms))
+        known = list(changes(clones[0], args.rooms))
+        idle = queue.SimpleQueue[tuple[Path, subprocess.Popen[str]]]()
+        for clone in clones:
+            idle.put((clone, judges.enter_context(run_judge(clone, "serve"))))
+
+        def judged_by_the_next(change: Change) -> Judged:
+            clone, judge = idle.get()
+            try:
+                return tried(clone, change, record, judge)
+            finally:
+                idle.put((clone, judge))
+
         judged = []
-        with run_judge(clone, "serve") as judge, suppress(KeyboardInterrupt):
-            for change in draw(known, args.seed):
-                if (one := tried(clone, change, record, judge)) is not None:
-                    judged.append(one)
-                    print(one.said(), flush=True)
-                if len(judged) >= args.sample:
-                    break
+        with ThreadPoolExecutor(args.jobs) as jobs, suppress(KeyboardInterrupt):
+            drawn = programs(clones[0], draw(known, args.seed), args.sample)
+            waiting = [jobs.submit(judged_by_the_next, change) for change in drawn]
+            try:
+                for done in as_completed(waiting):
+                    judged.append(done.result())
+                    print(judged[-1].said(), flush=True)
+            finally:
+                jobs.shutdown(cancel_futures=True)
         print(f"{len(judged)} mutants of {len(known)}", table(judged), sep="\n")
 
 
@@ -262,14 +281,17 @@ def spans(source: str, line: int) -> tuple[list[range], bool]:
     return [range(inner.lineno, end)], False
 
 
-def tried(
-    clone: Path, change: Change, record: Record, judge: subprocess.Popen[str]
-) -> Judged | None:
-    """Judge a change. None if it is no other program."""
+def programs(clone: Path, drawn: Sequence[Change], count: int) -> list[Change]:
+    """The first of the changes, as many as counted, that make another program."""
+    other = (each for each in drawn if mutated((clone / each.file).read_text(), each) is not None)
+    return list(islice(other, count))
+
+
+def tried(clone: Path, change: Change, record: Record, judge: subprocess.Popen[str]) -> Judged:
+    """Judge a change that makes another program."""
     path = clone / change.file
     source = path.read_text()
-    if (text := mutated(source, change)) is None:
-        return None
+    text = mutated(source, change) or source
     lines, imported = spans(source, change.line)
     reaching = record.reaching(change.file, lines)
     if imported and not reaching:

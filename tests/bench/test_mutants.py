@@ -109,10 +109,19 @@ def test_the_simulation_judges_before_tests_and_the_file_is_as_it_was(
     monkeypatch.setattr(mutants, "mutated", lambda source, change: source.replace("x", "y"))
     judge: Any = None
     found = tried(tmp_path, Change("a/b.py", line, "", 0), RECORD, judge)
-    assert found is not None and (found.killed_by, heard) == (by, asked)
+    assert (found.killed_by, heard) == (by, asked)
     assert "-def near(x, most=LIMIT):" in found.diff and path.read_text() == SOURCE
-    monkeypatch.setattr(mutants, "mutated", lambda source, change: None)
-    assert tried(tmp_path, Change("a/b.py", line, "", 0), RECORD, judge) is None
+
+
+def test_as_many_as_asked_for_are_drawn_of_those_that_are_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "b.py").write_text(SOURCE)
+    odd = lambda source, change: source if change.line % 2 else None  # noqa: E731
+    monkeypatch.setattr(mutants, "mutated", odd)
+    known = [Change("b.py", line, "", 0) for line in range(1, 10)]
+    assert [each.line for each in mutants.programs(tmp_path, known, 3)] == [1, 3, 5]
+    assert [each.line for each in mutants.programs(tmp_path, known, 9)] == [1, 3, 5, 7, 9]
 
 
 def test_a_process_judges_by_tests_and_goes_on(tmp_path: Path) -> None:
