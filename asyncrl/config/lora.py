@@ -10,3 +10,15 @@ def is_of(target: str, layer: str) -> bool:
     (True, False)
     """
     return f".{layer}".endswith(f".{target}")
+
+
+def is_of_experts(weight: str) -> bool:
+    """True if a weight of this name, in a file, belongs to experts of a mixture: to one of them, or
+    to all.
+
+    >>> is_of_experts("model.layers.0.mlp.experts.3.up_proj.weight")
+    True
+    >>> is_of_experts("model.layers.0.mlp.shared_experts.up_proj.weight")
+    False
+    """
+    return "experts" in weight.split(".")

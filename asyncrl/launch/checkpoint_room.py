@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import Row, steps
+from asyncrl.config.lora import is_of, is_of_experts
 from asyncrl.launch.publication_row import stored_weights
 from asyncrl.launch.stored_copy import is_stored
 from asyncrl.launch.trainer_memory import kept_bytes
@@ -61,16 +62,22 @@ def checkpoint_bytes(config: Config) -> int:
 
 
 def _adapters(config: Config, folder: Path) -> int | None:
-    """Numbers of the adapters of a model's linear layers; None if a header cannot be read."""
+    """Numbers of the adapters of a model's layers, at most; None if a header cannot be read. A
+    target that no file names is one tensor of all experts, and files have each expert's."""
     count, targets = 0, config.model.lora.named_targets
     try:
         for path in folder.glob("model*.safetensors"):
             with safe_open(path, "numpy") as file:
                 names = file.keys()
-                for name in names:
-                    layer, shape = name.split(".")[-2:-1], file.get_slice(name).get_shape()
-                    adapted = layer[0] in targets if targets and layer else not _outer(name)
-                    if adapted and len(shape) >= 2:
+                layers = [name.removesuffix(".weight") for name in names]
+                fused = any(not any(is_of(t, layer) for layer in layers) for t in targets)
+                for name, layer in zip(names, layers, strict=True):
+                    adapted = (
+                        any(is_of(target, layer) for target in targets)
+                        or (fused and is_of_experts(layer))
+                        or not (targets or _outer(name))
+                    )
+                    if adapted and len(shape := file.get_slice(name).get_shape()) >= 2:
                         *stacked, rows, columns = shape
                         count += math.prod(stacked) * config.model.lora.rank * (rows + columns)
     except (OSError, SafetensorError):

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from asyncrl.bundled import bundled_model
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import BAD_INPUT, installs
-from asyncrl.config.lora import is_of
+from asyncrl.config.lora import is_of, is_of_experts
 from asyncrl.config.paths import is_file, is_folder
 from asyncrl.config.schema import EngineConfig, TrainConfig
 from asyncrl.config.schema.model_section import ALL_LINEAR
@@ -186,7 +186,7 @@ def _unreadable(directory: Path, file: Path, error: Exception) -> ConfigError:
 
 def check_adapters(config: Config) -> None:
     """Check that adapters can be made: peft is installed, and each target is the last part of the
-    name of a weight. Raises ConfigError."""
+    name of a weight, unless the directory has the experts of a mixture. Raises ConfigError."""
     lora = config.model.lora
     if find_spec("peft") is None:
         raise ConfigError(
@@ -198,6 +198,8 @@ def check_adapters(config: Config) -> None:
     layers = {
         name.removesuffix(".weight") for name in _weights(Path(config.model.path)) if "." in name
     }
+    if any(is_of_experts(layer) for layer in layers):
+        return  # the model has one tensor of all, by another name: its trial says what it has
     for target in lora.named_targets:
         if not any(is_of(target, layer) for layer in layers):
             near = nearest(target, {layer.rpartition(".")[2] for layer in layers} or {ALL_LINEAR})

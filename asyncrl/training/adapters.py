@@ -3,6 +3,8 @@ base, all of the model except its adapters, never changes.
 
 Beside the weight W of a layer stand two small matrices of its type, A [rank, in] and B [out, rank];
 the layer computes W x + alpha / rank · B A x. B begins as zero, so the model begins as its base.
+A tensor of all experts has such a pair for each of them, kept together as peft keeps them: A
+[experts · rank, in] and B [out, rank · experts].
 The layers are peft's, and so are the names that adapters are published and saved under. A receiver
 with the same base computes from it and the adapters the weights that a model without adapters would
 have (`merged`). A digest identifies the base.
@@ -37,11 +39,11 @@ _BASE = "asyncrl_base"
 
 
 def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
-    """Add an adapter to each layer that the settings name, and freeze all else. Raises ModelError
-    where a target is no linear layer."""
+    """Add an adapter to each layer and tensor of experts that the settings name, and freeze all
+    else. Raises ModelError where a target is neither."""
     import peft  # takes seconds, and few runs need it
 
-    targets = _targets(model, lora)
+    targets, experts = _targets(model, lora)
     config: Any = peft.LoraConfig  # typed as an integer, but any number works
     made = config(
         task_type="CAUSAL_LM",
@@ -49,6 +51,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
         r=lora.rank,
         lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
         target_modules=targets,
+        target_parameters=experts or None,
         fan_in_fan_out=any(
             isinstance(layer, Conv1D)
             for name, layer in model.named_modules()
@@ -58,7 +61,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
     # created without memory, then allocated here like the base: fake for a fake base
     peft.inject_adapter_in_model(made, model, _NAME, low_cpu_mem_usage=True)
     for _, layer in _layers(model):
-        like = layer.base_layer.weight
+        like = _adapted(layer)
         for matrix in (layer.lora_A[_NAME], layer.lora_B[_NAME]):
             matrix.weight = nn.Parameter(like.new_empty(matrix.weight.shape))
         layer.reset_lora_parameters(_NAME, True)
@@ -100,7 +103,7 @@ def merged(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """(name, detached tensor) of each weight of the model with its adapters merged, as in
     `parameters_for_publication` of a model without adapters. The sum is made in float32 and rounded
     once to the weight's own type; weights without an adapter are the base's own."""
-    sums = {id(layer.base_layer.weight): layer for _, layer in _layers(model)}
+    sums = {id(_adapted(layer)): layer for _, layer in _layers(model)}
     for name, parameter in _base(model):
         layer = sums.get(id(parameter))
         if layer is None:
@@ -155,13 +158,32 @@ def write_adapters(folder: Path, model: PreTrainedModel, tensors: Mapping[str, T
 @torch.no_grad()
 def _sum(weight: Tensor, layer: Any) -> Tensor:
     """The weight of a layer and the product of its adapter, in the weight's type."""
+    scaling = layer.scaling[_NAME]
+    if _of_experts(layer):
+        left, right, _ = layer.get_delta_factors(_NAME)
+        whole = torch.empty_like(weight)
+        for expert, (a, b) in enumerate(zip(left, right, strict=True)):  # not all in float32 at once
+            whole[expert] = weight[expert].float() + a.float() @ b.float() * scaling
+        return whole
     a, b = (matrix[_NAME].weight.float() for matrix in (layer.lora_A, layer.lora_B))
-    product: Tensor = b @ a * layer.scaling[_NAME]
+    product: Tensor = b @ a * scaling
     return (weight.float() + (product.T if layer.fan_in_fan_out else product)).to(weight.dtype)
 
 
-def _targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
-    """Last parts of the names of the layers that have an adapter. Raises ModelError."""
+def _of_experts(layer: Any) -> bool:
+    """True for peft's layer of a tensor of all experts."""
+    return hasattr(layer, "parameter_name")
+
+
+def _adapted(layer: Any) -> nn.Parameter:
+    """The weight that a layer with an adapter has without it."""
+    weight: nn.Parameter = layer.get_param() if _of_experts(layer) else layer.base_layer.weight
+    return weight
+
+
+def _targets(model: PreTrainedModel, lora: LoraConfig) -> tuple[list[str], list[str]]:
+    """Last parts of the names of the layers, and of the tensors of all experts, that have an
+    adapter. Raises ModelError."""
     output = model.get_output_embeddings()
     names, linear = list[str](), list[str]()
     for name, module in model.named_modules():
@@ -169,25 +191,53 @@ def _targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
         if isinstance(module, nn.Linear | Conv1D) and module is not output:
             linear.append(name)
     there = sorted({name.rpartition(".")[2] for name in linear})
+    tensors = list(_tensors_of_experts(model))
 
     def others(target: str) -> list[str]:
         """Names with this ending, of modules that cannot have an adapter."""
-        return [name for name in names if is_of(target, name) and name not in linear]
+        return [
+            name
+            for name in names
+            if is_of(target, name) and name not in linear and f"{name}.weight" not in tensors
+        ]
 
+    def layers(target: str) -> list[str]:
+        """What peft is told of the layers with this ending: it, if peft would find no others."""
+        found = [name for name in linear if is_of(target, name)]
+        alone = len(found) == sum(is_of(target, name) for name in names)
+        return [target] if found and alone else found
+
+    if not lora.named_targets:
+        return [found for target in there for found in layers(target)], []
+    experts = dict[str, list[str]]()
     for target in lora.named_targets:
-        if (other := others(target)) or not any(is_of(target, name) for name in linear):
+        endings = {
+            ending
+            for ending in (target, f"{target}.weight")
+            if any(is_of(ending, name) for name in tensors)
+        }
+        experts[target] = sorted(endings)
+        if (other := others(target)) or not (endings or layers(target)):
             what = f"{other[0]} is none" if other else "there is no such layer"
-            if fused := [
-                n for n, p in model.named_parameters() if is_of(target, n) and p.dim() == 3
-            ]:
-                what = f"{fused[0]} is one tensor of all experts, and none"
+            may = {*there, *(name.removesuffix(".weight").rpartition(".")[2] for name in tensors)}
             raise ModelError(
                 f"model.lora.targets has {target!r}, but adapters need linear layers before the "
-                f"output layer: {what} in {type(model).__name__}; it has {', '.join(there)}"
+                f"output layer, or tensors of all experts: {what} in {type(model).__name__}; it "
+                f"has {', '.join(sorted(may))}"
             )
-    if named := lora.named_targets:
-        return [*named]
-    return linear if any(map(others, there)) else there
+    return (
+        [found for target in lora.named_targets for found in layers(target)],
+        [ending for target in lora.named_targets for ending in experts[target]],
+    )
+
+
+def _tensors_of_experts(model: nn.Module) -> Iterator[str]:
+    """The names of the parameters that have a matrix for each expert of a mixture."""
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.dim() == 3:
+                    yield f"{path}.{name}"
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -209,4 +259,4 @@ def _base(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     matrices = {id(parameter) for _, parameter in _matrices(model)}
     for name, parameter in model.named_parameters():
         if id(parameter) not in matrices:
-            yield name.replace(".base_layer.", "."), parameter
+            yield name.replace("base_layer.", ""), parameter

@@ -39,19 +39,21 @@ from asyncrl.weightsync.buckets import Plan
 LORA = LoraConfig(rank=3, alpha=7.5)
 TRAIN = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=1e-2)
 PREFIX = "base_model.model."
-MODELS = [(name, dtype) for name in CONFIGS for dtype in (torch.float32, torch.bfloat16)]
+NAMES = [*CONFIGS, "mixture"]
+MODELS = [(name, dtype) for name in NAMES for dtype in (torch.float32, torch.bfloat16)]
+OF_EXPERTS = msgspec.structs.replace(LORA, targets=("q_proj", "gate_up_proj", "experts.down_proj"))
 
 
 def model_of(
     name: str = "qwen3",
     dtype: torch.dtype = torch.float32,
-    lora: LoraConfig = LORA,
+    lora: LoraConfig | None = None,
     *,
     drawn: bool = True,
 ) -> PreTrainedModel:
     """A model with adapters; `drawn`: they say something, as those of a new model do not."""
     model = build(name, dtype)
-    add_adapters(model, lora)
+    add_adapters(model, lora or (OF_EXPERTS if name == "mixture" else LORA))
     if drawn:
         torch.manual_seed(5)
         set_adapters(model, {n: torch.randn_like(t) * 0.2 for n, t in adapters(model)})
@@ -70,14 +72,37 @@ def layers(model: PreTrainedModel) -> list[str]:
 def dense(name: str, model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The reference: the model without adapters, in float64, each weight W + alpha / r · B A."""
     exact = build(name, dtype).double().eval()
+    if name == "mixture":
+        exact.set_experts_implementation("eager")  # the others have no float64
     found = {n: t.double() for n, t in adapters(model)}
     weights = dict(exact.named_parameters())
     for layer in layers(model):
         a, b = (found[f"{PREFIX}{layer}.lora_{matrix}.weight"] for matrix in "AB")
-        added = LORA.alpha / LORA.rank * (b @ a)
-        weight = weights[f"{layer}.weight"]
+        weight = weights[weight_of(layer)]
+        if weight.dim() == 2:
+            added = b @ a
+        else:
+            added = torch.stack([left @ right for left, right in by_expert(a, b)])
+        added = LORA.alpha / LORA.rank * added
         weight.data += added.T if name == "gpt2" else added
     return exact
+
+
+def weight_of(layer: str) -> str:
+    """The name of the weight that an adapter of this name changes: of a mixture's two tensors of
+    experts, the one that is named last is the first of peft's, and has the shorter name."""
+    experts = layer.removesuffix(".base_layer")
+    if experts.endswith(".experts"):
+        return f"{experts}.{'gate_up_proj' if experts != layer else 'down_proj'}"
+    return f"{layer}.weight"
+
+
+def by_expert(a: torch.Tensor, b: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The matrices of each expert: A has an expert's rows together, B has its columns apart."""
+    experts = len(a) // LORA.rank
+    return [
+        (b[:, n::experts], a[n * LORA.rank : (n + 1) * LORA.rank]) for n in range(experts)
+    ]
 
 
 def learner(model: PreTrainedModel, **staleness: Any) -> Learner:
@@ -95,7 +120,7 @@ def copies(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_log_probabilities_and_gradients_are_those_of_dense_weights(name: str) -> None:
     """The chain rule by hand: with D the gradient of W, that of A is s B'D, that of B is s D A'."""
     subject = learner(model_of(name))
@@ -128,11 +153,14 @@ def test_log_probabilities_and_gradients_are_those_of_dense_weights(name: str) -
     largest = max(float(g.abs().max()) for g in seen.values())
     for layer in layers(subject.model):
         a, b = (found[f"{PREFIX}{layer}.lora_{matrix}.weight"] for matrix in "AB")
-        d = of_dense[f"{layer}.weight"]
-        d = d.T if name == "gpt2" else d
-        for matrix, expected in (("A", scale * b.T @ d), ("B", scale * d @ a.T)):
-            got = seen[f"{layer}.lora_{matrix}.default.weight"]
-            assert (got - expected).abs().max() < 1e-5 * largest, layer
+        d = of_dense[weight_of(layer)]
+        got_a, got_b = (seen[f"{layer}.lora_{matrix}.default.weight"] for matrix in "AB")
+        every_d = d if d.dim() == 3 else (d.T if name == "gpt2" else d)[None]
+        pairs = by_expert(a, b) if d.dim() == 3 else [(b, a)]
+        got = by_expert(got_a, got_b) if d.dim() == 3 else [(got_b, got_a)]
+        for one, (b, a), (of_b, of_a) in zip(every_d, pairs, got, strict=True):
+            assert (of_a - scale * b.T @ one).abs().max() < 1e-5 * largest, layer
+            assert (of_b - scale * one @ a.T).abs().max() < 1e-5 * largest, layer
 
 
 @pytest.mark.parametrize(("name", "dtype"), MODELS)
@@ -200,15 +228,20 @@ def test_adapters_alone_are_published_after_the_digest_of_their_base() -> None:
 
 @pytest.fixture
 def initial(tmp_path: Path) -> Path:
-    folder = tmp_path / "initial"
-    build("qwen3").save_pretrained(folder)
+    return saved(tmp_path / "initial", "qwen3")
+
+
+def saved(folder: Path, name: str) -> Path:
+    build(name).save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")
     return folder
 
 
-def loaded(path: Path, dtype: torch.dtype = torch.float32, **staleness: Any) -> Learner:
+def loaded(
+    path: Path, dtype: torch.dtype = torch.float32, lora: LoraConfig = LORA, **staleness: Any
+) -> Learner:
     model = load_model(path, dtype)
-    add_adapters(model, LORA)
+    add_adapters(model, lora)
     return learner(model, **staleness)
 
 
@@ -272,8 +305,12 @@ def test_another_base_another_rank_and_damage_are_refused(initial: Path, tmp_pat
     assert scalars(path).version == 1
 
 
-def test_peft_and_transformers_read_what_a_run_leaves(initial: Path, tmp_path: Path) -> None:
-    subject = loaded(initial)
+@pytest.mark.parametrize(("name", "lora"), [("qwen3", LORA), ("mixture", OF_EXPERTS)])
+def test_peft_and_transformers_read_what_a_run_leaves(
+    name: str, lora: LoraConfig, tmp_path: Path
+) -> None:
+    initial = saved(tmp_path / "initial", name)
+    subject = loaded(initial, lora=lora)
     train(subject, 2)
     ids = torch.randint(0, 23, (2, 9))
     expected = subject.model(ids).logits

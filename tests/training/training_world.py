@@ -17,6 +17,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
@@ -53,13 +54,26 @@ CONFIGS: dict[str, PretrainedConfig] = {
         n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=0.3, **SIZES
     ),
 }
+MIXTURE = Qwen3MoeConfig(
+    hidden_size=16,
+    moe_intermediate_size=24,
+    num_experts=4,
+    num_experts_per_tok=2,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=8,
+    initializer_range=0.3,
+    **SIZES,
+)
 Buffers = tuple[bytes, bytes, bytes]
 
 
 def build(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A random model of an architecture, always the same, with its dropout as configured."""
     torch.manual_seed(3)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=dtype)
+    config = MIXTURE if name == "mixture" else CONFIGS[name]
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model
 
 
