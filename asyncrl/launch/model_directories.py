@@ -7,10 +7,7 @@ No torch here: tokenizers and configurations are read, weights are not.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from asyncrl.bundled import bundled_model
 from asyncrl.config import Config, ConfigError
+from asyncrl.config.derived import Row
 from asyncrl.config.errors import BAD_INPUT, installs
 from asyncrl.config.lora import is_of
 from asyncrl.config.paths import is_file, is_folder
@@ -30,10 +28,14 @@ from asyncrl.config.setting import nearest
 from asyncrl.escape import escaped
 from asyncrl.files import JSON_BYTES, read_regular
 from asyncrl.launch.prompt_checks import own_tokenizer
+from asyncrl.launch.torch_process import ending, run_module
+from asyncrl.os_errors import machine_lacks, remedy
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.supervised_examples import read_examples, tokenized
 from asyncrl.tasks.text import Tokenizer
 
+TRIAL = "asyncrl.training.architecture_trial"
+"""The module that makes a model."""
 TRIAL_S = 120.0
 """Seconds in which a process must have made a model on no device."""
 INDEX = "model.safetensors.index.json"
@@ -93,24 +95,32 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
             )
 
 
-def check_architecture(path: Path, train: TrainConfig, engine: EngineConfig) -> None:
+def check_architecture(path: Path, train: TrainConfig, engine: EngineConfig) -> list[Row]:
     """Make the model that config.json describes, without weights, in a process that imports torch,
-    which takes seconds. Raises ConfigError if that fails, if the weights are of another one, or if
-    the settings ask for experts that it does not have, or for more than the engine can decode."""
+    which takes seconds. Returns a note if it takes too long. Raises ConfigError if that fails, for
+    whatever reason, if the weights are of another one, or if the settings ask for experts that it
+    does not have, or for more than the engine can decode."""
     settings = [msgspec.json.encode(section).decode() for section in (train, engine)]
-    command = [sys.executable, "-m", "asyncrl.training.architecture_trial", str(path), *settings]
     try:
-        with tempfile.TemporaryDirectory() as folder:  # torch makes one for what it compiles
-            ran = subprocess.run(
-                command,
-                capture_output=True,
-                timeout=TRIAL_S,
-                env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": folder},
-            )
-    except subprocess.TimeoutExpired:
-        return  # a very large model may take that long
+        ran = run_module(TRIAL, [str(path), *settings], TRIAL_S)
+    except subprocess.TimeoutExpired:  # a very large model may take that long
+        text = f"it was not made within {TRIAL_S:g} s, so its config.json was not tried"
+        return [Row("note", "model.path", text)]
     if ran.returncode == BAD_INPUT:
         raise ConfigError(f"{escaped(ran.stdout.decode(errors='replace').strip(), 400)}.")
+    if ran.returncode:
+        words = ending(ran.returncode, ran.stderr)
+        todo = (
+            remedy(words)
+            if machine_lacks(words)
+            else "see that its config.json and tokenizer.json are as they were published, choose "
+            "another model, or report it with these files"
+        )
+        raise ConfigError(
+            f"model.path is {str(path)!r}, and the trial that makes this model without weights "
+            f"failed: {words}; {todo}."
+        )
+    return []
 
 
 def _missing_shards(path: Path) -> str:
