@@ -75,9 +75,9 @@ def number_of(error: BaseException | str) -> int:
     return number_of(error.__cause__) if isinstance(error, BaseException) and error.__cause__ else 0
 
 
-def machine_lacks(error: BaseException) -> bool:
-    """True if a machine that lacks something is behind an error, or behind one of a group. Another
-    try may succeed then, whatever was read meanwhile.
+def machine_lacks(error: BaseException | str) -> bool:
+    """True if a machine that lacks something is behind an error, or behind one of a group, or if
+    the words of one say so. Another try may succeed then, whatever was read meanwhile.
 
     >>> try:
     ...     try:
@@ -94,7 +94,7 @@ def machine_lacks(error: BaseException) -> bool:
         return any(map(machine_lacks, error.exceptions))
     if isinstance(error, MemoryError) or number_of(error) in SCARCE or _SCARCE.search(str(error)):
         return True
-    behind = error.__cause__ or error.__context__
+    behind = None if isinstance(error, str) else error.__cause__ or error.__context__
     return behind is not None and machine_lacks(behind)
 
 
@@ -105,8 +105,15 @@ def remedy(error: BaseException | str) -> str:
     'let a process open more files (ulimit -n)'
     >>> remedy(OSError(errno.ENOTTY, "not a typewriter")) == OTHER
     True
+    >>> remedy("RuntimeError: can't allocate memory"), remedy("MemoryError")
+    ('make room in memory', 'make room in memory')
     """
-    return _REMEDIES.get(number_of(error), OTHER)
+    if number := number_of(error):
+        return _REMEDIES.get(number, OTHER)
+    words = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error
+    if not (scarce := _SCARCE.search(words)):
+        return OTHER
+    return _REMEDIES[errno.EAGAIN if "thread" in scarce[0] else errno.ENOMEM]
 
 
 def to_read(error: OSError) -> str:

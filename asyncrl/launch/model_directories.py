@@ -1,26 +1,25 @@
 """Model directories that a run names, before anything starts. Invariant: policies that are compared
 token by token have one vocabulary.
 
-No torch here: tokenizers and configurations are read, weights are not.
+No torch here: tokenizers and configurations are read, and of weights what
+`weight_numbers.py` looks at.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from asyncrl.bundled import bundled_model
 from asyncrl.config import Config, ConfigError
+from asyncrl.config.derived import Row
 from asyncrl.config.errors import BAD_INPUT, installs
 from asyncrl.config.lora import is_of, is_of_experts
 from asyncrl.config.paths import is_file, is_folder
@@ -30,10 +29,16 @@ from asyncrl.config.setting import nearest
 from asyncrl.escape import escaped
 from asyncrl.files import JSON_BYTES, read_regular
 from asyncrl.launch.prompt_checks import own_tokenizer
+from asyncrl.launch.torch_process import ending, run_module
+from asyncrl.launch.weight_numbers import check_numbers
+from asyncrl.os_errors import machine_lacks, remedy
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.supervised_examples import read_examples, tokenized
 from asyncrl.tasks.text import Tokenizer
+from asyncrl.training.stored_weights import StoredWeight, stored_weights
 
+TRIAL = "asyncrl.training.architecture_trial"
+"""The module that makes a model."""
 TRIAL_S = 120.0
 """Seconds in which a process must have made a model on no device."""
 INDEX = "model.safetensors.index.json"
@@ -93,24 +98,32 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
             )
 
 
-def check_architecture(path: Path, train: TrainConfig, engine: EngineConfig) -> None:
+def check_architecture(path: Path, train: TrainConfig, engine: EngineConfig) -> list[Row]:
     """Make the model that config.json describes, without weights, in a process that imports torch,
-    which takes seconds. Raises ConfigError if that fails, if the weights are of another one, or if
-    the settings ask for experts that it does not have, or for more than the engine can decode."""
+    which takes seconds. Returns a note if it takes too long. Raises ConfigError if that fails, for
+    whatever reason, if the weights are of another one, or if the settings ask for experts that it
+    does not have, or for more than the engine can decode."""
     settings = [msgspec.json.encode(section).decode() for section in (train, engine)]
-    command = [sys.executable, "-m", "asyncrl.training.architecture_trial", str(path), *settings]
     try:
-        with tempfile.TemporaryDirectory() as folder:  # torch makes one for what it compiles
-            ran = subprocess.run(
-                command,
-                capture_output=True,
-                timeout=TRIAL_S,
-                env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": folder},
-            )
-    except subprocess.TimeoutExpired:
-        return  # a very large model may take that long
+        ran = run_module(TRIAL, [str(path), *settings], TRIAL_S)
+    except subprocess.TimeoutExpired:  # a very large model may take that long
+        text = f"it was not made within {TRIAL_S:g} s, so its config.json was not tried"
+        return [Row("note", "model.path", text)]
     if ran.returncode == BAD_INPUT:
         raise ConfigError(f"{escaped(ran.stdout.decode(errors='replace').strip(), 400)}.")
+    if ran.returncode:
+        words = ending(ran.returncode, ran.stderr)
+        todo = (
+            remedy(words)
+            if machine_lacks(words)
+            else "see that its config.json and tokenizer.json are as they were published, choose "
+            "another model, or report it with these files"
+        )
+        raise ConfigError(
+            f"model.path is {str(path)!r}, and the trial that makes this model without weights "
+            f"failed: {words}; {todo}."
+        )
+    return []
 
 
 def _missing_shards(path: Path) -> str:
@@ -131,7 +144,7 @@ def _missing_shards(path: Path) -> str:
 def _has_two_outputs(path: Path) -> bool:
     """True if the files have an output layer that is not the embedding. Some bytes of both are
     compared. Raises ConfigError."""
-    layers = dict[str, _Stored]()
+    layers = dict[str, StoredWeight]()
     for file in sorted(path.glob("*.safetensors")):
         for stored in _stored(path, file):
             for layer in ("lm_head.weight", "embed_tokens.weight"):
@@ -146,35 +159,12 @@ def _has_two_outputs(path: Path) -> bool:
     return any(head.bytes_at(at) != rows.bytes_at(at) for at in range(0, head.size, step))
 
 
-class _Stored(NamedTuple):
-    """A weight in a file: its type and shape (`form`), and its bytes from `start` on."""
-
-    file: Path
-    name: str
-    form: tuple[str, tuple[int, ...]]
-    start: int
-    size: int
-
-    def bytes_at(self, at: int) -> bytes:
-        """A few bytes of it."""
-        with self.file.open("rb") as file:
-            file.seek(self.start + at)
-            return file.read(min(4096, self.size - at))
-
-
-def _stored(directory: Path, path: Path) -> Iterator[_Stored]:
+def _stored(directory: Path, path: Path) -> Iterator[StoredWeight]:
     """The weights in the header of a file. Raises ConfigError."""
     try:
-        with safe_open(path, framework="numpy"), path.open("rb") as file:  # the first checks it
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
+        yield from stored_weights(path)
     except (OSError, SafetensorError) as error:
         raise _unreadable(directory, path, error) from None
-    for name, entry in header.items():
-        if name != "__metadata__":
-            start, end = entry["data_offsets"]
-            form = entry["dtype"], tuple(entry["shape"])
-            yield _Stored(path, name, form, 8 + length + start, end - start)
 
 
 def _unreadable(directory: Path, file: Path, error: Exception) -> ConfigError:
@@ -214,9 +204,10 @@ def _weights(path: Path) -> set[str]:
     return {stored.name for file in path.glob("*.safetensors") for stored in _stored(path, file)}
 
 
-def check_policies(config: Config, task: Task) -> None:
+def check_policies(config: Config, task: Task) -> list[Row]:
     """Check the directories of reference and teacher: each exists, and has every token of the
-    model that learns under the same id. Raises ConfigError."""
+    model that learns under the same id. Returns notes. Raises ConfigError."""
+    notes = list[Row]()
     for section, policy in (("reference", config.reference), ("teacher", config.teacher)):
         if policy.coefficient and policy.path:
             key, path = f"{section}.path", Path(policy.path)
@@ -225,11 +216,14 @@ def check_policies(config: Config, task: Task) -> None:
                 _same_vocabulary(config, task, key, path)
             except TaskError as error:
                 raise ConfigError(f"{error}.") from None
+            if not policy.server:
+                notes += check_numbers(key, path)
         if policy.api_key_file and not is_file(Path(policy.api_key_file)):
             raise ConfigError(
                 f"{section}.api_key_file is {policy.api_key_file!r}, and there is no such file; "
                 "give the file with the key."
             )
+    return notes
 
 
 def check_examples(config: Config, task: Task) -> None:

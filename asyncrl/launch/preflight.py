@@ -55,6 +55,7 @@ from asyncrl.launch.private import private_files, refuse_foreign, refuse_shared
 from asyncrl.launch.prompt_checks import check_prompts
 from asyncrl.launch.run_copy import refuse_unfit
 from asyncrl.launch.stored_copy import is_stored
+from asyncrl.launch.weight_numbers import check_numbers
 from asyncrl.os_errors import remedy
 from asyncrl.runtime.processes.machine import gpus_here
 from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
@@ -189,6 +190,7 @@ def check(
     doing("looking at the model")
     if config.model.path:
         check_directory("model.path", Path(config.model.path))
+        notes += check_numbers("model.path", Path(config.model.path))
     if config.model.lora.rank:
         check_adapters(config)
     notes += room_rows(config)
@@ -202,7 +204,7 @@ def check(
     if not config.cluster.reward_agents:  # else each machine checks itself
         check_judging(config.task, task)
     doing("looking at the other models and examples")
-    check_policies(config, task)
+    notes += check_policies(config, task)
     check_examples(config, task)
     if config.agent.run and config.agent.run != PLAYED_ELSEWHERE:
         doing("loading agent.run")

@@ -5,9 +5,7 @@ seconds, so it is not started for a model whose rough bound is far below what th
 from __future__ import annotations
 
 import ctypes
-import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +17,8 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.cluster import ranks_here
 from asyncrl.config.derived import Row
 from asyncrl.config.ranks import ranks_of
-from asyncrl.escape import escaped
 from asyncrl.launch.model_bound import model_bound
+from asyncrl.launch.torch_process import ending, run_module
 from asyncrl.runtime.processes.machine import memory_bytes
 from asyncrl.training.memory_parts import MemoryParts, PredictedMemory
 from asyncrl.words import size
@@ -111,18 +109,14 @@ def predicted(config: Config, limit: int) -> PredictedMemory | str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.toml"
         configuration.write(config, path)
-        command = [sys.executable, "-m", "asyncrl.training.fitting", str(path), str(limit)]
         try:
-            # torch makes a directory for what it compiles, which is removed with this one
-            own = os.environ | {"TORCHINDUCTOR_CACHE_DIR": folder}
-            ran = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, env=own)
+            ran = run_module("asyncrl.training.fitting", [str(path), str(limit)], DEADLINE_S)
         except subprocess.TimeoutExpired:
             return f"it took more than {DEADLINE_S:g} s"
     try:
         return msgspec.json.decode(ran.stdout, type=PredictedMemory)
     except msgspec.DecodeError:
-        lines = ran.stderr.decode(errors="replace").strip().splitlines()
-        return escaped(lines[-1] if lines else f"exit status {ran.returncode}", 200)
+        return ending(ran.returncode, ran.stderr)
 
 
 def gpu_bytes() -> int:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.algorithms.routing.routers import watch
 from asyncrl.config.decodable import undecodable
-from asyncrl.config.errors import BAD_INPUT
+from asyncrl.config.errors import BAD_INPUT, InputError
 from asyncrl.config.schema import EngineConfig, TrainConfig
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.expert_balance import refuse
@@ -32,7 +32,7 @@ def main() -> int:
         watch(model)
         refuse(model, msgspec.json.decode(sys.argv[2], type=TrainConfig))
         _refuse_engine(model, msgspec.json.decode(sys.argv[3], type=EngineConfig))
-    except ModelError as error:
+    except InputError as error:
         print(error)
         return BAD_INPUT
     return 0

@@ -24,6 +24,7 @@ from transformers.utils import logging
 from asyncrl.algorithms.routing.balance import own_biases
 from asyncrl.config.errors import InputError
 from asyncrl.escape import escaped
+from asyncrl.training.stored_weights import PIECE, said_of, stored_weights
 
 _AUTO: Any = AutoModelForCausalLM  # its methods carry no types
 logging.disable_progress_bar()  # of weights read and written: a log is not a terminal
@@ -72,10 +73,15 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrain
             f"the weights in {path} are not complete: {missing[0]} and {len(missing) - 1} more "
             "are missing or have another shape"
         )
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         parameter.data = (
             parameter.data.clone()
         )  # off the file's pages: kernels round differently where memory is not aligned
+        if not _finite(parameter.data):
+            raise ModelError(
+                f"the weights in {path} are not all finite: {_not_finite(path, name)}; download or "
+                "convert the model again, or go back to a checkpoint from before"
+            )
     return _evaluating(model)
 
 
@@ -165,6 +171,22 @@ def _evaluating(model: Any) -> PreTrainedModel:
     nn.Module.train(model, False)
     own_biases(model)
     return model
+
+
+def _finite(weights: Tensor) -> bool:
+    """True if each number is finite. A sum is not if one of them is not, and costs no copy."""
+    pieces = torch.split(weights.flatten(), PIECE)
+    return all(bool(piece.sum().isfinite() or piece.isfinite().all()) for piece in pieces)
+
+
+def _not_finite(path: Path, name: str) -> str:
+    """The first number that is not finite, and its file; or `name` alone if loading made it so, as
+    where float64 is too large for the type of the run."""
+    for file in sorted(path.glob("*.safetensors")):
+        for weight in stored_weights(file):
+            if weight.must_be_finite and (words := weight.not_finite(0, weight.size)):
+                return said_of(weight, words)
+    return f"a number of {name} is too large for its type"
 
 
 def _config(path: Path) -> PretrainedConfig:

@@ -304,7 +304,7 @@ def _redirect() -> None:
 def _without_trial() -> None:
     """Leave out the trial of the architecture, which takes seconds, for a model that is good."""
     model_directories = importlib.import_module("asyncrl.launch.model_directories")
-    model_directories.check_architecture = lambda *_: None  # type: ignore[attr-defined]
+    model_directories.check_architecture = lambda *_: []  # type: ignore[attr-defined]
 
 
 def give_up_reading() -> None:

@@ -324,6 +324,7 @@ def data(*prompts: str, held_out: int = 0, verifier: str = "exact") -> list[str]
     return [f"task.{name}={value}" for name, value in of_task.items()]
 
 
+TRACEBACK = 'Traceback (most recent call last):\n  File "/a/odd.py", line 7, in of\n    1\n'
 ALL = ("config.json", "tokenizer.json", "model-00001-of-00002.safetensors")
 
 
@@ -570,11 +571,48 @@ def test_a_model_that_the_engine_cannot_decode_is_refused(
     check_architecture(directory, Config().train, elsewhere)
 
 
+@pytest.mark.parametrize(
+    ("status", "printed", "said"),
+    [
+        (
+            1,
+            TRACEBACK + "KeyError: 'rope'\n",
+            "failed: KeyError: 'rope' (odd.py, line 7); see that",
+        ),
+        (1, TRACEBACK + "MemoryError\n", "failed: MemoryError (odd.py, line 7); make room in mem"),
+        (3, "", "failed: it ended with exit status 3 and said nothing; see that its config.json"),
+        (-9, "", "signal 9 (Killed) ended it, as the system does when it is out of memory; make r"),
+        (-11, "Fatal Python error: x\n", "signal 11 (Segmentation fault) ended it; see that its"),
+    ],
+)
+def test_a_trial_that_ends_unexpectedly_is_no_model_that_can_run(
+    status: int, printed: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever ended it but a refusal was taken for a success."""
+    directory = model(*ALL)
+    ended = subprocess.CompletedProcess([""], status, b"", printed.encode())
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(ConfigError) as caught:
+        check_architecture(directory, Config().train, Config().engine)
+    assert said in str(caught.value) and str(caught.value).startswith("model.path is 'model', and ")
+
+
+def test_a_trial_that_takes_too_long_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, 1)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    (note,) = check_architecture(model(*ALL), Config().train, Config().engine)
+    assert note.name == "note" and "its config.json was not tried" in note.meaning
+
+
 def test_a_model_is_made_before_its_memory_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     """For sizes that no model has the prediction takes minutes."""
     model(*ALL)
     order = list[str]()
-    monkeypatch.setattr(model_directories, "check_architecture", lambda *_: order.append("made"))
+    monkeypatch.setattr(
+        model_directories, "check_architecture", lambda *_: order.append("made") or []
+    )
     monkeypatch.setattr(train, "memory_rows", lambda _: order.append("predicted") or [])
     to = Console(file=io.StringIO())
     train.checked(config("model.path=model"), None, to, None, architecture=True)

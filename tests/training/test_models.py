@@ -138,3 +138,22 @@ def test_weights_that_the_configuration_does_not_describe(
         model = empty_model(directory)
     with pytest.raises(ModelError, match=r"another model|not complete: model\.layers\.2"):
         refuse_other_weights(directory, model)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_not_finite_are_refused_by_name_and_file(
+    number: float, directory: Path
+) -> None:
+    """A run began with them if the texts of the trial had none of these tokens."""
+    weights = load_file(directory / "model.safetensors")
+    weights["model.embed_tokens.weight"][-1, -1] = number
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    words = r"not all finite: of model\.embed_tokens\.weight in model\.safetensors, number [0-9]+ "
+    with pytest.raises(ModelError, match=words):
+        load_model(directory)
+    weights["model.embed_tokens.weight"][-1, -1] = 1.0
+    large = {name: tensor.double() for name, tensor in weights.items()}
+    large["model.norm.weight"][0] = 1e300
+    save_file(large, directory / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"a number of model\.norm\.weight is too large for its"):
+        load_model(directory)

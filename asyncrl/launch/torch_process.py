@@ -1,0 +1,50 @@
+"""Processes that a check starts because they import torch, which this process never does.
+Invariant: an end that was not expected is put into words, and none is taken for a success.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from asyncrl.escape import escaped
+from asyncrl.runtime.processes.process import last_traceback, last_words
+
+_FRAME = re.compile(r'^ +File "([^"]+)", line ([0-9]+)', re.MULTILINE)
+
+
+def run_module(
+    module: str, arguments: Sequence[str], deadline_s: float
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a module to its end. Raises subprocess.TimeoutExpired after `deadline_s`."""
+    command = [sys.executable, "-m", module, *arguments]
+    with tempfile.TemporaryDirectory() as folder:  # torch makes one for what it compiles
+        own = os.environ | {"TORCHINDUCTOR_CACHE_DIR": folder}
+        return subprocess.run(command, capture_output=True, timeout=deadline_s, env=own)
+
+
+def ending(status: int, printed: bytes) -> str:
+    """The end of a process that was not expected, in words: by its exit status, and by what it
+    printed as its error.
+
+    >>> trace = b'Traceback (most recent call last):\\n  File "/a/b.py", line 7, in f\\n'
+    >>> ending(1, trace + b"KeyError: 'x'\\n")
+    "KeyError: 'x' (b.py, line 7)"
+    >>> ending(-9, b"")
+    'signal 9 (Killed) ended it, as the system does when it is out of memory'
+    """
+    if status < 0:
+        beyond = ", as the system does when it is out of memory" * (-status == signal.SIGKILL)
+        return f"signal {-status} ({signal.strsignal(-status)}) ended it{beyond}"
+    text = last_traceback(printed.decode(errors="replace"))
+    if not text.strip():
+        return f"it ended with exit status {status} and said nothing"
+    frames = _FRAME.findall(text)
+    where = f" ({Path(frames[-1][0]).name}, line {frames[-1][1]})" if frames else ""
+    return escaped(last_words(text), 300) + where
