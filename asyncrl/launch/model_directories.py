@@ -23,7 +23,6 @@ from asyncrl.config.derived import Row
 from asyncrl.config.errors import BAD_INPUT, installs
 from asyncrl.config.lora import is_of, is_of_experts
 from asyncrl.config.paths import is_file, is_folder
-from asyncrl.config.schema import EngineConfig, TrainConfig
 from asyncrl.config.schema.model_section import ALL_LINEAR
 from asyncrl.config.setting import nearest
 from asyncrl.escape import escaped
@@ -98,12 +97,13 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
             )
 
 
-def check_architecture(path: Path, train: TrainConfig, engine: EngineConfig) -> list[Row]:
+def check_architecture(path: Path, config: Config) -> list[Row]:
     """Make the model that config.json describes, without weights, in a process that imports torch,
     which takes seconds. Returns a note if it takes too long. Raises ConfigError if that fails, for
-    whatever reason, if the weights are of another one, or if the settings ask for experts that it
-    does not have, or for more than the engine can decode."""
-    settings = [msgspec.json.encode(section).decode() for section in (train, engine)]
+    whatever reason, if the weights are of another one, or if the settings ask for experts or
+    adapters of layers that it does not have, or for more than the engine can decode."""
+    sections = config.train, config.engine, config.model.lora
+    settings = [msgspec.json.encode(section).decode() for section in sections]
     try:
         ran = run_module(TRIAL, [str(path), *settings], TRIAL_S)
     except subprocess.TimeoutExpired:  # a very large model may take that long

@@ -72,8 +72,7 @@ def checked(
             config, notes = preflight.check(config, resume, cores, doing)
         if architecture and config.model.path:
             doing("making the model, without weights")
-            path, train, engine = Path(config.model.path), config.train, config.engine
-            notes += model_directories.check_architecture(path, train, engine)
+            notes += model_directories.check_architecture(Path(config.model.path), config)
         doing("computing sizes and memory")
         sent = [*weights_row(config), publication_row(config, _measured_pause(models))]
         scale = [*memory_rows(config), *scale_rows(config)]

@@ -43,7 +43,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
     else. Raises ModelError where a target is neither."""
     import peft  # takes seconds, and few runs need it
 
-    targets, experts = _targets(model, lora)
+    targets, experts = adapted_layers(model, lora)
     config: Any = peft.LoraConfig  # typed as an integer, but any number works
     made = config(
         task_type="CAUSAL_LM",
@@ -67,6 +67,56 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
         layer.reset_lora_parameters(_NAME, True)
     nn.Module.train(model, False)
     setattr(model, _CONFIG, made)
+
+
+def adapted_layers(model: PreTrainedModel, lora: LoraConfig) -> tuple[list[str], list[str]]:
+    """Last parts of the names of the layers, and of the tensors of all experts, that have an
+    adapter. Raises ModelError."""
+    output = model.get_output_embeddings()
+    names, linear = list[str](), list[str]()
+    for name, module in model.named_modules():
+        names.append(name)
+        if isinstance(module, nn.Linear | Conv1D) and module is not output:
+            linear.append(name)
+    there = sorted({name.rpartition(".")[2] for name in linear})
+    tensors = list(_tensors_of_experts(model))
+
+    def others(target: str) -> list[str]:
+        """Names with this ending, of modules that cannot have an adapter."""
+        return [
+            name
+            for name in names
+            if is_of(target, name) and name not in linear and f"{name}.weight" not in tensors
+        ]
+
+    def layers(target: str) -> list[str]:
+        """What peft is told of the layers with this ending: it, if peft would find no others."""
+        found = [name for name in linear if is_of(target, name)]
+        alone = len(found) == sum(is_of(target, name) for name in names)
+        return [target] if found and alone else found
+
+    if not lora.named_targets:
+        return [found for target in there for found in layers(target)], []
+    experts = dict[str, list[str]]()
+    for target in lora.named_targets:
+        endings = {
+            ending
+            for ending in (target, f"{target}.weight")
+            if any(is_of(ending, name) for name in tensors)
+        }
+        experts[target] = sorted(endings)
+        if (other := others(target)) or not (endings or layers(target)):
+            what = f"{other[0]} is none" if other else "there is no such layer"
+            may = {*there, *(name.removesuffix(".weight").rpartition(".")[2] for name in tensors)}
+            raise ModelError(
+                f"model.lora.targets has {target!r}, but adapters need linear layers before the "
+                f"output layer, or tensors of all experts: {what} in {type(model).__name__}; it "
+                f"has {', '.join(sorted(may))}"
+            )
+    return (
+        [found for target in lora.named_targets for found in layers(target)],
+        [ending for target in lora.named_targets for ending in experts[target]],
+    )
 
 
 def adapted(model: nn.Module) -> bool:
@@ -162,7 +212,9 @@ def _sum(weight: Tensor, layer: Any) -> Tensor:
     if _of_experts(layer):
         left, right, _ = layer.get_delta_factors(_NAME)
         whole = torch.empty_like(weight)
-        for expert, (a, b) in enumerate(zip(left, right, strict=True)):  # not all in float32 at once
+        for expert, (a, b) in enumerate(
+            zip(left, right, strict=True)
+        ):  # not all in float32 at once
             whole[expert] = weight[expert].float() + a.float() @ b.float() * scaling
         return whole
     a, b = (matrix[_NAME].weight.float() for matrix in (layer.lora_A, layer.lora_B))
@@ -179,56 +231,6 @@ def _adapted(layer: Any) -> nn.Parameter:
     """The weight that a layer with an adapter has without it."""
     weight: nn.Parameter = layer.get_param() if _of_experts(layer) else layer.base_layer.weight
     return weight
-
-
-def _targets(model: PreTrainedModel, lora: LoraConfig) -> tuple[list[str], list[str]]:
-    """Last parts of the names of the layers, and of the tensors of all experts, that have an
-    adapter. Raises ModelError."""
-    output = model.get_output_embeddings()
-    names, linear = list[str](), list[str]()
-    for name, module in model.named_modules():
-        names.append(name)
-        if isinstance(module, nn.Linear | Conv1D) and module is not output:
-            linear.append(name)
-    there = sorted({name.rpartition(".")[2] for name in linear})
-    tensors = list(_tensors_of_experts(model))
-
-    def others(target: str) -> list[str]:
-        """Names with this ending, of modules that cannot have an adapter."""
-        return [
-            name
-            for name in names
-            if is_of(target, name) and name not in linear and f"{name}.weight" not in tensors
-        ]
-
-    def layers(target: str) -> list[str]:
-        """What peft is told of the layers with this ending: it, if peft would find no others."""
-        found = [name for name in linear if is_of(target, name)]
-        alone = len(found) == sum(is_of(target, name) for name in names)
-        return [target] if found and alone else found
-
-    if not lora.named_targets:
-        return [found for target in there for found in layers(target)], []
-    experts = dict[str, list[str]]()
-    for target in lora.named_targets:
-        endings = {
-            ending
-            for ending in (target, f"{target}.weight")
-            if any(is_of(ending, name) for name in tensors)
-        }
-        experts[target] = sorted(endings)
-        if (other := others(target)) or not (endings or layers(target)):
-            what = f"{other[0]} is none" if other else "there is no such layer"
-            may = {*there, *(name.removesuffix(".weight").rpartition(".")[2] for name in tensors)}
-            raise ModelError(
-                f"model.lora.targets has {target!r}, but adapters need linear layers before the "
-                f"output layer, or tensors of all experts: {what} in {type(model).__name__}; it "
-                f"has {', '.join(sorted(may))}"
-            )
-    return (
-        [found for target in lora.named_targets for found in layers(target)],
-        [ending for target in lora.named_targets for ending in experts[target]],
-    )
 
 
 def _tensors_of_experts(model: nn.Module) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """The trial of a model directory, for a process without torch: the model is made of config.json, on
 no device, and the weights must be its own.
-`python -m asyncrl.training.architecture_trial DIRECTORY TRAIN ENGINE` ends with 2, and a sentence
-on standard output, where that fails, where the settings TRAIN (JSON) ask for experts that the model
-does not have, or where the embedded engine cannot decode it with the settings ENGINE.
+`python -m asyncrl.training.architecture_trial DIRECTORY TRAIN ENGINE LORA` ends with 2, and a
+sentence on standard output, where that fails, where the settings TRAIN (JSON) ask for experts that
+the model does not have, or LORA for adapters of such layers, or where the embedded engine cannot
+decode it with the settings ENGINE.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from transformers import PreTrainedModel
 from asyncrl.algorithms.routing.routers import watch
 from asyncrl.config.decodable import undecodable
 from asyncrl.config.errors import BAD_INPUT, InputError
-from asyncrl.config.schema import EngineConfig, TrainConfig
+from asyncrl.config.schema import EngineConfig, LoraConfig, TrainConfig
 from asyncrl.tasks.text import Tokenizer
+from asyncrl.training.adapters import adapted_layers
 from asyncrl.training.expert_balance import refuse
 from asyncrl.training.models import ModelError, empty_model, refuse_other_weights
 
@@ -31,6 +33,9 @@ def main() -> int:
         refuse_other_weights(Path(sys.argv[1]), model)
         watch(model)
         refuse(model, msgspec.json.decode(sys.argv[2], type=TrainConfig))
+        lora = msgspec.json.decode(sys.argv[4], type=LoraConfig)
+        if lora.rank:
+            adapted_layers(model, lora)
         _refuse_engine(model, msgspec.json.decode(sys.argv[3], type=EngineConfig))
     except InputError as error:
         print(error)

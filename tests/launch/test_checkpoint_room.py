@@ -68,6 +68,30 @@ def test_a_checkpoint_has_weights_masters_moments_and_average(
 
 
 @pytest.mark.parametrize(
+    ("targets", "learn"),
+    [
+        ("all-linear", 2 * (5 + 7) + 3 * 2 * (4 + 6)),
+        ("['a.q_proj']", 2 * (5 + 7)),
+        ("['gate_up_proj']", 2 * 2 * (4 + 6) + 2 * (4 + 6)),
+        ("['q_proj','experts.gate_up_proj']", 2 * (5 + 7) + 3 * 2 * (4 + 6)),
+    ],
+)
+def test_adapters_are_counted_by_the_weights_of_files(
+    targets: str, learn: int, tmp_path: Path
+) -> None:
+    """A target that no file names is a tensor of all experts: those of each are counted."""
+    layer, expert = np.zeros((5, 7), np.float32), np.zeros((4, 6), np.float32)
+    names = ("0.gate_proj", "0.up_proj", "1.gate_proj")
+    save_file(
+        {"model.layers.0.a.q_proj.weight": layer, "lm_head.weight": layer}
+        | {f"model.layers.0.mlp.experts.{name}.weight": expert for name in names},
+        tmp_path / "model.safetensors",
+    )
+    sets = "model.lora.rank=2", f"model.lora.targets={targets}"
+    assert checkpoint_bytes(config(tmp_path, *sets)) == 12 * learn
+
+
+@pytest.mark.parametrize(
     ("free", "sets", "refused", "noted"),
     [
         (10.0, (), False, False),

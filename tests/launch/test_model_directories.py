@@ -126,6 +126,12 @@ def test_adapters_need_peft_and_layers(
         f"model.lora.targets has 'qproj', and no layer of {path} has a name that ends so; the "
         "nearest is q_proj."
     ) in refusal(*sets, "model.lora.targets=['up_proj','qproj']")
+    names = (
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.0.mlp.experts.1.up_proj.weight",
+    )
+    save_file({name: np.zeros((2, 2), np.float32) for name in names}, path / "model.safetensors")
+    preflight.check(config(*sets, "model.lora.targets=['gate_up_proj']"), None, 2)
     monkeypatch.setattr(model_directories, "find_spec", lambda name: None)
     assert (
         "model.lora.rank is 2, and adapters need peft, which is not installed: run "

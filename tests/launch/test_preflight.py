@@ -544,7 +544,7 @@ def test_a_configuration_of_which_no_model_can_be_made(
     if "layer_types" not in settings:
         try_here(monkeypatch, capfd)
     with pytest.raises(ConfigError, match=r"config\.json"):
-        check_architecture(directory, Config().train, Config().engine)
+        check_architecture(directory, Config())
 
 
 def test_a_configuration_of_which_a_model_can_be_made(
@@ -553,7 +553,7 @@ def test_a_configuration_of_which_a_model_can_be_made(
     """And nothing is left of the trial: torch makes a folder."""
     (files := tmp_path / "files").mkdir()
     monkeypatch.setenv("TMPDIR", str(files))
-    check_architecture(model("config.json", "tokenizer.json"), Config().train, Config().engine)
+    check_architecture(model("config.json", "tokenizer.json"), Config())
     assert [*files.iterdir()] == []
 
 
@@ -561,14 +561,28 @@ def test_a_model_that_the_engine_cannot_decode_is_refused(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It ended the run's actors by an error, after check had said that the run can begin."""
+    directory = model("config.json", "tokenizer.json")
+    sizes = "engine.context_tokens=1000000", "train.micro_tokens=1000000"
+    longer = config(*sizes)
+    served = config(*sizes, "engine.kind=vllm", "engine.vllm.urls=['http://localhost:1']")
     try_here(monkeypatch, capfd)
-    directory, engine = model("config.json", "tokenizer.json"), Config().engine
-    check_architecture(directory, Config().train, engine)
-    longer = msgspec.structs.replace(engine, context_tokens=10**6)
+    check_architecture(directory, Config())
     with pytest.raises(ConfigError, match="context_tokens is 1000000, but the model holds"):
-        check_architecture(directory, Config().train, longer)
-    elsewhere = msgspec.structs.replace(longer, kind="vllm")  # the server says what it can do
-    check_architecture(directory, Config().train, elsewhere)
+        check_architecture(directory, longer)
+    check_architecture(directory, served)  # the server says what it can do
+
+
+def test_adapters_of_layers_that_a_model_does_not_have_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Files have the weights of each expert, and a model one tensor of all: it says its names."""
+    directory, rank = model("config.json", "tokenizer.json"), "model.lora.rank=2"
+    right = config(rank, "model.lora.targets=['q_proj','mlp.down_proj']")
+    wrong = config(rank, "model.lora.targets=['q_proj','gate_up_proj']")
+    try_here(monkeypatch, capfd)
+    check_architecture(directory, right)
+    with pytest.raises(ConfigError, match=r"no such layer in .*; it has down_proj, gate_proj"):
+        check_architecture(directory, wrong)
 
 
 @pytest.mark.parametrize(
@@ -593,7 +607,7 @@ def test_a_trial_that_ends_unexpectedly_is_no_model_that_can_run(
     ended = subprocess.CompletedProcess([""], status, b"", printed.encode())
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
     with pytest.raises(ConfigError) as caught:
-        check_architecture(directory, Config().train, Config().engine)
+        check_architecture(directory, Config())
     assert said in str(caught.value) and str(caught.value).startswith("model.path is 'model', and ")
 
 
@@ -602,7 +616,7 @@ def test_a_trial_that_takes_too_long_is_a_note(monkeypatch: pytest.MonkeyPatch) 
         raise subprocess.TimeoutExpired(command, 1)
 
     monkeypatch.setattr(subprocess, "run", run)
-    (note,) = check_architecture(model(*ALL), Config().train, Config().engine)
+    (note,) = check_architecture(model(*ALL), Config())
     assert note.name == "note" and "its config.json was not tried" in note.meaning
 
 

@@ -100,9 +100,7 @@ def weight_of(layer: str) -> str:
 def by_expert(a: torch.Tensor, b: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The matrices of each expert: A has an expert's rows together, B has its columns apart."""
     experts = len(a) // LORA.rank
-    return [
-        (b[:, n::experts], a[n * LORA.rank : (n + 1) * LORA.rank]) for n in range(experts)
-    ]
+    return [(b[:, n::experts], a[n * LORA.rank : (n + 1) * LORA.rank]) for n in range(experts)]
 
 
 def learner(model: PreTrainedModel, **staleness: Any) -> Learner:

@@ -317,23 +317,36 @@ def test_biases_balance_a_model_and_are_published() -> None:
     assert not torch.equal(sent, torch.tensor([1.0, 0.9, 0.0, 0.0]))
 
 
-def test_adapters_are_beside_experts_and_never_in_them() -> None:
-    """`all-linear` gives a mixture adapters of its attention; the experts, kept as one tensor, and
-    the router are the base's. A target in them is refused, and so are moving biases."""
+@pytest.mark.parametrize(
+    ("targets", "learns"),
+    [
+        ("all-linear", {"self_attn"}),
+        (("q_proj", "gate_up_proj", "down_proj"), {"self_attn", "experts"}),
+    ],
+)
+def test_adapters_are_in_experts_where_they_are_named(
+    targets: str | tuple[str, ...], learns: set[str]
+) -> None:
+    """`all-linear` gives a mixture adapters of its attention; the experts, kept as one tensor, have
+    them by name. The router is the base's, and balanced by a loss, beside both."""
     model = build("qwen3_moe")
-    add_adapters(model, LoraConfig(rank=2, alpha=4.0))
+    add_adapters(model, LoraConfig(rank=2, alpha=4.0, targets=targets))
     names = {name for name, _ in learning(model)}
-    assert names and all(".self_attn." in name for name in names)
+    assert {next(part for part in name.split(".") if part in learns) for name in names} == learns
     own = dict(build("qwen3_moe").named_parameters())
     assert {name: p.shape for name, p in merged(model)} == {n: p.shape for n, p in own.items()}
     every = rollouts(tiny(), 5, count=12)
-    learner = Learner(model, TrainConfig(router_aux=0.1), StalenessConfig(), 1.0)
-    before = {name: p.clone() for name, p in model.named_parameters() if name not in names}
+    settings = TrainConfig(router_aux=0.1, recompute_activations=True, lr_warmup_steps=0)
+    learner = Learner(model, settings, StalenessConfig(), 1.0)
+    before = {name: p.clone() for name, p in model.named_parameters()}
     for step in range(2):
         learner.accumulate(*micro_batch(every, every, step))
         assert learner.step()["skipped"] == 0.0
     after = dict(model.named_parameters())
-    assert all(torch.equal(p, after[name]) for name, p in before.items())
-    for target in ("gate_up_proj", "experts.down_proj"):
-        with pytest.raises(ModelError, match="one tensor of all experts"):
-            add_adapters(build("qwen3_moe"), LoraConfig(rank=2, targets=[target]))
+    assert {name for name, p in before.items() if not torch.equal(p, after[name])} == names
+
+
+@pytest.mark.parametrize("target", ["gate", "experts", "mlp.gate_proj"])
+def test_a_part_of_a_mixture_that_has_no_adapters_is_refused(target: str) -> None:
+    with pytest.raises(ModelError, match="it has down_proj, gate_up_proj, k_proj"):
+        add_adapters(build("qwen3_moe"), LoraConfig(rank=2, targets=[target]))

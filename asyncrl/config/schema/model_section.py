@@ -29,7 +29,8 @@ class LoraConfig(Section, frozen=True):
         Meta(
             description=(
                 "linear layers with an adapter: all-linear, all except the output layer, or a "
-                'list of last parts of their names, as ["q_proj", "v_proj"]'
+                'list of last parts of their names, as ["q_proj", "v_proj"]; names of tensors of '
+                "experts, too"
             )
         ),
     ] = ALL_LINEAR
