@@ -25,6 +25,7 @@ from asyncrl.config.paths import exists, is_file, is_folder
 from asyncrl.explain import curve, run_status, summary
 from asyncrl.explain.curve import Point
 from asyncrl.explain.curve_reader import CurveReader
+from asyncrl.explain.run_disk import takes_no_more
 from asyncrl.explain.run_status import RunStatus
 from asyncrl.explain.summary import Summary
 from asyncrl.files import open_regular, read_regular
@@ -109,11 +110,14 @@ class RunFiles:
         """The run status that the run left last, which there must be."""
         if self.last_status is not None:
             return self.last_status
-        what = (
-            "it is starting, or preparing its model: try again in a minute"
-            if self.lives
-            else "it ended before it began: see its logs"
-        )
+        disk = takes_no_more(self.path)
+        if self.lives:
+            what = f"it is starting, or preparing its model{f', and {disk}' if disk else ''}: "
+            what += "try again in a minute"
+        elif disk:
+            what = f"it ended before it began, and {disk}, and begin it with asyncrl train --resume"
+        else:
+            what = "it ended before it began: see its logs"
         raise ConfigError(f"{self.path}: this run has no status yet; {what}.")
 
     @cached_property
