@@ -116,6 +116,11 @@ class RunFiles:
             what += "try again in a minute"
         elif disk:
             what = f"it ended before it began, and {disk}, and begin it with asyncrl train --resume"
+        elif any(exists(self.path / name) for name in (run_dir.SUMMARY, run_dir.JOURNAL)):
+            what = (
+                f"{run_dir.STATUS} is not in it, as in a copy that is not whole: copy the run "
+                "again, or go on with it by asyncrl train --resume"
+            )
         else:
             what = "it ended before it began: see its logs"
         raise ConfigError(f"{self.path}: this run has no status yet; {what}.")
@@ -135,8 +140,8 @@ class RunFiles:
                 return None
             except msgspec.DecodeError:
                 raise ConfigError(
-                    f"{path}: this is damaged, or of another asyncrl, so that it says nothing of "
-                    "the run."
+                    f"{path}: this is damaged, or of another asyncrl: use the one that wrote it, "
+                    "or put back a copy of the file."
                 ) from None
 
     # ----------------------------------------------------------------- what is read bit by bit

@@ -61,6 +61,11 @@ def _unsaid(files: RunFiles, steps: int) -> str:
     """Say what is known of a run that ended without a word on how it stood."""
     summary = _summary(files)
     reason = f": {summary.reason}" if summary is not None else ""
+    if summary is not None and summary.ok:
+        return (
+            f"The run ended after {count(steps)} steps{reason}. How it stood then is not in "
+            f"{files.path}, as in a copy that is not whole."
+        )
     return (
         f"The run ended after {count(steps)} steps{reason}; how it stood then was not written, as "
         f"on a full disk. Make room if so, and go on with asyncrl train --resume {files.path}."

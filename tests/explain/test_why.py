@@ -497,6 +497,9 @@ def test_a_run_that_could_not_write_how_it_stood_is_told_by_what_it_has_written(
     (run / ".status.json.0123456789abcdef.partial").touch()
     [said] = why(RunFiles(run), 1001.0)
     assert "ended after 3 steps: no space: make room, and resume the run" in said
+    summary.write(msgspec.structs.replace(ended, ok=True, reason="it did all"), run / SUMMARY)
+    [said] = why(RunFiles(run), 1001.0)
+    assert "after 3 steps: it did all. How it stood then is not in" in said and "resume" not in said
     with (run / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         run_status.write(S, run / LAST_STATUS)
