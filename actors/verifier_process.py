@@ -32,7 +32,7 @@ from asyncrl.messages import Finish, NoVerdict, Scored, Split, Verdict
 from asyncrl.sandbox.forks import Forks, PlainForks
 from asyncrl.sandbox.limits import Limits
 from asyncrl.sandbox.zygote import Zygote
-from asyncrl.tasks import MaskedReward, NoReward, Several, Task, open_task
+from asyncrl.tasks import MaskedReward, NoReward, Several, Task, as_number, open_task
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.error_spans import token_spans
 from asyncrl.tasks.mixed import executed_prompts
@@ -148,13 +148,11 @@ def read(value: Any) -> Verdict:
     """Read a verifier's result as a verdict. A finite number is a reward, True and False are 1 and
     0. Of several named rewards, each and their sum must be finite numbers."""
     try:
-        reward = float(value) if not isinstance(value, str | bytes) else None
-    except (TypeError, ValueError, OverflowError):
-        reward = None
-    if reward is None:
+        reward = as_number(value)
+    except NoReward as error:
         if inspect.iscoroutine(value):
             value.close()  # else Python warns that it was not awaited
-        return NoVerdict(f"not a number: {type(value).__name__}")
+        return NoVerdict(str(error))
     parts = value.parts if isinstance(value, Several) else {}
     for number, detail in [*((part, f": {name}") for name, part in parts.items()), (reward, "")]:
         if not np.isfinite(number):

@@ -272,23 +272,30 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
+def _cut(text: str) -> str:
+    """A text for a sentence: thousands of digits would hide the rest."""
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 def _seeds(text: str) -> range:
     start, _, stop = text.partition(":")
     first, end = whole(start), whole(stop)
     if first is None or end is None or first >= end:
-        raise argparse.ArgumentTypeError(f"{text!r} is not A:B with numbers A < B")
+        raise argparse.ArgumentTypeError(f"{_cut(text)!r} is not A:B with numbers A < B")
     return range(first, end)
 
 
 def _seed(text: str) -> int:
     if (number := whole(text)) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a seed")
+        raise argparse.ArgumentTypeError(f"{_cut(text)!r} is not the number of a seed")
     return number
 
 
 def _positive(text: str) -> int:
     if not (number := whole(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+        raise argparse.ArgumentTypeError(
+            f"{_cut(text)!r} is not a whole number of at least 1, in at most eighteen digits"
+        )
     return number
 
 
@@ -298,13 +305,13 @@ def _more_than_0(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of more than 0")
+        raise argparse.ArgumentTypeError(f"{_cut(text)!r} is not a number above 0 and below 1e9")
     return number
 
 
 def _index(text: str) -> int:
     if (number := whole(text)) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a prompt")
+        raise argparse.ArgumentTypeError(f"{_cut(text)!r} is not the number of a prompt")
     return number
 
 
@@ -314,5 +321,5 @@ def _share(text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+        raise argparse.ArgumentTypeError(f"{_cut(text)!r} is not a number from 0 to 1")
     return share

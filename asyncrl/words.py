@@ -38,6 +38,24 @@ def whole(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
+def beyond_reading(error: Exception) -> bool:
+    """True if a parser failed at a number that is written right, and has more digits or a larger
+    exponent than it reads.
+
+    >>> import json, tomllib
+    >>> for read in (json.loads, tomllib.loads):
+    ...     try:
+    ...         read("1" * 5000 if read is json.loads else "a = " + "1" * 5000)
+    ...     except ValueError as error:
+    ...         beyond_reading(error)
+    True
+    True
+    """
+    return (
+        re.search(r"\bexceeds the limit\b.*\bdigits|\bout of range\b", str(error), re.I) is not None
+    )
+
+
 def share(value: float | None) -> str:
     """A part of a whole, 0 to 1.
 

@@ -30,12 +30,14 @@ from asyncrl.config.setting import (
 )
 from asyncrl.files import read_regular, write_whole
 from asyncrl.staleness.corrections import Correction
+from asyncrl.words import beyond_reading
 
 PREFIX = "ASYNCRL_"
 BYTES = 2**20
 """Bytes of a run.toml, at most."""
 DEPTH = 32
 """Tables and lists within one another in a setting, at most, and names of its key."""
+_TOO_LONG = "a number in it has too many digits"
 _DOTTED = re.compile(r"(?:\.[ \t]*+[\"']?+[\w-]{1,64}+[\"']?+[ \t]*+){200}")
 """A key of so many names that tomllib, which is quadratic in them, reads it for minutes."""
 
@@ -141,12 +143,11 @@ def settings_in(path: Path) -> list[Setting]:
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: this is not TOML: it is not UTF-8 text.") from None
-    except (
-        ValueError,
-        RecursionError,
-    ):  # a number of thousands of digits; brackets a thousand deep
+    except ValueError:
+        raise ConfigError(f"{path}: this is not TOML that can be read: {_TOO_LONG}.") from None
+    except RecursionError:  # brackets a thousand deep
         raise ConfigError(
-            f"{path}: this is not TOML that can be read: a number or a nesting in it has no end."
+            f"{path}: this is not TOML that can be read: a nesting in it has no end."
         ) from None
     settings: list[Setting] = []
     for section, table in tree.items():
@@ -203,7 +204,12 @@ def _parsed(field: Field, text: str, source: str, *, inside: bool = False) -> An
     table where it is not TOML."""
     try:
         tree = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
+        if beyond_reading(error) and not field.is_text:
+            raise ConfigError(
+                f"{source}: {field.key}: {_TOO_LONG}, and it must be {field.allowed} "
+                f"({field.description})."
+            ) from None
         tree = {}
     value = tree.get("value") if len(tree) == 1 else None
     if field.is_text and not isinstance(value, str):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -185,15 +186,18 @@ def checked(field: Field, value: Any, source: str) -> Any:
         problem = f"is {quoted(value)}"
     elif isinstance(value, str) and not _is_text(value):
         problem = f"is {quoted(value)}, which is not text"
-    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+    elif field.kind is int and isinstance(value, int) and not -(2**63) <= value < 2**63:
         problem = "does not fit in 64 bits"
+    elif field.kind is float and isinstance(value, int) and abs(value) > sys.float_info.max:
+        problem = f"is {quoted(value)}, which is too large to compute with"
     elif isinstance(value, float) and not math.isfinite(value):
         problem = f"is {value}"
     elif field.named is not None and isinstance(value, str) and not field.named.allows(value):
         problem = f"is {quoted(value)}"
     else:
         try:
-            return msgspec.convert(value, field.hint)
+            of_kind = field.kind is float and isinstance(value, int) and not isinstance(value, bool)
+            return msgspec.convert(float(value) if of_kind else value, field.hint)
         except msgspec.ValidationError:
             problem = f"is {quoted(value)}"
     if not problem:
@@ -319,7 +323,11 @@ def _toml(value: Any) -> str:
         return f"{{{inner}}}"
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return repr(value)
+    try:
+        return repr(value)
+    except ValueError:  # Python writes no number of so many digits
+        whole = isinstance(value, int)
+        return "a number of thousands of digits" if whole else "a value with thousands of digits"
 
 
 def shortened(text: str) -> str:

@@ -25,6 +25,7 @@ from asyncrl.config.paths import exists, is_file, is_folder
 from asyncrl.explain import curve, run_status, summary
 from asyncrl.explain.curve import Point
 from asyncrl.explain.curve_reader import CurveReader
+from asyncrl.explain.run_disk import takes_no_more
 from asyncrl.explain.run_status import RunStatus
 from asyncrl.explain.summary import Summary
 from asyncrl.files import open_regular, read_regular
@@ -109,11 +110,19 @@ class RunFiles:
         """The run status that the run left last, which there must be."""
         if self.last_status is not None:
             return self.last_status
-        what = (
-            "it is starting, or preparing its model: try again in a minute"
-            if self.lives
-            else "it ended before it began: see its logs"
-        )
+        disk = takes_no_more(self.path)
+        if self.lives:
+            what = f"it is starting, or preparing its model{f', and {disk}' if disk else ''}: "
+            what += "try again in a minute"
+        elif disk:
+            what = f"it ended before it began, and {disk}, and begin it with asyncrl train --resume"
+        elif any(exists(self.path / name) for name in (run_dir.SUMMARY, run_dir.JOURNAL)):
+            what = (
+                f"{run_dir.STATUS} is not in it, as in a copy that is not whole: copy the run "
+                "again, or go on with it by asyncrl train --resume"
+            )
+        else:
+            what = "it ended before it began: see its logs"
         raise ConfigError(f"{self.path}: this run has no status yet; {what}.")
 
     @cached_property
@@ -131,8 +140,8 @@ class RunFiles:
                 return None
             except msgspec.DecodeError:
                 raise ConfigError(
-                    f"{path}: this is damaged, or of another asyncrl, so that it says nothing of "
-                    "the run."
+                    f"{path}: this is damaged, or of another asyncrl: use the one that wrote it, "
+                    "or put back a copy of the file."
                 ) from None
 
     # ----------------------------------------------------------------- what is read bit by bit

@@ -4,7 +4,6 @@ They follow from one run status, and from whether the run lives.
 
 from __future__ import annotations
 
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,10 +12,10 @@ import msgspec
 from asyncrl.config.errors import ConfigError
 from asyncrl.explain.curve import StepPoint
 from asyncrl.explain.diagnosis import diagnose, idle
+from asyncrl.explain.run_disk import takes_no_more
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_status import LendingStatus, RunStatus
 from asyncrl.explain.summary import UNREPORTED, Summary
-from asyncrl.files import PROBE_BYTES
 from asyncrl.words import count, duration, share
 
 OLD_S = 10.0
@@ -26,8 +25,12 @@ OLD_S = 10.0
 def why(files: RunFiles, now: float) -> list[str]:
     """Answer for a run, at `now` (seconds since 1970). Raises ConfigError if there is no run status
     to read."""
-    if files.last_status is None and not files.lives and (steps := _steps(files)):
-        return [_unsaid(files, steps)]
+    disk = "" if files.lives else takes_no_more(files.path)
+    if files.last_status is None and not files.lives:
+        if steps := _steps(files):
+            return [_unsaid(files, steps)]
+        if disk:
+            return [_not_begun(files, disk)]
     found = files.status
     summary = _summary(files)
     ended = found.ok is None and not files.lives
@@ -42,8 +45,8 @@ def why(files: RunFiles, now: float) -> list[str]:
         stalled=files.stalled,
         run=files.path,
     )
-    if ended and found.ok is None and shutil.disk_usage(files.path).free < PROBE_BYTES:
-        sentences.insert(1, f"The disk of {files.path} is full: make room before it goes on.")
+    if disk and not found.ok:
+        sentences.insert(1, f"{disk[0].upper()}{disk[1:]} before it goes on.")
     return sentences
 
 
@@ -58,9 +61,24 @@ def _unsaid(files: RunFiles, steps: int) -> str:
     """Say what is known of a run that ended without a word on how it stood."""
     summary = _summary(files)
     reason = f": {summary.reason}" if summary is not None else ""
+    if summary is not None and summary.ok:
+        return (
+            f"The run ended after {count(steps)} steps{reason}. How it stood then is not in "
+            f"{files.path}, as in a copy that is not whole."
+        )
     return (
         f"The run ended after {count(steps)} steps{reason}; how it stood then was not written, as "
         f"on a full disk. Make room if so, and go on with asyncrl train --resume {files.path}."
+    )
+
+
+def _not_begun(files: RunFiles, disk: str) -> str:
+    """Say what is known of a run that ended before its first status, on a disk that is full."""
+    summary = _summary(files)
+    reason = f": {summary.reason}" if summary is not None else ""
+    return (
+        f"The run ended before it began{reason}; {disk}, and begin it with asyncrl train --resume "
+        f"{files.path}."
     )
 
 

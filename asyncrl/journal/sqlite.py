@@ -373,7 +373,8 @@ def _check(connection: sqlite3.Connection, path: Path, run: str | None) -> None:
     header = connection.execute("SELECT format, run FROM header").fetchone() if ours else None
     if header is None:
         raise JournalError(
-            f"{path} is a database, but not a journal of asyncrl: give another run.dir"
+            f"{path} is a database, but not a journal of asyncrl: give another run.dir, or go back "
+            "to a copy of it"
         )
     version, its_run = header
     if version != FORMAT:
@@ -391,7 +392,7 @@ def _check(connection: sqlite3.Connection, path: Path, run: str | None) -> None:
     if run is not None and its_run != run:
         raise JournalError(
             f"the journal {path} belongs to run {escaped(repr(its_run), 100)}, not to {run!r}: "
-            "give another run.dir"
+            "give another run.dir, or go back to a copy of it"
         )
 
 
@@ -445,10 +446,11 @@ def errors(path: Path) -> Iterator[None]:
         raise kind(f"the journal {path} could not be used ({error}): {helps}") from error
     except sqlite3.Error as error:
         raise JournalError(
-            f"{path} is damaged, or not a journal ({error}): give another run.dir"
+            f"{path} is damaged, or not a journal ({error}): give another run.dir, or go back to a "
+            "copy of it"
         ) from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, _Misfit) as error:
         raise JournalError(
             f"the journal {path} holds something that is not an event of this asyncrl "
-            f"({escaped(str(error), 300)}): give another run.dir"
+            f"({escaped(str(error), 300)}): give another run.dir, or go back to a copy of it"
         ) from error

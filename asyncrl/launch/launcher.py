@@ -492,6 +492,9 @@ class _Launch:
                     complain(escaped(lost.words))
                     return BAD_INPUT
                 why += f"; {lost.role}-{lost.index} {describe_exit(lost.code)}"
+            full = takes_nothing(self._run)
+            if full and remedy(full) not in why:
+                why += f". The disk takes nothing ({full.strerror}): {remedy(full)}, and resume it"
             complain(escaped(f"the run failed: {why}. Its logs are in {self._run / 'logs'}."))
             return FAILED
         if self._signalled is signal.SIGINT:

@@ -35,6 +35,7 @@ from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.supervised_examples import read_examples, tokenized
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.stored_weights import StoredWeight, stored_weights
+from asyncrl.words import beyond_reading
 
 TRIAL = "asyncrl.training.architecture_trial"
 """The module that makes a model."""
@@ -76,8 +77,10 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
             raise wrong(f"there is no {name} in it") from None
         except OSError as error:
             raise wrong(f"{name} in it cannot be read ({error.strerror})") from None
-        except (ValueError, RecursionError):
-            raise wrong(f"{name} in it is not JSON") from None
+        except (ValueError, RecursionError) as error:
+            large = beyond_reading(error)
+            what = "has a number of too many digits" if large else "is not JSON"
+            raise wrong(f"{name} in it {what}") from None
         if not isinstance(found, dict):
             raise wrong(f"{name} in it is not a JSON object")
         files[name] = found

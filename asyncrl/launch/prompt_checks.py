@@ -39,6 +39,9 @@ PROBE = 4096
 REFUSED = ("not a number", "unnamed rewards", "other rewards")
 """Kinds of verdict that no answer to the line can change."""
 
+UNBOUND = ("not finite", "too large")
+"""Kinds of verdict that another answer may change, by numbers that cannot be trained."""
+
 
 @contextmanager
 def own_tokenizer(config: Config, task: Task) -> Iterator[Tokenizer]:
@@ -191,4 +194,5 @@ def _failing(index: int, answer: str, reason: str) -> Row:
             f"the verifier gives no reward {words}: {escaped(reason, 200)}; it must return a "
             "number, or a mapping of the rewards that it names."
         )
-    return Row("note", "task.verifier", f"no verdict {words}: {escaped(reason, 200)}")
+    bound = "; a reward is a finite number of at most 1e38" * reason.startswith(UNBOUND)
+    return Row("note", "task.verifier", f"no verdict {words}: {escaped(reason, 200)}{bound}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.messages import Split
-from asyncrl.tasks import NoReward, Task
+from asyncrl.tasks import Task, as_number
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.judge_checks import opened
 from asyncrl.tasks.verifiers import Verifier, rewarded
@@ -77,9 +77,7 @@ class ListTask:
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
         line = deepcopy(self._line(split, prompt_index))  # the next answer is judged by the same
         reward = rewarded(self._verifier, self._verifier(Answer.of(answer), line))
-        if isinstance(reward, str | bytes):
-            raise NoReward(f"not a number: {type(reward).__name__}")
-        return float(reward)
+        return as_number(reward)
 
     def _line(self, split: Split, prompt_index: int) -> dict[str, Any]:
         if not 0 <= prompt_index < self.size(split):

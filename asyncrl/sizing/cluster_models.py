@@ -27,6 +27,7 @@ from asyncrl.config import ConfigError
 from asyncrl.config.errors import usable
 from asyncrl.engines.draws import stream
 from asyncrl.files import read_regular, write_whole
+from asyncrl.words import beyond_reading
 
 _NORMAL = NormalDist()
 BYTES = 2**20
@@ -214,6 +215,10 @@ def read_models(path: Path) -> ClusterModel:
             "calibrate` writes one."
         ) from None
     except (ValueError, RecursionError) as error:  # no TOML, or no UTF-8
+        if beyond_reading(error):
+            raise ConfigError(
+                f"{path}: this is not TOML that can be read: a number in it has too many digits."
+            ) from None
         raise ConfigError(f"{path}: this is not TOML: {error}.") from None
     try:
         models = msgspec.convert(tree, ClusterModel)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from asyncrl.config.errors import InputError, installs
 from asyncrl.config.mix import members
 from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Split
 
-__all__ = ["MaskedReward", "NoReward", "Several", "Task", "TaskError", "open_task"]
+__all__ = ["MaskedReward", "NoReward", "Several", "Task", "TaskError", "as_number", "open_task"]
 
 
 class TaskError(InputError):
@@ -29,6 +29,26 @@ class TaskError(InputError):
 class NoReward(Exception):
     """A verifier returned a value that is not a reward; the text says why, with its kind before the
     colon."""
+
+
+def as_number(value: Any, name: str = "") -> float:
+    """The number that a verifier returned as a reward, of this `name` if it has several. Raises
+    NoReward for what is none, and for a whole number that is too large for a float.
+
+    >>> as_number(True)
+    1.0
+    >>> as_number(-(10**400))
+    Traceback (most recent call last):
+    asyncrl.tasks.NoReward: too large
+    """
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value)
+    except OverflowError:
+        raise NoReward("too large" + f": {name}" * bool(name)) from None
+    except (TypeError, ValueError):
+        pass
+    raise NoReward(f"not a number: {type(value).__name__}" + f", as {name}" * bool(name))
 
 
 class Several(float):
@@ -63,7 +83,7 @@ class MaskedReward(float):
     errors: list[tuple[int, int]]
 
     def __new__(cls, reward: float, errors: Iterable[tuple[int, int]]) -> Self:
-        self = super().__new__(cls, reward)
+        self = super().__new__(cls, as_number(reward))
         self.errors = list(errors)
         return self
 

@@ -25,7 +25,7 @@ from asyncrl.config.schema import TaskConfig
 from asyncrl.files import open_regular
 from asyncrl.messages import Split
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
-from asyncrl.tasks import MaskedReward, TaskError
+from asyncrl.tasks import MaskedReward, NoReward, TaskError, as_number
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.line_hints import hint
 from asyncrl.tasks.partial_credit import settled_reward
@@ -182,11 +182,11 @@ def _repeated(digests: array[int]) -> int:
 
 
 def _exactly(reward: Any) -> Any:
-    """1 for a right answer and 0 for any other; a value that is not a finite number stays as it
-    is."""
+    """1 for a right answer and 0 for any other; a value that is not a finite number, or too large
+    for a float, stays as it is."""
     try:
-        number = float("nan" if isinstance(reward, str | bytes) else reward)
-    except (TypeError, ValueError, OverflowError):
+        number = as_number(reward)
+    except NoReward:
         return reward
     return float(number >= RIGHT) if math.isfinite(number) else reward
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from asyncrl.escape import escaped
+from asyncrl.words import beyond_reading
 
 _BEGIN: tuple[tuple[bytes, str], ...] = (
     (b"PAR1", "this is a Parquet file: write its rows as lines of JSON"),
@@ -31,6 +32,8 @@ def hint(text: bytes, number: int) -> str:
     >>> hint(b'{"question": "1 + 1?", "answer": "#### 2"}', 1)
     'each line is an object with prompt and answer, and this one has question, answer: prompt is \
 missing; rename what it is called here'
+    >>> hint(b'{"prompt": "1 + 1?", "answer": 1e400}', 2)
+    'a number in it is too large to be read: write it as text, in quotes'
     >>> hint(b"question,answer", 1)
     'this is a table of comma-separated values: write its rows as lines of JSON'
     >>> hint(b'{"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}', 3)
@@ -43,7 +46,9 @@ chat template to task.chat'
                 return words
     try:
         entry = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if beyond_reading(error):
+            return "a number in it is too large to be read: write it as text, in quotes"
         if (number == 1 and text.strip() == b"[") or text.lstrip().startswith(b"[{"):
             return "the file is one array: write each of its objects on a line"
         if b"NaN" in text or b"Infinity" in text:

@@ -41,7 +41,7 @@ from typing import Any
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.plugins import Registry, reason
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
-from asyncrl.tasks import NoReward, Several, TaskError
+from asyncrl.tasks import NoReward, Several, TaskError, as_number
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.program_cases import CasesVerifier
 from asyncrl.tasks.written_numbers import same_number
@@ -105,7 +105,8 @@ def names(verifier: Verifier) -> tuple[str, ...]:
 
 def rewarded(verifier: Verifier, returned: Any) -> Any:
     """Return the reward of a verifier, as `Several` in their order if it declares names.
-    Raises NoReward if it returned other names, and for a reward that is not a number."""
+    Raises NoReward if it returned other names, and for a reward that is no number,
+    or too large a one."""
     expected = names(verifier)
     if not expected:
         if isinstance(returned, Mapping):
@@ -125,17 +126,7 @@ def rewarded(verifier: Verifier, returned: Any) -> Any:
         raise NoReward(
             f"other rewards: {_shown(more)} among them, where {_shown(expected)} are its rewards"
         )
-    return Several({name: _number(name, returned[name]) for name in expected})
-
-
-def _number(name: str, value: Any) -> float:
-    """Convert a reward. Raises NoReward for a value that is not a number."""
-    try:
-        if not isinstance(value, str | bytes):
-            return float(value)
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise NoReward(f"not a number: {type(value).__name__}, as {name}")
+    return Several({name: as_number(returned[name], name) for name in expected})
 
 
 def _shown(value: object) -> str:

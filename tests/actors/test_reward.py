@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from asyncrl.actors.worker_process import frame
 from asyncrl.algorithms import advantages
 from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.config.schema import TaskConfig
+from asyncrl.library.task import ListTask
 from asyncrl.messages import (
     Drain,
     Drained,
@@ -43,6 +45,8 @@ from asyncrl.messages import (
 )
 from asyncrl.runtime.ipc.link import Link, memory_links
 from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.tasks import MaskedReward, NoReward
+from asyncrl.tasks.verifiers import rewarded
 
 pytestmark = pytest.mark.processes
 
@@ -206,6 +210,25 @@ async def test_every_way_to_give_no_verdict(opened: Open, sandbox: str) -> None:
             "print": Scored(0.5),
         }
         assert {answer: await verdict(verifiers, answer) for answer in expected} == expected
+
+
+@pytest.mark.parametrize("huge", [10**400, -(10**400), Fraction(10**400)], ids=type)
+def test_a_number_that_is_too_large_for_a_float_is_no_reward_and_is_called_a_number(
+    huge: object,
+) -> None:
+    """It was "not a number: int"."""
+
+    def judge(answer: str, line: object) -> dict[str, object]:
+        return {"right": 1, "far": huge}
+
+    judge.rewards = ("right", "far")  # type: ignore[attr-defined]
+    assert read(huge) == NoVerdict("too large")
+    with pytest.raises(NoReward, match=r"^too large: far$"):
+        rewarded(judge, judge("", {}))
+    with pytest.raises(NoReward, match=r"^too large$"):
+        MaskedReward(huge, [])  # type: ignore[arg-type]
+    with pytest.raises(NoReward, match=r"^too large$"):
+        ListTask([{"prompt": "p"}], lambda *_: huge).verify("train", 0, "a")
 
 
 @pytest.mark.filterwarnings("error")

@@ -171,6 +171,19 @@ def test_unknown_names_are_refused_with_the_nearest(toml: Any) -> None:
         ("[train]\nsteps = 0", "train.steps is 0"),
         ("[train]\nsteps = -1000", "train.steps is -1000"),
         ("[train]\nsteps = 99999999999999999999", "64 bits"),
+        (f"[train]\nsteps = {10**400}", "train.steps does not fit in 64 bits, and must be a whole"),
+        (
+            f"[train]\nsteps = {'9' * 5000}",
+            "not TOML that can be read: a number in it has too many digits.",
+        ),
+        (f"[train]\nsteps = 0x{'f' * 5000}", "train.steps does not fit in 64 bits"),
+        (f"[train]\nlr = {10**400}", "which is too large to compute with, and must be a number"),
+        (f"[train]\nlr = 0x{'f' * 5000}", "lr is a number of thousands of digits, which is too l"),
+        (f"[task]\nname = {10**400}", "task.name is 1000000000"),
+        (f"[run]\nlog = {10**400}", "run.log is 1000000000"),
+        (f"[task]\nparams = {{a = [0x{'f' * 5000}]}}", "a number that does not fit in 64 bits"),
+        (f"[engine.sglang]\nlaunch = [0x{'f' * 5000}]", "is a value with thousands of digits, and"),
+        ("[rollout]\noverprovision = 1e308", "must be a number at least 1 and at most 1000"),
         ("[train]\nlr = nan", "train.lr is nan"),
         ("[train]\nlr = inf", "train.lr is inf"),
         ("[train]\nbeta1 = 1.0", "at least 0 and below 1"),
@@ -513,6 +526,20 @@ def test_the_written_file_explains_every_setting() -> None:
 def test_the_pages_that_are_written_from_the_schema_are_as_it_says() -> None:
     for path, text in pages().items():
         assert path.read_text() == text, "run `make pages`"
+
+
+def test_a_number_that_cannot_be_read_is_said_to_be_one() -> None:
+    """It was called a text, and in a free table became one."""
+    for key in ("train.steps", "train.lr", "task.params.a"):
+        said = refusal(None, f"{key}={'1' * 5000}")
+        assert ": a number in it has too many digits, and it must be " in said
+    assert load(None, ["run.dir=" + "1" * 5000], {}).run.dir == "1" * 5000
+
+
+def test_a_whole_number_may_be_any_float() -> None:
+    """One beyond 64 bits was refused where a number is asked for."""
+    assert load(None, [f"supervision.stall_s={10**20}"], {}).supervision.stall_s == 1e20
+    assert "has a number" not in refusal(None, f"supervision.stall_s={-(10**20)}")
 
 
 def test_whole_numbers_of_a_free_table_have_64_bits(toml: Any) -> None:

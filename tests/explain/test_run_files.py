@@ -73,6 +73,8 @@ def test_the_status_of_a_stall_goes_before_the_last_one(tmp_path: Path) -> None:
 def test_a_run_that_has_not_said_how_it_stands_is_told_by_whether_it_lives(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r")
     assert "it ended before it began" in sentence(lambda: RunFiles(run).status)
+    (run / JOURNAL).touch()  # a copy may have come that far
+    assert "status.json is not in it, as in a copy that" in sentence(lambda: RunFiles(run).status)
     with (run / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert RunFiles(run).lives
@@ -90,7 +92,8 @@ def test_a_damaged_file_is_one_sentence(name: str, content: bytes, tmp_path: Pat
         return files.summary if name == SUMMARY else files.last_status
 
     assert sentence(read) == (
-        f"{run / name}: this is damaged, or of another asyncrl, so that it says nothing of the run."
+        f"{run / name}: this is damaged, or of another asyncrl: use the one that wrote it, or put "
+        "back a copy of the file."
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -495,11 +497,50 @@ def test_a_run_that_could_not_write_how_it_stood_is_told_by_what_it_has_written(
     (run / ".status.json.0123456789abcdef.partial").touch()
     [said] = why(RunFiles(run), 1001.0)
     assert "ended after 3 steps: no space: make room, and resume the run" in said
+    summary.write(msgspec.structs.replace(ended, ok=True, reason="it did all"), run / SUMMARY)
+    [said] = why(RunFiles(run), 1001.0)
+    assert "after 3 steps: it did all. How it stood then is not in" in said and "resume" not in said
     with (run / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         run_status.write(S, run / LAST_STATUS)
         with pytest.raises(ConfigError, match="it is starting"):
             why(RunFiles(run), 1001.0)
+
+
+@pytest.mark.parametrize(
+    ("free", "flag", "left", "said"),
+    [
+        (5000, 0, 7, "is full: make room"),
+        (2**40, os.ST_RDONLY, 7, "is read-only: mount it so that it is writable"),
+        (2**40, 0, 0, "is full, as it takes no further file (df -i): remove some"),
+    ],
+)
+def test_a_disk_that_was_full_before_the_run_began_is_named_with_what_to_do(
+    free: int, flag: int, left: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logs are empty then, and to see them was the advice."""
+    run = run_at(tmp_path / "run", None)
+    with pytest.raises(ConfigError, match="ended before it began: see its logs"):
+        why(RunFiles(run), 1001.0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    disk = SimpleNamespace(f_flag=flag, f_files=9, f_favail=left)
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
+    [sentence] = why(RunFiles(run), 1001.0)
+    assert sentence == (
+        f"The run ended before it began; the disk of {run} {said}, and begin it with asyncrl train "
+        f"--resume {run}."
+    )
+    with pytest.raises(ConfigError, match=re.escape(f"the disk of {run} {said}, and begin it")):
+        _ = RunFiles(run).status
+    with (run / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match=re.escape("starting, or preparing its model, and")):
+            why(RunFiles(run), 1001.0)
+    run_status.write(standing(ok=False, reason="no room"), run / "status.json")
+    first, second, *_ = why(RunFiles(run), 1001.0)
+    assert "The run failed" in first and second.endswith(f"{said} before it goes on.")
+    run_status.write(standing(ok=True, reason="it did all"), run / "status.json")
+    assert len(why(RunFiles(run), 1001.0)) == 1
 
 
 def test_a_stall_dump_is_what_counts(tmp_path: Path) -> None:

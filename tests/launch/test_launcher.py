@@ -72,6 +72,7 @@ NOT_WRITTEN = "the journal j could not be written, for 30 s: make room, and resu
     "end",
     [
         SupervisedEnd(RunFinished(False, NOT_WRITTEN)),  # it could say so
+        SupervisedEnd(RunFinished(False, "5 publications failed, the last for no store")),
         SupervisedEnd(None, ActorFailed("coordinator-0", DISK_NOT_READY, "")),  # nor its log
         SupervisedEnd(
             RunFinished(False, NOT_WRITTEN), unrestarted=(Exited("trainer", 0, 1, False),)
@@ -88,7 +89,7 @@ def test_a_disk_that_takes_nothing_is_said_in_one_sentence_though_nothing_can_be
     assert lost_head(end) is None
     assert launched(tmp_path)._report(end) == FAILED
     [said] = capsys.readouterr().err.splitlines()
-    assert "make room, and resume the run" in said and str(tmp_path) in said
+    assert said.count("make room, and resume") == 1 and str(tmp_path) in said
     assert not any(tmp_path.iterdir())
 
 

@@ -171,6 +171,8 @@ def test_a_line_longer_than_a_block_is_read_whole(write: Write) -> None:
     [
         ("{", "JSON is malformed|Input data was truncated"),
         ("[1]", "Expected `object`"),
+        ('{"prompt": "x", "answer": 1e400}', "is too large to be read: write it as text, in quot"),
+        ('{"prompt": "x", "answer": 1, "y": [%s]}' % ("9" * 5000), "write it as text, in quotes"),
         ({"prompt": "x"}, "missing required field `answer`"),
         ({"prompt": 3, "answer": "x"}, "Expected `str`, got `int` - at `$.prompt`"),
         ({"prompt": "x", "answer": None}, "at `$.answer`"),
@@ -548,7 +550,7 @@ def test_several_rewards_are_their_sum_and_have_the_order_of_their_names(
         ("judge", "None", "other rewards: a NoneType was returned"),
         ("judge", "{'right': '1', 'brief': 0}", "not a number: str, as right"),
         ("judge", "{'right': 1, 'brief': None}", "not a number: NoneType, as brief"),
-        ("judge", "{'right': 1, 'brief': 1" + 400 * "0" + "}", "not a number: int, as brief"),
+        ("judge", "{'right': 1, 'brief': 1" + 400 * "0" + "}", "too large: brief"),
         (
             "plain",
             "{'right': 1.0}",

@@ -104,7 +104,7 @@ class RolloutConfig(Section, frozen=True):
         ),
     ] = "in_flight"
     overprovision: Annotated[
-        float, Meta(ge=1, description="groups started for each that a step needs")
+        float, Meta(ge=1, le=1000, description="groups started for each that a step needs")
     ] = 1.0
     max_resumes: Annotated[
         int,
