@@ -113,6 +113,23 @@ async def test_a_bad_chunk_costs_its_rollout_and_not_the_engine(
     assert not trained & {event.rollout for event in buried}
 
 
+def routed(ids: np.ndarray) -> np.ndarray:
+    """A routing of three bytes that each token has, by its id: uint8 [tokens, 3]."""
+    return np.stack([ids % 7, ids % 11, ids % 5], axis=1).astype(np.uint8)
+
+
+async def test_each_token_of_a_frame_keeps_its_own_routing(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = ScriptedWorld(configured(task={"eval_size": 0}, engine={"chunk_tokens": 2}))
+    frames = garbling(world, lambda c: True, lambda c: replace(c, routing=routed(c.ids)))
+    assert (await world.run()).ok
+    extended = [event for event in world.log.events if isinstance(event, e.Extended)]
+    assert max(len(chunks) for _, chunks in frames) > 2 and extended
+    for event in extended:
+        assert event.routing == routed(np.frombuffer(event.ids, np.int32)).tobytes()
+
+
 async def test_an_engine_is_told_to_stop_what_is_buried(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -100,6 +100,17 @@ def test_no_success_and_one_reason_of_several_groups(said: list[str], before: bo
         assert len({number // 4 for number in range(len(said))}) >= GROUPS
 
 
+def test_a_reason_is_common_if_nearly_all_failures_have_it() -> None:
+    counted = CommonFailure(ANSWERS)
+    for number in range(1000):
+        counted.failure(PROGRAM if number % 2 else DATA, number, 0.0)
+    assert counted.common() is None and counted.hopeless(1e9) is None
+    for number in range(10_000):
+        counted.failure(PROGRAM, number, 0.0)
+    assert (reason := counted.hopeless(0.0)) is not None and reason.times == 10_500
+    assert counted.common() == reason
+
+
 def test_one_prompt_alone_ends_nothing() -> None:
     counted = CommonFailure(ANSWERS)
     for _ in range(1000):

@@ -51,11 +51,15 @@ async def test_weights_are_held_for_tokens_that_are_on_their_way() -> None:
     assert oldest(4) == 3, "its engine may have sampled under 3, and streams late"
     store.record(e.Extended(0, 1, 4, 0, TOKEN, TOKEN))
     assert oldest(4) == 4, "what comes after a token of 4 is no older"
+    store.record(e.Published(5))
+    assert oldest(5) == 4
+    store.record(e.Extended(0, 1, 5, 1, TOKEN, TOKEN))
+    assert oldest(5) == 5, "its last token counts, not its first"
 
     store.record(e.Requeued(0, 1, "late", failed=False))
     leases.back(0)
-    store.record(e.Published(5))
-    assert oldest(5) == 5, "nobody samples it"
+    store.record(e.Published(6))
+    assert oldest(6) == 6, "no engine samples it"
     store.record(e.Leased(0, "rollout-1", 2))
-    leases.give(0, 2, tokens=1, now=1.0, served=5)
-    assert oldest(5) == 5, "it goes on under 5, whatever its first token is of"
+    leases.give(0, 2, tokens=2, now=1.0, served=6)
+    assert oldest(6) == 6, "it goes on under 6, whatever its first token is of"

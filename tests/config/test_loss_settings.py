@@ -125,6 +125,7 @@ def test_a_file_may_name_them_in_one_string(tmp_path: Path) -> None:
         ("[{kind = 'icepop', lo = nan}]", "staleness.correction.icepop.lo is nan"),
         ("[{kind = 'icepop', lo = '0.5'}]", "staleness.correction.icepop.lo is '0.5'"),
         ("[{kind = 'age_decay', gamma = 1.5}]", "staleness.correction.age_decay.gamma is 1.5"),
+        ("[{kind = 'age_decay', gamma = 0}]", "staleness.correction.age_decay.gamma is 0, and"),
         ("[{kind = 'icepop'", "must be a list of tables"),
     ],
 )

@@ -75,6 +75,14 @@ def test_a_tensor_larger_than_a_bucket_spans_several() -> None:
     assert all(torch.equal(a, tensors[name]) for name, a in through(plan, tensors).items())
 
 
+def test_tensors_follow_one_another_as_closely_as_their_alignment_allows() -> None:
+    sizes = {"full": ALIGN, "one more": ALIGN + 1, "empty": 0, "small": 1, "last": 2 * ALIGN}
+    plan = Plan.of(
+        {n: torch.zeros(size, dtype=torch.uint8) for n, size in sizes.items()}.items(), 300
+    )
+    assert plan.offsets == [ALIGN * place for place in (0, 1, 3, 3, 4, 6)]
+
+
 def test_tensors_that_are_not_contiguous() -> None:
     base = torch.randn(20, 30)
     tensors = {
