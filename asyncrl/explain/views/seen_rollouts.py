@@ -107,7 +107,10 @@ def _ending(experience: Experience, event: e.AnyEvent) -> Iterator[tuple[Rollout
             yield rollouts[number], "discarded", reason
         case e.Buried(number, reason) if number in rollouts:
             yield rollouts[number], "buried", reason
-        case e.Taken(_, taken):  # those of its groups that nobody could judge leave with it
+        case e.Taken(_, taken, left_out):  # those that nobody could judge leave with it, too
+            for number in left_out:
+                if number in rollouts:
+                    yield rollouts[number], "discarded", "not_chosen"
             numbers = {rollouts[number].group for number in taken if number in rollouts}
             for group in (experience.groups[number] for number in sorted(numbers)):
                 for member in group.unscored if group.complete else ():

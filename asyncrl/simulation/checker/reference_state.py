@@ -266,7 +266,7 @@ class ReferenceState:
         if isinstance(event, e.Answered):
             number = event.call
         if number is None:
-            return list(getattr(event, "rollouts", ()))
+            return [*getattr(event, "rollouts", ()), *getattr(event, "left_out", ())]
         call = self.agents.calls.get(number)
         return [number if call is None else call.episode.id]
 
@@ -307,6 +307,9 @@ class ReferenceState:
                 for seen in self.members(group):
                     if isinstance(seen.verdict, NoVerdict):
                         self._end(seen.id, "no_verdict")
+        for id in event.left_out:
+            self.rollouts[id].group.left.add(id)
+            self._end(id, "not_chosen")
 
     def _visited(self, groups: Iterable[ReferenceGroup]) -> None:
         """A member was judged or buried: a group of which no more is to come was a visit of its

@@ -182,7 +182,7 @@ def _check_rewards(
         given,
     )
     if run.config.train.unit == "group":
-        scored = [rewards[id] for id in sorted(rewards)]
+        scored = [*seen.group.compared.values()]
         run.hold(
             "verdicts",
             given == scored and sample.baseline is None,
