@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 from scripted_parts import MemoryLog
@@ -116,6 +117,32 @@ def test_of_a_group_that_passes_the_chosen_members_are_trained(
         return
     again = [member.id for member in Eligibility(store, config).keep_group(group, 0)]
     assert again == found == [member.id for member in eligibility.keep_group(group, 0)]
+
+
+def test_a_choice_depends_on_the_seed_and_the_groups_place_alone() -> None:
+    """Not on its number, on what else waits, or on the step. RoC may keep any of wrong answers."""
+    chosen: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+    for number, key, seed in product(range(3), range(4), range(3)):
+        store, _ = judged([0.0] * 4, range(4))
+        prompt = struct.pack("<i", 5)
+        for later in range(1, number + 2):  # the last has the key
+            x, last = store.experience, later == number + 1
+            first = x.next_rollout
+            group_key = 16 * key if last else 999
+            store.record(e.Admitted(later, first, 4, "train", 0, prompt, 1, key=group_key))
+            for member in range(first, first + 4):
+                store.record(e.Leased(member, "rollout-0", 1))
+                store.record(e.Extended(member, 1, 0, 0, prompt, struct.pack("<f", -1.0)))
+                store.record(e.Sealed(member, 1, "length"))
+                store.record(e.Judged(member, Scored(0.0)))
+        config = configured(
+            rollout={"filter": "none", "group_size": 4}, train={"keep": "roc"}, run={"seed": seed}
+        )
+        kept = Eligibility(store, config).keep_group(store.experience.groups[number + 1], number)
+        places = tuple(member.id - first for member in kept)
+        chosen.setdefault((key, seed), set()).add(places)
+    assert all(len(choices) == 1 for choices in chosen.values())
+    assert len(set.union(*chosen.values())) > 3, "and draws differ"
 
 
 @pytest.mark.parametrize("on_stale", ["drop", "restart", "mask"])

@@ -42,9 +42,9 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
 class SeenRollout(RolloutFacts, frozen=True, kw_only=True):
     """A rollout with its tokens. `prompt` and `ids` are `int32`; the latter are all sampled tokens,
     of every turn, and `spans` say which version sampled which; `behaviour` (`float32`) are their
-    log-probabilities. `mean_reward` is that of its group, None before the group is complete. `step`
-    is the one that took it; `turns` are those of an agent's episode, of which the sampled tokens
-    are one after another."""
+    log-probabilities. `mean_reward` is that of its group, without members that were left out
+    before; None before the group is complete. `step` is the one that took it; `turns` are those of
+    an agent's episode, of which the sampled tokens are one after another."""
 
     mean_reward: float | None
     step: int | None
