@@ -17,11 +17,12 @@ from asyncrl.algorithms.objectives import Objective
 from asyncrl.algorithms.selection.curriculum import Curriculum
 from asyncrl.algorithms.selection.filters import GroupFilter
 from asyncrl.algorithms.selection.group_size import Sizing
+from asyncrl.algorithms.selection.keep import KeepRule
 from asyncrl.algorithms.selection.replay import ReplayRule
 from asyncrl.config import ConfigError
 from asyncrl.config.loss_names import ADVANTAGES, CORRECTIONS, CREDITS, GROUP_WEIGHTS, OBJECTIVES
 from asyncrl.config.plugins import Registry, in_folder
-from asyncrl.config.selection_names import CURRICULA, FILTERS, REPLAYS, SIZINGS
+from asyncrl.config.selection_names import CURRICULA, FILTERS, KEEPS, REPLAYS, SIZINGS
 from asyncrl.config.strategies import StrategyError, blamed
 from asyncrl.staleness.corrections import Correction
 
@@ -35,6 +36,7 @@ KINDS: dict[str, tuple[Registry[type], str, type]] = {
     "curriculum": (CURRICULA, SELECTION, Curriculum),
     "sizing": (SIZINGS, SELECTION, Sizing),
     "filter": (FILTERS, SELECTION, GroupFilter),
+    "keep rule": (KEEPS, SELECTION, KeepRule),
     "replay": (REPLAYS, SELECTION, ReplayRule),
 }
 every = pytest.mark.parametrize("kind", KINDS)

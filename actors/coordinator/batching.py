@@ -116,11 +116,14 @@ class Batching:
         where it is full."""
         return [] if self.full else self._units.of(rollouts)
 
-    def take(self, units: list[list[Rollout]]) -> None:
-        """Add these to the open step."""
+    def take(self, units: list[list[Rollout]]) -> list[Rollout]:
+        """Add these to the open step. Returns the rollouts that leave beside them, because they
+        were not chosen."""
         self.units += len(units)
         self.tokens += sum(map(_tokens, units))
-        self._eligibility.take([rollout for unit in units for rollout in unit])
+        left_out = [rollout for unit in units for rollout in self._units.left_out(unit)]
+        self._eligibility.take([rollout for unit in units for rollout in unit], left_out)
+        return left_out
 
     def close(self) -> None:
         """Open another step."""

@@ -10,22 +10,30 @@ that cannot be trained is dropped under its reason.
                      its baseline; another filter drops under its own name
     stale            too old for the step, by any token; where old tokens are masked, by all
     truncated        cut at the budget, all of it, where such responses are masked
+
+A filter sees the whole group. Of what passes, `train.keep` chooses members, and the rest is looked
+at as if the group had no others: where a filter drops equal rewards it drops those, too, and only
+tokens that would be trained are too old. The members that are left out leave with what is taken,
+as `not_chosen`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterable
 
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.algorithms.advantages.baseline import Prior, shrunk
 from asyncrl.algorithms.advantages.credit import compared
 from asyncrl.algorithms.selection.judged_group import JudgedGroup
+from asyncrl.algorithms.selection.keep import KeepAll, number_kept, positions
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
-from asyncrl.config.losses import credit_of, filter_of
-from asyncrl.config.strategies import blamed
+from asyncrl.config.losses import credit_of, filter_of, keep_of
+from asyncrl.config.strategies import StrategyError, blamed
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.events import AnyEvent, Discarded, Dropped
+from asyncrl.experience.judged_members import judged_members
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.explain.response_sums import ResponseSums
 from asyncrl.messages import Scored
@@ -51,31 +59,38 @@ class Eligibility:
         self._label = label
         self._config = config
         self._filter, self._credit = filter_of(config), credit_of(config.train)
+        self._keep = keep_of(config.train)
+        self._kept: dict[int, list[int]] = {}  # members chosen of groups that wait, by position
         self.filtered = 0
         self.responses = ResponseSums()
         self.by_task: dict[str, ResponseSums] = {}
 
-    def take(self, rollouts: list[Rollout]) -> None:
-        """Record that these rollouts are trained."""
+    def take(self, rollouts: list[Rollout], left_out: Iterable[Rollout] = ()) -> None:
+        """Record that these rollouts are trained, and that others of their groups are not."""
         self.filtered = 0
-        self._look(rollouts)
+        for rollout in rollouts:
+            self._kept.pop(rollout.group, None)
+        self._look([*rollouts, *left_out])
 
-    def keep_group(self, group: Group, step: int) -> bool:
-        """Return True if `step` can train a complete group; else drop it."""
+    def keep_group(self, group: Group, step: int) -> list[Rollout]:
+        """Return the members of a complete group that `step` trains; none where it can train none,
+        which drops the group."""
         rollout, restart = self._config.rollout, self._config.staleness.on_stale == "restart"
         if len(group.rewards) < rollout.k_min:
             self._remove(Dropped(group.id, "k_min"), group.scored, filtered=True)
-        elif not self._passes(group):
-            self._remove(
-                Dropped(group.id, self._config.rollout.filter), group.scored, filtered=True
-            )
-        elif self._stale(group.scored, step):
+            return []
+        if not self._passes(group):
+            return self._filter_out(group)
+        chosen = self._chosen(group)
+        if self._filter.drops_equal and not self._differ(group, chosen):
+            return self._filter_out(group)
+        if self._stale(chosen, step):
             self._remove(Dropped(group.id, "stale", restart=restart), group.scored)
-        elif self._cut(group.scored):
+        elif self._cut(chosen):
             self._remove(Dropped(group.id, "truncated"), group.scored, filtered=True)
         else:
-            return True
-        return False
+            return chosen
+        return []
 
     def keep_rollout(self, group: Group, rollout: Rollout, step: int) -> bool:
         """Return True if `step` can train a judged rollout by itself. Else discard it, unless other
@@ -106,6 +121,8 @@ class Eligibility:
     def _remove(self, event: AnyEvent, rollouts: list[Rollout], *, filtered: bool = False) -> None:
         """Record that these rollouts are dropped; `filtered` if they had no signal."""
         self.filtered += filtered
+        if isinstance(event, Dropped):
+            self._kept.pop(event.group, None)
         self._look(rollouts)
         self._store.record(event)
 
@@ -118,6 +135,11 @@ class Eligibility:
                 sums = self.by_task.get(label, ResponseSums())
                 self.by_task[label] = sums.merge(ResponseSums.of([rollout]))
 
+    def _filter_out(self, group: Group) -> list[Rollout]:
+        """Drop a group that the filter leaves out. Returns that nothing of it is trained."""
+        self._remove(Dropped(group.id, self._config.rollout.filter), group.scored, filtered=True)
+        return []
+
     def _passes(self, group: Group) -> bool:
         """Return True if a group passes the filter."""
         facts = group.facts
@@ -127,6 +149,38 @@ class Eligibility:
             return self._filter.keeps(
                 JudgedGroup(facts.rewards, returns, facts.parts, facts.lengths)
             )
+
+    def _differ(self, group: Group, chosen: list[Rollout]) -> bool:
+        """Return True if the rewards of the chosen members that advantages compare differ, or these
+        are all members: then the filter has looked at them."""
+        facts = group.facts_of(chosen)
+        if len(facts.rewards) == len(group.rewards):
+            return True
+        with blamed("credit", self._config.train.credit):
+            columns = compared(self._credit, facts.rewards, facts.turns)
+        return any(min(column) != max(column) for column in columns)
+
+    def _chosen(self, group: Group) -> list[Rollout]:
+        """The members that are trained, as `train.keep` chooses them. A group is asked about once
+        in a life, and its draws depend on the seed and on its place in the data: so whenever it is
+        asked again, the choice is the same. Raises StrategyError for one that is none."""
+        scored = group.scored
+        if isinstance(self._keep, KeepAll):
+            return scored
+        if (places := self._kept.get(group.id)) is None:
+            name, wanted = self._config.train.keep, self._config.train.keep_members
+            draw = random.Random(f"{self._config.run.seed}/keep/{group.key}")
+            with blamed("keep rule", name):
+                count = number_kept(len(scored), wanted)
+                chosen = [*self._keep.choose(judged_members(group), count, draw)]
+            try:
+                places = positions(chosen, len(scored))
+            except ValueError as error:
+                raise StrategyError(
+                    f"the keep rule {name!r} {error}, and resume the run."
+                ) from error
+            self._kept[group.id] = places
+        return [scored[place] for place in places]
 
     def _passes_alone(self, group: Group, rollout: Rollout, reward: float) -> bool:
         """Return True if a rollout that is trained alone passes the filter."""

@@ -266,9 +266,9 @@ class Stepping:
 
     def _take(self, units: list[list[Rollout]]) -> None:
         """Send these to the trainer as micro-batches."""
-        self._batching.take(units)
+        left_out = self._batching.take(units)
         taken = [rollout for unit in units for rollout in unit]
-        self._store.record(Taken(self._step, [rollout.id for rollout in taken]))
+        self._store.record(Taken(self._step, [r.id for r in taken], [r.id for r in left_out]))
         groups = {rollout.group: self._store.experience.groups[rollout.group] for rollout in taken}
         facts = {number: self._labelled(group.facts) for number, group in groups.items()}
         for batch in micro_batches(units, self._tokens, self._config.train.micro_tokens):

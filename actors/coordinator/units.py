@@ -5,7 +5,7 @@ step may take them.
     in turn    in the order of admission, up to the first group that is not complete: where nothing
                may lag
 
-    groups     complete ones
+    groups     complete ones, or the members of them that are chosen (`train.keep`)
     rollouts   judged ones of which `k_min` of the others are judged, too
 """
 
@@ -51,9 +51,13 @@ class Units(Protocol):
         are two groups, or three single rollouts."""
         ...
 
+    def left_out(self, unit: list[Rollout]) -> list[Rollout]:
+        """Rollouts with a reward that are left out where this unit is trained."""
+        ...
+
 
 class GroupUnits:
-    """Whole groups."""
+    """Whole groups: all that is trained of them."""
 
     per_group = 1
 
@@ -73,11 +77,15 @@ class GroupUnits:
 
     def in_turn(self, step: int) -> Iterator[list[Rollout]]:
         for group in _complete_in_turn(self._store):
-            if not group.begun and self._eligibility.keep_group(group, step):
-                yield group.scored
+            if not group.begun and (unit := self._eligibility.keep_group(group, step)):
+                yield unit
 
     def of(self, rollouts: list[Rollout]) -> list[list[Rollout]]:
         return [list(members) for _, members in groupby(rollouts, lambda rollout: rollout.group)]
+
+    def left_out(self, unit: list[Rollout]) -> list[Rollout]:
+        group, kept = self._store.experience.groups[unit[0].group], {member.id for member in unit}
+        return [member for member in group.scored if member.id not in kept]
 
 
 class RolloutUnits:
@@ -99,7 +107,10 @@ class RolloutUnits:
             for rollout in self._store.experience.judged()
         ]
         yield from Window(self._store, self._config).admit(
-            waiting, lambda group, unit: self._eligibility.keep_rollout(group, unit[0], step)
+            waiting,
+            lambda group, unit: (
+                unit if self._eligibility.keep_rollout(group, unit[0], step) else []
+            ),
         )
 
     def in_turn(self, step: int) -> Iterator[list[Rollout]]:
@@ -115,6 +126,9 @@ class RolloutUnits:
 
     def of(self, rollouts: list[Rollout]) -> list[list[Rollout]]:
         return [[rollout] for rollout in rollouts]
+
+    def left_out(self, unit: list[Rollout]) -> list[Rollout]:
+        return []
 
 
 def _complete_in_turn(store: EventStore) -> Iterator[Group]:

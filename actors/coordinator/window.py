@@ -28,9 +28,9 @@ class Window:
     def admit(
         self,
         waiting: list[tuple[Group, list[Rollout]]],
-        keep: Callable[[Group, list[Rollout]], bool],
+        keep: Callable[[Group, list[Rollout]], list[Rollout]],
     ) -> Iterator[list[Rollout]]:
-        """Yield the units that are `waiting`, in this order, that lie in the window and that `keep`
+        """Yield of the units that are `waiting`, in this order, and lie in the window what `keep`
         says can be trained. What lies outside comes as soon as the window reaches it."""
         while waiting:
             outside, end = [], self._end()
@@ -38,9 +38,9 @@ class Window:
                 if group.ordinal >= end:
                     outside.append((group, unit))
                     continue
-                if keep(group, unit):
-                    yield unit
-                    # members without a verdict leave with what is taken of a complete group
+                if kept := keep(group, unit):
+                    yield kept
+                    # the others leave with it, and so do a complete group's without a verdict
                     leaving = group.unscored if group.complete else ()
                     self._chosen.update(rollout.id for rollout in (*unit, *leaving))
                 end = self._end()

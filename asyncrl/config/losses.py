@@ -14,10 +14,11 @@ from asyncrl.algorithms.advantages.group_weight import GroupWeight
 from asyncrl.algorithms.loss_mean import Mean
 from asyncrl.algorithms.objectives import ClipBounds, Objective
 from asyncrl.algorithms.selection.filters import GroupFilter, NoFilter
+from asyncrl.algorithms.selection.keep import KeepAll, KeepRule, number_kept
 from asyncrl.config.loss_names import ADVANTAGES, CREDITS, GROUP_WEIGHTS, OBJECTIVES
 from asyncrl.config.schema import Config, StalenessConfig, TrainConfig
 from asyncrl.config.schema.section import Contradictions
-from asyncrl.config.selection_names import FILTERS
+from asyncrl.config.selection_names import FILTERS, KEEPS
 
 
 def loss_contradictions(config: Config) -> Contradictions:
@@ -39,6 +40,7 @@ def loss_contradictions(config: Config) -> Contradictions:
         yield from _unbounded(train, config.staleness)
     yield from _corrections(config)
     yield from _advantages(config)
+    yield from _kept(config)
     if not train.step_tokens and train.minibatches > train.batch_groups:
         yield (
             ("train.minibatches", "train.batch_groups"),
@@ -84,6 +86,11 @@ def filter_of(config: Config) -> GroupFilter:
     found = FILTERS.find(config.rollout.filter)()
     silent = found.drops_equal and advantage_of(config.train).equal_has_signal
     return NoFilter() if silent else found
+
+
+def keep_of(train: TrainConfig) -> KeepRule:
+    """The rule that `train.keep` names."""
+    return KEEPS.find(train.keep)()
 
 
 def drops_equal(config: Config) -> bool:
@@ -193,7 +200,9 @@ def _advantages(config: Config) -> Contradictions:
             "one reward never varies, so every group would be filtered: raise group_size or set "
             "filter to none",
         )
-    if advantage.odd_group and (rollout.sizing != "fixed" or rollout.group_size % 2 == 0):
+    keeps_all = isinstance(keep_of(train), KeepAll)
+    odd = rollout.sizing == "fixed" and rollout.group_size % 2 == 1
+    if advantage.odd_group and keeps_all and not odd:
         yield (
             ("train.advantage", size[0]),
             f"{train.advantage} compares a group with the member in its middle, which it does not "
@@ -244,4 +253,44 @@ def _advantages(config: Config) -> Contradictions:
             "a group's baseline needs the gradient of each of its rollouts, so it must fit in "
             "one micro-batch: raise micro_tokens to "
             f"{size[1] * config.engine.context_tokens}, or choose another advantage",
+        )
+
+
+def _kept(config: Config) -> Contradictions:
+    """Contradictions of `train.keep`."""
+    rollout, train = config.rollout, config.train
+    if isinstance(keep_of(train), KeepAll):
+        if train.keep_members:
+            yield (
+                ("train.keep_members", "train.keep"),
+                "every member is kept: set keep to the rule that chooses, or keep_members to 0",
+            )
+        return
+    least = most = rollout.group_size
+    size = "rollout.group_size"
+    if rollout.sizing != "fixed":
+        size, most = "rollout.group_size_max", max(least, rollout.group_size_max)
+    if train.unit == "rollout":
+        yield (
+            ("train.keep", "train.unit"),
+            "members are chosen of a whole group, and a rollout is trained before its siblings are "
+            "judged: set unit to group, or keep to all",
+        )
+    if train.keep_members >= most:
+        yield (
+            ("train.keep_members", size),
+            "every member would be kept: lower keep_members, or set keep to all",
+        )
+    if number_kept(least, train.keep_members) == 1 and drops_equal(config):
+        yield (
+            ("train.keep", "train.keep_members", "rollout.filter"),
+            "one reward never varies, so every group would be filtered: raise keep_members, or set "
+            "filter to none",
+        )
+    odd = train.keep_members % 2 == 1 and train.keep_members <= least
+    if advantage_of(train).odd_group and not odd:
+        yield (
+            ("train.advantage", "train.keep_members"),
+            f"{train.advantage} compares what is kept with the member in its middle, which it does "
+            "not train: set keep_members to an odd number below group_size",
         )

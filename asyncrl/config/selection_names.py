@@ -1,5 +1,6 @@
-"""Names that the settings of selection may have: its curricula, sizes of groups, filters and rules
-of replay. Each is a file in `asyncrl/algorithms/selection/`, or a user's own."""
+"""Names that the settings of selection may have: its curricula, sizes of groups, filters, choices
+of members and rules of replay. Each is a file in `asyncrl/algorithms/selection/`, or a user's
+own."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 from asyncrl.algorithms.selection.curriculum import Curriculum
 from asyncrl.algorithms.selection.filters import GroupFilter
 from asyncrl.algorithms.selection.group_size import Sizing
+from asyncrl.algorithms.selection.keep import KeepRule
 from asyncrl.algorithms.selection.replay import ReplayRule
 from asyncrl.config.plugins import Registry, derived_from, in_folder
 
@@ -40,6 +42,11 @@ FILTERS: Registry[type[GroupFilter]] = Registry(
     "filter", in_folder(FOLDER, GroupFilter), derived_from(GroupFilter)
 )
 """Filters of finished groups that `rollout.filter` may name."""
+
+KEEPS: Registry[type[KeepRule]] = Registry(
+    "keep rule", in_folder(FOLDER, KeepRule), _with("choose", "members, count, draw")
+)
+"""Rules that `train.keep` may name: which members of a finished group are trained."""
 
 REPLAYS: Registry[type[ReplayRule]] = Registry(
     "replay", in_folder(FOLDER, ReplayRule), _with("choose", "candidates, count")

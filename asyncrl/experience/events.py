@@ -214,10 +214,12 @@ class Judged(Event, frozen=True):
 
 class Taken(Event, frozen=True):
     """These rollouts with rewards went to the trainer together, for the step that makes version
-    `step + 1`."""
+    `step + 1`. The rollouts `left_out`, of complete groups of theirs, were not chosen
+    (`train.keep`), and are discarded."""
 
     step: int
     rollouts: list[int]
+    left_out: list[int] = []
 
 
 class Trained(Event, frozen=True):

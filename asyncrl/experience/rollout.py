@@ -47,6 +47,8 @@ class Rollout(Call):
     An agent's rollout is an `episode` until it is sealed, with the tokens in its calls. Then the
     rollout has the tokens of its turns, one after another, and `turns` and `strands` give their
     structure; `agent_reward` is the reward by its agent, None without one.
+
+    `left_out`: its group was trained without it, because it was not chosen (`train.keep`).
     """
 
     sealed: int = 0
@@ -57,6 +59,12 @@ class Rollout(Call):
     turns: list[Turn] = msgspec.field(default_factory=list)
     strands: list[Strand] = msgspec.field(default_factory=list)
     agent_reward: float | None = None
+    left_out: bool = False
+
+    @property
+    def compared(self) -> bool:
+        """True if it has a reward that advantages of its group compare: it was not left out."""
+        return isinstance(self.verdict, Scored) and not self.left_out
 
     @property
     def tokens(self) -> int:
@@ -179,8 +187,14 @@ class Group(msgspec.Struct):
 
     @property
     def scored(self) -> list[Rollout]:
-        """The members with a reward, in order, which a step takes."""
-        return [member for member in self.members if isinstance(member.verdict, Scored)]
+        """The members with a reward, in order, which a step takes; those that it left out are
+        none of them."""
+        return [member for member in self.members if member.compared]
+
+    @property
+    def _verdicts(self) -> list[Scored]:
+        """The verdicts of `scored`."""
+        return [m.verdict for m in self.scored if isinstance(m.verdict, Scored)]
 
     @property
     def unscored(self) -> list[Rollout]:
@@ -194,9 +208,7 @@ class Group(msgspec.Struct):
     @property
     def rewards(self) -> list[float]:
         """The rewards, in the order of `scored`. `k_min` bounds their number."""
-        return [
-            member.verdict.reward for member in self.members if isinstance(member.verdict, Scored)
-        ]
+        return [verdict.reward for verdict in self._verdicts]
 
     @property
     def oldest(self) -> int:
@@ -207,9 +219,7 @@ class Group(msgspec.Struct):
     def parts(self) -> list[list[float]]:
         """The parts of each reward, in the order of `scored`; empty lists where verifiers give one
         reward."""
-        return [
-            member.verdict.parts for member in self.members if isinstance(member.verdict, Scored)
-        ]
+        return [verdict.parts for verdict in self._verdicts]
 
     @property
     def turns(self) -> list[list[float]]:
@@ -225,9 +235,18 @@ class Group(msgspec.Struct):
     @property
     def facts(self) -> GroupFacts:
         """The facts from which its members' advantages are computed."""
-        keys = [turn_keys(member.turns) for member in self.scored]
+        return self.facts_of(self.scored)
+
+    def facts_of(self, members: list[Rollout]) -> GroupFacts:
+        """The facts that it would have if these of `scored` were all."""
+        verdicts = [m.verdict for m in members if isinstance(m.verdict, Scored)]
         return GroupFacts(
-            self.rewards, self.parts, self.lengths, self.turns, keys, self.prompt_facts
+            [verdict.reward for verdict in verdicts],
+            [verdict.parts for verdict in verdicts],
+            [member.tokens for member in members],
+            [turn_rewards(member.turns) for member in members],
+            [turn_keys(member.turns) for member in members],
+            self.prompt_facts,
         )
 
     @property

@@ -187,6 +187,7 @@ def _taken(state: ExperienceState, event: e.Taken) -> None:
                 f"rollout {rollout.id} has tokens of a version that only step {event.step} or a "
                 "later one makes"
             )
+    left_out = _left_out(state, event)
     state.steps.take(event.step, event.rollouts)
     for rollout in rollouts:
         group = state.groups[rollout.group]
@@ -198,6 +199,9 @@ def _taken(state: ExperienceState, event: e.Taken) -> None:
     for group in {rollout.group: state.groups[rollout.group] for rollout in rollouts}.values():
         for member in group.unscored if group.complete else ():
             _discard(state, member, "no_verdict")
+    for rollout in left_out:
+        rollout.left_out = True
+        _discard(state, rollout, "not_chosen")
     state.step = event.step
 
 
@@ -327,6 +331,25 @@ def apply(state: ExperienceState, event: e.AnyEvent) -> None:
 
 
 # ------------------------------------------------------------------------------- what they share
+
+
+def _left_out(state: ExperienceState, event: e.Taken) -> list[Rollout]:
+    """The rollouts that a taking leaves out. Raises ImpossibleEvent for one that it cannot."""
+    left_out = [state.find(number, RolloutStatus.JUDGED) for number in event.left_out]
+    taken = {state.rollouts[number].group for number in event.rollouts}
+    for rollout in left_out:
+        of_taken = rollout.group in taken and state.groups[rollout.group].complete
+        if not of_taken or not isinstance(rollout.verdict, Scored) or rollout.step is not None:
+            raise ImpossibleEvent(
+                f"step {event.step} leaves out rollout {rollout.id}, which has no reward, is due, "
+                "or is of no complete group that it takes"
+            )
+    if len({*event.rollouts, *event.left_out}) < len(event.rollouts) + len(event.left_out):
+        raise ImpossibleEvent(
+            f"step {event.step} takes rollouts {event.rollouts} and leaves out {event.left_out}: "
+            "each may be there once"
+        )
+    return left_out
 
 
 def _leased_rollout(state: ExperienceState, event: e.Sealed) -> Rollout:

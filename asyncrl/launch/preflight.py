@@ -31,7 +31,7 @@ from asyncrl.config.ranks import settled_ranks
 from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
 from asyncrl.config.schema.engine_section import SERVER_TABLES
 from asyncrl.config.schema.section import EVERY
-from asyncrl.config.selection_names import CURRICULA, REPLAYS, SIZINGS
+from asyncrl.config.selection_names import CURRICULA, KEEPS, REPLAYS, SIZINGS
 from asyncrl.config.setting import quoted
 from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
@@ -196,6 +196,7 @@ def check(
     notes += room_rows(config)
     CURRICULA.find(config.task.curriculum)
     SIZINGS.find(config.rollout.sizing)
+    KEEPS.find(config.train.keep)
     REPLAYS.find(config.train.replay)
     GROUP_WEIGHTS.find(config.train.group_weight)
     doing(_opening(config.task))

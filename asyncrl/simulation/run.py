@@ -242,6 +242,7 @@ def _judge(world: FakeWorld, checker: Checker) -> None:
         and rollout.sizing == "fixed"
         and rollout.overprovision == 1.0
         and not train.replay_groups
+        and train.keep == "all"
         and not config.agent.run
     )
     if staleness.max_lag == staleness.depth == 0 and plain and not lost and not cut:

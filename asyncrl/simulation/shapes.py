@@ -34,6 +34,7 @@ def configured(seed: int) -> Config:
     _evaluate_averages(settings, seed)
     _publish_directly(settings, seed)
     _lend(settings, seed)
+    _choose_members(settings, seed)
     return msgspec.convert(settings, Config)
 
 
@@ -391,6 +392,17 @@ def _lend(settings: Settings, seed: int) -> None:
         settings["rollout"] |= {"lent_actors": draw.randrange(1, actors), "lending": "switch"}
 
 
+def _choose_members(settings: Settings, seed: int) -> None:
+    """Have a quarter of the runs that may do so train some members of larger groups."""
+    draw, rollout, train = random.Random(f"keep/{seed}"), settings["rollout"], settings["train"]
+    if draw.random() < 0.25 and train["unit"] == "group":
+        grown = max(0, 4 - rollout["group_size"])
+        rollout["group_size"] += grown
+        rollout["group_size_max"] += grown
+        train["keep"] = draw.choice(("roc", "roc", "top_bottom", "top", "bottom"))
+        train["keep_members"] = draw.choice((0, 0, 2, 3))
+
+
 def drawn(seed: int) -> Shape:
     """The shape of a seed's run."""
     draft = _Draft(_settings(seed), speeds(seed))
@@ -399,6 +411,7 @@ def drawn(seed: int) -> Shape:
     _evaluate_averages(draft.settings, seed)
     _publish_directly(draft.settings, seed)
     _lend(draft.settings, seed)
+    _choose_members(draft.settings, seed)
     rollout = draft.settings["rollout"]  # a theme may have made responses shorter than the band
     rollout["overlong_band"] = min(rollout.get("overlong_band", 0), rollout["max_new_tokens"])
     config = msgspec.convert(draft.settings, Config)
@@ -444,6 +457,7 @@ def drawn_agents(seed: int) -> Shape:
     _evaluate_averages(settings, seed)
     _publish_directly(settings, seed)
     _lend(settings, seed)
+    _choose_members(settings, seed)
     config = msgspec.convert(settings, Config)
     steady, errors = draw.random() < 0.6, draw.random() < 0.25
     rewards, cling = draft.rewards._replace(errors=errors), crowded(seed)

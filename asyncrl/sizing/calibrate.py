@@ -220,7 +220,7 @@ def work_seen(events: Iterator[tuple[int, AnyEvent]], begin: int, end: int) -> W
                     alike.append([*Counter(rewards).values()])
             case e.Taken() if begin <= event.step < end:
                 taken += sum(tokens.get(rollout, 0) for rollout in event.rollouts)
-                taken_rollouts += len(event.rollouts)
+                taken_rollouts += len(event.rollouts) + len(event.left_out)
             case e.Dropped(reason="zero_variance") if begin <= version < end:
                 filtered += 1
             case e.Published():

@@ -21,6 +21,7 @@ from asyncrl.config.errors import input_error
 from asyncrl.config.strategies import StrategyError
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
+from asyncrl.experience.rollout import Group
 from asyncrl.messages import Scored, Split
 
 
@@ -95,7 +96,8 @@ async def test_a_sizing_that_fails_admits_nothing_and_goes_on_corrected(
     assert len(group.members) == 3 and group.id == 0
 
 
-async def test_a_filter_that_fails_drops_nothing_and_goes_on_corrected(mine: Path) -> None:
+def judged() -> tuple[EventStore, Group]:
+    """A group of two, judged 0 and 1."""
     store, prompt = EventStore(Experience(), MemoryLog()), struct.pack("<i", 5)
     store.record(e.Published(0))
     store.record(e.Admitted(0, 0, 2, "train", 0, prompt, 1))
@@ -104,7 +106,11 @@ async def test_a_filter_that_fails_drops_nothing_and_goes_on_corrected(mine: Pat
         store.record(e.Extended(member, 1, 0, 0, prompt, struct.pack("<f", -1.0)))
         store.record(e.Sealed(member, 1, "length"))
         store.record(e.Judged(member, Scored(reward)))
-    group = store.experience.groups[0]
+    return store, store.experience.groups[0]
+
+
+async def test_a_filter_that_fails_drops_nothing_and_goes_on_corrected(mine: Path) -> None:
+    store, group = judged()
     config = configured(rollout={"filter": "failing:Mine"})
     code = (
         "from asyncrl.algorithms.selection.filters import GroupFilter\n"
@@ -117,3 +123,43 @@ async def test_a_filter_that_fails_drops_nothing_and_goes_on_corrected(mine: Pat
     write(mine, code.format("len(group.rewards) > 2"))
     assert not Eligibility(store, config).keep_group(group, 0)
     assert store.experience.ledger.rollouts.discarded == {"failing:Mine": 2}
+
+
+KEEP = """class Mine:
+    def choose(self, members, count, draw):
+        {body}
+"""
+MISSED = "of 2 members; return one position or more, from 0 to 1, each once, and resume the run."
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return members.best", "failed in failing.py, line 3 (AttributeError: "),
+        ("yield count // 0", "failed in failing.py, line 3 (ZeroDivisionError: "),
+        ("return None", "(TypeError: "),
+        ("return []", f"keeps [] {MISSED}"),
+        ("return [2]", f"keeps [2] {MISSED}"),
+        ("return [1, 1]", f"keeps [1, 1] {MISSED}"),
+        ("return [-1]", f"keeps [-1] {MISSED}"),
+        ("return [True, False]", f"keeps [True, False] {MISSED}"),
+        ("return [members[0]]", "keeps [JudgedMember(reward=0.0"),
+    ],
+)
+async def test_a_keep_rule_that_fails_drops_nothing_and_goes_on_corrected(
+    mine: Path, body: str, said: str
+) -> None:
+    store, group = judged()
+    rollout = {"group_size": 2, "k_min": 1, "filter": "none"}
+    config = configured(rollout=rollout, train={"keep": "failing:Mine"})
+    write(mine, KEEP.format(body=body))
+    with pytest.raises(StrategyError) as caught:
+        Eligibility(store, config).keep_group(group, 0)
+    text = str(caught.value)
+    assert text.startswith("the keep rule 'failing:Mine' ") and said in text
+    assert text.endswith("resume the run.") and text.isprintable()
+    assert input_error(caught.value) is caught.value
+    assert store.experience.ledger.rollouts.discarded == {} and group.complete
+    write(mine, KEEP.format(body="return [1]"))
+    kept = Eligibility(store, config).keep_group(group, 0)
+    assert [member.id for member in kept] == [1]

@@ -348,6 +348,41 @@ TWICE = "staleness.correction=icepop,icepop"
             ["train.micro_tokens", "rollout.group_size_max"],
             "raise micro_tokens to 8448",
         ),
+        (
+            [*FIRST_K, "train.keep=roc"],
+            ["train.keep", "train.unit"],
+            "set unit to group, or keep to all",
+        ),
+        (
+            ["train.keep_members=4"],
+            ["train.keep_members", "train.keep"],
+            "set keep to the rule that chooses, or keep_members to 0",
+        ),
+        (
+            ["train.keep=top", "train.keep_members=8"],
+            ["train.keep_members", "rollout.group_size"],
+            "every member would be kept: lower keep_members",
+        ),
+        (
+            ["train.keep=roc", "rollout.sizing=difficulty", "train.keep_members=16"],
+            ["train.keep_members", "rollout.group_size_max"],
+            "every member would be kept: lower keep_members",
+        ),
+        (
+            ["train.keep=top_bottom", "train.keep_members=1"],
+            ["train.keep", "train.keep_members", "rollout.filter"],
+            "one reward never varies",
+        ),
+        (
+            ["train.keep=top_bottom", "rollout.group_size=2"],
+            ["train.keep", "train.keep_members", "rollout.filter"],
+            "raise keep_members, or set filter to none",
+        ),
+        (
+            ["train.keep=roc", "train.advantage=mc_grpo", "train.keep_members=4"],
+            ["train.advantage", "train.keep_members"],
+            "set keep_members to an odd number",
+        ),
     ],
 )
 def test_a_loss_that_is_not_defined_is_refused(sets: list[str], keys: list[str], said: str) -> None:
@@ -376,6 +411,11 @@ def test_a_loss_that_is_not_defined_is_refused(sets: list[str], keys: list[str],
         ["train.advantage=mc_grpo", "rollout.group_size=9"],
         ["train.advantage=reinforce_pp", "rollout.group_size=1", "rollout.k_min=1"],
         ["train.objective=gspo", "train.loss_mean=rollout"],
+        ["train.keep=roc", "train.keep_members=7"],
+        ["train.keep=top", "train.keep_members=1", "rollout.filter=none"],
+        ["train.keep=bottom", "rollout.sizing=difficulty", "train.keep_members=15"],
+        ["train.keep=roc", "train.advantage=mc_grpo", "train.keep_members=5"],
+        ["train.keep=top_bottom", "train.advantage=reinforce_pp"],
     ],
 )
 def test_a_loss_at_the_edge_passes(sets: list[str]) -> None:

@@ -175,6 +175,8 @@ class Account:
             case e.Taken():
                 for rollout in event.rollouts:
                     self.steps[rollout] = event.step
+                for rollout in event.left_out:
+                    self._end(rollout, "not_chosen")
                 for members in self.groups.values():
                     complete = all(
                         self.fates[member] or member in self.verdicts for member in members
@@ -239,6 +241,8 @@ class World(RuleBasedStateMachine):
         self.takings: list[
             tuple[int, list[int]]
         ] = []  # step and rollouts of what was taken, and was not trained before the checkpoint
+        # what each of these takings left out, by the step and the rollouts
+        self.left_out: dict[tuple[int, ...], list[int]] = {}
 
     def write(self) -> bytes:
         return msgspec.msgpack.encode(self.experience.snapshot())
@@ -502,10 +506,18 @@ class World(RuleBasedStateMachine):
             self.apply(e.Judged(rollout.id, verdict))
 
     @precondition(lambda self: self.experience.prescribed or self.on_offer())
-    @rule(ahead=st.integers(0, 2), count=st.integers(1, 3), whole=st.booleans())
-    def take(self, ahead: int, count: int, whole: bool) -> None:
+    @rule(
+        ahead=st.integers(0, 2),
+        count=st.integers(1, 3),
+        whole=st.booleans(),
+        chosen=st.integers(1, 3),
+    )
+    def take(self, ahead: int, count: int, whole: bool, chosen: int) -> None:
+        left_out: list[int] = []
         if self.experience.prescribed is not None:
             step, rollouts = self.experience.prescribed
+            left = self.left_out.get((step, *(rollout.id for rollout in rollouts)), [])
+            left_out = [number for number in left if number in self.experience.rollouts]
         else:
             groups = [
                 [m for m in group.scored if m.status is RolloutStatus.JUDGED]
@@ -516,12 +528,19 @@ class World(RuleBasedStateMachine):
                 if whole
                 else []
             )
+            kept = [m for m in rollouts if self.experience.groups[m.group].scored.index(m) < chosen]
+            if kept:  # of each group the first few
+                left_out = [m.id for m in rollouts if m.id not in {one.id for one in kept}]
+                rollouts = [m for m in kept if m.id not in left_out]
+            groups_taken = {m.group for m in rollouts}
+            left_out = [n for n in left_out if self.experience.rollouts[n].group in groups_taken]
             rollouts = rollouts or self.on_offer()[:count]
             newest = max(
                 (span.version for rollout in rollouts for span in rollout.spans), default=0
             )
             step = max(self.experience.step or 0, self.experience.version or 0, newest) + ahead
-        self.apply(e.Taken(step, [rollout.id for rollout in rollouts]))
+        self.left_out[(step, *(rollout.id for rollout in rollouts))] = left_out
+        self.apply(e.Taken(step, [rollout.id for rollout in rollouts], left_out))
 
     @precondition(lambda self: self.experience.judged())
     @rule(index=st.integers(0, 99))
@@ -655,7 +674,7 @@ class World(RuleBasedStateMachine):
                 ),
                 (
                     self.experience.prescribed is not None or bool(self.on_offer()),
-                    lambda how=how: self.take(how % 2, 2, how % 4 < 2),
+                    lambda how=how: self.take(how % 2, 2, how % 4 < 2, 1 + how % 3),
                 ),
                 (self.has(RolloutStatus.TAKEN), lambda how=how: self.train(6, how % 2 == 0)),
                 (True, lambda: self.publish(1)),

@@ -324,6 +324,68 @@ def test_what_a_crash_undid_is_taken_again_first_and_as_it_was(story: Story) -> 
     assert x.prescribed is None and x == story.experience
 
 
+def test_members_that_are_left_out_end_with_the_taking(story: Story) -> None:
+    """They count for the prompt's solve rate, and are not compared with what is trained."""
+    x = story.experience
+    story.admit(size=4)
+    story.admit(size=1)
+    story.finish(0, 1, 3, 4)
+    story.lease(2)
+    story.extend(2, 1)
+    for refused in (e.Taken(0, [0], [4]), e.Taken(0, [0], [1]), e.Taken(0, [4], [0])):
+        with pytest.raises(ImpossibleEvent, match=r"leaves out"):  # it is not complete, or another
+            x.apply(refused)
+    story.seal(2)
+    story(e.Judged(2, NoVerdict("timeout")))
+    visit = x.history.seen[0]
+    assert (visit.count, visit.visits) == (3.0, 1)
+    for left_out in ([0], [1, 1], [2], [9]):
+        with pytest.raises(ImpossibleEvent):
+            x.apply(e.Taken(0, [0], left_out))
+    before = x.history.posterior(0)
+    story(e.Taken(0, [0, 3], [1]))
+    group = x.groups[0]
+    assert [member.id for member in group.scored] == [0, 3]
+    assert len(group.rewards) == len(group.parts) == len(group.facts.lengths) == 2
+    assert x.ledger.rollouts.discarded == {"not_chosen": 1, "no_verdict": 1}
+    assert x.ledger.balances() and x.ledger.tokens.discarded["not_chosen"] == 3
+    assert x.history.posterior(0) == before and sorted(x.rollouts) == [0, 3, 4]
+    story(e.StoredForReplay(0, 3), e.Trained(0, 3, {}), e.Trained(3, 3, {}), e.Published(1))
+    assert 0 not in x.groups and x.replay_buffer.kept[0].rewards == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("checkpoint_first", [True, False])
+def test_a_crash_repeats_what_was_left_out(story: Story, checkpoint_first: bool) -> None:
+    """A rollout left out before the checkpoint has ended; one left out after it is left out
+    again."""
+    story.admit(size=3)
+    story.finish(0, 1, 2)
+    taken = e.Taken(0, [0, 2], [1])
+    if checkpoint_first:
+        story(taken)
+    written = msgspec.msgpack.encode(story.experience.snapshot())
+    base = Experience.of(msgspec.msgpack.decode(written, type=Snapshot))
+    if not checkpoint_first:
+        story(taken)
+    x = recovered(base, [] if checkpoint_first else [taken])
+    assert x.prescribed is not None and [r.id for r in x.prescribed[1]] == [0, 2]
+    assert x.ready() == [] and x.ledger.balances()
+    x.apply(e.Taken(0, [0, 2], [] if checkpoint_first else [1]))
+    assert x == story.experience and [member.id for member in x.groups[0].scored] == [0, 2]
+
+
+def test_a_journal_without_choices_is_read() -> None:
+    old = msgspec.msgpack.encode(["Taken", 3, [4, 5]])
+    assert msgspec.msgpack.decode(old, type=e.AnyEvent) == e.Taken(3, [4, 5], [])
+    member = Experience()
+    member.apply(e.Admitted(0, 0, 1, "train", 0, PROMPT, 8))
+    written = msgspec.json.decode(msgspec.json.encode(member.snapshot()))
+    for group in written[12]:
+        for fields in group["members"]:
+            assert fields.pop("left_out") is False
+    assert Experience.of(msgspec.convert(written, Snapshot, strict=False)).groups[0].members
+
+
 def test_a_checkpoint_is_remembered(story: Story) -> None:
     story(e.Checkpointed(0, "a"), e.Checkpointed(5, "b"))
     assert story.experience.checkpoint == e.Checkpointed(5, "b")

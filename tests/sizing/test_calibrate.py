@@ -89,6 +89,10 @@ def test_a_run_without_a_filter_and_without_signal_is_forecast_as_it_was() -> No
     assert (model.share(2), model.share(8)) == (1.0, 1.0)
     assert "differ in none of the 2 groups" in notes[-1]
 
+    chosen = e.Taken(0, [0, 10], [1, 11])  # of two groups, a member each
+    seen = work_seen(iter(enumerate([*journal([[0.0, 0.0], [1.0, 1.0]]), chosen], 1)), 0, 1)
+    assert seen.passed == without.passed == 2
+
     signal = work_seen(iter(enumerate([*journal([[0.0, 1.0], [1.0, 1.0]]), taken], 1)), 0, 1)
     model, notes = verdict_model(signal)
     assert model.share(2) == 0.5 and len(notes) == 1

@@ -9,7 +9,7 @@ from msgspec import Meta
 from asyncrl.config.engines import capabilities
 from asyncrl.config.loss_names import ADVANTAGES, CREDITS, GROUP_WEIGHTS, OBJECTIVES
 from asyncrl.config.schema.section import BASIC, Contradictions, Section
-from asyncrl.config.selection_names import REPLAYS
+from asyncrl.config.selection_names import KEEPS, REPLAYS
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -90,6 +90,19 @@ class TrainConfig(Section, frozen=True):
             )
         ),
     ] = "none"
+    keep: Annotated[
+        str,
+        KEEPS.named,
+        Meta(
+            description=(
+                "members of a finished group that are trained: all, the best or the worst by "
+                "reward, both, or right answers with few failed calls and any others (GRPO-RoC)"
+            )
+        ),
+    ] = "all"
+    keep_members: Annotated[
+        int, Meta(ge=0, description="members that are kept of a group; 0: half of those judged")
+    ] = 0
     branches: Annotated[
         Branches,
         Meta(

@@ -42,9 +42,9 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
 class SeenRollout(RolloutFacts, frozen=True, kw_only=True):
     """A rollout with its tokens. `prompt` and `ids` are `int32`; the latter are all sampled tokens,
     of every turn, and `spans` say which version sampled which; `behaviour` (`float32`) are their
-    log-probabilities. `mean_reward` is that of its group, None before the group is complete. `step`
-    is the one that took it; `turns` are those of an agent's episode, of which the sampled tokens
-    are one after another."""
+    log-probabilities. `mean_reward` is that of its group, without members that were left out
+    before; None before the group is complete. `step` is the one that took it; `turns` are those of
+    an agent's episode, of which the sampled tokens are one after another."""
 
     mean_reward: float | None
     step: int | None
@@ -107,7 +107,10 @@ def _ending(experience: Experience, event: e.AnyEvent) -> Iterator[tuple[Rollout
             yield rollouts[number], "discarded", reason
         case e.Buried(number, reason) if number in rollouts:
             yield rollouts[number], "buried", reason
-        case e.Taken(_, taken):  # those of its groups that nobody could judge leave with it
+        case e.Taken(_, taken, left_out):  # those that nobody could judge leave with it, too
+            for number in left_out:
+                if number in rollouts:
+                    yield rollouts[number], "discarded", "not_chosen"
             numbers = {rollouts[number].group for number in taken if number in rollouts}
             for group in (experience.groups[number] for number in sorted(numbers)):
                 for member in group.unscored if group.complete else ():

@@ -33,6 +33,7 @@ class CheckedRun(ReferenceRules, WorldObserver):
     Of all lives: `events`, as they became durable; `lineage`, the weights of each version that
     training stands on; `trained_by`, the rollouts whose tokens are in the weights of a version;
     `handed`, by step, the rollouts given to the learner, and the calls of each that were not;
+    `choices`, by group, the members among which was chosen, and those that were;
     `undone_weights`, those of versions that a crash undid; `written`, the versions of which a
     checkpoint was written; `garbled`, the bad chunks that starts of actors sent; `refused`, the
     verdicts that the plan withheld.
@@ -61,6 +62,7 @@ class CheckedRun(ReferenceRules, WorldObserver):
         self.undone_weights: dict[int, int] = {}
         self.trained_by: dict[int, set[int]] = {}
         self.handed: dict[int, dict[int, list[ReferenceAgentCall]]] = {}
+        self.choices: dict[int, tuple[list[tuple[int, float, bytes]], set[int]]] = {}
         self.written: set[int] = set()
         self.garbled = Counter[str]()
         self.refused = 0

@@ -127,7 +127,7 @@ def _is_due(run: CheckedRun, event: e.Admitted) -> bool:
                 bool(places)
                 and places[-1] == event.prompt_index
                 and all(
-                    run.reference.visits[prompt_index][2]
+                    run.reference.visits[prompt_index].easy
                     for prompt_index in places[:-1]
                     if prompt_index is not None
                 )

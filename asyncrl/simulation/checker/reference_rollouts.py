@@ -182,13 +182,14 @@ class ReferenceGroup:
     """One group, as the events tell it. `place` is that of its prompt in the order of the data, or
     a negative number where the prompt of a stale group starts again. `steps` says which step has
     each member that was taken, `rewards` what each member got, the first judged first, whatever
-    became of them, `solved` those that the verifier gave 1. `prior` is what was known of its prompt
-    when it was admitted: a mean and its weight. `admitted_version` is the one that was committed
-    last then."""
+    became of them, `solved` those that the verifier gave 1, `left` those that were not chosen.
+    What was known of its prompt when it was admitted is its `prior`, a mean of rewards and its
+    weight, and its `posterior`, 1 and those that solved it, 1 and those that did not.
+    `admitted_version` is the one that was committed last then."""
 
     __slots__ = (
-        *("admitted_version", "event", "members", "ordinal", "place"),
-        *("prior", "rewards", "solved", "steps"),
+        *("admitted_version", "event", "left", "members", "ordinal", "place"),
+        *("posterior", "prior", "rewards", "solved", "steps"),
     )
 
     def __init__(
@@ -197,14 +198,21 @@ class ReferenceGroup:
         ordinal: int,
         place: int,
         prior: tuple[float, float],
+        posterior: tuple[float, float],
         admitted_version: int | None,
     ) -> None:
         self.event, self.ordinal, self.place, self.prior = event, ordinal, place, prior
-        self.admitted_version = admitted_version
+        self.posterior, self.admitted_version = posterior, admitted_version
         self.members = range(event.first, event.first + event.size)
         self.steps: dict[int, int] = {}
         self.rewards: dict[int, float] = {}
         self.solved: set[int] = set()
+        self.left: set[int] = set()
+
+    @property
+    def compared(self) -> dict[int, float]:
+        """The rewards of the members that are compared: those that were not left out, by number."""
+        return {id: self.rewards[id] for id in sorted(self.rewards) if id not in self.left}
 
     def others(self, id: int) -> list[float]:
         """The rewards of all members but one, the first judged first."""

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from asyncrl.experience import events as e
 from asyncrl.messages import NoVerdict, Scored, Split
@@ -34,13 +35,23 @@ class Filling:
         self.rollouts = self.tokens = 0
 
 
+class ReferenceVisits(NamedTuple):
+    """The groups of a prompt that are complete, each earlier one counting half: the sum of their
+    rewards, the number of these, and of the members that solved it. `easy`: all of the last
+    did."""
+
+    total: float = 0.0
+    rewards: float = 0.0
+    solved: float = 0.0
+    easy: bool = False
+
+
 class ReferenceState:
     """The live rollouts and groups, the ends of the others, and the prompts to come.
 
     `agents` are the calls of episodes that are played. `cursor` is the place of the next prompt;
     `restarts` maps the stale groups whose prompts start again to their prompts. `visits` says of
-    each prompt what its groups earned: the sum of their rewards and their number, each earlier
-    group counting half, and True if all rewards of the last group were 1.
+    each prompt what its groups earned.
     `kept` are the trained groups that may be trained again, with the last step that may, `replayed`
     the rollouts that each step trains again. `touched` are the rollouts that events named since it
     was last cleared.
@@ -62,7 +73,7 @@ class ReferenceState:
         self.signals: list[bool] = []  # of completed groups: do their rewards differ?
         self.cursor = self.leases = 0
         self.restarts: dict[int, int] = {}
-        self.visits: dict[int, tuple[float, float, bool]] = {}
+        self.visits: dict[int, ReferenceVisits] = {}
         self.steps: dict[int, Filling] = {}
         self.kept: dict[int, tuple[int, list[ReferenceRollout]]] = {}
         self.replayed: dict[int, dict[int, ReferenceRollout]] = {}
@@ -266,7 +277,7 @@ class ReferenceState:
         if isinstance(event, e.Answered):
             number = event.call
         if number is None:
-            return list(getattr(event, "rollouts", ()))
+            return [*getattr(event, "rollouts", ()), *getattr(event, "left_out", ())]
         call = self.agents.calls.get(number)
         return [number if call is None else call.episode.id]
 
@@ -277,13 +288,15 @@ class ReferenceState:
         return call
 
     def _admit(self, event: e.Admitted) -> None:
-        sum_, count, _ = self.visits.get(event.prompt_index, (0.0, 0.0, False))
-        prior = (sum_ / count, count) if count and event.split == "train" else (0.0, 0.0)
+        seen = self.visits.get(event.prompt_index, ReferenceVisits())
+        known = seen.rewards and event.split == "train"
+        prior = (seen.total / seen.rewards, seen.rewards) if known else (0.0, 0.0)
+        posterior = 1.0 + seen.solved, 1.0 + seen.rewards - seen.solved
         again = event.restarts
         place = self.placed[event.split] if again is None else -1 - again
         self.placed[event.split] += again is None
         group = self.groups[event.group] = ReferenceGroup(
-            event, self.ordinals[event.split], place, prior, self.served
+            event, self.ordinals[event.split], place, prior, posterior, self.served
         )
         self.ordinals[event.split] += 1
         for member, id in enumerate(group.members):
@@ -307,19 +320,23 @@ class ReferenceState:
                 for seen in self.members(group):
                     if isinstance(seen.verdict, NoVerdict):
                         self._end(seen.id, "no_verdict")
+        for id in event.left_out:
+            self.rollouts[id].group.left.add(id)
+            self._end(id, "not_chosen")
 
     def _visited(self, groups: Iterable[ReferenceGroup]) -> None:
         """A member was judged or buried: a group of which no more is to come was a visit of its
         prompt."""
         for group in groups:
             if group.event.split == "train" and self.complete(group):
-                sum_, count, _ = self.visits.get(group.event.prompt_index, (0.0, 0.0, False))
+                before = self.visits.get(group.event.prompt_index, ReferenceVisits())
                 rewards = [group.rewards[id] for id in group.members if id in group.rewards]
                 easy = len(group.solved) == len(group.members)
                 self.signals.append(len(set(rewards)) > 1)
-                self.visits[group.event.prompt_index] = (
-                    sum_ / 2 + math.fsum(rewards),
-                    count / 2 + len(rewards),
+                self.visits[group.event.prompt_index] = ReferenceVisits(
+                    before.total / 2 + math.fsum(rewards),
+                    before.rewards / 2 + len(rewards),
+                    before.solved / 2 + len(group.solved),
                     easy,
                 )
 

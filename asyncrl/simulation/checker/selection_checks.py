@@ -12,6 +12,7 @@ import math
 from asyncrl.experience import events as e
 from asyncrl.messages import NoVerdict, Scored
 from asyncrl.simulation.checker.checked_run import CheckedRun, live_rollout
+from asyncrl.simulation.checker.reference_choices import choices, reward
 from asyncrl.simulation.checker.reference_rollouts import ReferenceRollout
 from asyncrl.simulation.checker.reference_state import Filling
 
@@ -52,17 +53,20 @@ def taken(run: CheckedRun, event: e.Taken) -> None:
             event.step,
             newest,
         )
-    units = run.units(taking)
+    units, left = run.units(taking), _left_out(run, event)
     chosen = set[int]()
+    wholes = list[list[ReferenceRollout]]()  # units, with what is left out of their groups
     for unit in units:
-        _may_be_taken(run, unit, event, chosen)
         group = unit[0].group
+        beside = [seen for seen in left if seen.group is group]
+        wholes.append([*unit, *beside])
+        _may_be_taken(run, unit, beside, event, chosen)
         leaving = (
             [seen for seen in run.reference.members(group) if isinstance(seen.verdict, NoVerdict)]
             if run.reference.complete(group)
             else []
         )
-        chosen.update(seen.id for seen in (*unit, *leaving))
+        chosen.update(seen.id for seen in (*unit, *beside, *leaving))
     if run.config.train.unit == "rollout" and not run.prescribed:
         graves = [
             number
@@ -88,7 +92,7 @@ def taken(run: CheckedRun, event: e.Taken) -> None:
             event.step,
             run.open_step,
         )
-        _in_order(run, units, event)
+        _in_order(run, wholes, event)
     _fits(run, units, event)
     newest = max(run.lineage)
     run.hold(
@@ -131,8 +135,66 @@ def _fits(run: CheckedRun, units: list[list[ReferenceRollout]], event: e.Taken) 
     )
 
 
+def _left_out(run: CheckedRun, event: e.Taken) -> list[ReferenceRollout]:
+    """Check the rollouts that a step leaves out of groups that it takes, and return them."""
+    left = [live_rollout(run, id, event) for id in event.left_out]
+    taken = {run.reference.rollouts[id].group.event.group for id in event.rollouts}
+    ids = {*event.rollouts, *event.left_out}
+    run.hold(
+        "chosen",
+        len(ids) == len(event.rollouts) + len(event.left_out)
+        and all(isinstance(seen.verdict, Scored) and seen.step is None for seen in left)
+        and {seen.group.event.group for seen in left} <= taken
+        and not (left and run.config.train.unit == "rollout"),
+        "{} leaves out what it takes, or what cannot be chosen",
+        event,
+    )
+    return left
+
+
+def _rightly_chosen(
+    run: CheckedRun, unit: list[ReferenceRollout], beside: list[ReferenceRollout]
+) -> None:
+    """Check that the members of a group that are trained, `beside` others that are not, are such as
+    the rule keeps, and those that it kept whenever it was asked about this group."""
+    group, kept = unit[0].group, {seen.id for seen in unit}
+    scored = sorted((*unit, *beside), key=lambda seen: seen.id)
+    if not group.left:  # else the choice was made before a crash
+        run.hold(
+            "chosen",
+            any(kept == {seen.id for seen in choice} for choice in choices(run.config, scored)),
+            "of group {} the rollouts {} are kept, of the rewards {}",
+            group.event.group,
+            kept,
+            group.rewards,
+        )
+        among = [(seen.id, reward(seen), bytes(seen.ids)) for seen in scored]
+        before = run.choices.setdefault(group.event.group, (among, kept))
+        run.hold(
+            "chosen",
+            before[0] != among or before[1] == kept,
+            "of group {} the rollouts {} are kept, and {} were before",
+            group.event.group,
+            kept,
+            before[1],
+        )
+    filtered = run.config.rollout.filter == "zero_variance" and not (
+        run.config.train.advantage == "reinforce_pp" or run.config.train.credit != "episode"
+    )
+    run.hold(
+        "chosen",
+        not filtered or len({reward(seen) for seen in unit}) > 1,
+        "group {} is trained with equal rewards alone",
+        group.event.group,
+    )
+
+
 def _may_be_taken(
-    run: CheckedRun, unit: list[ReferenceRollout], event: e.Taken, chosen: set[int]
+    run: CheckedRun,
+    unit: list[ReferenceRollout],
+    beside: list[ReferenceRollout],
+    event: e.Taken,
+    chosen: set[int],
 ) -> None:
     config, group = run.config, unit[0].group
     if config.train.unit == "group":
@@ -146,10 +208,11 @@ def _may_be_taken(
         )
         run.hold(
             "whole",
-            set(scored) == {seen.id for seen in unit},
+            set(scored) == {seen.id for seen in (*unit, *beside)},
             "group {} was not taken whole",
             group.event.group,
         )
+        _rightly_chosen(run, unit, beside)
         run.hold(
             "whole",
             not group.steps,
@@ -159,7 +222,7 @@ def _may_be_taken(
         )
         run.hold(
             "whole",
-            len(scored) >= config.rollout.k_min,
+            len(group.rewards) >= config.rollout.k_min,
             "group {} was taken with {} verdicts",
             group.event.group,
             len(scored),
@@ -309,9 +372,9 @@ def stored_for_replay(run: CheckedRun, event: e.StoredForReplay) -> None:
         event,
     )
     if group is not None:
-        taken = set(group.steps) == set(group.rewards)
+        taken = set(group.steps) == set(group.compared)
         # by turn, groups of equal rewards may have a signal: the reference knows no turns
-        differ = len(set(group.rewards.values())) > 1 or run.config.train.credit == "to_go"
+        differ = len(set(group.compared.values())) > 1 or run.config.train.credit == "to_go"
         run.hold(
             "whole",
             taken and differ,
@@ -420,6 +483,7 @@ def dropped(run: CheckedRun, event: e.Dropped) -> None:
     )
     scored = [seen for seen in run.reference.members(group) if isinstance(seen.verdict, Scored)]
     complete = run.reference.complete(group)
+    kept = [*choices(config, scored)] if complete and scored else []
     justified = {
         "evaluation": group.event.split == "evaluation",
         "k_min": complete
@@ -427,9 +491,12 @@ def dropped(run: CheckedRun, event: e.Dropped) -> None:
         "zero_variance": complete
         and config.rollout.filter == "zero_variance"
         and config.train.advantage != "reinforce_pp"
-        and len(set(rewards)) == 1,
-        "stale": complete and bool(scored) and run.stale(scored, run.open_step),
-        "truncated": complete and run.masks_cut and all(seen.cut for seen in scored),
+        and (
+            len(set(rewards)) == 1
+            or any(len({reward(seen) for seen in choice}) == 1 for choice in kept)
+        ),
+        "stale": any(run.stale(choice, run.open_step) for choice in kept),
+        "truncated": run.masks_cut and any(all(seen.cut for seen in choice) for choice in kept),
     }
     _named(run, event.reason, justified)
     again = event.reason == "stale" and config.staleness.on_stale == "restart"

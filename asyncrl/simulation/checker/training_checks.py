@@ -181,8 +181,9 @@ def _check_rewards(
         sample.member,
         given,
     )
+    _check_prompt(run, batch, sample, seen)
     if run.config.train.unit == "group":
-        scored = [rewards[id] for id in sorted(rewards)]
+        scored = [*seen.group.compared.values()]
         run.hold(
             "verdicts",
             given == scored and sample.baseline is None,
@@ -212,6 +213,28 @@ def _check_rewards(
         sample.baseline,
         due,
     )
+
+
+def _check_prompt(
+    run: CheckedRun, batch: MicroBatch, sample: Sample, seen: ReferenceRollout
+) -> None:
+    """Check what the learner is told of the prompt: what was known when its group was admitted."""
+    given, group = batch.prompts.get(sample.group), seen.group
+    due = [*group.prior, *group.posterior]
+    run.hold(
+        "prompts",
+        given is not None
+        and given.index == group.event.prompt_index
+        and all(map(_close, (*given.prior, *given.posterior), due)),
+        "of the prompt of group {} the learner is told {}, and {} was known",
+        sample.group,
+        given,
+        due,
+    )
+
+
+def _close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def check_scores(

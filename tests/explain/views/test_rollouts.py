@@ -24,7 +24,7 @@ from asyncrl.explain.views.rollout_records import Wanted, records, since
 from asyncrl.explain.views.seen_rollouts import SeenRollout, seen_rollouts
 from asyncrl.journal import SqliteHistory
 from asyncrl.journal.disk import Compact
-from asyncrl.messages import NoVerdict, Span
+from asyncrl.messages import NoVerdict, Scored, Span
 from asyncrl.runtime.run_dir import INITIAL, JOURNAL
 
 
@@ -93,6 +93,19 @@ def test_every_end_of_a_rollout_is_told_apart(run: Path) -> None:
     assert text(first.ids) == "abcabc" and first.spans == [Span(0, 0, 3), Span(2, 3, 6)]
     assert found[1].no_verdict == "timeout" and found[1].reward is None and found[1].lag is None
     assert found[5].split == "evaluation" and found[5].prompt_index == 4
+
+
+def test_what_a_step_left_out_is_given_with_its_reward(run: Path) -> None:
+    ids = ids_of("abc")
+    events: list[e.AnyEvent] = [e.Published(0), e.Admitted(0, 0, 2, "train", 3, ids, 3)]
+    for number in (0, 1):
+        events += [e.Leased(number, "r", 1), e.Extended(number, 1, 0, 0, ids, ids)]
+        events += [e.Sealed(number, 1, "stop"), e.Judged(number, Scored(float(number)))]
+    make_journal(run, [*events, e.Taken(0, [1], [0])])
+    left, taken = seen(run)
+    assert (left.rollout, left.status, left.reason) == (0, "discarded", "not_chosen")
+    assert (left.reward, left.mean_reward, text(left.ids)) == (0.0, 0.5, "abc")
+    assert (taken.status, taken.mean_reward) == ("taken", 1.0)
 
 
 def test_an_episode_is_what_its_agent_was_answered(run: Path) -> None:
