@@ -17,8 +17,14 @@ from msgspec.structs import replace
 from asyncrl.actors.engines.server_kind import BUNDLED
 from asyncrl.bundled.bundled_model import model_config
 from asyncrl.config import ConfigError, load
+from asyncrl.engines.servers.other_model import Incompatible, Needs
 from asyncrl.engines.servers.server_types import ModelInfo, ServerInfo
-from asyncrl.engines.sglang.compatibility import refuse_other_model, refuse_other_start
+from asyncrl.engines.sglang.compatibility import (
+    check_compatibility,
+    refuse_other_model,
+    refuse_other_start,
+)
+from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.launch import preflight
 
 QWEN = "Qwen3ForCausalLM"
@@ -170,6 +176,23 @@ def test_a_run_looks_at_the_servers_that_are_there(
     ):
         check(url)
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_server_that_does_not_return_experts_is_refused_where_they_are_needed() -> None:
+    needs = Needs(QWEN, "float32", 96, 8)
+    server = GOOD["/server_info"] | {"enable_return_routed_experts": True}
+    with answering(GOOD) as plain, answering(GOOD | {"/server_info": server}) as recording:
+        for url, routing, taken in (
+            (plain, False, True),
+            (plain, True, False),
+            (recording, True, True),
+        ):
+            async with SglangClient.open(url) as client:
+                if taken:
+                    await check_compatibility(client, needs._replace(routing=routing))
+                    continue
+                with pytest.raises(Incompatible, match="start it with --enable-return-routed-exp"):
+                    await check_compatibility(client, needs._replace(routing=routing))
 
 
 def test_the_bundled_model_is_of_the_class_that_servers_are_asked_for() -> None:
