@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.actors.engines.server_kind import BUNDLED
+from asyncrl.actors.engines.sglang import SglangServers
 from asyncrl.bundled.bundled_model import model_config
 from asyncrl.config import ConfigError, load
 from asyncrl.engines.servers.other_model import Incompatible, Needs
@@ -193,6 +194,20 @@ async def test_a_server_that_does_not_return_experts_is_refused_where_they_are_n
                     continue
                 with pytest.raises(Incompatible, match="start it with --enable-return-routed-exp"):
                     await check_compatibility(client, needs._replace(routing=routing))
+
+
+@pytest.mark.parametrize(("interrupt", "noted"), [("retract", 1), ("abort", 0), ("in_place", 0)])
+def test_records_that_will_be_lost_are_noted(interrupt: str, noted: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [QWEN]}))
+    sets = [
+        "engine.kind=sglang",
+        'engine.sglang.urls=["http://127.0.0.1:1"]',
+        f"engine.sglang.interrupt={interrupt}",
+        f"model.path={tmp_path}",
+    ]
+    assert not SglangServers.check(load(None, sets, {}))
+    notes = SglangServers.check(load(None, [*sets, "train.router_replay=true"], {}))
+    assert len(notes) == noted and all('"abort" keeps them' in note for note in notes)
 
 
 def test_the_bundled_model_is_of_the_class_that_servers_are_asked_for() -> None:
