@@ -86,6 +86,17 @@ def test_a_request_that_was_aborted_has_what_there_is() -> None:
     assert read(text(ROWS), layout=None).routing is None
 
 
+def test_a_server_that_records_nothing_is_named_where_a_token_has_one_expert_too() -> None:
+    one = LAYOUT._replace(chosen=1)
+    rows = np.zeros((16, 3, 1), np.uint8)
+    short = read(text(rows[:15]), 15, layout=one).routing
+    assert short is not None and not short.any()
+    with pytest.raises(Garbled, match="no router can have chosen"):
+        read(text(rows), 16, layout=one)
+    rows[7, 2] = 1
+    assert read(text(rows), 16, layout=one).routing is not None
+
+
 def header(shape: str) -> str:
     """A file whose header promises a shape that it has not."""
     words = f"{{'descr': '<i4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"

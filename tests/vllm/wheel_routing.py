@@ -1,6 +1,6 @@
 """The experts of one request as vLLM's own code returns them, by its capturer, its worker's and
-its scheduler's connector, and its encoder: run by the Python of its environment. A server records in
-this way where its model runner has Triton, which a CPU build has not.
+its scheduler's connector, and its encoder: run by the Python of its environment. A server records
+so where its model runner has Triton, which a CPU build has not.
 
 The arguments are the tokens of the prompt, the start that was asked for, and the tokens to sample.
 The experts of layer l at position p are 2p + l and 2p + l + 1. Prints the answer's text."""

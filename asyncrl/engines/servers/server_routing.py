@@ -25,6 +25,9 @@ ONE_BYTE = 256
 SENT_BYTES = 6
 """Bytes of an expert's number in an answer, at most: four, in base64."""
 
+BLANK = 16
+"""Tokens that cannot all have got expert 0 in every layer, where each gets one expert."""
+
 Records = NDArray[np.uint8]
 """Of tokens that follow one another, uint8 [tokens, bytes]."""
 
@@ -73,7 +76,9 @@ def records(
         raise Garbled(f"returned the experts of {len(rows)} tokens with the end of {tokens}")
     known = rows[:tokens, list(layout.routed)].astype(np.int64)
     distinct = (np.diff(np.sort(known, -1), axis=-1) > 0).all()
-    if known.size and not (known.min() >= 0 and known.max() < layout.experts and distinct):
+    blank = layout.chosen == 1 and len(known) >= BLANK and not known.any()
+    possible = known.size == 0 or (known.min() >= 0 and known.max() < layout.experts)
+    if not possible or not distinct or blank:
         raise Garbled(
             "returned experts that no router can have chosen: its kernels of this model do not "
             "record them"
