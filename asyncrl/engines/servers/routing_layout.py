@@ -10,7 +10,7 @@ from torch import nn
 from asyncrl.algorithms.routing.routers import found_routers
 from asyncrl.engines.servers.server_routing import RoutingLayout
 
-CHOSEN = ("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k")
 """Names that families have for the number of experts of a token."""
 
 
