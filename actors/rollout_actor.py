@@ -86,16 +86,10 @@ def submitted(engine: Engine, asked: Sequence[Request]) -> list[Chunk]:
 
 
 def _routing(chunks: Sequence[Chunk]) -> NDArray[np.uint8] | None:
-    """The routing of all tokens of some chunks, of as many bytes for each; None where none of them
-    has any."""
-    width = max((c.routing.shape[1] for c in chunks if c.routing is not None), default=0)
-    if not width:
-        return None
-    parts = [
-        np.full((len(c.ids), width), 255, np.uint8) if c.routing is None else c.routing
-        for c in chunks
-    ]
-    return np.ascontiguousarray(np.concatenate(parts)).reshape(-1)
+    """The routing that comes with some chunks, of as many bytes for each token; None where none of
+    them has any."""
+    parts = [c.routing for c in chunks if c.routing is not None and c.routing.size]
+    return np.ascontiguousarray(np.concatenate(parts)).reshape(-1) if parts else None
 
 
 async def rollout_actor(
@@ -120,6 +114,7 @@ async def rollout_actor(
                 len(c.ids),
                 c.finish,
                 escaped(c.why, WHY),
+                len(c.routing) if c.routing is not None and c.routing.size else 0,
             )
             for c in chunks
         ]

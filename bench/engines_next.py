@@ -4,6 +4,7 @@ For SGLang and vLLM: the newest version is looked up, its wheel is downloaded (n
 nothing of it is run) and read. Printed is what is no longer there of
 
 - the paths that our client calls,
+- the fields and the option by which the experts of tokens are asked for,
 - the names that our receiver imports, and the methods that vLLM asks of it,
 - the fused modules of its models that `server_names.FUSED` does not know,
 
@@ -27,6 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from asyncrl.engines.servers.server_process import RETURN_ROUTING
 from asyncrl.engines.servers.server_versions import VERSIONS, misfit
 from asyncrl.engines.sglang import sglang_client
 from asyncrl.engines.vllm import vllm_client, vllm_launch
@@ -82,6 +84,16 @@ def missing_paths(client: str, sources: Sources) -> Iterator[str]:
     for path in sorted(paths_called(client)):
         if f'"{path}"' not in known and f"'{path}'" not in known:
             yield f"no endpoint {path}"
+
+
+def missing_routing(client: str, sources: Sources) -> Iterator[str]:
+    """Fields by which our client asks for the experts of tokens, and the start option for them,
+    that no file of the wheel has."""
+    known = "\n".join(sources.values())
+    fields = set(re.findall(r'"(\w*routed_experts\w*)"', client))
+    for name in sorted(fields | {RETURN_ROUTING.removeprefix("--").replace("-", "_")}):
+        if re.search(rf"\b{name}\b", known) is None:
+            yield f"no {name}, by which the experts of tokens are asked for"
 
 
 def missing_names(receiver: str, sources: Sources) -> Iterator[str]:
@@ -230,7 +242,8 @@ def read(wheel: Path) -> tuple[dict[str, str], str]:
 
 def findings(server: Server, sources: Sources) -> list[str]:
     """Changes of what is assumed, a line each."""
-    found = [*missing_paths(server.client.read_text(), sources)]
+    client = server.client.read_text()
+    found = [*missing_paths(client, sources), *missing_routing(client, sources)]
     if server.receiver is not None:
         found += missing_names(server.receiver.read_text(), sources)
     return [*found, *unknown_modules(sources, server.models)]

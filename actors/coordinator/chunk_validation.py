@@ -34,6 +34,7 @@ Defect = Literal[
     "wrong_version",
     "wrong_start",
     "over_budget",
+    "routing",
 ]
 """The name of a chunk's defect.
 
@@ -45,6 +46,7 @@ Defect = Literal[
     wrong_version      the version is not the one that the rollout is pinned to
     wrong_start        the tokens do not follow those that there are
     over_budget        there are more tokens than were asked for
+    routing            experts come for tokens that there are not, or with other numbers of bytes
 """
 
 
@@ -55,11 +57,13 @@ def fits(
     routing: memoryview | bytes = b"",
 ) -> bool:
     """True if both arrays, of four bytes a token, are as long as all heads say together, and the
-    routing has as many bytes for each of them."""
-    counts = [head.count for head in heads]
-    tokens = sum(counts)
-    whole = min(counts, default=0) >= 0 and len(ids) == len(behaviour) == 4 * tokens
-    return whole and not (len(routing) % tokens if tokens else len(routing))
+    routing has as many bytes for each token that comes with any."""
+    counts, routed = [head.count for head in heads], [head.routed for head in heads]
+    tokens, records = sum(counts), sum(routed)
+    whole = min(counts + routed, default=0) >= 0 and len(ids) == len(behaviour) == 4 * tokens
+    if not records:
+        return whole and not len(routing)
+    return whole and len(routing) > 0 and not len(routing) % records
 
 
 def defects(
@@ -113,6 +117,14 @@ def refusal(head: ChunkHead, call: Call) -> Defect:
     if head.start != call.tokens:
         return "wrong_start"
     return "over_budget" if head.count > call.remaining else "wrong_version"
+
+
+def misrouted(head: ChunkHead, call: Call, width: int) -> bool:
+    """True if the experts that come with a chunk, of `width` bytes a token, cannot be those of its
+    call's tokens. An empty chunk may come with those of earlier ones."""
+    end = head.start + head.count
+    held = len(call.routing) not in (0, width * call.tokens)
+    return held or head.routed > end or (not head.count and end > call.tokens)
 
 
 class Suspects:

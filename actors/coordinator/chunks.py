@@ -17,14 +17,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 
-from asyncrl.actors.coordinator.chunk_validation import Defect, Suspects, defects, fits, refusal
+from asyncrl.actors.coordinator.chunk_validation import (
+    Defect,
+    Suspects,
+    defects,
+    fits,
+    misrouted,
+    refusal,
+)
 from asyncrl.actors.coordinator.common_failure import REQUESTS, CommonFailure
 from asyncrl.actors.coordinator.engine_pool import EnginePool
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.leases import LeaseTable
 from asyncrl.actors.coordinator.reclaiming import Reclaiming, completed
 from asyncrl.experience.call import Call, ImpossibleEvent
-from asyncrl.experience.events import Extended, LateTokens
+from asyncrl.experience.events import Extended, LateTokens, RoutingKnown
 from asyncrl.messages import ChunkHead, Chunks
 from asyncrl.runtime.processes.standstill import RunClock
 
@@ -70,7 +77,7 @@ class ChunkIntake:
         routing: memoryview | bytes = b"",
     ) -> None:
         """Take in one frame of chunks: `ids` int32 and `behaviour` float32, both [tokens], those of
-        each head one after another, and the bytes of their `routing`, if there is any.
+        each head one after another, and the bytes of the `routing` that comes with them.
 
         Raises ImpossibleEvent, after the good chunks of the frame were taken in, if this was the
         engine's `SUSPECT`-th bad chunk; and LinkError if the sender has no engine.
@@ -92,29 +99,48 @@ class ChunkIntake:
         self.last_activity = self.streamed[sender] = self._clock.now()
         given_back = any(head.finish == "interrupted" for head in message.heads)
         queued = self._reclaiming.queued(sender) if given_back else ()
-        at, width = 0, 4 * len(routing) // len(ids) if len(routing) else 0
+        records = sum(head.routed for head in message.heads)
+        at, recorded, width = 0, 0, len(routing) // records if records else 0
         for number, head in enumerate(message.heads):
-            end = at + 4 * head.count
+            end, known = at + 4 * head.count, recorded + width * head.routed
             call = self._store.experience.calls.get(head.rollout)
             if number in bad:
                 self._bury(sender, head, bad[number])
             elif call is None or not _is_with(call, sender, head):
                 if head.count:
                     self._store.record(LateTokens(head.count))
-            elif head.count and not self._extend(
+            elif defect := self._take_in(
                 call,
                 head,
                 bytes(ids[at:end]),
                 bytes(behaviour[at:end]),
-                bytes(routing[at // 4 * width : end // 4 * width]),
+                bytes(routing[recorded:known]),
             ):
-                bad[number] = refusal(head, call)
-                self._bury(sender, head, bad[number])
+                bad[number] = defect
+                self._bury(sender, head, defect)
             elif head.finish:
                 self._finish(call, head, queued)
-            at = end
+            at, recorded = end, known
         if bad:
             self._suspect(sender, list(bad.values()))
+
+    def _take_in(
+        self, call: Call, head: ChunkHead, ids: bytes, behaviour: bytes, routing: bytes
+    ) -> Defect | None:
+        """Append a chunk to its call, and set the experts that come with it. Returns the defect of
+        one that cannot follow, with nothing done."""
+        if head.routed and misrouted(head, call, len(routing) // head.routed):
+            return "routing"
+        late = head.routed != head.count
+        if head.count:
+            own = b"" if late else routing
+            if not self._extend(call, head, ids, behaviour, own):
+                return refusal(head, call)
+        if head.routed and late:
+            start = head.start + head.count - head.routed
+            routed = RoutingKnown(head.rollout, head.attempt, start, head.routed, routing)
+            self._store.record(routed)
+        return None
 
     def _extend(
         self, call: Call, head: ChunkHead, ids: bytes, behaviour: bytes, routing: bytes

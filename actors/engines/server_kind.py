@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import trio
 
-from asyncrl.actors.engines.server_parts import broadcast, key_of, launched, load_all, weight_loader
+from asyncrl.actors.engines.server_parts import (
+    broadcast,
+    key_of,
+    launched,
+    load_all,
+    routing_layout,
+    weight_loader,
+)
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import lookup
 from asyncrl.config.published import engine_dtype, publication_s
@@ -145,6 +152,7 @@ class ServerKind(EngineKind):
             vocab_size=context.tokenizer.sampled,
             stop_ids=frozenset(context.tokenizer.stop_ids),
             idle=context.waits.spent,
+            routing=routing_layout(context),
         )
 
     @classmethod
@@ -218,8 +226,8 @@ def needs_of(config: Config, architecture: str) -> Needs:
     """The requirements of this run."""
     from asyncrl.engines.servers.other_model import Needs
 
-    engine = config.engine
-    return Needs(architecture, engine_dtype(config), engine.context_tokens, engine.slots)
+    engine, replay = config.engine, config.train.router_replay
+    return Needs(architecture, engine_dtype(config), engine.context_tokens, engine.slots, replay)
 
 
 def _architecture(config: Config) -> str:

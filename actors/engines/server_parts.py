@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from asyncrl.engines.servers.served import ServerClient
     from asyncrl.engines.servers.server_process import ServerProcess
+    from asyncrl.engines.servers.server_routing import RoutingLayout
     from asyncrl.engines.servers.server_types import Mode
     from asyncrl.weightsync.servers.by_broadcast import ByBroadcast
     from asyncrl.weightsync.servers.weight_loader import IntoServer, WeightLoader
@@ -91,6 +92,7 @@ async def launched(
         gpus=actor_gpus(config, index).server,
         chunk_tokens=chunk_tokens(config),
         weights="dummy" if joined(config) else "auto",  # a machine that joins gets no files
+        routing=config.train.router_replay,
     )
     name = f"server-{index}"
     log = context.run / FOLDER / f"{name}.log"
@@ -104,6 +106,22 @@ async def launched(
         nursery.start_soon(server.watch)
         yield server
         nursery.cancel_scope.cancel()
+
+
+def routing_layout(context: EngineContext) -> RoutingLayout | None:
+    """The layout of the experts that servers return; None where they are not asked for them.
+    Raises ConfigError where servers cannot tell them for this model."""
+    if not context.config.train.router_replay:
+        return None
+    from asyncrl.engines.servers.routing_layout import layout_of
+
+    try:
+        return layout_of(context.model)
+    except ValueError as error:
+        raise ConfigError(
+            f"train.router_replay is true, and {error}, by which servers could return the experts "
+            "of tokens: set engine.kind to embedded, or router_replay to false."
+        ) from None
 
 
 def deadline_s(context: EngineContext) -> float:

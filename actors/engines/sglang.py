@@ -3,12 +3,17 @@ behind a router."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.actors.engines.server_kind import ServerKind
-from asyncrl.actors.engines.server_parts import broadcast, deadline_s, weight_loader
+from asyncrl.actors.engines.server_parts import (
+    broadcast,
+    deadline_s,
+    routing_layout,
+    weight_loader,
+)
 from asyncrl.config import Config
 from asyncrl.config.engines import Capabilities
 from asyncrl.config.published import computed_dtype
@@ -36,6 +41,7 @@ class SglangServers(ServerKind):
         direct_transport="into_servers",
         serves_apart=True,
         compares_canary=True,
+        records_routing=True,
         tables=frozenset({TABLE}),
     )
 
@@ -44,6 +50,18 @@ class SglangServers(ServerKind):
         from asyncrl.engines.sglang.sglang_launch import PROGRAM
 
         return PROGRAM
+
+    @classmethod
+    def check(cls, config: Config) -> Sequence[str]:
+        """Check as of any servers, and note which records of experts will be lost."""
+        notes = super().check(config)
+        if not config.train.router_replay or config.engine.sglang.interrupt != "retract":
+            return notes
+        return [
+            *notes,
+            "tokens that a new version finds in an unfinished rollout lose their experts with "
+            'engine.sglang.interrupt = "retract": "abort" keeps them',
+        ]
 
     @classmethod
     async def engine(
@@ -117,6 +135,7 @@ def _direct_engine(
         vocab_size=tokenizer.sampled,
         stop_ids=frozenset(tokenizer.stop_ids),
         idle=context.waits.spent,
+        routing=routing_layout(context),
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.actors.engines.server_kind import ServerKind
+from asyncrl.config import Config, ConfigError
 from asyncrl.config.engines import Capabilities
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ class VllmServers(ServerKind):
         keeps_versions=False,
         serves_apart=True,
         compares_canary=True,
+        records_routing=True,
         tables=frozenset({table}),
     )
 
@@ -28,6 +31,18 @@ class VllmServers(ServerKind):
         from asyncrl.engines.vllm.vllm_launch import PROGRAM
 
         return PROGRAM
+
+    @classmethod
+    def check(cls, config: Config) -> Sequence[str]:
+        """Check as of any servers, and that those that are started can record experts."""
+        settings = config.engine.vllm
+        if config.train.router_replay and settings.launch and settings.device == "cpu":
+            raise ConfigError(
+                "train.router_replay is true, and vLLM on a CPU records no experts of tokens, "
+                "which takes Triton: set engine.kind to sglang or embedded, or router_replay to "
+                "false."
+            )
+        return super().check(config)
 
     @classmethod
     async def takes(cls, client: Any, needs: Needs) -> None:

@@ -41,7 +41,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     log-probabilities with the trainer's. Without it the trainer computes no canary."""
 
     records_routing: bool = False
-    """True if its chunks have the experts of each token (`Chunk.routing`). Without it
+    """True if its chunks bring the experts of tokens (`Chunk.routing`). Without it
     `train.router_replay` is refused."""
 
     tables: frozenset[str] = frozenset()

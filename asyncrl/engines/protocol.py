@@ -55,9 +55,10 @@ class Chunk(msgspec.Struct, frozen=True):
     `ids` int32 and `behaviour` float32 have equal length, which may be 0 where only `finish` is
     new. `behaviour` is the log-probability of the temperature-scaled distribution (of the unscaled
     one where greedy) at the moment of sampling. A stop id is part of `ids`. `why` is the reason of
-    an end that was not asked for. `routing` are the experts of a mixture that each token was
-    predicted with, uint8 [tokens, bytes] (`asyncrl.algorithms.routing.records`), 255 where unknown;
-    None where the engine does not record them.
+    an end that was not asked for. `routing` are the experts of a mixture that tokens were predicted
+    with, uint8 [tokens, bytes] (`asyncrl.algorithms.routing.records`), 255 where unknown: of the
+    last tokens up to the end of this chunk, which may be more than it has, or fewer; None where the
+    engine does not record them, or learns them at the end of a response.
 
     An answer to the request above in two chunks, between which the weights changed:
 

@@ -14,7 +14,7 @@ import enum
 
 import msgspec
 
-from asyncrl.experience.sequence import with_routing
+from asyncrl.experience.sequence import UNKNOWN, with_routing
 from asyncrl.messages import Finish, Span
 
 TOKEN_BYTES = 8
@@ -137,6 +137,28 @@ class Call(msgspec.Struct):
         else:
             spans.append(Span(version, held, end))
         return end - held
+
+    def route(self, start: int, tokens: int, routing: bytes) -> None:
+        """Set the experts of `tokens` tokens from token `start` on. Raises ImpossibleEvent where it
+        does not hold these tokens, or has other numbers of bytes for them.
+
+        Example: a rollout of 3 tokens without routing that gets b"ab" for 2 tokens from token 1 on
+        has b"\xffab".
+        """
+        if not 0 <= start < start + tokens <= self.tokens:
+            raise ImpossibleEvent(
+                f"rollout {self.id} holds {self.tokens} tokens, and got the experts of {tokens} "
+                f"from token {start} on"
+            )
+        width, rest = divmod(len(routing), tokens)
+        if rest or not width or len(self.routing) not in (0, width * self.tokens):
+            raise ImpossibleEvent(
+                f"rollout {self.id} holds {self.tokens} tokens with {len(self.routing)} bytes of "
+                f"routing, and got {len(routing)} for {tokens} of them"
+            )
+        if not self.routing:
+            self.routing = bytearray(UNKNOWN * (width * self.tokens))
+        self.routing[width * start : width * (start + tokens)] = routing
 
     def cut(self, tokens: int) -> int:
         """Drop all but the first `tokens` response tokens, and return the number of the others. The

@@ -68,6 +68,17 @@ class Extended(Event, frozen=True):
     routing: bytes = b""
 
 
+class RoutingKnown(Event, frozen=True):
+    """The experts of `tokens` response tokens from token `start` on, which the rollout has since
+    earlier events: its engine learns them at the end of a response (`Call.routing`)."""
+
+    rollout: int
+    attempt: int
+    start: int
+    tokens: int
+    routing: bytes
+
+
 class Sealed(Event, frozen=True):
     """The response is complete, by a stop id or by its token budget, and waits for a verdict. Of an
     episode: its agent has ended, or was cut off (`length`); the calls that the `attempt`-th agent
@@ -281,6 +292,7 @@ AnyEvent = (
     Admitted
     | Leased
     | Extended
+    | RoutingKnown
     | Sealed
     | Begun
     | Called

@@ -93,6 +93,11 @@ def _extended(state: ExperienceState, event: e.Extended) -> None:
     )
 
 
+def _routed(state: ExperienceState, event: e.RoutingKnown) -> None:
+    call = leased_call(state, event.rollout, event.attempt)
+    call.route(event.start, event.tokens, event.routing)
+
+
 def _sealed(state: ExperienceState, event: e.Sealed) -> None:
     refuse_unfinished(event.rollout, event.finish)
     rollout = state.rollouts.get(event.rollout)
@@ -449,6 +454,7 @@ _TRANSITIONS: dict[type, Callable[[ExperienceState, Any], None]] = {
     e.Admitted: _admitted,
     e.Leased: _leased,
     e.Extended: _extended,
+    e.RoutingKnown: _routed,
     e.Sealed: _sealed,
     **EPISODE_TRANSITIONS,
     e.Requeued: _requeued,

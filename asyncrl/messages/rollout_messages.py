@@ -50,7 +50,8 @@ class Interrupt(Message, frozen=True):
 
 class ChunkHead(Part, frozen=True):
     """`count` tokens of a rollout from response index `start`, all sampled under `version`. `why`
-    is the engine's own reason for an end that it was not asked for, in one sentence."""
+    is the engine's own reason for an end that it was not asked for, in one sentence. `routed`
+    tokens before index `start + count` come with their routing."""
 
     rollout: int
     attempt: int
@@ -59,12 +60,13 @@ class ChunkHead(Part, frozen=True):
     count: int
     finish: Finish
     why: str = ""
+    routed: int = 0
 
 
 class Chunks(Message, frozen=True):
     """Rollout actor to coordinator: one frame for all slots. Buffer 0: `int32` ids. Buffer 1:
-    `float32` behaviour log-probabilities. Buffer 2, if there is one: `uint8`, the routing of each
-    token (`Chunk.routing`), as many bytes for each."""
+    `float32` behaviour log-probabilities. Buffer 2, if there is one: `uint8`, the routing of the
+    `routed` tokens of each head (`Chunk.routing`), as many bytes for each."""
 
     heads: list[ChunkHead]
 

@@ -32,6 +32,7 @@ GARBLED: dict[str, Callable[[Chunk], Chunk]] = {
     "over_budget": lambda c: replace(
         c, ids=np.ones(100, np.int32), behaviour=np.full(100, -1, np.float32)
     ),
+    "routing": lambda c: replace(c, routing=np.zeros((c.start + len(c.ids) + 1, 2), np.uint8)),
 }
 
 

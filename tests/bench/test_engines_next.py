@@ -46,6 +46,9 @@ def wheel() -> dict[str, str]:
     )
     sources[f"{reload}/layerwise.py"] = ""
     sources["vllm/platforms/__init__.py"] = "current_platform: Platform"
+    sources["vllm/routing.py"] = (
+        "routed_experts_prompt_start: int = 0\nenable_return_routed_experts: bool = False\n"
+    )
     sources[MODEL] = FUSED
     return sources
 
@@ -58,6 +61,13 @@ def test_a_wheel_in_which_nothing_changed_has_no_findings() -> None:
     ("file", "old", "new", "said"),
     [
         ("vllm/api.py", "/weight_checker", "/checker", "no endpoint /weight_checker"),
+        (
+            "vllm/routing.py",
+            "_prompt_start",
+            "_start",
+            "no routed_experts_prompt_start, by which the experts of tokens are asked for",
+        ),
+        ("vllm/routing.py", "enable_r", "r", "no enable_return_routed_experts, by which"),
         (BASE, "def shutdown", "def end", "our receiver has no end, which WeightTransferEngine"),
         (BASE, "InitInfo", "Init", "no vllm.distributed.weight_transfer.base.WeightTransferInitI"),
         (MODEL, ".q_proj", ".query", "llama.py makes qkv_proj of query, k_proj, v_proj"),

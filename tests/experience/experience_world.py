@@ -43,6 +43,7 @@ any_event: st.SearchStrategy[e.AnyEvent] = st.one_of(
     ),
     st.builds(e.Leased, small, st.sampled_from(["", "rollout-0"]), small),
     st.builds(e.Extended, small, small, st.integers(-1, 7), small, token_bytes, token_bytes),
+    st.builds(e.RoutingKnown, small, small, st.integers(-1, 7), st.integers(-1, 7), token_bytes),
     st.builds(e.Sealed, small, small, st.sampled_from(["", "stop", "length", "interrupted"])),
     st.builds(e.Begun, small, st.sampled_from(["", "agents-0"]), small),
     st.builds(

@@ -36,21 +36,31 @@ def extend(call: Call, tokens: Sequence[int], width: int, known: bool) -> None:
     call.extend(0, call.tokens, ints(tokens), bytes(4 * len(tokens)), routing)
 
 
-@example(width=3, chunks=[(2, False, 0), (3, True, 2), (1, False, 0), (2, True, 0)])
+@example(width=3, chunks=[(2, False, 0, 0), (3, True, 2, 0), (1, False, 0, 4), (2, True, 0, 0)])
+@example(width=1, chunks=[(3, False, 0, 3), (2, False, 1, 1)])
 @given(
     width=WIDTHS,
-    chunks=st.lists(st.tuples(st.integers(1, 3), st.booleans(), st.integers(0, 4)), max_size=6),
+    chunks=st.lists(
+        st.tuples(st.integers(1, 3), st.booleans(), st.integers(0, 4), st.integers(0, 9)),
+        max_size=6,
+    ),
 )
 def test_a_call_has_the_routing_of_each_of_its_tokens(
-    width: int, chunks: list[tuple[int, bool, int]]
+    width: int, chunks: list[tuple[int, bool, int, int]]
 ) -> None:
+    """It may come with a token, or later for the last of them."""
     call, number, held = Call(0, 0, 100), count(1), list[tuple[int, bool]]()
     some = False  # a token since the call was empty had one
-    for tokens, known, cut in chunks:
+    for tokens, known, cut, late in chunks:
         new = [next(number) for _ in range(tokens)]
         extend(call, new, width, known)
         held += [(token, known) for token in new]
         some |= known
+        if late := min(late, len(held)):
+            rows = b"".join(experts(token, width) for token, _ in held[-late:])
+            call.route(len(held) - late, late, rows)
+            held[-late:] = [(token, True) for token, _ in held[-late:]]
+            some = True
         if cut:
             call.cut(max(0, call.tokens - cut))
             held = held[: call.tokens]
@@ -69,6 +79,21 @@ def test_routing_of_another_width_is_refused_and_changes_nothing(more: bytes, of
     assert call == before
     with pytest.raises(ImpossibleEvent, match="routing"):
         Call(0, 0, 100).extend(0, 0, ints([1, 2]), bytes(8), b"abc")
+
+
+@pytest.mark.parametrize(
+    ("start", "tokens", "routing"),
+    [(2, 2, b"abcd"), (-1, 1, b"ab"), (0, 0, b""), (0, 3, b"abc"), (1, 2, b"abc"), (0, 3, b"")],
+)
+def test_late_routing_of_what_is_not_held_is_refused_and_changes_nothing(
+    start: int, tokens: int, routing: bytes
+) -> None:
+    call = Call(0, 0, 100)
+    extend(call, [1, 2, 3], 2, True)
+    before = deepcopy(call)
+    with pytest.raises(ImpossibleEvent, match="rollout 0 holds 3 tokens"):
+        call.route(start, tokens, routing)
+    assert call == before
 
 
 Drawn = tuple[int, int, int, int, bool]

@@ -48,6 +48,7 @@ def everything() -> list[e.AnyEvent]:
         e.Admitted(0, 0, 3, "train", 0, bytes(8), 4),
         e.Leased(0, "rollout-0", 1),
         e.Extended(0, 1, 0, 0, ids, ids),
+        e.RoutingKnown(0, 1, 1, 2, ids[:4]),
         e.Requeued(0, 1, "owner died"),
         e.Leased(0, "rollout-1", 2),
         e.Extended(0, 2, 0, 3, ids[:4], ids[:4]),

@@ -4,11 +4,13 @@ version that sampled it, so each chunk can be checked."""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
+import numpy as np
 import trio
 
 URL = "http://fake:1"
@@ -17,6 +19,19 @@ URL = "http://fake:1"
 def token(prompt: int, index: int) -> int:
     """Of 97 ids the last comes only where the prompt is 90 or more."""
     return (prompt + index) % (90 if prompt < 90 else 97)
+
+
+LAYERS, ROUTED, EXPERTS = 3, (0, 2), 300
+"""Layers, those of them that have a router, and the experts of each."""
+
+
+def experts(prompt: int, index: int, version: int) -> list[list[int]]:
+    """The experts of the pass that predicts response token `index` (prefix included), by layer."""
+    first = [7 * prompt + 3 * index + 5 * version + layer for layer in range(LAYERS)]
+    return [
+        [n % EXPERTS, (n + 1) % EXPERTS] if layer in ROUTED else [0, 0]
+        for layer, n in enumerate(first)
+    ]
 
 
 class _Body(httpx2.AsyncByteStream):
@@ -41,6 +56,8 @@ class _Running:
         self.rid: str = body["rid"]
         self.body = body
         self.versions: list[str] = []
+        self.computed: list[str] = []  # the version of the pass at the position before each token
+        self.retractions = 0
         self.ending: dict[str, Any] | None = None
 
 
@@ -85,6 +102,10 @@ class FakeServer(httpx2.AsyncBaseTransport):
         self._wake()
         await trio.sleep(seconds)
         self.version, self.paused = str(version), False
+        for one in self.running.values():
+            if mode == "retract":
+                one.retractions += 1
+                one.computed = [self.version] * len(one.versions)
         self._wake()
 
     def die(self) -> None:
@@ -115,6 +136,7 @@ class FakeServer(httpx2.AsyncBaseTransport):
                     await changed.wait()
                     continue
                 one.versions.append(self.version)
+                one.computed.append(self.version)
                 count = len(one.versions)
                 if self._token(one, count - 1) in one.stops:
                     one.ending = {"type": "stop", "matched": self._token(one, count - 1)}
@@ -133,6 +155,31 @@ class FakeServer(httpx2.AsyncBaseTransport):
     def _token(self, one: _Running, index: int) -> int:
         return token(one.ids[0], len(one.ids) - 1 + index)
 
+    def _experts(self, one: _Running, kind: str) -> str | None:
+        """Of each position from the one that was asked for on, in int32."""
+        known = len(one.ids) - 1
+        rows = [
+            experts(one.ids[0], known + i, int(version)) for i, version in enumerate(one.computed)
+        ]
+        before = [experts(one.ids[0], i, 99) for i in range(known)]
+        rows = (before + rows)[one.body["routed_experts_start_len"] :]
+        match kind:
+            case "unrecorded":
+                return None
+            case "skipped":
+                rows[-1] = [[0, 0]] * LAYERS
+            case "unknown expert":
+                rows[-1] = [[1, EXPERTS]] * LAYERS
+            case "fewer rows":
+                rows.pop()
+            case "of another model":
+                return base64.b64encode(bytes(4)).decode()
+            case "no numbers":
+                return base64.b64encode(bytes(7)).decode()
+            case "no base64":
+                return "%"
+        return base64.b64encode(np.array(rows, np.int32).tobytes()).decode()
+
     def _event(self, one: _Running, kind: str) -> bytes:
         count = len(one.versions)
         ids = [self._token(one, i) for i in range(count)]
@@ -142,6 +189,7 @@ class FakeServer(httpx2.AsyncBaseTransport):
             "finish_reason": one.ending,
             "completion_tokens": count,
             "weight_version": self.version,
+            "num_retractions": one.retractions,
         }
         if one.ending is not None:
             ends = [i for i in range(1, count) if one.versions[i] != one.versions[i - 1]]
@@ -149,6 +197,8 @@ class FakeServer(httpx2.AsyncBaseTransport):
             meta["weight_versions"] = [
                 {"version": one.versions[a], "start": a, "end": b} for a, b in cuts if b > a
             ]
+            if one.body.get("return_routed_experts"):
+                meta["routed_experts"] = self._experts(one, kind)
         match kind:
             case "fewer":
                 entries.pop()

@@ -15,10 +15,17 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.actors.engines.server_kind import BUNDLED
+from asyncrl.actors.engines.sglang import SglangServers
 from asyncrl.bundled.bundled_model import model_config
 from asyncrl.config import ConfigError, load
+from asyncrl.engines.servers.other_model import Incompatible, Needs
 from asyncrl.engines.servers.server_types import ModelInfo, ServerInfo
-from asyncrl.engines.sglang.compatibility import refuse_other_model, refuse_other_start
+from asyncrl.engines.sglang.compatibility import (
+    check_compatibility,
+    refuse_other_model,
+    refuse_other_start,
+)
+from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.launch import preflight
 
 QWEN = "Qwen3ForCausalLM"
@@ -170,6 +177,37 @@ def test_a_run_looks_at_the_servers_that_are_there(
     ):
         check(url)
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_server_that_does_not_return_experts_is_refused_where_they_are_needed() -> None:
+    needs = Needs(QWEN, "float32", 96, 8)
+    server = GOOD["/server_info"] | {"enable_return_routed_experts": True}
+    with answering(GOOD) as plain, answering(GOOD | {"/server_info": server}) as recording:
+        for url, routing, taken in (
+            (plain, False, True),
+            (plain, True, False),
+            (recording, True, True),
+        ):
+            async with SglangClient.open(url) as client:
+                if taken:
+                    await check_compatibility(client, needs._replace(routing=routing))
+                    continue
+                with pytest.raises(Incompatible, match="start it with --enable-return-routed-exp"):
+                    await check_compatibility(client, needs._replace(routing=routing))
+
+
+@pytest.mark.parametrize(("interrupt", "noted"), [("retract", 1), ("abort", 0), ("in_place", 0)])
+def test_records_that_will_be_lost_are_noted(interrupt: str, noted: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [QWEN]}))
+    sets = [
+        "engine.kind=sglang",
+        'engine.sglang.urls=["http://127.0.0.1:1"]',
+        f"engine.sglang.interrupt={interrupt}",
+        f"model.path={tmp_path}",
+    ]
+    assert not SglangServers.check(load(None, sets, {}))
+    notes = SglangServers.check(load(None, [*sets, "train.router_replay=true"], {}))
+    assert len(notes) == noted and all('"abort" keeps them' in note for note in notes)
 
 
 def test_the_bundled_model_is_of_the_class_that_servers_are_asked_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -22,7 +23,7 @@ from train_support import (
 
 from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.explain import summary
-from asyncrl.runtime.run_dir import INITIAL, SUMMARY
+from asyncrl.runtime.run_dir import INITIAL, METRICS, SUMMARY
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
 
@@ -35,7 +36,7 @@ GUARD = "asyncrl.engines.servers.guarded_command"
 def test_two_servers_are_sent_each_version_by_the_trainer_and_outlive_it(tmp_path: Path) -> None:
     """Checksums of the servers' own tensors, each expert's too, and the canary are looked at each
     time: one wrong weight ends an actor. The next trainer, and the next launcher, find the servers
-    that there are."""
+    that there are. These return the experts of tokens, with which the trainer computes."""
     run, model = tmp_path / "run", tmp_path / "m"
     built(FAMILIES["Qwen3-MoE"], KINDS["sglang"]).save_pretrained(model)
     write_tokenizer(model)
@@ -49,6 +50,7 @@ def test_two_servers_are_sent_each_version_by_the_trainer_and_outlive_it(tmp_pat
         publication__bucket_bytes=1 << 20,
         rollout__actors=2,
         train__steps=10_000,
+        train__router_replay=True,
     )
 
     def wait_for_steps(who: str) -> None:
@@ -78,6 +80,11 @@ def test_two_servers_are_sent_each_version_by_the_trainer_and_outlive_it(tmp_pat
     assert "is started again" not in shown and not guards()
     said_by_actors = "".join(log.read_text() for log in (run / "logs").glob("*.log"))
     assert "no layout known here" not in said_by_actors
+    points = list(map(json.loads, (run / METRICS).read_text().splitlines()))
+    replayed = [point["router_replayed"] for point in points if "router_replayed" in point]
+    assert replayed and sum(replayed) / len(replayed) > 0.5, "the rest was taken back by a version"
+    flips = [point["router_flips"] for point in points if "router_flips" in point]
+    assert max(flips) < 0.2, "the experts are those of these tokens"
 
 
 def publishes_to(run: Path) -> int:

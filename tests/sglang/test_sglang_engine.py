@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import trio
 from collected import Collected
-from fake_sglang import URL, FakeServer, token
+from fake_sglang import EXPERTS, LAYERS, ROUTED, URL, FakeServer, experts, token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from some_values import drawn
@@ -20,11 +20,15 @@ from trio.testing import MockClock
 
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Engine, Request
+from asyncrl.engines.servers.chunk_outbox import ChunkOutbox
 from asyncrl.engines.servers.errors import ServerError, ServerGone
 from asyncrl.engines.servers.server_engine import ABORT_S, ABORTS, PATIENCE_S, ServerEngine
+from asyncrl.engines.servers.server_routing import RoutingLayout
+from asyncrl.engines.servers.spans import TokenRun
 from asyncrl.engines.sglang.sglang_client import SglangClient
 
 WEIGHTS: dict[str, Any] = {}
+LAYOUT = RoutingLayout(LAYERS, ROUTED, 2, EXPERTS)
 
 
 class World(Collected):
@@ -41,7 +45,7 @@ class World(Collected):
         chunk."""
         found: list[tuple[int, int, float]] = []
         for chunk in self.chunks(request.rollout):
-            assert chunk.start == request.prefix_tokens + len(found)
+            assert chunk.start == request.prefix_tokens + len(found) or not len(chunk.ids)
             assert len(chunk.ids) == len(chunk.behaviour) and chunk.attempt == request.attempt
             assert chunk.ids.dtype == np.int32 and chunk.behaviour.dtype == np.float32
             found += [
@@ -50,7 +54,25 @@ class World(Collected):
             ]
         for index, (version, sampled, behaviour) in enumerate(found, request.prefix_tokens):
             assert (sampled, behaviour) == (token(int(request.ids[0]), index), -version)
+        self.recorded(request, [version for version, _, _ in found])
         return found
+
+    def recorded(self, request: Request, versions: list[int]) -> list[bool]:
+        """Of each token from the prefix on whether its experts are known, which are then those of
+        the pass that predicted it."""
+        known = dict[int, list[int]]()
+        for chunk in self.chunks(request.rollout):
+            end = chunk.start + len(chunk.ids)
+            rows = () if chunk.routing is None else chunk.routing
+            for index, row in enumerate(rows, end - len(rows)):
+                assert index not in known and index >= request.prefix_tokens
+                if not (row == 255).all():
+                    known[index] = row.view("<u2").tolist()
+        prompt = int(request.ids[0])
+        for index, row in known.items():
+            every = experts(prompt, index, versions[index - request.prefix_tokens])
+            assert row == [number for layer in ROUTED for number in every[layer]]
+        return [request.prefix_tokens + index in known for index in range(len(versions))]
 
 
 @asynccontextmanager
@@ -60,6 +82,7 @@ async def world(
     load_s: float = 0.5,
     slots: int = 4,
     running: bool = True,
+    routing: RoutingLayout | None = LAYOUT,
     **server: Any,
 ) -> AsyncIterator[World]:
     fake = FakeServer(**server)
@@ -78,6 +101,7 @@ async def world(
             vocab_size=97,
             stop_ids=frozenset({96}),
             idle=lambda why, seconds: idle.append((why, seconds)),
+            routing=routing,
         )
         found = World(fake, engine, idle)
         if running:
@@ -223,6 +247,81 @@ async def test_loads_amid_decoding_leave_every_token_under_its_version(
         assert [len(truth) for truth in truths] == [60] * 6
         assert [version for version, _, _ in truths[0]] == [0] * 15 + [1] * 15 + [2] * 30
         assert set(cached(w.server)) == ({"0", "1", "2"} if mode == "abort" else {"0", "2"})
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place", "abort"])
+async def test_experts_come_with_the_end_of_a_response_for_each_of_its_tokens(
+    mode: str, autojump_clock: MockClock
+) -> None:
+    """Those of the pass that predicted a token; of a request that was taken back and computed again
+    by other weights the earlier tokens have none."""
+    async with world(mode=mode) as w:
+        await w.engine.load(0, WEIGHTS)
+        requests = [ask(i, prompt=i * 3, prefix=i, budget=60) for i in range(4)]
+        w.engine.submit(requests)
+        for version in (1, 2):
+            await trio.sleep(0.155)
+            await w.engine.load(version, WEIGHTS)
+        w.engine.interrupt([3])
+        await w.ended(*range(4))
+        for request in requests:
+            versions = [version for version, _, _ in w.truth(request)]
+            known = w.recorded(request, versions)
+            assert known == [mode != "retract" or version == 2 for version in versions]
+    async with world(mode=mode, routing=None) as w:
+        await w.engine.load(0, WEIGHTS)
+        w.engine.submit([ask(1)])
+        await w.ended(1)
+        assert not any("return_routed_experts" in body for body in w.server.paths("/generate"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("unrecorded", "returned no experts with the end of a response: start it with"),
+        ("skipped", "no router can have chosen"),
+        ("unknown expert", "no router can have chosen"),
+        ("fewer rows", "the experts of 19 tokens with the end of 20"),
+        ("of another model", "1 numbers of experts, which are not rows of 2 in 3 layers"),
+        ("no numbers", "experts in 7 bytes"),
+        ("no base64", "experts that are no base64"),
+    ],
+)
+async def test_experts_that_cannot_be_those_are_named(
+    fault: str, said: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world() as w:
+        w.server.faults[1] = (fault, 0)
+        await w.engine.load(0, WEIGHTS)
+        w.engine.submit([ask(1)])
+        await w.ended(1)
+        assert w.finishes() == {1: "interrupted"} and said in caplog.text
+        assert len(w.truth(ask(1))) == 17, "what was streamed before stays"
+
+
+def test_much_routing_leaves_in_pieces_and_in_several_frames() -> None:
+    outbox, asked = ChunkOutbox(), ask(1, prefix=3, budget=40_000)
+    records = np.arange(40_000, dtype=np.uint8)[:, None].repeat(1000, 1)
+    ids, behaviour = np.zeros(40_000, np.int32), np.zeros(40_000, np.float32)
+    outbox.add(asked, 0, [TokenRun(0, 0, ids, behaviour)])
+    outbox.route(asked, 0, records, 0)
+    outbox.end(asked, 40_000, "length", 0)
+    frames = []
+    while len(outbox):
+        frames.append(outbox.take())
+    rows = [
+        (chunk.start + len(chunk.ids), chunk.routing)
+        for frame in frames
+        for chunk in frame
+        if chunk.routing is not None
+    ]
+    assert [end - len(piece) for end, piece in rows] == [3, *(end for end, _ in rows[:-1])]
+    assert np.array_equal(np.concatenate([piece for _, piece in rows]), records)
+    assert max(piece.nbytes for _, piece in rows) <= 1 << 20
+    sizes = [sum(c.routing.nbytes for c in frame if c.routing is not None) for frame in frames]
+    assert max(sizes) < (1 << 24) + (1 << 20) and len(frames) == 3
+    assert [c.finish for frame in frames for c in frame if c.finish] == ["length"]
+    assert frames[-1][-1].finish
 
 
 async def test_what_is_held_back_for_long_is_told_by_a_cut(
@@ -568,7 +667,7 @@ def lives(draw: st.DrawFn) -> list[tuple[float, str, int]]:
     return sorted(draw(st.lists(st.tuples(times, kinds, st.integers(0, 9)), max_size=25)))
 
 
-@given(lives(), st.sampled_from(["retract", "abort"]), st.integers(1, 4))
+@given(lives(), st.sampled_from(["retract", "in_place", "abort"]), st.integers(1, 4))
 @settings(max_examples=drawn(60))
 def test_whatever_happens_every_request_ends_once_and_every_token_is_the_truth(
     events: list[tuple[float, str, int]], mode: str, slots: int

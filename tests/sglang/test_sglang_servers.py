@@ -83,6 +83,8 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     expected |= {"max-running-requests": "129", "context-length": "4104", "random-seed": "7"}
     assert all(pairs[f"--{name}"] == value for name, value in expected.items())
     assert "--skip-tokenizer-init" in words and "--attention-backend" not in words
+    routing = command(msgspec.structs.replace(cuda, routing=True), NOWHERE, key_file)
+    assert set(routing) - set(words) >= {"--enable-return-routed-experts"}
     assert words[-2:] == ["--mem-fraction-static", "0.8"], (
         "what the user adds comes last, where it wins"
     )

@@ -356,6 +356,7 @@ async def test_checksums_come_by_rank_in_their_order() -> None:
         ({"weight_transfer_config": {"backend": "nccl"}}, "--worker-extension-cls"),
         ({"weight_transfer_config": None}, "--worker-extension-cls"),
         ({"speculative_config": None, "kv_transfer_config": None}, ""),
+        ({"aux_output_config": {"enable_return_routed_experts": True}}, ""),
         ({"speculative_config": {"method": "ngram"}}, "without --speculative-config"),
         ({"kv_transfer_config": {"kv_role": "kv_both"}}, "without --kv-transfer-config"),
     ],
@@ -369,6 +370,11 @@ async def test_a_server_that_was_started_otherwise_is_refused_with_the_option(
     async with VllmClient.open(URL, transport=fake) as client:
         if not said_in_error:
             await check_vllm(client, NEEDS)
+            if "aux_output_config" in change:
+                await check_vllm(client, NEEDS._replace(routing=True))
+                return
+            with pytest.raises(Incompatible, match="--enable-return-routed-experts"):
+                await check_vllm(client, NEEDS._replace(routing=True))
             return
         with pytest.raises(Incompatible, match=said_in_error):
             await check_vllm(client, NEEDS)

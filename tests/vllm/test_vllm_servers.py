@@ -69,6 +69,11 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert all(pairs[f"--{name}"] == value for name, value in expected.items())
     assert json.loads(pairs["--weight-transfer-config"]) == {"backend": "asyncrl"}
     assert not {"--port", "--enforce-eager", "--num-gpu-blocks-override"} & set(words)
+    routing = command(msgspec.structs.replace(cuda, routing=True), address(Path("/tmp/x")), Path())
+    assert set(routing) - set(words) == {
+        "--enable-return-routed-experts",
+        "--enable-prefix-caching",
+    }
     assert words[-2:] == ["--gpu-memory-utilization", "0.8"], "what the user adds wins"
     assert not {"OMP_NUM_THREADS", "TORCH_COMPILE_DISABLE"} & set(environment(cuda))
 

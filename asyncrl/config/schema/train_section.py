@@ -305,7 +305,7 @@ class TrainConfig(Section, frozen=True):
             yield (
                 ("train.router_replay", "engine.kind"),
                 "this engine does not record the experts of tokens: set router_replay to false, or "
-                "kind to embedded",
+                "kind to embedded, sglang or vllm",
             )
         if self.router_replay and whole.staleness.proximal == "boundary":
             yield (

@@ -12,18 +12,27 @@ SERVED_AS = {"Olmo3ForCausalLM": "Olmo2ForCausalLM"}
 """Classes of models that SGLang serves as another one, which has their layers too."""
 
 
+NO_ROUTING = (
+    "it does not return the experts of tokens, which train.router_replay needs: start it with "
+    "--enable-return-routed-experts"
+)
+"""The reason why a server of a mixture is not taken."""
+
+
 class Incompatible(ServerError):
     """The server is of another kind than the run needs."""
 
 
 class Needs(NamedTuple):
     """Requirements of a run: servers with a model of `architecture` (a class's name) that compute
-    in `dtype`, and have room for `slots` rollouts of at most `context_tokens` tokens at a time."""
+    in `dtype`, have room for `slots` rollouts of at most `context_tokens` tokens at a time, and
+    return the experts of tokens where `routing` is true."""
 
     architecture: str
     dtype: str
     context_tokens: int
     slots: int
+    routing: bool = False
 
 
 def refuse_other_model(

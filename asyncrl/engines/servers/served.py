@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from asyncrl.engines.servers.errors import RequestRefused, ServerGone
 from asyncrl.engines.servers.http_connection import READY_WITHIN_S, HttpConnection
+from asyncrl.engines.servers.server_routing import RoutingLayout
 from asyncrl.engines.servers.server_types import (
     SAID,
     Mode,
@@ -50,6 +51,7 @@ class Served(Protocol):
         stream_interval: int = ...,
         stop_ids: Sequence[int] = ...,
         extra_key: str = ...,
+        routing: RoutingLayout | None = ...,
     ) -> AsyncGenerator[StreamEvent, None]:
         """Stream one request, whose last event has an `ending`."""
         ...
@@ -69,6 +71,7 @@ class AskedTokens(NamedTuple):
     stream_interval: int
     stop_ids: Sequence[int]
     extra_key: str
+    routing: RoutingLayout | None = None
 
 
 class Increments(Protocol):
@@ -166,6 +169,7 @@ class ServerClient(ABC):
         stream_interval: int = 1,
         stop_ids: Sequence[int] = (),
         extra_key: str = "",
+        routing: RoutingLayout | None = None,
     ) -> AsyncGenerator[StreamEvent, None]:
         """Stream one request; to stop early, use `contextlib.aclosing`. Closing the stream closes
         the connection, which ends the request on the server within seconds.
@@ -173,13 +177,15 @@ class ServerClient(ABC):
         `ids` (int32) must lie in the vocabulary: another id kills the server. `rid` must be as long
         as all others: an abort may match beginnings. An event comes at the first token and then
         about every `stream_interval` tokens, unless the server has that from its start; `extra_key`
-        names the part of the prefix cache that this request shares. The last event has an `ending`;
+        names the part of the prefix cache that this request shares. With a layout of `routing` the
+        last event has the experts of the new tokens. The last event has an `ending`;
         a stream that breaks off without one raises ServerGone.
         """
         asked = AskedTokens(
-            rid, ids, max_new_tokens, temperature, stream_interval, stop_ids, extra_key
+            rid, ids, max_new_tokens, temperature, stream_interval, stop_ids, extra_key, routing
         )
-        events, increments = StreamEvents(max_new_tokens), self._increments()
+        sent = routing.sent(max_new_tokens) if routing is not None else 0
+        events, increments = StreamEvents(max_new_tokens, sent), self._increments(routing)
         with self._connection.named(self.GENERATE):
             async with self._connection.stream(self.GENERATE, self._generation(asked)) as parts:
                 async for data in parts:
@@ -207,8 +213,8 @@ class ServerClient(ABC):
         its log-probabilities ignore truncation of the distribution."""
 
     @abstractmethod
-    def _increments(self) -> Increments:
-        """The reader of one stream."""
+    def _increments(self, routing: RoutingLayout | None) -> Increments:
+        """The reader of one stream, which was asked for this routing."""
 
     @abstractmethod
     async def score(self, ids: NDArray[np.int32], *, extra_key: str = "") -> list[float]:

@@ -28,6 +28,7 @@ from asyncrl.engines.request_checks import refuse_misfit
 from asyncrl.engines.servers.chunk_outbox import ChunkOutbox
 from asyncrl.engines.servers.errors import RequestRefused, ServerError, ServerGone
 from asyncrl.engines.servers.served import Served
+from asyncrl.engines.servers.server_routing import RoutingLayout, certain
 from asyncrl.engines.servers.server_types import FinishReason
 from asyncrl.engines.servers.spans import SpanError, SpanStream, TokenRun
 from asyncrl.messages import Finish
@@ -96,6 +97,9 @@ class ServerEngine:
     at a temperature differ from run to run. `behaviour` is as the server reports it: of the
     temperature-scaled distribution, and where greedy of the unscaled one.
 
+    With a layout of `routing` each request asks for the experts of its tokens, which come with its
+    end, in chunks that may be empty; those of a stream that breaks off are unknown.
+
     `stop_ids` end a rollout and are part of it. `idle` is called for waits named `weights` and
     `requests`, when they end.
 
@@ -117,9 +121,10 @@ class ServerEngine:
         vocab_size: int,
         stop_ids: frozenset[int],
         idle: Idle | None = None,
+        routing: RoutingLayout | None = None,
     ) -> None:
         self._client, self._load, self._options = client, load, options
-        self._vocab_size = vocab_size
+        self._vocab_size, self._routing = vocab_size, routing
         self._stop_ids, self._idle = sorted(stop_ids), idle
         self._version: int | None = None
         self._canary: tuple[int, Sequence[float]] = (-1, ())
@@ -305,6 +310,7 @@ class ServerEngine:
             stream_interval=self._options.chunk_tokens,
             stop_ids=self._stop_ids,
             extra_key=f"{self._nonce}/{self._version}",
+            routing=self._routing,
         )
         try:
             with live.stream:
@@ -312,6 +318,9 @@ class ServerEngine:
                     async for event in events:
                         live.streamed, self._last_event_at = True, trio.current_time()
                         self._give(live, first, stream.feed(event))
+                        if (records := certain(event)) is not None:
+                            known = records[: live.done - first]
+                            self._outbox.route(request, first, known, stream.version)
                         ending = event.ending
                         if stream.held > HELD and not cut:
                             cut = True

@@ -46,12 +46,17 @@ TAKEN_OVER_S = 30.0
 """Seconds within which a server that is taken over must answer, or else it is ended."""
 
 
+RETURN_ROUTING = "--enable-return-routed-experts"
+"""The argument of both kinds of servers for `ServerLaunch.routing`."""
+
+
 class ServerLaunch(msgspec.Struct, frozen=True):
     """The start of a server. `python` is the command of a Python that has it: a path, or `docker
     run … python3`. It decodes `slots` rollouts of at most `context_tokens` tokens at a time, and
     the canary, and sends news about every `chunk_tokens` tokens, if it takes that option at its
     start. `gpus` are those of this machine that it may use; all where empty. Its first `weights`
-    come from the model's files, or, where these hold none, are arbitrary."""
+    come from the model's files, or, where these hold none, are arbitrary. With `routing` it returns
+    the experts of tokens to requests that ask for them."""
 
     python: tuple[str, ...]
     model: str
@@ -65,6 +70,7 @@ class ServerLaunch(msgspec.Struct, frozen=True):
     gpus: tuple[int, ...] = ()
     chunk_tokens: int = 8
     weights: Literal["auto", "dummy"] = "auto"
+    routing: bool = False
 
 
 class Keeping(msgspec.Struct, frozen=True):

@@ -56,7 +56,8 @@ class StreamEvent(msgspec.Struct, frozen=True):
     float32 of equal length, which may be 0.
 
     `version` is the newest that sampled any of them. The last one has `ending`, and `spans` where
-    the server knows them.
+    the server knows them; `routing` are the records of all new tokens of the stream, from its first
+    on, if they were asked for and the server has them (`server_routing`).
     """
 
     start: int
@@ -67,6 +68,7 @@ class StreamEvent(msgspec.Struct, frozen=True):
     spans: tuple[ServerSpan, ...] | None = None
     cached_tokens: int = 0
     retractions: int = 0
+    routing: NDArray[np.uint8] | None = None
 
 
 class StreamFailure(msgspec.Struct, frozen=True):
@@ -106,6 +108,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     max_total_num_tokens: int | None = None
     max_running_requests: int | None = None
     max_req_input_len: int | None = None
+    enable_return_routed_experts: bool = False
 
 
 class RankChecksums(msgspec.Struct, frozen=True):
@@ -170,13 +173,15 @@ def largest_event(tokens: int) -> int:
 
 class StreamEvents:
     """Splitter of received bytes into the data of server-sent events. A stream has at most `tokens`
-    tokens, and each event may repeat all so far, which bounds the bytes."""
+    tokens, and each event may repeat all so far, which bounds the bytes; one has the experts of
+    tokens, in at most `routing` bytes."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, routing: int = 0) -> None:
         self._rest = bytearray()
         self._seen = 0
-        self._largest = largest_event(tokens)
-        self._left = (tokens + _SPARE_EVENTS) * self._largest
+        event = largest_event(tokens)
+        self._largest = event + routing
+        self._left = (tokens + _SPARE_EVENTS) * event + routing
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The data of each event that these bytes complete. Raises Garbled for anything else."""

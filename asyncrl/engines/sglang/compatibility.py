@@ -4,7 +4,12 @@ is a named error before it is sent anything."""
 from __future__ import annotations
 
 from asyncrl.engines.servers import server_versions
-from asyncrl.engines.servers.other_model import Incompatible, Needs, refuse_other_model
+from asyncrl.engines.servers.other_model import (
+    NO_ROUTING,
+    Incompatible,
+    Needs,
+    refuse_other_model,
+)
 from asyncrl.engines.servers.server_types import ServerInfo
 from asyncrl.engines.sglang.sglang_client import SglangClient
 
@@ -21,6 +26,8 @@ async def check_compatibility(client: SglangClient, needs: Needs) -> None:
     try:
         refuse_other_model(model, server, architecture=needs.architecture, dtype=needs.dtype)
         refuse_other_start(server, context_tokens=needs.context_tokens, slots=needs.slots)
+        if needs.routing and not server.enable_return_routed_experts:
+            raise ValueError(NO_ROUTING)
     except ValueError as error:
         raise Incompatible(f"{client.url} does not fit this run: {error}") from None
 

@@ -18,6 +18,7 @@ from asyncrl.engines.protocol import Emit, Idle
 from asyncrl.engines.servers.gather import gather
 from asyncrl.engines.servers.served import Served
 from asyncrl.engines.servers.server_engine import ServerEngine
+from asyncrl.engines.servers.server_routing import RoutingLayout
 from asyncrl.runtime.ipc.waits import Pulse
 
 if TYPE_CHECKING:
@@ -47,9 +48,16 @@ class DirectSglangEngine(ServerEngine):
         vocab_size: int,
         stop_ids: frozenset[int],
         idle: Idle | None = None,
+        routing: RoutingLayout | None = None,
     ) -> None:
         super().__init__(
-            client, _refused, options, vocab_size=vocab_size, stop_ids=stop_ids, idle=idle
+            client,
+            _refused,
+            options,
+            vocab_size=vocab_size,
+            stop_ids=stop_ids,
+            idle=idle,
+            routing=routing,
         )
         self.servers = servers
         self._still, self._since = False, 0.0

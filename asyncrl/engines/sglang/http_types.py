@@ -12,7 +12,9 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from asyncrl.engines.servers.server_routing import RoutingLayout, returned, unpacked
 from asyncrl.engines.servers.server_types import (
     FinishReason,
     Garbled,
@@ -66,6 +68,7 @@ class _Meta(msgspec.Struct, frozen=True):
     output_token_logprobs: list[Entry] = []
     cached_tokens: int = 0
     num_retractions: int = 0
+    routed_experts: str | None = None
 
 
 class _Output(msgspec.Struct, frozen=True):
@@ -88,10 +91,11 @@ _OUTPUT = msgspec.json.Decoder(_Output)
 
 
 class SglangIncrements:
-    """The `Increments` of one request."""
+    """The `Increments` of one request, which was asked for this `routing`."""
 
-    def __init__(self) -> None:
+    def __init__(self, routing: RoutingLayout | None = None) -> None:
         self._done = 0
+        self._routing = routing
 
     def read(self, data: bytes) -> StreamEvent | ServerFailure:
         output = decode_event(_OUTPUT, data)
@@ -112,17 +116,32 @@ class SglangIncrements:
             raise Garbled(
                 f"sent log-probabilities of other tokens than those from index {start} on"
             )
-        known = token_ids(ids)
+        known, reason = token_ids(ids), meta.finish_reason
+        rows = meta.routed_experts if self._routing is not None else None
         return StreamEvent(
             start=start,
             ids=known,
             behaviour=np.array([entry[0] for entry in entries], np.float32),  # None becomes NaN
             version=meta.weight_version,
-            ending=meta.finish_reason,
+            ending=reason,
             spans=meta.weight_versions,
             cached_tokens=meta.cached_tokens,
             retractions=meta.num_retractions,
+            routing=returned(
+                None if rows is None else _numbers(rows),
+                self._routing,
+                self._done,
+                None if reason is None else reason.type,
+            ),
         )
+
+
+def _numbers(text: str) -> NDArray[np.generic]:
+    """The numbers of experts: int32, each row after the other."""
+    content = unpacked(text)
+    if len(content) % 4:
+        raise Garbled(f"returned experts in {len(content)} bytes, which are no int32")
+    return np.frombuffer(content, "<i4")
 
 
 def _newest(sent: list[T], new: int, start: int, what: str) -> list[T]:

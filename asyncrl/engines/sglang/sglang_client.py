@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from asyncrl.engines.servers.errors import Misread, RequestRefused, ServerGone
 from asyncrl.engines.servers.http_connection import CHECKSUM_BYTES
 from asyncrl.engines.servers.served import AskedTokens, ServerClient
+from asyncrl.engines.servers.server_routing import RoutingLayout
 from asyncrl.engines.servers.server_types import (
     Mode,
     ModelInfo,
@@ -77,7 +78,7 @@ class SglangClient(ServerClient):
             "stream_interval": asked.stream_interval,
             "stop_token_ids": list(asked.stop_ids),
         } | WHOLE_DISTRIBUTION
-        return {
+        body = {
             "rid": asked.rid,
             "input_ids": asked.ids.tolist(),
             "sampling_params": sampling,
@@ -85,9 +86,13 @@ class SglangClient(ServerClient):
             "stream": True,
             "extra_key": asked.extra_key or None,
         }
+        if asked.routing is None:
+            return body
+        start = len(asked.ids) - 1  # at the last position the first new token is predicted
+        return body | {"return_routed_experts": True, "routed_experts_start_len": start}
 
-    def _increments(self) -> SglangIncrements:
-        return SglangIncrements()
+    def _increments(self, routing: RoutingLayout | None) -> SglangIncrements:
+        return SglangIncrements(routing)
 
     async def score(self, ids: NDArray[np.int32], *, extra_key: str = "") -> list[float]:
         entries = await self._prefilled(ids, extra_key=extra_key or None)

@@ -18,7 +18,7 @@ from asyncrl.engines.servers.kept_servers import ServerAddress
 from asyncrl.engines.servers.managed import ServerProgram, offline
 from asyncrl.engines.servers.managed import managed as managed_server
 from asyncrl.engines.servers.server_environment import ServerPackage
-from asyncrl.engines.servers.server_process import ServerLaunch
+from asyncrl.engines.servers.server_process import RETURN_ROUTING, ServerLaunch
 from asyncrl.engines.sglang.compatibility import check_compatibility
 from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.runtime.processes.machine import free_port
@@ -63,6 +63,7 @@ def command(launch: ServerLaunch, address: ServerAddress, key_file: Path) -> lis
         "--sleep-on-idle",
         "--enable-metrics",
     ]
+    switches += [RETURN_ROUTING] if launch.routing else []
     pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return [*launch.python, "-m", "sglang.launch_server", *pairs, *switches, *launch.arguments]
 

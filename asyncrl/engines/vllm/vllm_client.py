@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from asyncrl.engines.servers.errors import Misread, RequestRefused, ServerGone
 from asyncrl.engines.servers.http_connection import CHECKSUM_BYTES, HttpConnection
 from asyncrl.engines.servers.served import AskedTokens, ServerClient
+from asyncrl.engines.servers.server_routing import RoutingLayout
 from asyncrl.engines.servers.server_types import (
     Mode,
     ModelInfo,
@@ -165,6 +166,9 @@ class VllmClient(ServerClient):
             "logprobs": 0,
             "detokenize": False,
         } | WHOLE_DISTRIBUTION
+        if asked.routing is not None:
+            # at the last position the first new token is predicted
+            sampling["routed_experts_prompt_start"] = len(asked.ids) - 1
         return {
             "request_id": asked.rid,
             "token_ids": asked.ids.tolist(),
@@ -172,8 +176,8 @@ class VllmClient(ServerClient):
             "stream": True,
         } | _salt(asked.extra_key)
 
-    def _increments(self) -> VllmIncrements:
-        return VllmIncrements(self._version)
+    def _increments(self, routing: RoutingLayout | None) -> VllmIncrements:
+        return VllmIncrements(self._version, routing)
 
     async def score(self, ids: NDArray[np.int32], *, extra_key: str = "") -> list[float]:
         body = {

@@ -8,7 +8,7 @@ import numpy as np
 from asyncrl.engines import canary
 from asyncrl.engines.servers import server_versions
 from asyncrl.engines.servers.errors import RequestRefused
-from asyncrl.engines.servers.other_model import Incompatible, Needs
+from asyncrl.engines.servers.other_model import NO_ROUTING, Incompatible, Needs
 from asyncrl.engines.servers.server_types import ServerInfo
 from asyncrl.engines.vllm.vllm_client import VllmClient
 from asyncrl.engines.vllm.vllm_types import NONE, VllmConfigs
@@ -46,7 +46,7 @@ async def check_vllm(client: VllmClient, needs: Needs) -> None:
 
 def refuse_start(start: VllmConfigs, server: ServerInfo, needs: Needs) -> None:
     """Raise ValueError where the server's start options do not fit the run."""
-    _, dtype, context_tokens, slots = needs
+    _, dtype, context_tokens, slots, routing = needs
     if fault := server_versions.misfit("vLLM", server.version):
         raise ValueError(f"it is vLLM {server.version}; {fault}")
     if server.dtype not in ("", "auto", dtype):
@@ -77,6 +77,8 @@ def refuse_start(start: VllmConfigs, server: ServerInfo, needs: Needs) -> None:
             f"it cannot receive weights: start it with --worker-extension-cls {EXTENSION} "
             f'--weight-transfer-config \'{{"backend": "{BACKEND}"}}\' (docs/servers.md)'
         )
+    if routing and not start.aux_output_config.enable_return_routed_experts:
+        raise ValueError(NO_ROUTING)
     context = max(context_tokens, canary.TOKENS + 1)
     if server.context_length is not None and server.context_length < context:
         raise ValueError(

@@ -20,7 +20,7 @@ from asyncrl.engines.servers.kept_servers import ServerAddress
 from asyncrl.engines.servers.managed import ServerProgram, offline
 from asyncrl.engines.servers.managed import managed as managed_server
 from asyncrl.engines.servers.server_environment import ServerPackage
-from asyncrl.engines.servers.server_process import ServerLaunch
+from asyncrl.engines.servers.server_process import RETURN_ROUTING, ServerLaunch
 from asyncrl.engines.vllm.vllm_client import VllmClient
 from asyncrl.engines.vllm.vllm_fit import BACKEND, EXTENSION, LOGPROBS, check_vllm
 from asyncrl.files import JSON_BYTES, read_regular
@@ -65,6 +65,9 @@ def command(launch: ServerLaunch, address: ServerAddress, _: Path) -> list[str]:
     switches = ["--skip-tokenizer-init", "--enable-scale-out"]
     if launch.device == "cpu":
         switches.append("--enforce-eager")
+    if launch.routing:
+        # it keeps experts with the prefixes that it caches, by default not of every family
+        switches += [RETURN_ROUTING, "--enable-prefix-caching"]
     pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     server = "vllm.entrypoints.openai.api_server"
     return [*launch.python, "-m", server, *pairs, *switches, *launch.arguments]

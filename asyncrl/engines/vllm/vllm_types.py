@@ -7,9 +7,13 @@ of each token.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from asyncrl.engines.servers.server_routing import RoutingLayout, returned, unpacked
 from asyncrl.engines.servers.server_types import (
     FinishReason,
     Garbled,
@@ -38,6 +42,7 @@ class _Choice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     weight_versions: tuple[ServerSpan, ...] | None = None
+    routed_experts: str | None = None
 
 
 class _VllmOutput(msgspec.Struct, frozen=True):
@@ -114,6 +119,10 @@ NONE = msgspec.Raw(b"null")
 """A section that the server was started without."""
 
 
+class _AuxOutput(msgspec.Struct, frozen=True):
+    enable_return_routed_experts: bool = False
+
+
 class VllmConfigs(msgspec.Struct, frozen=True):
     """The sections of a server's configuration that matter here."""
 
@@ -123,6 +132,7 @@ class VllmConfigs(msgspec.Struct, frozen=True):
     weight_transfer_config: _TransferConfig | None = None
     speculative_config: msgspec.Raw = NONE
     kv_transfer_config: msgspec.Raw = NONE
+    aux_output_config: _AuxOutput = _AuxOutput()
 
 
 class VllmStart(msgspec.Struct, frozen=True):
@@ -136,10 +146,10 @@ _OUTPUT = msgspec.json.Decoder(_VllmOutput)
 
 class VllmIncrements:
     """The `Increments` of one request, of a server whose weights had the name `version` when it
-    began."""
+    began, and which was asked for this `routing`."""
 
-    def __init__(self, version: str) -> None:
-        self._version = version
+    def __init__(self, version: str, routing: RoutingLayout | None = None) -> None:
+        self._version, self._routing = version, routing
         self._done = 0
 
     def read(self, data: bytes) -> StreamEvent | StreamFailure | None:
@@ -162,6 +172,7 @@ class VllmIncrements:
         known = token_ids(ids)
         start, self._done = self._done, self._done + len(ids)
         reason = choice.finish_reason
+        rows = choice.routed_experts if self._routing is not None else None
         return StreamEvent(
             start=start,
             ids=known,
@@ -169,4 +180,26 @@ class VllmIncrements:
             version=self._version,
             ending=None if reason is None else FinishReason(reason),
             spans=choice.weight_versions,
+            routing=returned(
+                None if rows is None else _array(rows), self._routing, self._done, reason
+            ),
         )
+
+
+_NUMBERS = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '([<|][iu][1248])', 'fortran_order': False, "
+    rb"'shape': \([0-9, ]*\), \} *\n",
+    re.DOTALL,
+)
+"""The beginning of a file of numbers in numpy's own format."""
+
+
+def _array(text: str) -> NDArray[np.generic]:
+    """The numbers of a file in numpy's own format, of the bytes that there are, whatever size it
+    promises."""
+    content = unpacked(text)
+    begun = _NUMBERS.match(content)
+    dtype = np.dtype(begun[1].decode() if begun else "u1")
+    if begun is None or (len(content) - begun.end()) % dtype.itemsize:
+        raise Garbled(f"returned experts in no array of numbers: {content[:80]!r}")
+    return np.frombuffer(content, dtype, offset=begun.end())

@@ -15,6 +15,7 @@ CHECKS: dict[type, Callable[[CheckedRun, Any], None]] = {
     e.Admitted: generation.admitted,
     e.Leased: generation.leased,
     e.Extended: generation.extended,
+    e.RoutingKnown: generation.routed,
     e.Sealed: generation.sealed,
     **dict.fromkeys(get_args(OfEpisode), generation.of_episode),
     e.Requeued: generation.requeued,

@@ -27,6 +27,7 @@ GARBAGE = frozenset(
         "wrong_version",
         "wrong_start",
         "over_budget",
+        "routing",
     }
 )
 """Reasons for which a rollout is buried because its engine sent what no engine can sample."""
@@ -213,6 +214,17 @@ def extended(run: CheckedRun, event: e.Extended) -> None:
     )
     weights = run.weights_of(seen.group.event.split, event.version)
     check_tokens(run, seen, event, run.draws(seen), weights)
+
+
+def routed(run: CheckedRun, event: e.RoutingKnown) -> None:
+    seen = live_call(run, event.rollout, event)
+    run.hold(
+        "parallel arrays",
+        event.start + event.tokens <= len(seen.versions),
+        "rollout {} has {} tokens, and got experts of others",
+        seen.id,
+        len(seen.versions),
+    )
 
 
 def sealed(run: CheckedRun, event: e.Sealed) -> None:

@@ -262,7 +262,7 @@ class ReferenceState:
                 self.kept = {
                     number: kept for number, kept in self.kept.items() if kept[0] >= event.version
                 }
-            case e.Checkpointed():
+            case e.Checkpointed() | e.RoutingKnown():
                 pass
             case _:
                 episode = self.rollouts[touched[0]].episode

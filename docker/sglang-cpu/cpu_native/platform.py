@@ -5,7 +5,7 @@ from sglang.srt.platforms.cpu import CpuSRTPlatform
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities
 
-from cpu_native import linear_attention, minimax
+from cpu_native import host_memory, linear_attention, minimax
 from cpu_native.interpreted import repair_interpreter
 
 
@@ -24,5 +24,6 @@ class CpuNative(CpuSRTPlatform):
 
     def post_load_model(self, model: object) -> None:
         """Replace kernels, before the model computes."""
+        host_memory.use_plain_memory()
         linear_attention.use_torch()
         minimax.use_torch()
