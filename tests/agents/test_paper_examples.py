@@ -24,6 +24,8 @@ from asyncrl.algorithms.advantages import GroupAdvantage, Rloo
 from asyncrl.algorithms.selection.curriculum import PromptOrder
 from asyncrl.algorithms.selection.prompt_history import History
 from asyncrl.bundled.bundled_model import write_tokenizer
+from asyncrl.config.schema import TaskConfig
+from asyncrl.tasks import open_task
 from asyncrl.tasks.text import Tokenizer
 
 PAPERS = Path(__file__).parents[2] / "docs/examples/papers"
@@ -81,13 +83,41 @@ def end_of(gateway: FakeGateway, run: str, **changes: Any) -> AgentEnd:
     return asyncio.run(played(load_agent(run), gateway.facts(**changes)))
 
 
+LINES: dict[str, dict[str, Any]] = {
+    "accepted": {"prompt": "x", "answer": "a", "accepted": {"b": 0.5}},
+    "fapo": {"prompt": "x", "answer": 4},
+    "otr": {"prompt": "a", "answer": "b"},
+    "sql_tool": {"prompt": "x", "schema": "CREATE TABLE t (a INT);", "answer": "SELECT a FROM t"},
+    "sage": {"prompt": "x", "answer": "", "tasks": [{"prompt": "p", "check": "assert 1"}]},
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_as_the_file_says_it_is_one_of_a_task(name: str, tmp_path: Path) -> None:
+    said = (PAPERS / f"{name}.py").read_text()
+    assert all(f'"{key}"' in said or f'["{key}"]' in said for key in LINES[name])
+    (tmp_path / "data.jsonl").write_text(json.dumps(LINES[name]) + "\n")
+    verifies = name in ("accepted", "fapo", "otr")
+    config = TaskConfig(
+        name="jsonl",
+        path=str(tmp_path / "data.jsonl"),
+        eval_size=0,
+        verifier=f"{name}:{name}" if verifies else "exact",
+        sandbox="process",
+    )
+    task = open_task(config, 0)
+    assert task.size("train") == 1
+    if name == "accepted":
+        assert [task.verify("train", 0, answer) for answer in "abc"] == [1.0, 0.5, 0.0]
+
+
 # ------------------------------------------------------------------------------------- verifiers
 
 
 def test_kat_each_accepted_answer_has_its_reward() -> None:
     from accepted import accepted  # type: ignore[import-not-found]
 
-    line = {"accepted": {"a = 1": 1.0, "a = 1;": 0.5}}
+    line = {"answer": "a = 1", "accepted": {"a = 1;": 0.5}}
     said = ["a  =\n1", "a = 1;", "a = 2", ""]
     assert [accepted(answer, line) for answer in said] == [1.0, 0.5, 0.0, 0.0]
 

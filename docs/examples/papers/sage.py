@@ -1,10 +1,11 @@
 """sage.py: a chain of tasks with a library of skills (SAGE, arXiv 2512.17102).
 
-A line is `{"prompt": …, "tasks": [{"prompt": …, "check": "assert …"}]}`. An episode plays the tasks
-one after another. The functions of a solution that passes go to the library, and later programs may
-call them. A task is worth 1 if its check passes, and BONUS more if it calls a skill of an earlier
-task; so is the turn that wrote the skill, once. With `train.credit = "to_go"` a turn also gets what
-its skill made possible later. The size of the bonus is ours: it is not in what we read."""
+A line is `{"prompt": …, "answer": "", "tasks": [{"prompt": …, "check": "assert …"}]}`. An episode
+plays the tasks one after another. The functions of a solution that passes go to the library, and
+later programs may call them. A task is worth 1 if its check passes, and BONUS more if it calls a
+skill of an earlier task; so is the turn that wrote the skill, once. With `train.credit = "to_go"` a
+turn also gets what its skill made possible later. The size of the bonus is ours: it is not in what
+we read."""
 
 import ast
 import re
