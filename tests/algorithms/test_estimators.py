@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from asyncrl.algorithms.advantage_tensors import sample_weights
 from asyncrl.algorithms.advantages import Advantage, MinVariance, RewardedSamples, Rloo
 from asyncrl.algorithms.advantages.baseline import Prior, shrunk
+from asyncrl.algorithms.loss_mean import mean_weights
 from asyncrl.algorithms.objectives import ClipBounds, token_loss
 from asyncrl.algorithms.selection.filters import ZeroVariance
 from asyncrl.algorithms.selection.group_size import ByDifficulty
@@ -317,6 +318,45 @@ def of_older(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> G
     return total
 
 
+ENDS = (1, 0)
+"""The path of the toy for means of losses that stands for all that begin with 1: there a response
+ends at once, and the others have LONGEST tokens, all but two of which are certain."""
+LONGEST = 4
+UNEVEN = {(0, 0): 0.0, (0, 1): 1.0, (0, 2): 0.25, ENDS: 0.6}
+
+
+def uneven(o: tuple[int, int]) -> tuple[float, list[Gradient]]:
+    """The chance of a path of that toy, and the scores of its tokens."""
+    if o == ENDS:
+        return float(POLICY.first[1]), POLICY.scores(*o)[:1]
+    return POLICY.chance(*o), [*POLICY.scores(*o), *[np.zeros(8)] * (LONGEST - 2)]
+
+
+def of_mean(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
+    """A step of one group, whose responses differ in length; its gradient is `true_uneven`."""
+    total = np.zeros(8)
+    for group in combinations_with_replacement(UNEVEN, MEMBERS):
+        chance = orders(group) * math.prod(uneven(o)[0] for o in group)
+        scores = [uneven(o)[1] for o in group]
+        index = torch.tensor([n for n, of_one in enumerate(scores) for _ in of_one])
+        counted = torch.ones(len(index), dtype=torch.bool)
+        weights = mean_weights(kind, counted, index, torch.ones(MEMBERS), LONGEST)  # type: ignore[arg-type]
+        factors = iter((weights.of_token.double() / weights.divisor).tolist())
+        for value, of_one in zip(Rloo().of_group([UNEVEN[o] for o in group]), scores, strict=True):
+            for score in of_one:
+                total += chance * value * next(factors) * score
+    return total
+
+
+def true_uneven() -> Gradient:
+    parts = [
+        chance * UNEVEN[o] * np.sum(scores, axis=0)
+        for o in UNEVEN
+        for chance, scores in [uneven(o)]
+    ]
+    return np.asarray(np.sum(parts, axis=0))
+
+
 KINDS: dict[str, Callable[[str, Sequence[Mapping[tuple[int, int], float]]], Gradient]] = {
     "advantage": of_advantage,
     "group_weight": of_weight,
@@ -325,6 +365,7 @@ KINDS: dict[str, Callable[[str, Sequence[Mapping[tuple[int, int], float]]], Grad
     "replay": of_replay,
     "tokens": of_token_choice,
     "older": of_older,
+    "loss_mean": of_mean,
 }
 
 
@@ -365,8 +406,9 @@ def test_an_estimator_is_what_the_page_states(row: Row) -> None:
     """An unbiased one has a cosine of 1 to six more digits than the page has."""
     estimate, (one, length, two) = KINDS[row.kind], row.stated
     if (one, length) != ("–", "–"):
-        cosine, found = cosine_and_length(estimate(row.name, REWARDS), true(REWARDS))
-        found /= float(np.linalg.norm(true(REWARDS)))
+        g = true_uneven() if estimate is of_mean else true(REWARDS)
+        cosine, found = cosine_and_length(estimate(row.name, REWARDS), g)
+        found /= float(np.linalg.norm(g))
         assert (f"{cosine:.4f}", f"{found:.2f}") == (one, length)
         assert one != "1.0000" or cosine == pytest.approx(1, abs=1e-7)
     if two != "–":
