@@ -96,7 +96,7 @@ def test_drive_keeps_the_hardest_in_its_second_stage(
 def test_each_test_and_file_that_the_page_names_is_there() -> None:
     page = (DOCS / "research.md").read_text()
     tests = re.findall(r"`(\w+(?:/\w+)+(?:\.py|/))`", page)
-    files = re.findall(r"\*papers\* `(\w+\.py)`", page)
+    files = re.findall(r"\]\(examples/papers/(\w+\.py)\)", page)
     assert len(tests) > 20 and len(files) > 7
     for name in tests:
         assert (DOCS.parent / name).exists() or (DOCS.parent / "tests" / name).exists(), name
