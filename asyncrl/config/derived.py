@@ -26,7 +26,7 @@ from asyncrl.config.losses import (
 from asyncrl.config.mix import each, members, shares, trained_size
 from asyncrl.config.other_policies import policy_rows
 from asyncrl.config.ranks import ranks_of
-from asyncrl.config.schema import Config, TaskConfig
+from asyncrl.config.schema import Config, TaskConfig, TrainConfig
 from asyncrl.staleness.admission import AdmissionPolicy
 from asyncrl.words import size
 
@@ -216,8 +216,7 @@ def derived(config: Config, available: int, routing: int | None = 0) -> list[Row
             train.objective,
             f"{objective_of(train).describe(clip_bounds(train))}; "
             f"advantage {train.advantage}, by {train.unit}"
-            f"{', of rewards to go' if train.credit == 'to_go' else ''}; "
-            f"mean by {loss_mean(train)}",
+            f"{_credited(train)}; mean by {loss_mean(train)}",
         ),
         Row(
             "correction",
@@ -393,6 +392,13 @@ def _proximal(config: Config, live: int) -> str:
 def _more(policy: AdmissionPolicy) -> str:
     most = policy.max_live_filtered
     return f"; ≤ {most:,} groups where the filter leaves many out" if most > policy.max_live else ""
+
+
+def _credited(train: TrainConfig) -> str:
+    """The turns' worth and the groups' weights, where they are not as usual."""
+    usual = {"episode": "", "to_go": ", of rewards to go"}
+    credit = usual.get(train.credit, f", of the credit {train.credit}")
+    return credit + (f", groups by {train.group_weight}" if train.group_weight != "none" else "")
 
 
 def _worst(config: Config, policy: AdmissionPolicy) -> Row:

@@ -29,8 +29,9 @@ class Batch(NamedTuple):
     error (bool), `sample_index` the index of its sample in the batch (int64), `version` the version
     that sampled it, and `lag` the step minus that (int64 >= 0). `scores` are its log-probabilities
     under the policies that do not learn, by their names (float32). `share` is float32 [samples]
-    (`Sample.share`), and `leaves` how often each token counts (float32); None: all once. `routing`
-    are the records of the experts of all of them, in bytes; empty where there are none.
+    (`Sample.share`), as are `weights`, of their groups; None: all 1. `leaves` says how often each
+    token counts (float32); None: all once. `routing` are the records of
+    the experts of all of them, in bytes; empty where there are none.
     """
 
     packed: list[PackedBatch]
@@ -45,6 +46,7 @@ class Batch(NamedTuple):
     scores: Mapping[str, Tensor] = {}
     leaves: Tensor | None = None
     routing: bytes | memoryview = b""
+    weights: Tensor | None = None
 
 
 def read(

@@ -36,11 +36,12 @@ def token_advantages(
     temperature: float,
     weight: GroupWeight,
     train: TrainConfig,
-) -> tuple[Tensor, Tensor]:
-    """Advantage of each sampled token (float32 [tokens]), and which samples are trained (bool
-    [samples]): that of its rollout, or of its turn, times the weight of its group. `train` has the
-    names of both. Raises ValueError where an advantage that needs gradients would be of a part of a
-    group, and StrategyError where one of them raises itself."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Advantage of each sampled token (float32 [tokens]), which samples are trained (bool
+    [samples]), and the weights of their groups (float32 [samples]): it is that of its rollout, or
+    of its turn, times the weight. `train` has the names of both. Raises ValueError where an
+    advantage that needs gradients would be of a part of a group, and StrategyError where one of
+    them raises itself."""
     gradients = None
     if advantage.needs_gradients:
         here = Counter(sample.group for sample in batch.samples)
@@ -65,7 +66,7 @@ def token_advantages(
         found = token_values(advantage, given)
     with blamed("group weight", train.group_weight):
         weights = sample_weights(weight, given)
-    return found.value * weights[tensors.sample_index], found.trainable
+    return found.value * weights[tensors.sample_index], found.trainable, weights
 
 
 class ModelGradients:

@@ -47,7 +47,8 @@ the policy."""
 class KlTerm(NamedTuple):
     """One term: the divergence from the policy called `name`, `coefficient` times, in one place.
     `policy` None: a server scores, and its scores come with each micro-batch. After every
-    `reset_every` steps (0: never) the policy becomes the current one."""
+    `reset_every` steps (0: never) the policy becomes the current one. `weighed`: in the advantage
+    it counts by the weight of the token's group, as rewards do (PACED distils so)."""
 
     name: str
     coefficient: float
@@ -55,6 +56,7 @@ class KlTerm(NamedTuple):
     estimator: Estimator
     policy: FrozenPolicy | None
     reset_every: int = 0
+    weighed: bool = False
 
 
 class KlAdded(NamedTuple):
@@ -126,7 +128,10 @@ class KlTerms:
             if term.kl_in == "loss":
                 loss = loss + term.coefficient * kl_estimate(term.estimator, log)
             elif term.kl_in == "advantage":
-                advantage -= term.coefficient * kl_estimate(term.estimator, log.detach())
+                less = term.coefficient * kl_estimate(term.estimator, log.detach())
+                if term.weighed and batch.weights is not None:
+                    less = less * batch.weights[batch.sample_index[tokens]].to(less.device)
+                advantage -= less
             if term.kl_in != "reward":
                 usable &= finite
         return KlAdded(advantage, loss, usable, logs)
@@ -205,7 +210,9 @@ def open_kl_terms(
         )
     if teacher.coefficient:
         policy = None if teacher.server else opened(teacher.path)
-        terms.append(KlTerm("teacher", teacher.coefficient, "advantage", "k1", policy))
+        terms.append(
+            KlTerm("teacher", teacher.coefficient, "advantage", "k1", policy, weighed=True)
+        )
     return KlTerms(terms, config.rollout.temperature)
 
 

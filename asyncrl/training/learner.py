@@ -167,7 +167,7 @@ class Learner:
         tensors = self.balance.recorded(tensors)
         tensors = tensors._replace(scores=self.kl_terms.scores(tensors, served))
         batch = self.kl_terms.rewarded(batch, tensors)
-        advantage, trainable = token_advantages(
+        advantage, trainable, weights = token_advantages(
             batch,
             tensors,
             self.model,
@@ -176,6 +176,7 @@ class Learner:
             self._group_weight,
             self._train,
         )
+        tensors = tensors._replace(weights=weights)
         scores = self.proximal_logprobs.known(batch.samples) if self.proximal_logprobs else None
         counts = list[TokenCount]()
         if self._holds:

@@ -489,3 +489,20 @@ def test_rewards_to_go_are_said_where_they_are_compared(advantage: str) -> None:
     config = load(None, [f"train.advantage={advantage}", "train.credit=to_go"], {})
     (row,) = (row for row in derived(config, 2) if row[0] == "loss")
     assert f"advantage {advantage}, by group, of rewards to go" in " ".join(row)
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        ([], "advantage rloo, by group; mean by token"),
+        (["train.group_weight=paced"], "by group, groups by paced; mean by token"),
+        (
+            ["train.credit=to_go", "train.group_weight=paced"],
+            "by group, of rewards to go, groups by paced; mean by token",
+        ),
+    ],
+)
+def test_weights_of_groups_are_said(sets: list[str], said: str) -> None:
+    config = load(None, ["train.advantage=rloo", *sets], {})
+    (row,) = (row for row in derived(config, 2) if row.name == "loss")
+    assert row.meaning.endswith(said)

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.algorithms.reference_kl import Estimator, kl_estimate
 from asyncrl.config.schema import StalenessConfig, TrainConfig
-from asyncrl.messages import Span
+from asyncrl.messages import PromptFacts, Span
 from asyncrl.staleness.corrections import IcePop
 from asyncrl.training.checkpoint_index import CheckpointError
 from asyncrl.training.checkpoint_io import restore, save
@@ -189,6 +189,56 @@ def test_what_is_sampled_comes_nearer_to_the_other_policy(made: KlTerm) -> None:
         it.accumulate(*micro_batch(every, every, step))
         it.step()
     assert divergence(logs(it.model), logs(policy)).item() < 0.5 * before
+
+
+def test_a_teacher_counts_by_the_weight_of_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PACED distils with p (1 - p) of each prompt's solve rate (`train.group_weight`), and so does
+    each update of a step that has several. A reference holds all prompts alike."""
+    every, policy, chances = groups(5), other(), {0: (1.0, 9.0), 1: (1.0, 1.0), 2: (3.0, 1.0)}
+    whole, buffers = micro_batch(every, every)
+    facts = {group: PromptFacts(group, posterior=chance) for group, chance in chances.items()}
+    batch = msgspec.structs.replace(whole, prompts=facts)
+
+    def pulled(weighed: bool, **changes: Any) -> dict[str, torch.Tensor]:
+        plain = msgspec.structs.replace(
+            TRAIN, advantage="none", objective="reinforce", group_weight="paced", **changes
+        )
+        frozen = FrozenPolicy(copy.deepcopy(policy))
+        teacher = KlTerm("teacher", 0.5, "advantage", "k1", frozen, weighed=weighed)
+        it = Learner(
+            build("qwen3"), plain, StalenessConfig(correction=()), T, kl_terms=KlTerms([teacher], T)
+        )
+        found = dict[str, torch.Tensor]()
+        it.optimizer.register_step_pre_hook(
+            lambda *_, **__: found.update(
+                {n: p.grad.clone() for n, p in it.master_weights.named() if p.grad is not None}
+            )
+        )
+        it.accumulate(batch, list(buffers))
+        it.step()
+        return found
+
+    def by_hand(weighed: bool) -> dict[str, torch.Tensor]:
+        model, losses = copy.deepcopy(build("qwen3")).double(), list[torch.Tensor]()
+        for rollout in every:
+            a, b = chances[rollout.group]
+            weight = a * b / (a + b) ** 2 if weighed else 1.0
+            its = alone(policy, rollout, T).detach()
+            for current, fresh, one in zip(
+                alone(model, rollout, T), rollout.mask, its, strict=True
+            ):
+                if fresh:
+                    losses.append(weight * 0.5 * (current.detach() - one) * current)
+        torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
+        return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+    for weighed in (True, False):
+        expected = by_hand(weighed)
+        for found in (pulled(weighed), pulled(weighed, passes=2, lr=1e-9)):
+            for parameter, gradient in expected.items():
+                torch.testing.assert_close(
+                    found[parameter].double(), gradient, atol=2e-5, rtol=2e-4
+                )
 
 
 # ------------------------------------------------------------------------- what the estimators mean

@@ -29,7 +29,8 @@ class Language(msgspec.Struct, frozen=True, kw_only=True):
     `tools`: commands that it needs. `file`: the name of the source in WORK. `build`: the command
     that makes BUILT of it there; empty if it is run as it is. `run`: the command of the program.
     `paths`: patterns of further paths that it must see. `proc`: it needs `/proc`. `build_bytes` of
-    WORK are what building takes. `hello`: a program that prints `hello`.
+    WORK are what building takes, and `open_files` what its interpreter insists on. `hello`: a
+    program that prints `hello`.
     """
 
     tools: tuple[str, ...]
@@ -39,6 +40,7 @@ class Language(msgspec.Struct, frozen=True, kw_only=True):
     paths: tuple[str, ...] = ()
     proc: bool = False
     build_bytes: int = 2**26
+    open_files: int = 0
     hello: str
 
 
@@ -65,6 +67,13 @@ LANGUAGES = {
         run=(f"./{BUILT}",),
         hello='#include <iostream>\nint main() { std::cout << "hello\\n"; }',
     ),
+    "fortran": Language(
+        tools=("gfortran",),
+        file="main.f90",
+        build=("gfortran", "-O2", "-o", BUILT, "main.f90"),
+        run=(f"./{BUILT}",),
+        hello='print "(a)", "hello"\nend',
+    ),
     "go": Language(
         tools=("go",),
         file="main.go",
@@ -85,6 +94,24 @@ LANGUAGES = {
     "javascript": Language(
         tools=("node",), file="main.js", run=("node", "main.js"), hello='console.log("hello")'
     ),
+    "julia": Language(
+        tools=("julia",),
+        file="main.jl",
+        run=("julia", "--startup-file=no", "--history-file=no", "-O1", "main.jl"),
+        paths=("/etc/julia",),
+        proc=True,
+        hello='println("hello")',
+    ),
+    "lua": Language(
+        tools=("lua",), file="main.lua", run=("lua", "main.lua"), hello='print("hello")'
+    ),
+    "ocaml": Language(
+        tools=("ocamlopt",),
+        file="main.ml",
+        build=("ocamlopt", "-w", "-a", "-o", BUILT, "main.ml"),
+        run=(f"./{BUILT}",),
+        hello='print_endline "hello"',
+    ),
     "perl": Language(
         tools=("perl",), file="main.pl", run=("perl", "main.pl"), hello='print "hello\\n";'
     ),
@@ -93,6 +120,14 @@ LANGUAGES = {
         file="main.py",
         run=("python3", "-I", "main.py"),
         hello='print("hello")',
+    ),
+    "r": Language(
+        tools=("Rscript",),
+        file="main.R",
+        run=("Rscript", "--vanilla", "main.R"),
+        paths=("/etc/R",),
+        open_files=512,
+        hello='cat("hello\\n")',
     ),
     "rust": Language(
         tools=("rustc",),
@@ -175,12 +210,14 @@ def with_tools(
     paths = [path for pattern in language.paths for path in sorted(glob(pattern))]  # noqa: PTH207
     paths += [str(Path(folder).parent) for folder in outside]
     environment = {"PATH": os.pathsep.join([*outside, PATH])} if outside else {}
+    open_files = max(template.limits.open_files, language.open_files)
     return msgspec.structs.replace(
         template,
         argv=argv,
         files={**template.files, **files},
         paths=(*template.paths, *paths),
         proc=template.proc or language.proc,
+        limits=msgspec.structs.replace(template.limits, open_files=open_files),
         environment={**template.environment, **environment},
     )
 

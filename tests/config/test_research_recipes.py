@@ -1,0 +1,107 @@
+"""Recipes of docs/research.md beside the loss: the settings on the page do what their papers do."""
+
+from __future__ import annotations
+
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from asyncrl.algorithms.selection.curriculum import Curriculum, PromptOrder
+from asyncrl.algorithms.selection.mixed_order import MixedOrder, TaskPart
+from asyncrl.algorithms.selection.prompt_history import History
+from asyncrl.config import Config, load
+from asyncrl.config.losses import updates
+from asyncrl.config.selection_names import CURRICULA
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def block(page: str, heading: str) -> str:
+    """The first block of settings under a heading."""
+    text = (DOCS / page).read_text().split(f"\n## {heading}\n")[1]
+    return text.split("```toml\n")[1].split("```")[0]
+
+
+def loaded(tmp_path: Path, text: str) -> Config:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return load(path, (), {})
+
+
+def epochs(rule: Curriculum, stream: PromptOrder, solved: dict[int, float]) -> list[list[int]]:
+    """The prompts that each epoch starts, where so many of four rollouts solve each."""
+    history, found = History(), dict[int, list[int]]()
+    while (chosen := rule.next(history, live=set())) is not None:
+        found.setdefault((chosen.cursor - 1) // stream.size, []).append(chosen.prompt_index)
+        history.admit(chosen.prompt_index, chosen.cursor)
+        right = round(4 * solved[chosen.prompt_index])
+        history.record(chosen.prompt_index, [1.0] * right + [0.0] * (4 - right), 4)
+    return [found.get(epoch, []) for epoch in range(max(found) + 1)]
+
+
+def test_srpo_leaves_out_what_all_solved_and_keeps_what_none_did(tmp_path: Path) -> None:
+    config = loaded(tmp_path, block("research.md", "SRPO"))
+    assert (config.rollout.group_size, config.train.batch_groups) == (32, 256)
+    stream = PromptOrder(3, seed=0, epochs=4)
+    rule = CURRICULA.find(config.task.curriculum)(stream)
+    found = epochs(rule, stream, {0: 1.0, 1: 0.5, 2: 0.0})
+    assert [sorted(epoch) for epoch in found] == [[0, 1, 2], [1, 2], [1, 2], [0, 1, 2]]
+
+
+def test_srpo_begins_with_mathematics_and_goes_on_with_code_beside_it(tmp_path: Path) -> None:
+    stages = block("evaluation.md", "Several tasks")
+    task = loaded(tmp_path, stages).task
+    weights = {name: task.weights.get(name, 0.0) for name in task.mix}
+    parts = [
+        TaskPart(
+            name, {"train": 5000}, tuple(share) if isinstance(share, list | tuple) else (share,) * 2
+        )
+        for name, share in weights.items()
+    ]
+    stream = MixedOrder(parts, stages=task.stages, seed=0, epochs=0)
+    names = [parts[stream.task(place)].label for place in range(2 * task.stages[0])]
+    first, second = names[: task.stages[0]], names[task.stages[0] :]
+    assert set(first) == {"math"} and 0.45 < second.count("code") / len(second) < 0.55
+    assert set(second) == {"math", "code"}
+
+
+def test_dars_b_updates_with_the_whole_batch_each_time(tmp_path: Path) -> None:
+    train = loaded(tmp_path, block("research.md", "DARS-B")).train
+    assert train.minibatches == 1 and updates(train) == train.passes > 1
+    assert train.batch_groups > 16 * type(train)().batch_groups
+
+
+def test_brorl_draws_512_of_each_prompt(tmp_path: Path) -> None:
+    assert loaded(tmp_path, block("research.md", "BroRL")).rollout.group_size == 512
+
+
+def test_drive_keeps_the_hardest_in_its_second_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "examples/papers"))
+    config = loaded(tmp_path, block("research.md", "DRIVE"))
+    assert config.rollout.group_size == 64
+    stream = PromptOrder(60, seed=1, epochs=3)
+    rule = CURRICULA.find(config.task.curriculum)(stream)
+    found = epochs(rule, stream, {n: n % 5 / 4 for n in range(60)})
+    assert [len(epoch) for epoch in found] == [60, 20, 8]
+    rates = [sum(n % 5 for n in epoch) / len(epoch) for epoch in found]
+    assert all(later < earlier for earlier, later in pairwise(rates))
+    sys.modules.pop("drive", None)
+
+
+def test_each_test_and_file_that_the_page_names_is_there() -> None:
+    page = (DOCS / "research.md").read_text()
+    tests = re.findall(r"`(\w+(?:/\w+)+(?:\.py|/))`", page)
+    files = re.findall(r"\]\(examples/papers/(\w+\.py)\)", page)
+    assert len(tests) > 20 and len(files) > 7
+    for name in tests:
+        assert (DOCS.parent / name).exists() or (DOCS.parent / "tests" / name).exists(), name
+    assert {path.name for path in (DOCS / "examples/papers").glob("*.py")} == set(files)
+    works = page.split("## What works")[1].split("\n## ")[0]
+    for row in re.findall(r"^\| (?!system|---)(.+) \|$", works, re.M):
+        _, settings, test, *_ = (cell.strip() for cell in row.split(" | "))
+        assert settings and (".py" in test or "/" in test or test in ("*papers*", "the same")), row
