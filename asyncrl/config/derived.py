@@ -56,6 +56,10 @@ REWARDS = {
 """The meaning of `task.reward`, in a line."""
 
 
+CREDITS = {"to_go": ", of rewards to go", "below": ", of rewards below each turn"}
+"""Returns that an advantage compares, by `train.credit`, where that is not the episode's reward."""
+
+
 class Row(NamedTuple):
     """One line of the table."""
 
@@ -216,7 +220,7 @@ def derived(config: Config, available: int, routing: int | None = 0) -> list[Row
             train.objective,
             f"{objective_of(train).describe(clip_bounds(train))}; "
             f"advantage {train.advantage}, by {train.unit}"
-            f"{', of rewards to go' if train.credit == 'to_go' else ''}; "
+            f"{CREDITS.get(train.credit, '')}; "
             f"mean by {loss_mean(train)}",
         ),
         Row(

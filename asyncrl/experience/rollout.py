@@ -16,6 +16,7 @@ from asyncrl.experience.episode import (
     sequences,
     turn_keys,
     turn_rewards,
+    turns_above,
 )
 from asyncrl.experience.events import Admitted
 from asyncrl.experience.group_facts import GroupFacts
@@ -218,6 +219,12 @@ class Group(msgspec.Struct):
         return [turn_rewards(member.turns) for member in self.scored]
 
     @property
+    def above(self) -> list[list[list[int]]]:
+        """The turns directly above each turn of each member with a reward, in the order of
+        `scored`; empty lists where each lies below the one before it."""
+        return [turns_above(member.turns) for member in self.scored]
+
+    @property
     def lengths(self) -> list[int]:
         """The sampled tokens of each member with a reward, in the order of `scored`."""
         return [member.tokens for member in self.scored]
@@ -227,7 +234,13 @@ class Group(msgspec.Struct):
         """The facts from which its members' advantages are computed."""
         keys = [turn_keys(member.turns) for member in self.scored]
         return GroupFacts(
-            self.rewards, self.parts, self.lengths, self.turns, keys, self.prompt_facts
+            self.rewards,
+            self.parts,
+            self.lengths,
+            self.turns,
+            keys,
+            self.prompt_facts,
+            self.above,
         )
 
     @property

@@ -311,7 +311,7 @@ def stored_for_replay(run: CheckedRun, event: e.StoredForReplay) -> None:
     if group is not None:
         taken = set(group.steps) == set(group.rewards)
         # by turn, groups of equal rewards may have a signal: the reference knows no turns
-        differ = len(set(group.rewards.values())) > 1 or run.config.train.credit == "to_go"
+        differ = len(set(group.rewards.values())) > 1 or run.config.train.credit != "episode"
         run.hold(
             "whole",
             taken and differ,
