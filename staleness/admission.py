@@ -17,8 +17,9 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
+from asyncrl.algorithms.advantages.below import differ_below
 from asyncrl.algorithms.advantages.rewards_to_go import differ_to_go
-from asyncrl.algorithms.selection.prompt_history import with_signal
+from asyncrl.algorithms.selection.prompt_history import Signal, with_signal
 
 MAX_STARTS_PER_GROUP = 4
 """Groups started for one that has to pass the filter, at most, however few pass."""
@@ -33,7 +34,8 @@ first."""
 
 class AdmissionSettings(NamedTuple):
     """Settings that a rule may read. A field has the name, unit and values of its setting in
-    run.toml, but for `max_lag`: it is `sys.maxsize` where tokens of any age are trained.
+    run.toml, but for `max_lag`, which is `sys.maxsize` where tokens of any age are trained, and
+    `signal`, which is that of the credit.
 
     >>> AdmissionSettings(depth=1, batch_groups=16).overprovision
     1.0
@@ -46,7 +48,7 @@ class AdmissionSettings(NamedTuple):
     max_lag: int = sys.maxsize
     on_stale: str = "mask"
     filter: str = "none"
-    credit: str = "episode"
+    signal: Signal = "rewards"
     unit: str = "group"
     step_tokens: int = 0
     max_new_tokens: int = 1
@@ -72,7 +74,7 @@ class FinishedGroup(Protocol):
     """Part of a group that a rule reads.
 
     >>> from types import SimpleNamespace
-    >>> group: FinishedGroup = SimpleNamespace(rewards=[1.0, 0.0], turns=[[], []])
+    >>> group: FinishedGroup = SimpleNamespace(rewards=[1.0, 0.0], turns=[[], []], above=[])
     """
 
     @property
@@ -83,6 +85,11 @@ class FinishedGroup(Protocol):
     @property
     def turns(self) -> Sequence[Sequence[float]]:
         """The rewards of the turns of each of those; empty for one of a single turn."""
+        ...
+
+    @property
+    def above(self) -> Sequence[Sequence[Sequence[int]]]:
+        """The turns directly above each of those; empty where each lies below the one before."""
         ...
 
 
@@ -98,7 +105,7 @@ class Visits(Protocol):
     @property
     def recent(self) -> bytes | bytearray:
         """One byte for each group that finished lately, the oldest first: 1 where its rewards
-        differ, 2 where only those to go do, else 0."""
+        differ, else marks of what else does (`History.recent`)."""
         ...
 
 
@@ -267,12 +274,14 @@ class LiveGroups:
         if settings.filter == "zero_variance":
             ready = sum(map(self._differ, live.ready()))
             passed = live.groups_live - live.groups_untaken + ready
-            rate = pass_rate(live.history.recent, settings.credit != "episode")
+            rate = pass_rate(live.history.recent, settings.signal)
             most = live_to_pass(most, passed, rate, self.max_live_filtered)
         return max(0, most - live.groups_live)
 
     def _differ(self, group: FinishedGroup) -> bool:
-        if self.settings.credit != "episode":
+        if self.settings.signal == "below":
+            return differ_below(group.rewards, group.turns, group.above)
+        if self.settings.signal == "to_go":
             return differ_to_go(group.rewards, group.turns)
         return len(set(group.rewards)) > 1
 
@@ -321,11 +330,11 @@ def choose_policy(settings: AdmissionSettings) -> AdmissionPolicy:
     return next(rule(settings) for rule in POLICIES if rule.applies(settings))
 
 
-def pass_rate(recent: bytes | bytearray, to_go: bool = False) -> float:
+def pass_rate(recent: bytes | bytearray, signal: Signal = "rewards") -> float:
     """Share of groups that pass the filter, in (0, 1]: of the last `RATE_OVER` in `recent`, shrunk
     towards 1 by `RATE_PRIOR` groups. One group, filtered, makes 4 / 5."""
     lately = recent[-RATE_OVER:]
-    return (with_signal(lately, to_go) + RATE_PRIOR) / (len(lately) + RATE_PRIOR)
+    return (with_signal(lately, signal) + RATE_PRIOR) / (len(lately) + RATE_PRIOR)
 
 
 def live_to_pass(needed: int, passed: int, rate: float, most: int | None = None) -> int:

@@ -35,6 +35,7 @@ from asyncrl.actors.coordinator.stepping import Stepping
 from asyncrl.actors.coordinator.underway import Underway
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
+from asyncrl.config.losses import credit_of
 from asyncrl.explain.conditions.condition import Finding
 from asyncrl.explain.curve import Curve
 from asyncrl.explain.metrics import Metrics
@@ -186,6 +187,7 @@ def _playing(
             max_calls=config.agent.max_calls,
             attempts=config.agent.attempts,
             context_tokens=config.engine.context_tokens,
+            ends_rewarded=credit_of(config.train).of_branches,
         ),
         partial(temperature_of, config=config),
         clock,

@@ -6,7 +6,7 @@ that cannot be trained is dropped under its reason.
     k_min            a group with fewer than `k_min` verdicts; a rollout of a complete group with
                      fewer than `k_min` others to be compared with
     zero_variance    a group whose rewards are all equal, where that is no signal (with
-                     `credit = to_go`, its rewards to go at every turn); a rollout whose reward is
+                     a credit by turn, its returns at every turn); a rollout whose reward is
                      its baseline; another filter drops under its own name
     stale            too old for the step, by any token; where old tokens are masked, by all
     truncated        cut at the budget, all of it, where such responses are masked
@@ -144,7 +144,7 @@ class Eligibility:
         """Return True if a group passes the filter."""
         facts = group.facts
         with blamed("credit", self._config.train.credit):
-            returns = compared(self._credit, facts.rewards, facts.turns)
+            returns = compared(self._credit, facts.rewards, facts.turns, facts.above)
         with blamed("filter", self._config.rollout.filter):
             return self._filter.keeps(
                 JudgedGroup(facts.rewards, returns, facts.parts, facts.lengths)

@@ -59,8 +59,8 @@ def _nothing_to_learn(parts: Components, stepping: Stepping) -> str:
             return _all_failed(common, filtered, _OF_VERIFIERS)
         return f"{filtered}, so nothing can be learned{_complaint(answers)}: {EASIER}"
     if drops_equal(config):
-        recent, to_go = parts.store.experience.history.recent, credit_of(config.train).by_turn
-        if poor := below_floor(recent, config.rollout.accept_floor, patience, to_go=to_go):
+        recent, signal = parts.store.experience.history.recent, credit_of(config.train).signal
+        if poor := below_floor(recent, config.rollout.accept_floor, patience, signal=signal):
             return f"{poor}{_complaint(answers)}: {EASIER}"
     return ""
 

@@ -28,7 +28,7 @@ from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.actors.coordinator.reclaiming import Reclaiming
 from asyncrl.escape import escaped
 from asyncrl.experience.call import RolloutStatus
-from asyncrl.experience.episode import AgentCall, Episode
+from asyncrl.experience.episode import AgentCall, Episode, gathered, unrewarded_end
 from asyncrl.experience.events import (
     Begun,
     Buried,
@@ -68,11 +68,13 @@ _encode = msgspec.msgpack.Encoder().encode
 
 class PlayingLimits(msgspec.Struct, frozen=True):
     """`max_calls` of one attempt; `attempts` of one episode that fail; `context_tokens` of a call,
-    given and sampled."""
+    given and sampled. `ends_rewarded`: an attempt that forks in training, and ended by itself, has
+    failed if an end of its tree has no reward."""
 
     max_calls: int
     attempts: int
     context_tokens: int
+    ends_rewarded: bool = False
 
 
 @dataclass(eq=False)
@@ -377,10 +379,16 @@ class Playing:
         """Handle the end of an attempt."""
         if (attempt := self._of(sender, message)) is None:
             return
-        if message.failed:
-            reason = escaped(f"{message.failed}: {message.text}", REASON)
+        failed, text = message.failed, message.text
+        if not failed:
+            self._end_if_spent(attempt)
+            self._take_back_all(attempt)
+            if text := self._unrewarded(attempt, message.finish):
+                failed = "no_reward"
+        if failed:
+            reason = escaped(f"{failed}: {text}", REASON)
             group = self._store.experience.rollouts[attempt.rollout].group
-            self._leave(attempt, message.failed, failed=True)
+            self._leave(attempt, failed, failed=True)
             self._placement.failed(sender, reason)
             if self.failures.failure(reason, group, self._clock.now()):
                 logger.warning(
@@ -391,8 +399,6 @@ class Playing:
                 )
         else:
             self.failures.success()
-            self._end_if_spent(attempt)
-            self._take_back_all(attempt)
             self._store.record(Sealed(attempt.rollout, attempt.attempt, message.finish or "stop"))
             del self._attempts[attempt.rollout]
             self._placement.played(sender)
@@ -451,6 +457,21 @@ class Playing:
             self._store.record(Buried(rollout.id, reason))
         else:
             self._store.record(Left(rollout.id, attempt.attempt, reason, failed))
+
+    def _unrewarded(self, attempt: _Attempt, finish: Finish) -> str:
+        """The sentence of an attempt that left an end of its tree without a reward; empty if it did
+        not, or was cut off before it could give one."""
+        rollout = self._store.experience.rollouts[attempt.rollout]
+        if not self._limits.ends_rewarded or finish == "length" or self._split(rollout) != "train":
+            return ""
+        _, _, _, turns, _, _ = gathered(_episode_of(rollout))
+        end = unrewarded_end(turns)
+        if end is None:
+            return ""
+        return (
+            f"turn {end} of {len(turns)} is an end of the tree of calls without a reward, and "
+            f"train.credit needs one at each: give it by episode.reward(x, call={end}), 0.0 too"
+        )
 
     def _take_back_all(self, attempt: _Attempt) -> None:
         """Stop all sampling for an attempt."""

@@ -438,7 +438,8 @@ class Stepping:
 
     def _compared(self, group: Group | ReplayGroup) -> list[tuple[float, ...]]:
         """The rewards of a group that its advantages compare."""
-        return compared(self._credit, group.rewards, group.turns)
+        facts = group.facts
+        return compared(self._credit, facts.rewards, facts.turns, facts.above)
 
     def save(self) -> bool:
         """Have the trainer save its version, once. Returns False if that has to wait

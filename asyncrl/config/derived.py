@@ -56,6 +56,14 @@ REWARDS = {
 """The meaning of `task.reward`, in a line."""
 
 
+CREDITS = {
+    "episode": "",
+    "to_go": ", of rewards to go",
+    "below": ", of rewards below each turn",
+}
+"""Returns that an advantage compares, by `train.credit`, in words."""
+
+
 class Row(NamedTuple):
     """One line of the table."""
 
@@ -396,8 +404,7 @@ def _more(policy: AdmissionPolicy) -> str:
 
 def _credited(train: TrainConfig) -> str:
     """The turns' worth and the groups' weights, where they are not as usual."""
-    usual = {"episode": "", "to_go": ", of rewards to go"}
-    credit = usual.get(train.credit, f", of the credit {train.credit}")
+    credit = CREDITS.get(train.credit, f", of the credit {train.credit}")
     return credit + (f", groups by {train.group_weight}" if train.group_weight != "none" else "")
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from asyncrl.algorithms.overlong import overlong_band
-from asyncrl.config.losses import drops_equal
+from asyncrl.config.losses import credit_of, drops_equal
 from asyncrl.config.schema import Config, RolloutConfig
 from asyncrl.staleness.admission import (
     AdmissionPolicy,
@@ -49,7 +49,7 @@ def admission_policy(config: Config) -> AdmissionPolicy:
             max_lag=max_lag(config),
             on_stale=staleness.on_stale,
             filter="zero_variance" if drops_equal(config) else "none",
-            credit=train.credit,
+            signal=credit_of(train).signal,
             unit=train.unit,
             step_tokens=train.step_tokens,
             max_new_tokens=rollout.max_new_tokens,

@@ -230,6 +230,21 @@ def _advantages(config: Config) -> Contradictions:
             f"{train.advantage} cannot compare returns turn by turn without a bias: set "
             "advantage to rloo or dr_grpo (and unit to group), or credit to episode",
         )
+    if (credit := credit_of(train)).of_branches and (
+        not config.agent.run or config.agent.max_calls < 2
+    ):
+        yield (
+            ("train.credit", "agent.max_calls" if config.agent.run else "agent.run"),
+            f"{train.credit} is for agents that call twice from one context: "
+            + ("raise max_calls" if config.agent.run else "set agent.run")
+            + ", or credit to episode",
+        )
+    if credit.of_branches and train.branches == "branch":
+        yield (
+            ("train.credit", "train.branches"),
+            f"{train.credit} has added up all that lies below a token, and branch would count the "
+            "token once more for each end: set branches to token",
+        )
     if train.branches == "branch" and (mean := loss_mean(train)) != "token":
         yield (
             ("train.branches", "train.objective" if mean == "rollout" else "train.loss_mean"),

@@ -19,6 +19,7 @@ import msgspec
 from asyncrl.experience.call import Call, ImpossibleEvent
 from asyncrl.experience.call_tree import CallTree, common, joined
 from asyncrl.experience.sequence import ID_BYTES, TrainingSequence, with_routing
+from asyncrl.experience.turns_above import TurnsAbove
 from asyncrl.messages import Finish, Span
 
 AfterCall = tuple[int, int]
@@ -38,13 +39,15 @@ class AgentCall(Call, kw_only=True):
 class Turn(msgspec.Struct, frozen=True, array_like=True):
     """A call of an ended episode: the number of its sampled tokens, its finish (empty where its
     agent did not wait for it), its reward by the agent, the tool whose failed call it was, else
-    empty, and its key by the agent, else empty."""
+    empty, its key by the agent, else empty, and the turns directly above it (`turns_above.py`);
+    None: the one before, if there is one."""
 
     tokens: int
     finish: Finish
     reward: float | None = None
     failed: str = ""
     key: str = ""
+    above: tuple[int, ...] | None = None
 
 
 class Strand(msgspec.Struct, frozen=True, array_like=True):
@@ -155,20 +158,22 @@ def gathered(
         ids [3, 4, 6], turns of 2 and 1 tokens, strands [Strand(None, 0, [[1, 2], 0, [5], 1])]
     """
     ids, behaviour, spans, turns = bytearray(), bytearray(), list[Span](), list[Turn]()
-    tree, places = CallTree(), []
+    tree, tree_above, places = CallTree(), TurnsAbove(), []
     routing = bytearray()
     for call in [episode.find(number) for number in episode.used]:
         if not call.tokens:
             continue
         routing = with_routing(routing, len(ids) // ID_BYTES, call.routing, call.tokens)
-        places.append(tree.add(episode.context(call), bytes(call.ids)))
+        context = episode.context(call)
+        places.append(tree.add(context, bytes(call.ids)))
         at = len(ids) // ID_BYTES
         ids += call.ids
         behaviour += call.behaviour
         spans += [Span(span.version, at + span.start, at + span.end) for span in call.spans]
         reward, failed = episode.rewards.get(call.id), episode.failed.get(call.id, "")
         key = episode.keys.get(call.id, "")
-        turns.append(Turn(call.tokens, call.finish, reward, failed, key))
+        above = tree_above.add(context, bytes(call.ids))
+        turns.append(Turn(call.tokens, call.finish, reward, failed, key, above))
     lie = tree.strands(places, [turn.tokens for turn in turns]) if turns else ()
     strands = [Strand(*strand) for strand in lie]
     return ids, behaviour, joined(spans), turns, strands, routing
@@ -186,6 +191,35 @@ def turn_keys(turns: Sequence[Turn]) -> list[str]:
     (['a', ''], [])
     """
     return [turn.key for turn in turns] if any(turn.key for turn in turns) else []
+
+
+def turns_above(turns: Sequence[Turn]) -> list[list[int]]:
+    """The turns directly above each turn; none where each lies below the one before it.
+
+    >>> turns_above([Turn(2, "stop"), Turn(3, "stop"), Turn(3, "stop", above=(0,))])
+    [[], [0], [0]]
+    """
+    if all(turn.above is None for turn in turns):
+        return []
+    return [
+        [number - 1] * (number > 0) if turn.above is None else list(turn.above)
+        for number, turn in enumerate(turns)
+    ]
+
+
+def unrewarded_end(turns: Sequence[Turn]) -> int | None:
+    """The first end (turn with nothing below it) without a reward; None if there is none, or only
+    one end. An end whose answer the agent cut, or did not wait for, needs no reward.
+
+    >>> forked = [Turn(2, "stop"), Turn(3, "stop", 1.0), Turn(3, "stop", above=(0,))]
+    >>> unrewarded_end(forked), unrewarded_end(forked[:1])
+    (2, None)
+    """
+    above = turns_above(turns)
+    inner = {turn for over in above for turn in over}
+    ends = [number for number in range(len(above)) if number not in inner]
+    lacking = (n for n in ends if turns[n].reward is None and turns[n].finish)
+    return next(lacking, None) if len(ends) > 1 else None
 
 
 def turn_tokens(turns: Sequence[Turn], strand: Strand) -> list[tuple[int, int]]:

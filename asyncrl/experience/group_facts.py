@@ -11,8 +11,9 @@ from asyncrl.messages import PromptFacts
 class GroupFacts(NamedTuple):
     """One entry for each member with a reward, in the order of `Group.scored`: its reward, the
     parts of the reward (empty where verifiers give one reward), the sampled tokens, the rewards of
-    its turns (empty where no agent played), and their keys (empty where none has one). `prompt` is
-    what was known of the prompt at the group's admission."""
+    its turns (empty where no agent played), their keys (empty where none has one), and the turns
+    directly above each (empty where each lies below the one before it). `prompt` is what was known
+    of the prompt at the group's admission."""
 
     rewards: list[float]
     parts: list[list[float]]
@@ -20,3 +21,4 @@ class GroupFacts(NamedTuple):
     turns: list[list[float]]
     keys: Sequence[list[str]] = ()
     prompt: PromptFacts = PromptFacts()
+    above: Sequence[list[list[int]]] = ()

@@ -12,7 +12,14 @@ from collections.abc import Sequence
 import msgspec
 
 from asyncrl.experience.call import ImpossibleEvent, RolloutStatus
-from asyncrl.experience.episode import Strand, Turn, sequences, turn_keys, turn_rewards
+from asyncrl.experience.episode import (
+    Strand,
+    Turn,
+    sequences,
+    turn_keys,
+    turn_rewards,
+    turns_above,
+)
 from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.rollout import Group
 from asyncrl.experience.sequence import TrainingSequence
@@ -66,8 +73,15 @@ class ReplayGroup(msgspec.Struct, array_like=True):
         """The facts from which its members' advantages are computed, as in `Group.facts`."""
         parts = [member.parts for member in self.members]
         keys = [turn_keys(member.turns) for member in self.members]
+        above = [turns_above(member.turns) for member in self.members]
         return GroupFacts(
-            list(self.rewards), parts, list(self.lengths), self.turns, keys, self.prompt_facts
+            list(self.rewards),
+            parts,
+            list(self.lengths),
+            self.turns,
+            keys,
+            self.prompt_facts,
+            above,
         )
 
     def sequences(self, member: ReplayMember) -> list[TrainingSequence]:

@@ -16,6 +16,7 @@ from asyncrl.experience.episode import (
     sequences,
     turn_keys,
     turn_rewards,
+    turns_above,
 )
 from asyncrl.experience.events import Admitted
 from asyncrl.experience.group_facts import GroupFacts
@@ -228,6 +229,12 @@ class Group(msgspec.Struct):
         return [turn_rewards(member.turns) for member in self.scored]
 
     @property
+    def above(self) -> list[list[list[int]]]:
+        """The turns directly above each turn of each member with a reward, in the order of
+        `scored`; empty lists where each lies below the one before it."""
+        return [turns_above(member.turns) for member in self.scored]
+
+    @property
     def lengths(self) -> list[int]:
         """The sampled tokens of each member with a reward, in the order of `scored`."""
         return [member.tokens for member in self.scored]
@@ -247,6 +254,7 @@ class Group(msgspec.Struct):
             [turn_rewards(member.turns) for member in members],
             [turn_keys(member.turns) for member in members],
             self.prompt_facts,
+            [turns_above(member.turns) for member in members],
         )
 
     @property

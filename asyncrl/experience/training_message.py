@@ -42,7 +42,7 @@ def training_message(
 
     Tokens older than `max_lag` versions stay out of the loss; with `mask_truncated`, so do
     responses that were cut at their budget. Lengths are sent only where advantages compare the
-    `whole_step`, and parts, turns and keys only of groups that have them.
+    `whole_step`, and parts, turns, keys and what lies above turns only of groups that have them.
     """
     samples, sequences = list[Sample](), list[TrainingSequence]()
     mask, trainable = bytearray(), Counter[int]()
@@ -70,6 +70,7 @@ def training_message(
         lengths={number: group.lengths for number, group in facts.items()} if whole_step else {},
         turns={number: group.turns for number, group in facts.items() if any(group.turns)},
         keys={number: list(group.keys) for number, group in facts.items() if any(group.keys)},
+        above={number: list(group.above) for number, group in facts.items() if any(group.above)},
         prompts={number: group.prompt for number, group in facts.items()},
     )
     return TrainingMessage(message, buffers, trainable)

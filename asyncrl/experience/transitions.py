@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from asyncrl.algorithms.advantages.below import differ_below
 from asyncrl.algorithms.advantages.rewards_to_go import differ_to_go
 from asyncrl.experience import events as e
 from asyncrl.experience.audit import Facts
@@ -389,12 +390,14 @@ def _member_finished(state: ExperienceState, group: Group) -> None:
     one visit of its prompt."""
     if group.split == "train" and group.complete:
         solved = sum(isinstance(m.verdict, Scored) and m.verdict.exact for m in group.members)
+        facts = group.facts
         state.history.record(
             group.prompt_index,
-            group.rewards,
+            facts.rewards,
             len(group.members),
             solved,
-            differ_to_go=differ_to_go(group.rewards, group.turns),
+            differ_to_go=differ_to_go(facts.rewards, facts.turns),
+            differ_below=differ_below(facts.rewards, facts.turns, facts.above),
         )
     _complete_or_over(state, group)
 

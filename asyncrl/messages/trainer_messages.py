@@ -86,13 +86,14 @@ class MicroBatch(Message, frozen=True):
     """Coordinator to trainer: train on these now; `rewards` has the rewards of all members with a
     verdict, for every group named, or, where advantages are relative to the batch, for every group
     of the step; `parts` their parts, where there are any, in the same order, `lengths` their
-    sampled tokens, where advantages are relative to the batch, and `turns` the rewards of their
-    turns, where agents played, and `keys` the keys of these, where any has one. `prompts` has what
-    is known of the prompt of each group named. Buffer 0: `int32` ids,
-    for each sample its prompt and then its response. Buffer 1: `float32` behaviour
-    log-probabilities of the sampled tokens. Buffer 2: `uint8` mask of the sampled tokens:
-    `TRAINABLE_TOKEN` where the token may enter the loss, else the reason why not. Buffer 3, if
-    there is one: the routing of the sampled tokens, as many bytes for each, 255 where unknown."""
+    sampled tokens, where advantages are relative to the batch, `turns` the rewards of their
+    turns, where agents played, `keys` the keys of these, where any has one, and `above` the turns
+    directly above each, where an episode has branches. `prompts` has what is known of the prompt of
+    each group named. Buffer 0: `int32` ids, for each sample its prompt and then its response.
+    Buffer 1: `float32` behaviour log-probabilities of the sampled tokens. Buffer 2: `uint8` mask of
+    the sampled tokens: `TRAINABLE_TOKEN` where the token may enter the loss, else the reason why
+    not. Buffer 3, if there is one: the routing of the sampled tokens, as many bytes for each, 255
+    where unknown."""
 
     step: int
     index: int
@@ -103,6 +104,7 @@ class MicroBatch(Message, frozen=True):
     turns: dict[int, list[list[float]]] = {}
     keys: dict[int, list[list[str]]] = {}
     prompts: dict[int, PromptFacts] = {}
+    above: dict[int, list[list[list[int]]]] = {}
 
 
 class ScoreProximal(Message, frozen=True):

@@ -52,16 +52,18 @@ Script = Generator[Act, list[tuple[int, ...] | None], Finish]
 note that is kept, as token ids. It returns how it ended."""
 
 
-def script(seed: int, attempt: int, *, unsteady: bool) -> Script:
+def script(seed: int, attempt: int, *, unsteady: bool, ends: bool = False) -> Script:
     """An agent of one to four turns. Each is one call, or up to three at a time, of which some have
     the same context. After a turn it goes on with the answer and a tool's result, or goes back to
     what it had asked in an earlier turn. It may end early, and at its end it may leave three calls
-    that it does not wait for: together they may sample more than is left of its budget."""
+    that it does not wait for: together they may sample more than is left of its budget. With `ends`
+    it leaves none, and in most episodes it gives each call a reward that has none yet."""
     draw = random.Random(f"agent/{seed}")
     whims = random.Random(f"whims/{seed}/{attempt}") if unsteady and attempt > 1 else None
     context: tuple[int, ...] = (seed % 97 + 1, 7)
     earlier, number = list[tuple[int, ...]](), 0
     hurry, leaves = random.Random(f"hurry/{seed}"), False
+    rewarded, of_ends = set[int](), random.Random(f"ends/{seed}")
     for turn in range(draw.randint(1, 4)):
         if leaves := hurry.random() < 0.1:
             break
@@ -80,6 +82,7 @@ def script(seed: int, attempt: int, *, unsteady: bool) -> Script:
             return "length"
         for place in range(len(asks)):
             if draw.random() < 0.3:
+                rewarded.add(number + place)
                 yield ScriptedReward(number + place, draw.choice((0.0, 0.25, 1.0)))
             if (failing := random.Random(f"failed/{seed}/{turn}/{place}")).random() < 0.25:
                 yield ScriptedFailure(number + place, failing.choice(("search", "run")))
@@ -92,7 +95,10 @@ def script(seed: int, attempt: int, *, unsteady: bool) -> Script:
             context = draw.choice(earlier) + kept * draw.randint(0, 1)
         else:
             context = asks[0].context + (answers[0] or ()) + kept
-    if leaves or draw.random() < 0.5:
+    if ends and of_ends.random() < 0.9:
+        for call in sorted(set(range(number)) - rewarded):
+            yield ScriptedReward(call, of_ends.choice((0.0, 0.25, 1.0)))
+    if (leaves or draw.random() < 0.5) and not ends:
         yield [ScriptedAsk((*context, 9, n), 60, None, abandoned=True) for n in range(3)]
     if draw.random() < 0.7:
         yield ScriptedReward(None, draw.choice((0.0, 0.5, 1.0)))

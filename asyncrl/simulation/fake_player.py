@@ -49,11 +49,12 @@ class AgentsLost(RuntimeError):
 
 class FakePlayer:
     """Plays the agent that an episode's seed says. `steady` ones do the same in each attempt, and
-    `think_s(seed)` draws the seconds between two acts of an agent, `slowness` times as many. The
-    next `failures` agents that act fail as `fails` says; `faulted` hears of each. `ended` hears of
-    each end: the attempt, the reason why it has to be played again, empty if not, and the calls
-    whose whole answers its agent did not want. With `clients`, calls that an agent abandons stay
-    open there, until they are answered or the attempt is over; without, they are closed at once."""
+    `think_s(seed)` draws the seconds between two acts of an agent, `slowness` times as many. With
+    `ends` most of them give each call a reward. The next `failures` agents that act fail as `fails`
+    says; `faulted` hears of each. `ended` hears of each end: the attempt, the reason why it has to
+    be played again, empty if not, and the calls whose whole answers its agent did not want. With
+    `clients`, calls that an agent abandons stay open there, until they are answered or the attempt
+    is over; without, they are closed at once."""
 
     def __init__(
         self,
@@ -62,8 +63,10 @@ class FakePlayer:
         ended: Callable[[Play, str, Collection[int]], None],
         *,
         steady: bool,
+        ends: bool = False,
         clients: trio.Nursery | None = None,
     ) -> None:
+        self._ends = ends
         self._sessions, self._think_s, self._steady = sessions, think_s, steady
         self._ended, self._clients = ended, clients
         self.slowness = 1.0
@@ -88,7 +91,7 @@ class FakePlayer:
 
     async def _act(self, acting: _Acting, facts: EpisodeFacts) -> AgentEnd:
         """Play, and say how it ended."""
-        acts = script(facts.seed, facts.attempt + 1, unsteady=not self._steady)
+        acts = script(facts.seed, facts.attempt + 1, unsteady=not self._steady, ends=self._ends)
         try:
             act = next(acts)
             while True:

@@ -20,7 +20,7 @@ from asyncrl.actors.reporting import Reporter
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
-from asyncrl.config.losses import updates
+from asyncrl.config.losses import credit_of, updates
 from asyncrl.config.mix import members
 from asyncrl.engines.protocol import Engine
 from asyncrl.experience.events import AnyEvent
@@ -232,6 +232,7 @@ class FakeWorld(World):
             self.speeds.think_s,
             self.observer.on_agent_end,
             steady=self.steady,
+            ends=credit_of(self.config.train).of_branches,
             clients=self._nursery if self.cling else None,
         )
         episodes = EpisodePlayer(

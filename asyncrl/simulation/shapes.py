@@ -403,6 +403,13 @@ def _choose_members(settings: Settings, seed: int) -> None:
         train["keep_members"] = draw.choice((0, 0, 2, 3))
 
 
+def _credit_branches(settings: Settings, seed: int) -> None:
+    """Have a third of the agents' runs that may do so credit a turn with what lies below it."""
+    if random.Random(f"below/{seed}").random() < 1 / 3 and settings["train"]["unit"] == "group":
+        settings["train"] |= {"credit": "below", "advantage": "rloo"}
+        settings["rollout"]["filter"] = "none"
+
+
 def drawn(seed: int) -> Shape:
     """The shape of a seed's run."""
     draft = _Draft(_settings(seed), speeds(seed))
@@ -458,6 +465,7 @@ def drawn_agents(seed: int) -> Shape:
     _publish_directly(settings, seed)
     _lend(settings, seed)
     _choose_members(settings, seed)
+    _credit_branches(settings, seed)
     config = msgspec.convert(settings, Config)
     steady, errors = draw.random() < 0.6, draw.random() < 0.25
     rewards, cling = draft.rewards._replace(errors=errors), crowded(seed)

@@ -61,6 +61,7 @@ def token_advantages(
         batch.turns,
         batch.keys,
         batch.prompts,
+        batch.above,
     )
     with blamed("advantage", train.advantage):
         found = token_values(advantage, given)

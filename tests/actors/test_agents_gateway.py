@@ -4,10 +4,12 @@ call goes on in another attempt, and one that does wrong costs its own attempt a
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trio
 from scripted_agents import ScriptedCoordinator
@@ -15,8 +17,9 @@ from scripted_agents import ScriptedCoordinator
 from asyncrl.actors.agents_actor import agents_actor
 from asyncrl.actors.agents_gateway import open_episodes
 from asyncrl.actors.reporting import Reporter
-from asyncrl.bundled.bundled_model import write_tokenizer
+from asyncrl.bundled.bundled_model import END_ID, write_tokenizer
 from asyncrl.config.schema import AgentConfig, Config, TaskConfig
+from asyncrl.experience.turns_above import TurnsAbove
 from asyncrl.messages import Ask, Drain, Drained, GiveReward, Note, Played, StopPlaying
 from asyncrl.runtime.ipc.keys import write_key
 from asyncrl.runtime.ipc.link import memory_links
@@ -26,6 +29,7 @@ from asyncrl.runtime.run_dir import GATEWAY_KEY
 pytestmark = pytest.mark.processes
 
 PATIENCE_S = 300.0
+EXAMPLE = Path(__file__).parents[2] / "docs/examples/forks/two_ways.py"
 
 AGENT = """
 async def solve(client, episode):
@@ -48,12 +52,23 @@ async def solve(client, episode):
 """
 
 
+def answer_to(prompt: str) -> int:
+    """The sum that the task asks for."""
+    found = re.search(r"\d+( [+-] \d+)+", prompt)
+    assert found is not None, prompt
+    return sum(int(term.replace(" ", "")) for term in re.findall(r"[+-]? ?\d+", found[0]))
+
+
+def text_of(context: bytes) -> str:
+    return "".join(chr(id) if id < 256 else "$" for id in np.frombuffer(context, np.int32).tolist())
+
+
 @asynccontextmanager
 async def played(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, agent: str = AGENT
 ) -> AsyncIterator[ScriptedCoordinator]:
     name = f"agent_{folder.name}"
-    (folder / f"{name}.py").write_text(AGENT)
+    (folder / f"{name}.py").write_text(agent)
     path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     (folder / "initial").mkdir()
@@ -61,7 +76,7 @@ async def played(
     write_key(folder / GATEWAY_KEY, b"the-key-of-this-run")
     config = Config(
         task=TaskConfig(name="chain_sum", train_size=8, eval_size=2),
-        agent=AgentConfig(run=f"{name}:solve", episode_s=PATIENCE_S),
+        agent=AgentConfig(run=f"{name}:solve", episode_s=PATIENCE_S, history="as_sampled"),
     )
     waits, reporter = Waits(), Reporter(Waits())
     ours, theirs = memory_links()
@@ -112,3 +127,27 @@ async def test_a_failed_attempt_has_a_name_and_no_reward(
             heard = [(await coordinator.hear())[0] for _ in range(3)]
             named = {end.rollout: end.failed for end in heard if type(end) is Played}
             assert named == {1: "raised", 2: "not_finite", 3: "raised"}
+
+
+async def test_an_agent_forks_and_rewards_each_end_of_its_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example of docs/examples: a wrong answer, which is gone on from twice, and a right one.
+    What lies above a turn follows from the contexts that the gateway asks with."""
+    turns, tree = TurnsAbove(), list[tuple[int, ...] | None]()
+    with trio.fail_after(PATIENCE_S):
+        async with played(tmp_path, monkeypatch, EXAMPLE.read_text()) as coordinator:
+            await coordinator.play(prompt_index=0)
+            for number, said in enumerate(("?$", "{}$", "?$", "{}$")):
+                ask, context = await coordinator.hear()
+                assert isinstance(ask, Ask) and ask.number == number
+                reply = said.format(answer_to(text_of(context)))
+                await coordinator.reply(ask, reply)
+                sampled = np.array([END_ID if c == "$" else ord(c) for c in reply], np.int32)
+                tree.append(turns.add(context, sampled.tobytes()))
+                if number:
+                    due = {1: 0.25, 2: 0.0, 3: 0.5}[number]
+                    assert (await coordinator.hear())[0] == GiveReward(17, 1, number, due)
+            assert (await coordinator.hear())[0] == GiveReward(17, 1, None, 0.75)
+            assert (await coordinator.hear())[0] == Played(17, 1, "stop")
+    assert tree == [None, None, (0,), ()]

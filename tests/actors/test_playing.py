@@ -6,6 +6,7 @@ import math
 import random
 from hashlib import sha256
 
+import msgspec
 import numpy as np
 import pytest
 import trio
@@ -31,6 +32,7 @@ from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.messages import (
     Ask,
     Enough,
+    Finish,
     GiveFailure,
     GiveReward,
     Hello,
@@ -435,6 +437,31 @@ async def test_an_agent_that_fails_too_often_is_a_tombstone_and_no_reward_of_zer
     assert p.experience.ledger.tokens.discarded == {"raised": 1}
     (group,) = p.experience.groups.values()
     assert [m.status for m in group.members] == [RolloutStatus.BURIED] and not group.rewards
+
+
+@pytest.mark.parametrize(
+    ("rewarded", "finish", "failed"),
+    [((0, 1), "stop", ""), ((1,), "stop", "no_reward"), ((1,), "length", "")],
+)
+async def test_an_attempt_that_forks_has_failed_without_a_reward_at_each_end(
+    rewarded: tuple[int, ...], finish: Finish, failed: str
+) -> None:
+    p = Parts(limits=msgspec.structs.replace(LIMITS, ends_rewarded=True))
+    actor, number = p.begun()
+    for call in range(2):
+        p.ask(actor, number, call, 1, 2)
+    for call in p.lease():
+        p.answer(call)
+    for call in rewarded:
+        p.playing.on_reward(actor, GiveReward(number, 1, call, 0.0))
+    p.playing.on_reward(actor, GiveReward(number, 1, None, 1.0))
+    p.playing.on_played(actor, Played(number, 1, finish))
+    ends = [event for event in p.log.events if isinstance(event, (e.Left, e.Sealed))]
+    (end,) = ends
+    assert (end.reason if isinstance(end, e.Left) else "") == failed
+    assert isinstance(end, e.Sealed) or end.failed
+    if isinstance(end, e.Sealed):
+        assert p.rollout(number).turns[1].above == ()
 
 
 async def test_an_agent_is_told_that_its_rollout_is_over() -> None:

@@ -205,6 +205,7 @@ def test_the_written_list_names_its_kinds() -> None:
 
 # ------------------------------------------------------------------------------------------- rules
 
+BELOW = ["agent.run=a:b", "train.credit=below", "train.advantage=rloo"]
 FIRST_K = ("train.unit=rollout", "train.advantage=first_k")
 EMPTY = "staleness.correction=[{kind = 'icepop', lo = 1, hi = 1}]"
 TWICE = "staleness.correction=icepop,icepop"
@@ -316,6 +317,26 @@ TWICE = "staleness.correction=icepop,icepop"
         ),
         (
             ["train.credit=to_go", "train.advantage=gdpo"],
+            ["train.credit", "train.advantage"],
+            "set advantage to rloo",
+        ),
+        (
+            ["train.credit=below", "train.advantage=rloo"],
+            ["train.credit", "agent.run"],
+            "below is for agents that call twice from one context: set agent.run, or credit to",
+        ),
+        (
+            [*BELOW, "agent.max_calls=1"],
+            ["train.credit", "agent.max_calls"],
+            "raise max_calls, or credit to episode",
+        ),
+        (
+            [*BELOW, "train.branches=branch"],
+            ["train.credit", "train.branches"],
+            "set branches to token",
+        ),
+        (
+            ["agent.run=a:b", "train.credit=below"],
             ["train.credit", "train.advantage"],
             "set advantage to rloo",
         ),
@@ -485,10 +506,13 @@ def test_the_table_says_what_the_proximal_policy_is_and_costs(sets: list[str], s
 
 
 @pytest.mark.parametrize("advantage", ["rloo", "dr_grpo"])
-def test_rewards_to_go_are_said_where_they_are_compared(advantage: str) -> None:
-    config = load(None, [f"train.advantage={advantage}", "train.credit=to_go"], {})
-    (row,) = (row for row in derived(config, 2) if row[0] == "loss")
-    assert f"advantage {advantage}, by group, of rewards to go" in " ".join(row)
+@pytest.mark.parametrize(
+    ("credit", "said"), [("to_go", "of rewards to go"), ("below", "of rewards below each turn")]
+)
+def test_returns_are_said_where_they_are_compared(advantage: str, credit: str, said: str) -> None:
+    sets = ["agent.run=a:b", f"train.advantage={advantage}", f"train.credit={credit}"]
+    (row,) = (row for row in derived(load(None, sets, {}), 2) if row[0] == "loss")
+    assert f"advantage {advantage}, by group, {said}" in " ".join(row)
 
 
 @pytest.mark.parametrize(
@@ -497,7 +521,7 @@ def test_rewards_to_go_are_said_where_they_are_compared(advantage: str) -> None:
         ([], "advantage rloo, by group; mean by token"),
         (["train.group_weight=paced"], "by group, groups by paced; mean by token"),
         (
-            ["train.credit=to_go", "train.group_weight=paced"],
+            ["agent.run=a:b", "train.credit=to_go", "train.group_weight=paced"],
             "by group, of rewards to go, groups by paced; mean by token",
         ),
     ],

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.algorithms.selection import prompt_history as history
-from asyncrl.algorithms.selection.prompt_history import KEPT, History
+from asyncrl.algorithms.selection.prompt_history import BELOW, KEPT, TO_GO, History, with_signal
 
 rewards = st.lists(st.sampled_from([-1.0, 0.0, 0.1, 0.25, 1.0, 2.0]), max_size=5)
 visits = st.lists(st.tuples(st.integers(0, 4), rewards, st.integers(0, 2)), max_size=25)
@@ -59,9 +59,17 @@ def test_the_sums_are_those_of_all_visits_with_the_earlier_ones_discounted(
 def test_it_knows_which_groups_differ_and_which_in_their_rewards_to_go_alone() -> None:
     history = History()
     history.admit(3, 1)
-    for rewards, differ_to_go in (([1.0, 0.0], True), ([1.0, 1.0], True), ([1.0, 1.0], False)):
-        history.record(3, rewards, 2, differ_to_go=differ_to_go)
-    assert list(history.recent) == [1, 2, 0]
+    for rewards, differ_to_go, differ_below in (
+        ([1.0, 0.0], True, True),
+        ([1.0, 1.0], True, False),
+        ([1.0, 1.0], True, True),
+        ([1.0, 1.0], False, True),
+        ([1.0, 1.0], False, False),
+    ):
+        history.record(3, rewards, 2, differ_to_go=differ_to_go, differ_below=differ_below)
+    assert list(history.recent) == [1, TO_GO, TO_GO + BELOW, BELOW, 0]
+    assert with_signal(history.recent) == 1
+    assert with_signal(history.recent, "to_go") == with_signal(history.recent, "below") == 3
 
 
 @given(visits, visits)

@@ -227,12 +227,12 @@ def test_the_share_is_one_without_a_filter_and_never_zero(recent: bytes) -> None
 
 def test_groups_whose_rewards_to_go_differ_pass_where_turns_are_credited() -> None:
     assert pass_rate(b"\2" * 100) == RATE_PRIOR / (min(100, RATE_OVER) + RATE_PRIOR)
-    assert pass_rate(b"\2" * 100, to_go=True) == 1
+    assert pass_rate(b"\2" * 100, signal="to_go") == 1
     settings = AdmissionSettings(1, 16, filter="zero_variance")
     ready = [Finished([1.0, 1.0], [[0.0, 1.0], [1.0, 0.0]])] * 8
     work = Work(groups_live=32, groups_untaken=32, complete=ready, history=Recent(b"\2" * 100))
     assert LiveGroups(settings).may_start(work) > 0, "none has a signal, so more start"
-    assert LiveGroups(settings._replace(credit="to_go")).may_start(work) == 0
+    assert LiveGroups(settings._replace(signal="to_go")).may_start(work) == 0
 
 
 def test_what_is_started_for_a_step_of_sixteen() -> None:

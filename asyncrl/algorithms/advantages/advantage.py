@@ -29,6 +29,9 @@ for a member of one turn."""
 Keys = Mapping[int, Sequence[Sequence[str]]]
 """Group → the keys of the turns of each of those members, for groups of which any turn has one;
 empty for a member without one. A key names the state in which a turn began."""
+Above = Mapping[int, Sequence[Sequence[Sequence[int]]]]
+"""Group → for each of those members the turns directly above each of its turns, for groups in which
+an episode has branches; empty for a member without, whose turns lie one below the other."""
 Prompts = Mapping[int, PromptFacts]
 """Group → what was known of its prompt when the group was admitted."""
 
@@ -69,8 +72,8 @@ class RewardedSamples(NamedTuple):
 
     `rewards` has the groups of `samples`, or every group of the step for an advantage that is
     relative to the whole step, and then `lengths` has them too. `gradients` is None for an
-    advantage that needs none. `turns` has the groups that agents
-    played, `keys` those of them whose turns have keys.
+    advantage that needs none. `turns` has the groups that agents played, `keys` those of them whose
+    turns have keys, `above` those of which an episode has branches.
 
     >>> given = RewardedSamples([], {4: [1.0, 0.0]}, {})
     >>> given.rewards[4], given.gradients
@@ -85,6 +88,7 @@ class RewardedSamples(NamedTuple):
     turns: TurnRewards = MappingProxyType({})
     keys: Keys = MappingProxyType({})
     prompts: Prompts = MappingProxyType({})
+    above: Above = MappingProxyType({})
 
 
 class Advantage(ABC):
@@ -218,15 +222,27 @@ class GroupAdvantage(MemberAdvantage):
         return {group: self.of_group(members) for group, members in rewards.items()}
 
 
-def check_turns(group: int, rewards: Sequence[float], turns: Sequence[Sequence[float]]) -> None:
+def check_turns(
+    group: int,
+    rewards: Sequence[float],
+    turns: Sequence[Sequence[float]],
+    above: Sequence[Sequence[Sequence[int]]] = (),
+) -> None:
     """Raise ValueError where the rewards of turns are not those of a group's members, or not
-    finite."""
+    finite, or where what lies above turns is not of earlier turns of theirs."""
     if len(turns) != len(rewards):
         raise ValueError(
             f"group {group} has {len(rewards)} rewards, but turns came of {len(turns)} members"
         )
     if not all(math.isfinite(reward) for member in turns for reward in member):
         raise ValueError(f"group {group} has a turn whose reward is not finite")
+    if above and (
+        len(above) != len(turns)
+        or any(member and len(member) != len(turns[n]) for n, member in enumerate(above))
+    ):
+        raise ValueError(f"group {group} says of other turns than its members' what is above them")
+    if any(not 0 <= a < n for member in above for n, over in enumerate(member) for a in over):
+        raise ValueError(f"group {group} has a turn that is said to lie below a later one")
 
 
 def check_rewards(group: int, rewards: Sequence[float]) -> None:

@@ -3,6 +3,7 @@ is compared among all of its members, and a member whose episode had ended by th
 
 `episode`  the whole reward of the episode, at each of its turns
 `to_go`    the reward still to come (rewards_to_go.py)
+`below`    the reward at and below it in the tree of calls (below.py)
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from asyncrl.algorithms.advantages.advantage import (
     Advantage,
@@ -20,11 +21,30 @@ from asyncrl.algorithms.advantages.advantage import (
     check_rewards,
     check_turns,
 )
+from asyncrl.algorithms.selection.prompt_history import Signal
+
+Column = tuple[float, ...]
+"""The numbers of all members that an advantage compares at once."""
+
+
+class PlayedMember(NamedTuple):
+    """A member of a group: its whole reward, the rewards of its turns, and the turns directly above
+    each; empty where each lies below the one before it.
+
+    >>> PlayedMember(1.0, [0.0, 1.0]).above
+    ()
+    """
+
+    reward: float
+    turns: Sequence[float] = ()
+    above: Sequence[Sequence[int]] = ()
 
 
 class Credit(ABC):
     """The worth of each turn of an episode. `by_turn`: turns of one episode may differ; then an
-    advantage compares them turn by turn, and must be `GroupAdvantage.by_turn`.
+    advantage compares them turn by turn, and must be `GroupAdvantage.by_turn`. `signal`: groups of
+    equal rewards have a signal where their rewards to go differ, or those below a turn.
+    `of_branches`: it is for agents that call twice from one context, and give each end a reward.
 
     >>> class Discounted(Credit):
     ...     def returns(self, reward, turns):
@@ -35,11 +55,21 @@ class Credit(ABC):
 
     kind: ClassVar[str] = ""
     by_turn: ClassVar[bool] = True
+    signal: ClassVar[Signal] = "to_go"
+    of_branches: ClassVar[bool] = False
 
     @abstractmethod
     def returns(self, reward: float, turns: Sequence[float]) -> Sequence[float]:
         """The return of each turn of an episode of this `reward` (its whole reward, in which those
         of the `turns` are). Without turns, as where no agent played, there is one."""
+
+    def columns(self, members: Sequence[PlayedMember]) -> list[list[Column]]:
+        """For each turn of each member the numbers that it is compared among, one of each member,
+        its own at the member's place: the returns at the same turn, 0 where an episode had
+        ended."""
+        table = [self.returns(member.reward, member.turns) for member in members]
+        at_turn = list(zip_longest(*table, fillvalue=0.0))
+        return [at_turn[: len(row)] for row in table]
 
 
 class WholeReward(Credit):
@@ -51,21 +81,29 @@ class WholeReward(Credit):
 
     kind: ClassVar[str] = "episode"
     by_turn: ClassVar[bool] = False
+    signal: ClassVar[Signal] = "rewards"
 
     def returns(self, reward: float, turns: Sequence[float]) -> list[float]:
         return [reward]
 
 
 def compared(
-    credit: Credit, rewards: Sequence[float], turns: Sequence[Sequence[float]]
-) -> list[tuple[float, ...]]:
-    """The numbers that advantages of a group compare, at each turn: the returns of all members, 0
-    for those whose episodes had ended.
+    credit: Credit,
+    rewards: Sequence[float],
+    turns: Sequence[Sequence[float]],
+    above: Sequence[Sequence[Sequence[int]]] = (),
+) -> list[Column]:
+    """The numbers that advantages of a group compare: at each turn the returns of all members, 0
+    for those whose episodes had ended. Where turns of a number are compared among others, those of
+    the longest episode come first.
 
     >>> compared(WholeReward(), [1.0, 0.5], [[0.0, 1.0], [0.5]])
     [(1.0, 0.5)]
     """
-    return _columns(_table(credit, rewards, turns))
+    columns = credit.columns(_members(rewards, turns, above))
+    longest = max(columns, key=len, default=[])
+    known = set(longest)
+    return longest + list(dict.fromkeys(c for row in columns for c in row if c not in known))
 
 
 def turn_advantages(
@@ -73,10 +111,11 @@ def turn_advantages(
     credit: Credit,
     rewards: Sequence[float],
     turns: Sequence[Sequence[float]],
+    above: Sequence[Sequence[Sequence[int]]] = (),
 ) -> list[list[float]]:
-    """Advantage of each turn of each member of a group, by its return among those of all members at
-    that turn. Raises ValueError where the advantage omits a member, and for a credit that has not
-    one return for each turn.
+    """Advantage of each turn of each member of a group, by its return among those that it is
+    compared with. Raises ValueError where the advantage omits a member, and for a credit that has
+    not one return for each turn.
 
     The second member has ended when the first takes its second turn:
 
@@ -85,17 +124,17 @@ def turn_advantages(
     >>> turn_advantages(Rloo(), RewardsToGo(), [1.0, 0.5], [[0.0, 1.0], [0.5]])
     [[0.5, 1.0], [-0.5]]
     """
-    table = _table(credit, rewards, turns)
-    for row, of_turns in zip(table, turns, strict=True):
+    columns = credit.columns(_members(rewards, turns, above))
+    for row, of_turns in zip(columns, turns, strict=True):
         if len(row) != max(1, len(of_turns)):
             raise ValueError(
                 f"the credit {credit.kind or type(credit).__name__} gives {len(row)} returns to an "
                 f"episode of {max(1, len(of_turns))} turns; it must give one for each"
             )
-    advantages = [advantage.of_group(column) for column in _columns(table)]
+    different = dict.fromkeys(column for row in columns for column in row)
+    of_column = {column: advantage.of_group(column) for column in different}
     return [
-        [_known(advantages[turn][member]) for turn in range(len(row))]
-        for member, row in enumerate(table)
+        [_known(of_column[column][member]) for column in row] for member, row in enumerate(columns)
     ]
 
 
@@ -122,22 +161,22 @@ class ByTurn(Advantage):
             rewards = batch.rewards.get(group, ())
             check_rewards(group, rewards)
             turns = batch.turns.get(group, [()] * len(rewards))
-            check_turns(group, rewards, turns)
-            tables[group] = turn_advantages(self._advantage, self._credit, rewards, turns)
+            above = batch.above.get(group, ())
+            check_turns(group, rewards, turns, above)
+            tables[group] = turn_advantages(self._advantage, self._credit, rewards, turns, above)
         return [
             tables[sample.group][self._advantage.member_index(sample, batch.rewards[sample.group])]
             for sample in batch.samples
         ]
 
 
-def _table(
-    credit: Credit, rewards: Sequence[float], turns: Sequence[Sequence[float]]
-) -> list[Sequence[float]]:
-    return [credit.returns(*member) for member in zip(rewards, turns, strict=True)]
-
-
-def _columns(table: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
-    return list(zip_longest(*table, fillvalue=0.0))
+def _members(
+    rewards: Sequence[float],
+    turns: Sequence[Sequence[float]],
+    above: Sequence[Sequence[Sequence[int]]],
+) -> list[PlayedMember]:
+    given = zip(rewards, turns, above or [()] * len(rewards), strict=True)
+    return [PlayedMember(*member) for member in given]
 
 
 def _known(value: float | None) -> float:

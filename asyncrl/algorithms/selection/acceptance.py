@@ -5,16 +5,16 @@ filtered ones (`asyncrl.staleness.admission`).
 
 from __future__ import annotations
 
-from asyncrl.algorithms.selection.prompt_history import RECENT, with_signal
+from asyncrl.algorithms.selection.prompt_history import RECENT, Signal, with_signal
 
 
 def below_floor(
-    recent: bytes | bytearray, floor: float, patience: int, *, to_go: bool = False
+    recent: bytes | bytearray, floor: float, patience: int, *, signal: Signal = "rewards"
 ) -> str:
     """Return the reason to end the run: of the last `patience` (at least 1) groups in `recent` a
     share smaller than `floor` [0, 1) passed, or none did. Returns an empty text otherwise, and
-    before so many groups have finished. `patience` is at most `RECENT`. With `to_go` a group passed
-    where its rewards to go differ.
+    before so many groups have finished. `patience` is at most `RECENT`. A group passed where its
+    rewards differ, or those of the `signal`.
 
     Example: 3 of the last 512 passed, and a floor of 0.01 requires 6: the run ends.
     """
@@ -22,7 +22,7 @@ def below_floor(
     lately = recent[-patience:]
     if len(lately) < patience:
         return ""
-    passed = with_signal(lately, to_go)
+    passed = with_signal(lately, signal)
     if passed and passed >= floor * patience:
         return ""
     return (

@@ -10,8 +10,16 @@ last `RECENT` groups.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
+
+Signal = Literal["rewards", "to_go", "below"]
+"""Numbers that may differ in a group: the rewards of its members, those to go at a turn, or those
+below a turn. An advantage by turn may have a signal in groups of equal rewards."""
+
+TO_GO, BELOW = 2, 4
+"""Marks of a group of equal rewards in `History.recent`, which are added."""
 
 SOLVED = 1.0
 """The reward from which on a rollout solved its prompt: that of `asyncrl.tasks.Task.verify` for a
@@ -52,8 +60,9 @@ class PromptRecord(msgspec.Struct, array_like=True, gc=False):
 class History(msgspec.Struct):
     """Every prompt that was admitted for training, by its `prompt_index`. `cursor` is the position
     in the run's stream of prompts from which the next one is searched. `recent` has one byte for
-    each of the last groups that completed, the oldest first: 1 where its rewards differ, 2 where
-    only rewards to go differ, at any turn of an episode, else 0.
+    each of the last groups that completed, the oldest first: 1 where its rewards differ; where
+    they are equal, TO_GO if the rewards to go differ, at any turn of an episode, and BELOW if those
+    below a turn do.
 
     >>> history = History()
     >>> history.admit(7, 1)
@@ -83,12 +92,13 @@ class History(msgspec.Struct):
         solved: int | None = None,
         *,
         differ_to_go: bool = False,
+        differ_below: bool = False,
     ) -> None:
         """Record a completed group of `size` rollouts with these rewards; none if all of it failed.
         `solved` of them solved it; None: those with a reward of SOLVED. `differ_to_go`: its rewards
-        to go differ at any turn. Each group is recorded once, when its last member is judged or
-        buried, whatever happens to it then. Raises KeyError for a prompt that was never
-        admitted."""
+        to go differ at any turn; `differ_below`: those below a turn do. Each group is recorded
+        once, when its last member is judged or buried, whatever happens to it then. Raises KeyError
+        for a prompt that was never admitted."""
         seen = self.seen[prompt_index]
         if solved is None:
             solved = sum(reward >= SOLVED for reward in rewards)
@@ -97,7 +107,8 @@ class History(msgspec.Struct):
         seen.total = KEPT * seen.total + sum(rewards)
         seen.solved = KEPT * seen.solved + solved
         seen.easy = solved == size
-        self.recent.append(1 if len(set(rewards)) > 1 else 2 * differ_to_go)
+        equal = TO_GO * differ_to_go + BELOW * differ_below
+        self.recent.append(1 if len(set(rewards)) > 1 else equal)
         if len(self.recent) > RECENT:
             del self.recent[0]
 
@@ -117,11 +128,13 @@ class History(msgspec.Struct):
         return (1.0, 1.0) if seen is None else (1.0 + seen.solved, 1.0 + seen.count - seen.solved)
 
 
-def with_signal(recent: bytes | bytearray, to_go: bool) -> int:
-    """Number of groups in `recent` (`History.recent`) whose rewards differ; with `to_go`, or those
-    to go.
+def with_signal(recent: bytes | bytearray, signal: Signal = "rewards") -> int:
+    """Number of groups in `recent` (`History.recent`) whose rewards differ, or where they are equal
+    those to go, or those below turns.
 
-    >>> with_signal(bytes([0, 1, 2, 1]), to_go=False), with_signal(bytes([0, 1, 2, 1]), to_go=True)
-    (2, 3)
+    >>> recent = bytes([0, 1, TO_GO, 1, TO_GO + BELOW, BELOW])
+    >>> with_signal(recent), with_signal(recent, "to_go"), with_signal(recent, "below")
+    (2, 4, 4)
     """
-    return recent.count(1) + (recent.count(2) if to_go else 0)
+    bit = {"rewards": 0, "to_go": TO_GO, "below": BELOW}[signal]
+    return sum(1 for group in recent if group == 1 or group & bit)

@@ -76,7 +76,8 @@ class TrainConfig(Section, frozen=True):
         Meta(
             description=(
                 "reward of a turn of an agent's episode: the episode's whole reward, or the part "
-                "still to come at that turn (advantage rloo or dr_grpo)"
+                "still to come at that turn, or what calls at and below it earn in a tree of calls "
+                "(both with advantage rloo or dr_grpo)"
             )
         ),
     ] = "episode"

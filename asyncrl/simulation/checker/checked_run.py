@@ -71,6 +71,7 @@ class CheckedRun(ReferenceRules, WorldObserver):
             max_calls=config.agent.max_calls,
             attempts=config.agent.attempts,
             context_tokens=config.engine.context_tokens,
+            ends_rewarded=config.train.credit == "below",
         )
         self.episodes = EpisodeWitness(
             self, limits, config.agent.concurrency, self.temperature, steady=steady

@@ -28,6 +28,7 @@ from asyncrl.messages import (
     Reply,
     StopPlaying,
 )
+from asyncrl.simulation.checker.branch_checks import ends_of
 from asyncrl.simulation.checker.call_checks import check_whole
 from asyncrl.simulation.checker.reference_rollouts import ReferenceAgentCall, ReferenceEpisode
 from asyncrl.simulation.checker.reference_state import ReferenceState
@@ -494,7 +495,7 @@ class EpisodeWitness:
         failed = (
             isinstance(message, Played)
             and (message.rollout, message.attempt) == attempt
-            and bool(message.failed)
+            and (bool(message.failed) or self._unrewarded(episode, message))
         )
         failures = 0 if episode is None else episode.failures
         last = failures + 1 >= self._limits.attempts
@@ -518,6 +519,22 @@ class EpisodeWitness:
             "{} is of an attempt that is over",
             event,
         )
+        message = None if self._now is None else self._now[1]
+        self._run.hold(
+            "branches",
+            not (isinstance(message, Played) and self._unrewarded(episode, message)),
+            "{}, and an end of its tree has no reward",
+            event,
+        )
+
+    def _unrewarded(self, episode: ReferenceEpisode | None, message: Played) -> bool:
+        """True if an episode that forks, and was not cut off, has an end without a reward."""
+        if episode is None or not self._limits.ends_rewarded or message.finish == "length":
+            return False
+        turns, split = episode.turns, episode.rollout.group.event.split
+        ends = ends_of(turns) if split == "train" else []
+        lacking = (call for call in ends if call.id not in episode.rewards and call.finish)
+        return len(ends) > 1 and any(lacking)
 
 
 def _enough(episode: ReferenceEpisode, call: ReferenceAgentCall, tokens: int) -> tuple[int, int]:

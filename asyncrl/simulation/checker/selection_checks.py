@@ -374,7 +374,7 @@ def stored_for_replay(run: CheckedRun, event: e.StoredForReplay) -> None:
     if group is not None:
         taken = set(group.steps) == set(group.compared)
         # by turn, groups of equal rewards may have a signal: the reference knows no turns
-        differ = len(set(group.compared.values())) > 1 or run.config.train.credit == "to_go"
+        differ = len(set(group.compared.values())) > 1 or run.config.train.credit != "episode"
         run.hold(
             "whole",
             taken and differ,

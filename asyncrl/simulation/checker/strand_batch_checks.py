@@ -8,6 +8,7 @@ from collections import Counter
 
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.messages import MicroBatch, Sample
+from asyncrl.simulation.checker.branch_checks import above_of, same_tree
 from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.reference_rollouts import (
     ReferenceAgentCall,
@@ -102,6 +103,16 @@ def check_turns(run: CheckedRun, batch: MicroBatch, group: int) -> None:
         group,
         given,
         due,
+    )
+    trees = [above_of(seen.episode.turns) for seen in members if seen.episode is not None]
+    found = batch.above.get(group, [[]] * len(trees))
+    run.hold(
+        "branches",
+        len(found) == len(trees) and all(map(same_tree, found, trees)),
+        "the branches of group {} are {}, and its calls say {}",
+        group,
+        found,
+        trees,
     )
 
 

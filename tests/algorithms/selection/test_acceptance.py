@@ -28,9 +28,9 @@ def test_it_ends_where_nearly_nothing_passes_for_as_long_as_was_said() -> None:
 def test_a_group_whose_rewards_to_go_differ_passes_where_turns_are_credited() -> None:
     recent = b"\2" * 10
     assert below_floor(recent, 0.05, 10)
-    assert below_floor(recent, 0.05, 10, to_go=True) == ""
-    assert below_floor(b"\0" * 8 + b"\1\2", 0.2, 10, to_go=True) == ""
-    assert below_floor(b"\0" * 9 + b"\2", 0.2, 10, to_go=True)
+    assert below_floor(recent, 0.05, 10, signal="to_go") == ""
+    assert below_floor(b"\0" * 8 + b"\1\2", 0.2, 10, signal="to_go") == ""
+    assert below_floor(b"\0" * 9 + b"\2", 0.2, 10, signal="to_go")
 
 
 def test_a_patience_that_is_longer_than_the_memory_ends_all_the_same() -> None:
