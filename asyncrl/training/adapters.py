@@ -90,7 +90,7 @@ def adapted_layers(model: PreTrainedModel, lora: LoraConfig) -> tuple[list[str],
         ]
 
     def layers(target: str) -> list[str]:
-        """What peft is told of the layers with this ending: it, if peft would find no others."""
+        """Names for peft of the layers with this ending: it alone, if no other has it."""
         found = [name for name in linear if is_of(target, name)]
         alone = len(found) == sum(is_of(target, name) for name in names)
         return [target] if found and alone else found
