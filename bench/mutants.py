@@ -50,7 +50,8 @@ HEART = (
 TESTS = (
     *("tests/experience", "tests/actors", "tests/journal", "tests/staleness", "tests/weightsync"),
     *("tests/algorithms", "tests/config", "tests/runtime", "tests/agents/gateway"),
-    "tests/test_examples.py",
+    *("tests/sglang/test_server_hashes.py", "tests/sglang/test_sglang_checksums.py"),
+    *("tests/training/test_experts.py", "tests/test_examples.py"),
 )
 SIMULATION_S, TESTS_S = 8.0, 40.0
 """Seconds of judges, as recorded, after which a mutant has survived them."""

@@ -27,7 +27,11 @@ class SequenceToTrain(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the prompt and the response together."""
+        """Tokens of the prompt and the response together.
+
+        >>> SequenceToTrain(Sample(0, 0, 3, 4, 1.0, []), None).tokens
+        7
+        """
         return self.sample.prompt_tokens + self.sample.response_tokens
 
 

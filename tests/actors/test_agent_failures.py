@@ -22,7 +22,10 @@ def test_no_delay_is_longer_than_was_said(failures: int, longest_s: float) -> No
 
 @pytest.mark.parametrize(("stall_s", "longest_s"), [(600.0, 60.0), (60.0, 30.0)])
 async def test_no_delay_is_taken_for_a_stall(
-    stall_s: float, longest_s: float, autojump_clock: object
+    stall_s: float,
+    longest_s: float,
+    autojump_clock: object,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     placement = EpisodePlacement(Roster(lambda: None), EnginePool(), RunClock(), 8, stall_s)
     peer = SimpleNamespace(name="agents-0")
@@ -30,6 +33,8 @@ async def test_no_delay_is_taken_for_a_stall(
         placement.failed(peer, "raised")  # type: ignore[arg-type]
     [wait] = placement.waits
     assert wait.bound == longest_s
+    [said] = caplog.messages
+    assert said.startswith(f"all of the last {FREE} episodes of agents-0 failed"), "said once"
 
 
 @given(st.integers(0, 10**6))

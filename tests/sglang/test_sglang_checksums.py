@@ -143,6 +143,23 @@ def test_nothing_is_hashed_while_the_server_stands_still_and_each_byte_once_when
         assert seen == 0
 
 
+def test_a_vector_is_whole_on_each_rank_or_cut_by_rows() -> None:
+    """The bias of a layer whose rows are divided is divided, too."""
+
+    def ranks(version: int) -> list[dict[str, Tensor]]:
+        whole, cut = vectors(version).values()
+        return [{"norm.weight": whole, "up.bias": cut[at : at + 3]} for at in (0, 3)]
+
+    def vectors(version: int) -> dict[str, Tensor]:
+        return {"norm.weight": torch.arange(6.0) + version, "up.bias": torch.arange(6.0) - version}
+
+    checks = Checks(vectors(0), reports(ranks(9)), of_host)
+    publish(checks, vectors(0), ranks(0))
+    assert checks.exact == 2
+    with pytest.raises(WrongWeights, match=r"up\.bias holds other bytes than were sent"):
+        publish(checks, vectors(1), [ranks(1)[0], ranks(1)[1] | {"up.bias": torch.zeros(3)}])
+
+
 def test_a_rank_that_missed_the_first_publication() -> None:
     checks = Checks(model(0), reports(served(model(9), 2)), of_host)
     with pytest.raises(

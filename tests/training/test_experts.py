@@ -3,6 +3,7 @@ balanced by formulas that float64 references compute, too."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,14 @@ from families import build
 from training_world import SIZES, Rollout, micro_batch, rollouts
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
 
-from asyncrl.algorithms.routing.balance import RoutedTokens, RoutingSums, bias_of, own_biases
-from asyncrl.algorithms.routing.routers import passing, replay, routers, watch
+from asyncrl.algorithms.routing.balance import (
+    RoutedTokens,
+    RoutingSums,
+    bias_of,
+    own_biases,
+    probabilities,
+)
+from asyncrl.algorithms.routing.routers import Choice, passing, replay, routers, watch
 from asyncrl.config.schema import LoraConfig, StalenessConfig, TrainConfig
 from asyncrl.training.adapters import add_adapters, learning, merged
 from asyncrl.training.checkpoint_index import checkpoint_path
@@ -156,6 +163,17 @@ def test_the_loss_of_one_layer_is_that_of_transformers_and_of_float64() -> None:
         theirs = load_balancing_loss_func((choice.logits.detach()[places],), 4, 2)
         assert float(theirs) == pytest.approx(of_layers[-1], rel=1e-5)
     assert float(tokens.losses.mean().detach()) == pytest.approx(sum(of_layers) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("sigmoid", [False, True])
+def test_probabilities_of_experts_are_scores_over_their_sum(sigmoid: bool) -> None:
+    """Of the tokens at the places that are asked for, a token twice where its place is."""
+    logits = [[0.0, 2.0, -1.0], [3.0, -2.0, 0.5]]
+    choice = Choice(torch.tensor(logits), sigmoid, torch.tensor([[1], [0]]), 0, 0)
+    found = probabilities(choice, torch.tensor([1, 0, 1])).tolist()
+    for row, place in zip(found, (1, 0, 1), strict=True):
+        scores = [1 / (1 + math.exp(-z)) if sigmoid else math.exp(z) for z in logits[place]]
+        assert row == pytest.approx([score / sum(scores) for score in scores], rel=1e-6)
 
 
 @pytest.mark.parametrize("family", BIASED)
