@@ -391,13 +391,14 @@ def _member_finished(state: ExperienceState, group: Group) -> None:
     if group.split == "train" and group.complete:
         solved = sum(isinstance(m.verdict, Scored) and m.verdict.exact for m in group.members)
         facts = group.facts
+        equal = len(set(facts.rewards)) < 2
         state.history.record(
             group.prompt_index,
             facts.rewards,
             len(group.members),
             solved,
-            differ_to_go=differ_to_go(facts.rewards, facts.turns),
-            differ_below=differ_below(facts.rewards, facts.turns, facts.above),
+            differ_to_go=equal and differ_to_go(facts.rewards, facts.turns),
+            differ_below=equal and differ_below(facts.rewards, facts.turns, facts.above),
         )
     _complete_or_over(state, group)
 

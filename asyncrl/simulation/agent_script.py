@@ -95,7 +95,7 @@ def script(seed: int, attempt: int, *, unsteady: bool, ends: bool = False) -> Sc
             context = draw.choice(earlier) + kept * draw.randint(0, 1)
         else:
             context = asks[0].context + (answers[0] or ()) + kept
-    if ends and of_ends.random() < 0.9:
+    if ends and of_ends.random() < 0.75:
         for call in sorted(set(range(number)) - rewarded):
             yield ScriptedReward(call, of_ends.choice((0.0, 0.25, 1.0)))
     if (leaves or draw.random() < 0.5) and not ends:

@@ -404,8 +404,11 @@ def _choose_members(settings: Settings, seed: int) -> None:
 
 
 def _credit_branches(settings: Settings, seed: int) -> None:
-    """Have a third of the agents' runs that may do so credit a turn with what lies below it."""
-    if random.Random(f"below/{seed}").random() < 1 / 3 and settings["train"]["unit"] == "group":
+    """Have a quarter of the agents' runs that may do so credit a turn with what lies below it."""
+    if (
+        random.Random(f"fork siblings/{seed}").random() < 0.25
+        and settings["train"]["unit"] == "group"
+    ):
         settings["train"] |= {"credit": "below", "advantage": "rloo"}
         settings["rollout"]["filter"] = "none"
 

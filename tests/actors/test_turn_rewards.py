@@ -33,7 +33,7 @@ def played() -> Group:
         member.spans, member.verdict = [Span(0, 0, tokens)], Scored(1.0)
         member.status, member.step = RolloutStatus.TAKEN, 0
     episode, other = group.members
-    episode.turns = [Turn(2, "stop", 0.5), Turn(1, "stop"), Turn(3, "length", -1.0)]
+    episode.turns = [Turn(2, "stop", 0.5), Turn(1, "stop"), Turn(3, "length", -1.0, above=(0,))]
     episode.strands = [
         Strand(None, 0, [ids(50, 51), 0, ids(70), 1]),
         Strand(0, 5, [ids(71), 2]),
@@ -47,6 +47,7 @@ def test_a_sequence_says_which_turns_its_tokens_are_of() -> None:
     buffer.keep(group, 1)
     kept = buffer.kept[4]
     assert group.turns == kept.turns == [[0.5, 0.0, -1.0], [0.25]]
+    assert group.facts.above == kept.facts.above == [[[], [0], [0]], []]
     config = configured()
     for pieces in (of_rollout(group, group.members[0], config), of_replayed(kept, 0, config)):
         assert [piece.sample.turns for piece in pieces] == [[(0, 2), (1, 1)], [(2, 3)]]
