@@ -25,7 +25,15 @@ LONG = ("train", "agent")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit status."""
+    """Run the command line. Returns the exit status. Ctrl-C is no traceback at any moment, also
+    while modules are imported."""
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _main(argv: Sequence[str] | None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without `≤` shows `?`
     known = parser()
@@ -45,8 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         complain(str(error))
         return BAD_INPUT
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 def _train(args: argparse.Namespace) -> int:

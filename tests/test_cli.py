@@ -3,6 +3,7 @@ is needed."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sqlite3
@@ -11,11 +12,12 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from look_support import evaluation, life, make_journal, make_run, status, step
 
+from asyncrl import cli
 from asyncrl.cli import VERBS, main
 from asyncrl.config import VARIABLES, Config, read
 from asyncrl.experience.events import Published
@@ -239,3 +241,28 @@ def test_a_reader_who_leaves_is_no_failure(verb: str, here: Path) -> None:
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
     os.close(writing)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("at", ["parser", "VERBS"])
+def test_ctrl_c_is_no_traceback_at_any_moment(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was one while modules were imported, before the verb."""
+
+    def stopped(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, at, stopped if at == "parser" else {"tasks": stopped})
+    assert cli.main(["tasks"]) == 130
+
+
+def test_a_read_that_fails_on_a_disk_is_a_sentence_and_an_error_of_ours_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failed(number: int) -> NoReturn:
+        raise OSError(number, os.strerror(number))  # a read of what is open names no file
+
+    monkeypatch.setattr(cli, "VERBS", {"tasks": lambda _: failed(errno.EIO)})
+    assert cli.main(["tasks"]) == 2
+    assert "cannot be read to its end (Input/output error); look at" in capsys.readouterr().err
+    monkeypatch.setattr(cli, "VERBS", {"tasks": lambda _: failed(errno.EPIPE)})
+    with pytest.raises(OSError, match="Broken pipe"):
+        cli.main(["tasks"])

@@ -8,6 +8,7 @@ Python; these functions do not.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,9 @@ from asyncrl.escape import CUT
 
 SHOWN = 200
 """Characters of a path that a sentence shows, at most: a longer one would hide the reason."""
+
+_OF_A_DISK = frozenset({errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT})
+"""Errors of a read from a disk that fails, or is gone."""
 
 
 def shown(path: str | Path) -> str:
@@ -103,8 +107,13 @@ def reachable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in _OF_A_DISK:
             raise
+        if error.filename is None:  # a read of what was opened names no file
+            raise ConfigError(
+                f"a file cannot be read to its end ({error.strerror}); look at the disks of the "
+                "paths that are named."
+            ) from error
         raise ConfigError(_refused(os.fsdecode(error.filename), error)) from error
 
 

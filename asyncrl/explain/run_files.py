@@ -122,7 +122,7 @@ class RunFiles:
                 "again, or go on with it by asyncrl train --resume"
             )
         else:
-            what = "it ended before it began: see its logs"
+            what = "it ended before it began: see its logs, or begin it with asyncrl train --resume"
         raise ConfigError(f"{self.path}: this run has no status yet; {what}.")
 
     @cached_property

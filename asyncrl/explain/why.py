@@ -25,7 +25,7 @@ OLD_S = 10.0
 def why(files: RunFiles, now: float) -> list[str]:
     """Answer for a run, at `now` (seconds since 1970). Raises ConfigError if there is no run status
     to read."""
-    disk = "" if files.lives else takes_no_more(files.path)
+    disk = takes_no_more(files.path)
     if files.last_status is None and not files.lives:
         if steps := _steps(files):
             return [_unsaid(files, steps)]

@@ -364,13 +364,15 @@ def _directory(config: Config, resume: Path | None) -> None:
 def refuse_unreadable(run: Path) -> None:
     """Check that a resumed run can read its journal, which must give a state for each checkpoint,
     and its curve. Damaged checkpoints are put aside later."""
-    _curve(run)
+    steps = _curve(run)
     path = run / JOURNAL
     if not exists(path):
-        if complete(run):
+        if (checkpoints := bool(complete(run))) or steps:
+            what = "checkpoints" if checkpoints else f"{steps} steps in {METRICS}"
             raise ConfigError(
-                f"{run}: there are checkpoints in it, but no {JOURNAL}, which says what they "
-                "were trained on; put it back."
+                f"{run}: there are {what} in it, but no {JOURNAL}, which says what they were "
+                "trained on, as in a copy that is not whole; put it back, or choose another "
+                "run.dir."
             )
         return
     try:
@@ -391,14 +393,15 @@ def refuse_unreadable(run: Path) -> None:
         ) from None
 
 
-def _curve(run: Path) -> None:
-    """Check that a resumed run can go on with its curve. Lines that are damaged are left out."""
+def _curve(run: Path) -> int:
+    """Check that a resumed run can go on with its curve. Lines that are damaged are left out.
+    Returns the steps in it."""
     path = run / METRICS
     if exists(path) and not is_file(path):
         raise ConfigError(f"{path}: this is not a file; remove it to go on without the curve.")
     with usable(path, "read"), suppress(FileNotFoundError):
-        for _ in curve.read(path):
-            pass
+        return sum(isinstance(point, curve.StepPoint) for point in curve.read(path))
+    return 0
 
 
 def _unwritable(run: Path, error: OSError) -> str:

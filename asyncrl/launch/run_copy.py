@@ -47,6 +47,11 @@ def refuse_unfit(config: Config, resume: Path | None) -> None:
     if is_stored(config.run.copy):
         refuse_unfit_store(config.run.copy, Path(config.run.dir), resumed=resume is not None)
         return
+    if Path(config.run.copy).is_symlink() and not exists(Path(config.run.copy)):
+        raise ConfigError(
+            f"run.copy is {config.run.copy!r}, a link to what is not there; make the directory "
+            "that it leads to, or choose another one."
+        )
     run, copy = Path(config.run.dir).resolve(), Path(config.run.copy).resolve()
     if run == copy or run in copy.parents or copy in run.parents:
         raise ConfigError(

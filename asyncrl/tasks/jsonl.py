@@ -200,16 +200,16 @@ class _File:
         self.digests = array("Q")
         try:
             self._file = open_regular(Path(path))  # open as long as the task
+            for start, line in self._checked(verifiers):
+                self.starts.append(start)
+                self.digests.append(
+                    int.from_bytes(hashlib.blake2b(line.prompt.encode(), digest_size=8).digest())
+                )
         except OSError as error:
             raise TaskError(
                 f"{path} cannot be read: {error.strerror}; task.path and task.eval_path name "
                 "JSONL files"
             ) from error
-        for start, line in self._checked(verifiers):
-            self.starts.append(start)
-            self.digests.append(
-                int.from_bytes(hashlib.blake2b(line.prompt.encode(), digest_size=8).digest())
-            )
         if not self.starts:
             raise TaskError(f"{path} has no lines; each is an object with prompt and answer")
 

@@ -537,6 +537,9 @@ def test_a_disk_that_was_full_before_the_run_began_is_named_with_what_to_do(
         with pytest.raises(ConfigError, match=re.escape("starting, or preparing its model, and")):
             why(RunFiles(run), 1001.0)
     run_status.write(standing(ok=False, reason="no room"), run / "status.json")
+    with (run / "lock").open("a") as lock:  # of a run that lives, it may be why it says nothing
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert why(RunFiles(run), 1001.0)[1].endswith(f"{said} before it goes on.")
     first, second, *_ = why(RunFiles(run), 1001.0)
     assert "The run failed" in first and second.endswith(f"{said} before it goes on.")
     run_status.write(standing(ok=True, reason="it did all"), run / "status.json")

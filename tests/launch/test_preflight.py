@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from look_support import step
 from rich.console import Console
 from safetensors.numpy import save_file
 
@@ -26,6 +27,7 @@ from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.config import Config, ConfigError, load, read, write
 from asyncrl.config.derived import PROGRAMS, derived, steps
 from asyncrl.config.schema import TaskConfig
+from asyncrl.explain.curve import line_of
 from asyncrl.launch import model_directories, preflight
 from asyncrl.launch.model_directories import check_architecture
 from asyncrl.library import train
@@ -134,6 +136,18 @@ def test_a_moved_run_can_be_resumed() -> None:
         pass
     shutil.move("r", "s")
     preflight.check(config(resume=Path("s")), Path("s"), 2)
+
+
+def test_a_copy_without_its_journal_is_not_begun_again() -> None:
+    """Its steps were made again from the first, and its curve was cut."""
+    with preflight.claimed(config("run.dir=r")):
+        pass
+    resumed = config(resume=Path("r"))
+    Path("r/metrics.jsonl").touch()
+    preflight.check(resumed, Path("r"), 2)
+    Path("r/metrics.jsonl").write_bytes(b"".join(line_of(step(n)) for n in (1, 2)) + b"{")
+    said = refusal(resumed, Path("r"))
+    assert "there are 2 steps in metrics.jsonl in it, but no journal.sqlite, which" in said
 
 
 def test_there_is_nothing_to_resume() -> None:

@@ -104,6 +104,9 @@ def test_what_cannot_be_the_copy_is_refused(run: Path, tmp_path: Path) -> None:
     refuse_unfit(config_of(run, other), None)
     (other / RUN_TOML).write_text(render(config_of(run, other)))
     refuse_unfit(config_of(run, other), run)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="a link to what is not there"):
+        refuse_unfit(config_of(run, tmp_path / "link"), None)
     for config, resume in (
         (config_of(run, other), None),
         (config_of(tmp_path / "another", other), tmp_path / "another"),

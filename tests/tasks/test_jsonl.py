@@ -207,6 +207,7 @@ def test_a_missing_or_empty_file_is_said(write: Write, tmp_path: Path) -> None:
         (tmp_path / "no.jsonl", "cannot be read"),
         (write("", ""), "has no lines"),
         (tmp_path, "cannot be read"),
+        (Path("/proc/self/mem"), "cannot be read: Input/output error"),  # it opens, and fails then
     ]:
         with pytest.raises(TaskError, match=said):
             open_task(config(path), 0)
