@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncrl.actors.coordinator.engine_pool import AHEAD, SPLITS, EngineHandle, EnginePool
@@ -80,6 +80,7 @@ BEGINNING = [
 ]
 
 
+@example([("serve", NAMES[1], 2, False), ("remove", NAMES[1])])
 @given(st.lists(operations, max_size=60))
 def test_engines_are_found_by_their_services_and_their_room(operations: list[tuple]) -> None:
     engines, naive = EnginePool(), Naive()

@@ -68,14 +68,15 @@ class Server:
         await self.stage("send")
 
     async def leave(self, load: Load, *, failed: bool) -> None:
+        await trio.sleep(1.0)
         self.left += 1
-        await trio.lowlevel.checkpoint()
 
     async def pause(self, mode: str) -> None:
         await self.stage("pause")
         self.paused = True
 
     async def resume(self) -> None:
+        await trio.sleep(1.0)  # a clean-up that is cut short leaves it paused
         self.paused = False
         await self.stage("resume")
 
