@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 import msgspec
@@ -226,18 +227,13 @@ class Group(msgspec.Struct):
     def turns(self) -> list[list[float]]:
         """The rewards of the turns of each member with a reward, in the order of `scored`; empty
         lists where no agent played."""
-        return [turn_rewards(member.turns) for member in self.scored]
+        return self.facts.turns
 
     @property
-    def above(self) -> list[list[list[int]]]:
+    def above(self) -> Sequence[list[list[int]]]:
         """The turns directly above each turn of each member with a reward, in the order of
         `scored`; empty lists where each lies below the one before it."""
-        return [turns_above(member.turns) for member in self.scored]
-
-    @property
-    def lengths(self) -> list[int]:
-        """The sampled tokens of each member with a reward, in the order of `scored`."""
-        return [member.tokens for member in self.scored]
+        return self.facts.above
 
     @property
     def facts(self) -> GroupFacts:

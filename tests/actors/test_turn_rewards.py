@@ -4,6 +4,7 @@ a group is trained once more as the first time."""
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 
 import pytest
 import trio.testing
@@ -14,8 +15,9 @@ from asyncrl.actors.coordinator.sequences import of_replayed, of_rollout
 from asyncrl.experience import events as e
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.episode import Strand, Turn
+from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.replay_buffer import ReplayBuffer, ReplayGroup
-from asyncrl.experience.rollout import Group
+from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.messages import ERROR_TOKEN, Scored, Span
 from asyncrl.staleness.loss_mask import loss_mask
 
@@ -46,7 +48,7 @@ def test_a_sequence_says_which_turns_its_tokens_are_of() -> None:
     group, buffer = played(), ReplayBuffer()
     buffer.keep(group, 1)
     kept = buffer.kept[4]
-    assert group.turns == kept.turns == [[0.5, 0.0, -1.0], [0.25]]
+    assert group.facts.turns == kept.facts.turns == [[0.5, 0.0, -1.0], [0.25]]
     assert group.facts.above == kept.facts.above == [[[], [0], [0]], []]
     config = configured()
     for pieces in (of_rollout(group, group.members[0], config), of_replayed(kept, 0, config)):
@@ -88,13 +90,29 @@ def test_failed_calls_of_these_tools_are_errors_the_first_time_and_once_more(
         ]
 
 
+def give_turns(
+    monkeypatch: pytest.MonkeyPatch, turns: Callable[[Sequence[float]], list[list[float]]]
+) -> None:
+    """Have members with these rewards be said to have earned them at such turns."""
+    facts_of = Group.facts_of
+
+    def given(group: Group, members: list[Rollout]) -> GroupFacts:
+        facts = facts_of(group, members)
+        return facts._replace(turns=turns(facts.rewards))
+
+    monkeypatch.setattr(Group, "facts_of", given)
+    monkeypatch.setattr(ReplayGroup, "turns", property(lambda group: turns(group.rewards)))
+
+
+def each_at_another_turn(rewards: Sequence[float]) -> list[list[float]]:
+    return [[float(place), 0.0] for place, _ in enumerate(rewards)]
+
+
 async def test_every_micro_batch_has_the_turns_of_its_groups(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Have every rollout be of one turn, with its reward."""
-    for kind in (Group, ReplayGroup):
-        turns = property(lambda group: [[reward] for reward in group.rewards])
-        monkeypatch.setattr(kind, "turns", turns)
+    give_turns(monkeypatch, lambda rewards: [[reward] for reward in rewards])
     train = {"advantage": "rloo", "credit": "to_go", "steps": 5, "replay_groups": 1}
     world = ScriptedWorld(configured(train=train))
     outcome = await world.run()
@@ -112,8 +130,7 @@ async def test_a_run_goes_on_whose_groups_differ_in_their_turns_alone(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Every reward is the same, and each rollout is said to have earned it at another turn."""
-    turns = property(lambda group: [[float(place), 0.0] for place, _ in enumerate(group.rewards)])
-    monkeypatch.setattr(Group, "turns", turns)
+    give_turns(monkeypatch, each_at_another_turn)
     train = {"advantage": "rloo", "credit": "to_go", "steps": 12}
     rollout = {"filter": "zero_variance", "filter_patience": 4}
     world = ScriptedWorld(configured(train=train, rollout=rollout))
@@ -127,9 +144,7 @@ async def test_a_run_goes_on_whose_groups_differ_in_their_turns_alone(
 async def test_groups_that_differ_in_their_turns_alone_are_trained_once_more(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    turns = property(lambda group: [[float(place), 0.0] for place, _ in enumerate(group.rewards)])
-    for kind in (Group, ReplayGroup):
-        monkeypatch.setattr(kind, "turns", turns)
+    give_turns(monkeypatch, each_at_another_turn)
     again = {}
     for credit in ("episode", "to_go"):
         train = {"advantage": "rloo", "credit": credit, "steps": 5, "replay_groups": 1}
