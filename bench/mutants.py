@@ -6,7 +6,7 @@
 
 cosmic-ray changes a file of a clone of HEAD, one change at a time; changes that do not compile, and
 `NOISE`, are not drawn. A change is judged by what reaches its lines, the fastest first: seeds of
-the simulation up to `SIMULATION_S`, and then tests of any folder of `TESTS` up to `TESTS_S`, until
+the simulation up to `SIMULATION_S`, and then tests of each file of `TESTS` up to `TESTS_S`, until
 one fails. What reaches which line is recorded first, by coverage, on the clone as it is.
 
 Printed is each survivor as a diff, when it is judged: it gets a test, or is a change that has no
@@ -31,8 +31,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -109,17 +109,34 @@ class Record:
     lines: dict[str, dict[str, list[int]]]
 
     def reaching(self, file: str, spans: Sequence[range]) -> list[int]:
-        """The judges that reach a line of these spans of a file, the fastest first."""
+        """The judges that reach a line of these spans of a file, in the order of `ordered`."""
         lines = self.lines.get(file, {})
-        found = {judge for span in spans for line in span for judge in lines.get(str(line), ())}
-        return sorted(found, key=lambda judge: self.seconds[judge])
+        return self.ordered(
+            {judge for span in spans for line in span for judge in lines.get(str(line), ())}
+        )
 
     def of_room(self, file: str) -> list[int]:
         """The simulation's runs, and the tests of the folder that has a name of the path."""
         judges = enumerate(self.judges)
         parts = Path(file).parts
-        found = [n for n, each in judges if "::" not in each or each.split("/")[1] in parts]
-        return sorted(found, key=lambda judge: self.seconds[judge])
+        return self.ordered(
+            n for n, each in judges if "::" not in each or each.split("/")[1] in parts
+        )
+
+    def ordered(self, judges: Iterable[int]) -> list[int]:
+        """The fastest test of each file, then the second of each, and so on; the fastest first. A
+        line that every test reaches is the subject of one file.
+
+        >>> tests = ["a.py::slow", "a.py::quick", "b.py::slower"]
+        >>> Record(tests, [2.0, 1.0, 3.0], {}).ordered([0, 1, 2])
+        [1, 2, 0]
+        """
+        place, of_file = dict[int, int](), Counter[str]()
+        for judge in sorted(judges, key=lambda judge: self.seconds[judge]):
+            file = self.judges[judge].partition("::")[0]
+            place[judge] = of_file[file]
+            of_file[file] += 1
+        return sorted(place, key=place.__getitem__)
 
     def is_run(self, judge: int) -> bool:
         """True for a run of the simulation, which is no test."""
