@@ -80,11 +80,11 @@ def test_two_servers_are_sent_each_version_by_the_trainer_and_outlive_it(tmp_pat
     assert "is started again" not in shown and not guards()
     said_by_actors = "".join(log.read_text() for log in (run / "logs").glob("*.log"))
     assert "no layout known here" not in said_by_actors
-    points = list(map(json.loads, (run / METRICS).read_text().splitlines()))
-    replayed = [point["router_replayed"] for point in points if "router_replayed" in point]
-    assert replayed and sum(replayed) / len(replayed) > 0.5, "the rest was taken back by a version"
-    flips = [point["router_flips"] for point in points if "router_flips" in point]
-    assert max(flips) < 0.2, "the experts are those of these tokens"
+    points = map(json.loads, (run / METRICS).read_text().splitlines())
+    steps = [point["metrics"] for point in points if point["kind"] == "step"]
+    replayed = [step["router_replayed"] for step in steps]
+    assert sum(replayed) / len(replayed) > 0.5, "the rest was taken back by a version"
+    assert max(step["router_flips"] for step in steps) < 0.2, "the experts are of these tokens"
 
 
 def publishes_to(run: Path) -> int:
