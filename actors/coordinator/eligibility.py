@@ -157,7 +157,7 @@ class Eligibility:
         if len(facts.rewards) == len(group.rewards):
             return True
         with blamed("credit", self._config.train.credit):
-            columns = compared(self._credit, facts.rewards, facts.turns)
+            columns = compared(self._credit, facts.rewards, facts.turns, facts.above)
         return any(min(column) != max(column) for column in columns)
 
     def _chosen(self, group: Group) -> list[Rollout]:

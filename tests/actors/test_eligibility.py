@@ -88,6 +88,22 @@ def test_by_turn_a_group_has_a_signal_where_its_rewards_to_go_differ(
         assert bool(Eligibility(store, config).keep_group(group, 0)) == expected
 
 
+@pytest.mark.parametrize("keep", ["all", "top"])
+def test_a_group_has_a_signal_where_what_lies_below_a_turn_differs(keep: str) -> None:
+    """Of the two best the rewards of turns are alike. One has earned them in two branches."""
+    store, group = judged([1.0, 1.0, 0.0, 0.0], range(4))
+    for member, above in zip(group.members, ((0,), (1,)), strict=False):
+        member.turns = [Turn(1, "stop"), Turn(1, "stop"), Turn(1, "stop", 1.0, above=above)]
+    for credit in ("below", "to_go"):
+        config = configured(
+            rollout={"filter": "zero_variance", "group_size": 4},
+            train={"advantage": "rloo", "credit": credit, "keep": keep},
+            agent={"run": "agents:play"},
+        )
+        kept = Eligibility(store, config).keep_group(group, 0)
+        assert bool(kept) == (keep == "all" or credit == "below")
+
+
 @pytest.mark.parametrize(
     ("keep", "rewards", "filter", "kept"),
     [
