@@ -212,9 +212,8 @@ def _sum(weight: Tensor, layer: Any) -> Tensor:
     if _of_experts(layer):
         left, right, _ = layer.get_delta_factors(_NAME)
         whole = torch.empty_like(weight)
-        for expert, (a, b) in enumerate(
-            zip(left, right, strict=True)
-        ):  # not all in float32 at once
+        # one at a time: all of them in float32 are twice as large as the model
+        for expert, (a, b) in enumerate(zip(left, right, strict=True)):
             whole[expert] = weight[expert].float() + a.float() @ b.float() * scaling
         return whole
     a, b = (matrix[_NAME].weight.float() for matrix in (layer.lora_A, layer.lora_B))

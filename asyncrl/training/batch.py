@@ -30,8 +30,8 @@ class Batch(NamedTuple):
     that sampled it, and `lag` the step minus that (int64 >= 0). `scores` are its log-probabilities
     under the policies that do not learn, by their names (float32). `share` is float32 [samples]
     (`Sample.share`), as are `weights`, of their groups; None: all 1. `leaves` says how often each
-    token counts (float32); None: all once. `routing` are the records of
-    the experts of all of them, in bytes; empty where there are none.
+    token counts (float32); None: all once. `routing` are the records of the experts of all of
+    them, in bytes; empty where there are none.
     """
 
     packed: list[PackedBatch]
