@@ -543,7 +543,8 @@ async def test_pain_13_a_slow_disk_fills_no_memory(autojump_clock: trio.testing.
 def test_pain_14_at_lag_0_a_run_is_synchronous_training(seed: int) -> None:
     """Of a policy that is exact: each version's weights are those of a loop that generates
     everything, and then trains everything."""
-    report = simulated(seed, staleness={"max_lag": 0, "depth": 0})
+    everything = {"keep": "all", "keep_members": 0}
+    report = simulated(seed, staleness={"max_lag": 0, "depth": 0}, train=everything)
     assert report.ok and report.checks["synchronous"] == 1 and len(report.versions) == 7
 
 
