@@ -9,9 +9,9 @@ READY := .venv/.ready
 EXTRAS := .venv/.extras
 CHECKS := .venv/.checks
 
-# One file of tests a process at a time (tests/conftest.py), and three processes more than there are
-# cores, at most nine: those three start real runs and servers, and wait most of their time.
-WORKERS := $(shell n=$$(($$(nproc) + 3)); echo $$((n < 9 ? n : 9)))
+# One file of tests a process at a time (tests/conftest.py), and two processes more than there are
+# cores, at most eight: those that start real runs and servers wait half of their time.
+WORKERS := $(shell n=$$(($$(nproc) + 2)); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/pytest -n $(WORKERS)
 
 # The locked wheels and nothing else: each by its hash, none built, no dependency that is not listed.
