@@ -38,7 +38,7 @@ def fetched(folder: Path, there: Path, manifest: Any, **more: Any) -> Case:
         (there / "manifest.json").write_bytes(text)
     settings: dict[str, Any] = {
         "right": REFUSED,
-        "says": "not fetched|no copy|cannot be written",
+        "says": "not fetched|no copy|cannot be written|make room",
     } | more
     return Case(("fetch", there.as_uri(), str(folder / "new")), **settings)
 

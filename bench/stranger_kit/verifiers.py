@@ -67,7 +67,6 @@ REFUSED_CODE: dict[str, str] = {
     ),
     "an import without an end of depth": "def f():\n    f()\nf()\n",
     "NUL in the source": "x = 1\0\ndef judge(a, l):\n    return 1.0\n",
-    "a whole number without an end": "def judge(answer, line):\n    return 10 ** 400\n",
     "a number that raises": (
         "class F(float):\n    def __float__(self):\n        raise ValueError('no')\n"
         "def judge(answer, line):\n    return F(1)\n"
@@ -105,6 +104,7 @@ NOTED_CODE: dict[str, str] = {
     "opens without an end": (
         "import os\ndef judge(answer, line):\n    return [os.pipe() for _ in range(10**7)][0]\n"
     ),
+    "a whole number without an end": "def judge(answer, line):\n    return 10 ** 400\n",
     "a file at answer time": "def judge(answer, line):\n    return float(open({file!r}).read())\n",
 }
 """Code that gives no verdict on the data's own answer: a note says so."""
