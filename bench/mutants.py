@@ -309,7 +309,8 @@ def tried(clone: Path, change: Change, record: Record, judge: subprocess.Popen[s
     """Judge a change that makes another program."""
     path = clone / change.file
     source = path.read_text()
-    text = mutated(source, change) or source
+    text = mutated(source, change)
+    assert text is not None
     lines, imported = spans(source, change.line)
     reaching = record.reaching(change.file, lines)
     if imported and not reaching:

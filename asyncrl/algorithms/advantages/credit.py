@@ -91,13 +91,13 @@ def compared(
     credit: Credit,
     rewards: Sequence[float],
     turns: Sequence[Sequence[float]],
-    above: Sequence[Sequence[Sequence[int]]] = (),
+    above: Sequence[Sequence[Sequence[int]]],
 ) -> list[Column]:
     """The numbers that advantages of a group compare: at each turn the returns of all members, 0
     for those whose episodes had ended. Where turns of a number are compared among others, those of
     the longest episode come first.
 
-    >>> compared(WholeReward(), [1.0, 0.5], [[0.0, 1.0], [0.5]])
+    >>> compared(WholeReward(), [1.0, 0.5], [[0.0, 1.0], [0.5]], [])
     [(1.0, 0.5)]
     """
     columns = credit.columns(_members(rewards, turns, above))

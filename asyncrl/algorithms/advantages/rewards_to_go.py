@@ -54,4 +54,4 @@ def differ_to_go(rewards: Sequence[float], turns: Sequence[Sequence[float]]) -> 
     >>> differ_to_go([1.0, 1.0], [[0.0, 1.0], [1.0, 0.0]]), differ_to_go([1.0, 1.0], [[], []])
     (True, False)
     """
-    return not all(map(all_equal, compared(RewardsToGo(), rewards, turns)))
+    return not all(map(all_equal, compared(RewardsToGo(), rewards, turns, [])))
