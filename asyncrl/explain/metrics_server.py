@@ -25,7 +25,7 @@ from asyncrl.runtime.httpd.http_server import HttpServer
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 
 PATH = "/metrics"
-LIMITS = HttpLimits(connections=1, strangers=32, head_s=5.0, write_s=10.0)
+LIMITS = HttpLimits(connections=1, strangers=32, head_s=5.0, part_s=10.0)
 """Nobody is known to this server: each connection has one answer."""
 BEGIN_S = 60.0
 """Seconds in which the thread must have begun."""

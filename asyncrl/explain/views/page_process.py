@@ -30,7 +30,7 @@ from asyncrl.runtime.run_dir import PAGE_KEY
 NICE = 10
 """Its priority: a tenth of an actor's on the same core, and what nobody else wants."""
 KEY_BYTES = 1024
-LIMITS = HttpLimits(connections=64, strangers=32, head_s=5.0, write_s=30.0)
+LIMITS = HttpLimits(connections=64, strangers=32, head_s=5.0, part_s=30.0)
 """A browser has six connections."""
 
 

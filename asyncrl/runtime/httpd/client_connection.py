@@ -113,7 +113,7 @@ class ClientConnection:
             await self._refuse("busy", 503)
             return False
         exchange = HttpExchange(
-            self._http, self._stream, request, keep=known, write_s=self._limits.write_s
+            self._http, self._stream, request, keep=known, part_s=self._limits.part_s
         )
         try:
             await self._app(exchange.scope, exchange.receive, exchange.send)

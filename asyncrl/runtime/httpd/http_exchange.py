@@ -30,9 +30,9 @@ class HttpExchange:
         request: h11.Request,
         *,
         keep: bool,
-        write_s: float,
+        part_s: float,
     ) -> None:
-        self._http, self._stream, self._keep, self._write_s = http, stream, keep, write_s
+        self._http, self._stream, self._keep, self._part_s = http, stream, keep, part_s
         self._head = request.method == b"HEAD"
         self._pieces = self._bytes = self._ahead = 0
         self._held = b""
@@ -108,7 +108,12 @@ class HttpExchange:
             go_on = h11.InformationalResponse(status_code=100, headers=[])
             await self._write(self._http.send(go_on))
         while (event := self._http.next_event()) is h11.NEED_DATA:
-            self._http.receive_data(bytes(await self._stream.receive_some(CHUNK)))
+            with trio.move_on_after(self._part_s) as scope:
+                data = bytes(await self._stream.receive_some(CHUNK))
+            if scope.cancelled_caught:
+                self.refusal = "silent"
+                raise h11.RemoteProtocolError("a body that does not come")
+            self._http.receive_data(data)
         if isinstance(event, h11.Data):
             self._pieces += 1
             self._bytes += len(event.data)
@@ -118,7 +123,7 @@ class HttpExchange:
         return event
 
     async def _write(self, data: bytes) -> None:
-        with trio.move_on_after(self._write_s) as scope:
+        with trio.move_on_after(self._part_s) as scope:
             try:
                 await self._stream.send_all(data)
                 return

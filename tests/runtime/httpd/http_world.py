@@ -18,7 +18,7 @@ from asyncrl.runtime.ipc.waits import Waits
 Stream = trio.abc.HalfCloseableStream
 KEY = "authorization: yes\r\n"
 LIMITS = HttpLimits(
-    connections=2, strangers=3, head_s=10.0, head_bytes=4096, head_lines=20, idle_s=75, write_s=60
+    connections=2, strangers=3, head_s=10.0, head_bytes=4096, head_lines=20, idle_s=75, part_s=60
 )
 
 

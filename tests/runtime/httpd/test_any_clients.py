@@ -223,6 +223,7 @@ NAMES = ("a slow one", "the gateway", "the metrics", "the page")
 )
 @example(clients=[ONE._replace(paths=(0, 0), share=0.5, known=known) for known in (True, False)])
 @example(clients=[ONE._replace(reads=False, paths=(at,), known=False) for at in range(7)])
+@example(clients=[ONE._replace(share=0.99, reads=False, known=known) for known in (False, True)])
 @given(clients=CLIENTS)
 def test_each_connection_is_given_back(
     clients: list[Client], name: str, servers: dict[str, Served]

@@ -375,10 +375,21 @@ async def test_who_does_not_read_holds_nothing_for_ever(autojump_clock: MockCloc
         client, server = lockstep_stream_pair()
         world.network.come(server)
         await client.send_all(request("/large", headers=KEY))
-        await trio.sleep(LIMITS.write_s - 1)
+        await trio.sleep(LIMITS.part_s - 1)
         assert world.server.connections == 1
         await trio.sleep(5)
         assert world.server.connections == 0 and world.refused == ["slow"]
+
+
+async def test_a_body_that_does_not_come_holds_nothing_for_ever(autojump_clock: MockClock) -> None:
+    async with opened() as world:
+        for headers in ("", KEY):
+            stream = world.network.connect()
+            await stream.send_all(request(body="hi", headers=headers)[:-1])
+            await trio.sleep(LIMITS.part_s - 1)
+            assert world.server.connections == 1
+            await trio.sleep(5)
+            assert world.server.connections == 0 and world.refused.pop() == "silent"
 
 
 async def test_who_leaves_is_seen_while_it_is_answered(autojump_clock: MockClock) -> None:
