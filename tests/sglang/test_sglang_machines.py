@@ -54,8 +54,10 @@ def test_a_machine_brings_its_server_and_takes_it_along(tmp_path: Path, path: st
         engine__context_tokens=128,
         publication__path=path,
         rollout__actors=2,
-        rollout__max_new_tokens=8,  # linear attention is interpreted there
-        train__steps=4,
+        rollout__max_new_tokens=4,  # linear attention is interpreted there: 0.2 s of a core a token
+        rollout__group_size=2,
+        task__eval_size=2,
+        train__steps=6,
     )
     token = run / JOIN_TOKEN
     with started(argv) as launcher:
