@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from importlib.metadata import version
 from pathlib import Path
+from typing import NoReturn
 
 from asyncrl.words import whole
 
@@ -78,6 +79,16 @@ exit status: 0 the run ended well, 1 it failed, 2 the input is wrong and nothing
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors show an argument's control characters as escapes."""
+
+    def error(self, message: str) -> NoReturn:
+        """As argparse does it."""
+        from asyncrl.escape import escaped  # not for `--help`, which is instant
+
+        super().error(escaped(message))
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of a command line. Bad arguments end the process with status 2."""
 
@@ -111,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
         )
         return verb
 
-    root = argparse.ArgumentParser(
+    root = _Parser(
         prog="asyncrl",
         description=DESCRIPTION,
         epilog=EXAMPLES,

@@ -136,14 +136,25 @@ def test_bad_input_is_one_sentence_and_status_2(
 
 @pytest.mark.parametrize(
     "argv",
-    [[], ["trian"], ["train", "a", "b"], ["train", "--sets", "a=1"], ["check", "--resume", "r"]],
+    [
+        [],
+        ["trian"],
+        ["train", "a", "b"],
+        ["train", "--sets", "a=1"],
+        ["check", "--resume", "r"],
+        ["check", "--\x1b[2Jx"],
+        ["\x1b[2Jx"],
+        ["rollouts", "--last", "\x1b[2J"],
+    ],
 )
 def test_a_wrong_command_line_is_status_2(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(argv)
-    assert ended.value.code == 2 and "usage: asyncrl" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "usage: asyncrl" in said
+    assert all(map(str.isprintable, said.splitlines()))
 
 
 def test_check_shows_what_follows_and_starts_nothing(
