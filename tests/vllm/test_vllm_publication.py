@@ -216,26 +216,38 @@ async def test_a_prompt_that_is_shared_over_versions_never_sees_old_keys_and_val
 
 
 async def test_an_abort_ends_a_request_and_no_other(vllm: VllmClient) -> None:
+    """On a busy machine an abort may come when its request has ended: then another one is tried."""
     async with publishing(vllm) as publisher:
         await publisher.load(1, weights(1))
-        events: dict[str, list[StreamEvent]] = {"1" * 32: [], "2" * 32: []}
-        begun = trio.Event()
+        for number in range(10):
+            aborted, other = await endings_with_an_abort(vllm, number)
+            assert other == "length"
+            if aborted == "abort":
+                return
+        pytest.fail("no abort came in time")
 
-        async def read(rid: str, most: int) -> None:
-            asked = vllm.generate(rid, PROMPT, max_new_tokens=most, temperature=1.0)
-            async with aclosing(asked) as stream:
-                async for event in stream:
-                    events[rid].append(event)
-                    begun.set()
 
-        with trio.fail_after(DEADLINE_S):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(read, "1" * 32, 400)
-                await begun.wait()
-                nursery.start_soon(read, "2" * 32, 40)
-                await vllm.abort("1" * 32)
-        endings = {rid: of[-1].ending for rid, of in events.items()}
-        assert [ending.type for ending in endings.values() if ending] == ["abort", "length"]
+async def endings_with_an_abort(vllm: VllmClient, number: int) -> list[str]:
+    """How two requests ended, of which the first was aborted once it had begun."""
+    rids = [f"{2 * number + of:032d}" for of in (1, 2)]
+    events: dict[str, list[StreamEvent]] = {rid: [] for rid in rids}
+    begun = trio.Event()
+
+    async def read(rid: str, most: int) -> None:
+        asked = vllm.generate(rid, PROMPT, max_new_tokens=most, temperature=1.0)
+        async with aclosing(asked) as stream:
+            async for event in stream:
+                events[rid].append(event)
+                begun.set()
+
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, rids[0], 400)
+            await begun.wait()
+            nursery.start_soon(read, rids[1], 40)
+            await vllm.abort(rids[0])
+    endings = [of[-1].ending for of in events.values()]
+    return [ending.type for ending in endings if ending]
 
 
 # ---------------------------------------------------------------------------------- what is refused
