@@ -21,7 +21,7 @@ LOCAL := install --quiet --disable-pip-version-check --no-deps --no-build-isolat
 # Set on a machine with NVIDIA's driver.
 NVIDIA := $(wildcard /proc/driver/nvidia/version /dev/nvidiactl /dev/dxg)
 
-# Where few of the modules are ever imported, or once: to compile them all takes longer than to install them.
+# For environments of which few modules are imported: to compile all takes longer than to install them.
 LAZY := --no-compile
 
 # $(call locked,ENVIRONMENT,LOCKS,CUDA,OPTIONS): torch for CUDA where the third word is set; else for processors where the package index offers
@@ -40,6 +40,9 @@ run: $(READY)
 # ten times slower.
 test test-all soak: export OMP_NUM_THREADS = 1
 
+# What is imported is compiled once: by no worker and no server again, also where the shell says so.
+test test-all soak ready-to-test: export PYTHONDONTWRITEBYTECODE =
+
 # What a person runs before a commit: minutes on two cores, and less where files of tests passed
 # before on the same contents (tests/support/green.py). `make test FRESH=1` runs them all.
 test: ready-to-test
@@ -49,8 +52,7 @@ test: ready-to-test
 test-all: ready-to-test
 	$(PYTEST) -m "not soak"
 
-# Beside the types, which keep one core busy, the tests are compiled once, and not by each worker.
-ready-to-test: export PYTHONDONTWRITEBYTECODE =
+# Beside the types, which keep one core busy, the tests are compiled, before the workers need them.
 ready-to-test: $(CHECKS)
 	@$(MAKE) --no-print-directory --jobs 2 types collect ruff imports
 

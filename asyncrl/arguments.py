@@ -83,7 +83,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors show an argument's control characters as escapes."""
 
     def error(self, message: str) -> NoReturn:
-        """As argparse does it."""
+        """Print the usage and the message, and exit with status 2."""
         from asyncrl.escape import escaped  # not for `--help`, which is instant
 
         super().error(escaped(message))

@@ -20,7 +20,7 @@ from asyncrl.simulation.run import simulate_agents
 from asyncrl.simulation.shapes import OF_AGENTS, drawn, drawn_agents
 
 SHARES = [range(2), range(2, 5), *(range(start, start + 5) for start in range(5, 100, 5))]
-FIRST, OF_CI, OF_SOAK = SHARES[0], SHARES[1:4], SHARES[4:]
+FIRST, OF_CI, OF_SOAK = SHARES[0], SHARES[1:6], SHARES[6:]
 tallied = cache(tally)
 OF_A_SWEEP = {
     "agents that thought for longer than a stall, and whose actor is lost, are no stall": (

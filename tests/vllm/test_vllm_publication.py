@@ -216,7 +216,8 @@ async def test_a_prompt_that_is_shared_over_versions_never_sees_old_keys_and_val
 
 
 async def test_an_abort_ends_a_request_and_no_other(vllm: VllmClient) -> None:
-    """On a busy machine an abort may come when its request has ended: then another one is tried."""
+    """On a busy machine the first event may bring 200 of 400 tokens, and the abort come when all
+    are sampled: then another request is tried."""
     async with publishing(vllm) as publisher:
         await publisher.load(1, weights(1))
         for number in range(10):
@@ -224,11 +225,11 @@ async def test_an_abort_ends_a_request_and_no_other(vllm: VllmClient) -> None:
             assert other == "length"
             if aborted == "abort":
                 return
-        pytest.fail("no abort came in time")
+        pytest.fail("no abort came in time, or each was lost")
 
 
 async def endings_with_an_abort(vllm: VllmClient, number: int) -> list[str]:
-    """How two requests ended, of which the first was aborted once it had begun."""
+    """Endings of two requests, of which the first, of 400 tokens, is aborted once it has begun."""
     rids = [f"{2 * number + of:032d}" for of in (1, 2)]
     events: dict[str, list[StreamEvent]] = {rid: [] for rid in rids}
     begun = trio.Event()

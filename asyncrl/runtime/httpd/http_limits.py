@@ -12,10 +12,9 @@ _SHARE, _MOST = 4, 1024
 
 class HttpLimits(msgspec.Struct, frozen=True):
     """At most `connections` of known clients may be open, and `strangers` of others: one more of
-    those evicts the oldest. A client has `head_s` seconds for its first
-    request's head, of at most `head_bytes` and `head_lines`; a known one may be idle for `idle_s`
-    between two requests. It must send each part of a body, and take each part of an answer, within
-    `part_s`. With
+    those evicts the oldest. A client has `head_s` seconds for its first request's head, of at most
+    `head_bytes` and `head_lines`; a known one may be idle for `idle_s` between two requests. It
+    must send each part of a body, and take each part of an answer, within `part_s`. With
     `makes_room` one more known client than may be takes the place of the one that has been idle
     longest: for a server without a key, to which anybody is known."""
 
