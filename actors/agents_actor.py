@@ -49,7 +49,8 @@ class Player(Protocol):
 
 class EpisodePlayer:
     """Plays the episodes of one actor. Agents find the gateway at `url`; an agent may work for
-    `episode_s` seconds; with `sockets`, sandboxed programs find it too."""
+    `episode_s` seconds; with `sockets`, sandboxed programs find it too. `ended` is called for each
+    attempt that ended by itself."""
 
     def __init__(
         self,
@@ -61,10 +62,12 @@ class EpisodePlayer:
         url: str,
         episode_s: float,
         sockets: EpisodeSockets | None = None,
+        ended: Callable[[AgentAttempt], None] = lambda attempt: None,
     ) -> None:
         self._player, self._sessions = player, sessions
         self._prompt, self._reporter = prompt, reporter
         self._url, self._episode_s, self._sockets = url, episode_s, sockets
+        self._ended = ended
         self._playing: dict[tuple[int, int], tuple[PlayedSession, trio.CancelScope]] = {}
 
     def begin(self, play: Play, nursery: trio.Nursery) -> None:
@@ -89,6 +92,7 @@ class EpisodePlayer:
                         attempt = AgentAttempt(no_facts(error), clock.spent_s, "")
                     else:
                         attempt = await self._player.play(facts, clock)
+                self._ended(attempt)
                 self._say(session, attempt)
         finally:
             del self._playing[session.play.rollout, session.play.attempt]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import trio
+from starlette.types import ASGIApp
 
-from asyncrl.actors.agent_pool import open_agent_pool
+from asyncrl.actors.agent_pool import AgentAttempt, open_agent_pool
 from asyncrl.actors.agents_actor import EpisodePlayer, Player
 from asyncrl.actors.elsewhere import ElsewherePool
 from asyncrl.actors.episode_sockets import EpisodeSockets, private_folder
@@ -40,9 +42,24 @@ CALLS = 4
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class EpisodeWatch:
+    """Sees episodes as they are played: `around` wraps the gateway's application, and `ended` is
+    called with each attempt that ended by itself."""
+
+    around: Callable[[ASGIApp], ASGIApp] = lambda app: app
+    ended: Callable[[AgentAttempt], None] = lambda attempt: None
+
+
 @asynccontextmanager
 async def open_episodes(
-    config: Config, run: Path, initial: Path, index: int, waits: Waits, reporter: Reporter
+    config: Config,
+    run: Path,
+    initial: Path,
+    index: int,
+    waits: Waits,
+    reporter: Reporter,
+    watch: EpisodeWatch = EpisodeWatch(),
 ) -> AsyncIterator[tuple[EpisodePlayer, PlayedSessions]]:
     """Open the agent of the run and the gateway that answers it, at a port of loopback, and at a
     socket for each attempt where programs are in a sandbox. Raises ConfigError where there is no
@@ -53,7 +70,7 @@ async def open_episodes(
     task = await trio.to_thread.run_sync(open_task, config.task, config.run.seed)
     gateway = Gateway(sessions, tokenizer, settings(config, tokenizer.sampled), waits)
     offers = Offers() if agent.run == PLAYED_ELSEWHERE else None
-    app = application(gateway, sessions, offers)
+    app = watch.around(application(gateway, sessions, offers))
     reading = trio.CapacityLimiter(1)
 
     async def prompt(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:
@@ -95,6 +112,7 @@ async def open_episodes(
                     url=url,
                     episode_s=agent.episode_s,
                     sockets=sockets,
+                    ended=watch.ended,
                 ),
                 sessions,
             )

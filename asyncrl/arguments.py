@@ -39,6 +39,10 @@ AGENT = (
     "it is over. The machine needs asyncrl and the run's join.token, and no model."
 )
 CHECK = "Check a configuration and show what follows from it. Starts nothing, writes nothing."
+PLAY = (
+    "Play one episode of the run's agent here, and print each context, response, reward and error. "
+    "Without an agent: one prompt, its response and its verdict. Trains nothing."
+)
 TASKS = "List the tasks, each with an example and if the bundled model can learn it; or show one."
 FETCH = (
     "Fetch the copy of a run from an object store (run.copy) into a directory, which `asyncrl "
@@ -76,6 +80,14 @@ SOURCES = """\
 settings: --set wins over an ASYNCRL_* variable, that over run.toml, that over the default.
 `asyncrl settings` lists the basic ones, `asyncrl settings SECTION` all of a section.
 exit status: 0 the run ended well, 1 it failed, 2 the input is wrong and nothing was trained.
+"""
+PLAYED = """\
+examples:
+  asyncrl play run.toml --prompt 3
+  asyncrl play --set agent.run=my_agent:solve --fake "I do not know" --fake "42"
+
+settings: as for train. The model is decoded in this process, whatever engine.kind is.
+exit status: 0 there is a reward, 1 the agent failed or there is none, 2 the input is wrong.
 """
 
 
@@ -139,6 +151,23 @@ def parser() -> argparse.ArgumentParser:
         help="go on with the run in this directory, from its last checkpoint",
     )
     add("check", CHECK, SOURCES)
+    tried = add("play", PLAY, PLAYED)
+    tried.add_argument(
+        "--split", choices=("train", "evaluation"), default="train", help="of this split"
+    )
+    tried.add_argument(
+        "--prompt", type=int, default=0, metavar="N", help="the prompt of this number, from 0"
+    )
+    tried.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="the seed that the agent gets (default: 0)"
+    )
+    tried.add_argument(
+        "--fake",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="the model says this instead; repeated: one for each call, the last for all others",
+    )
     part = verbs.add_parser("agent", help=AGENT, description=AGENT)
     part.add_argument(
         "--join",

@@ -1,6 +1,6 @@
 """The command `asyncrl`. Bad input gives one sentence and exit status 2, before anything starts.
 
-Imports are as late as possible: `--help` is instant, and this process never imports torch.
+Imports are as late as possible: `--help` is instant. Only `play` imports torch here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asyncrl.config import Config
 
 INTERRUPTED = 130
-LONG = ("train", "agent")
+LONG = ("train", "agent", "play")
 """Verbs in which an error after the start is no matter of the input."""
 
 
@@ -139,6 +139,19 @@ def _check(args: argparse.Namespace) -> int:
     checked(config, None, console, _models(args, None), architecture=True)
     console.print("This configuration can run.")
     return 0
+
+
+def _play(args: argparse.Namespace) -> int:
+    from asyncrl.launch.play.play import play
+    from asyncrl.runtime.output import Output
+
+    output = Output(sys.stdout)  # its reader may leave before the end
+
+    def say(text: str) -> None:
+        print(text, file=output)
+        output.flush()
+
+    return play(_loaded(args, None), args.split, args.prompt, args.seed, args.fake, say)
 
 
 def _tasks(args: argparse.Namespace) -> int:
@@ -307,6 +320,7 @@ VERBS = {
     "train": _train,
     "agent": _agent,
     "check": _check,
+    "play": _play,
     "tasks": _tasks,
     "settings": _settings,
     "fetch": _fetch,

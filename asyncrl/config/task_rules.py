@@ -54,6 +54,8 @@ def _one_task(config: Config, task: TaskConfig) -> Contradictions:
                     ("task.name", key),
                     "files are read when task.name is jsonl: set it, or remove the path",
                 )
+    if task.name == "seeds":
+        yield from _of_seeds(config)
     if task.chat and not config.model.path:
         yield (
             ("task.chat", "model.path"),
@@ -63,4 +65,19 @@ def _one_task(config: Config, task: TaskConfig) -> Contradictions:
         yield (
             ("task.template",),
             "the prompt would not contain the question: put {question} in the template",
+        )
+
+
+def _of_seeds(config: Config) -> Contradictions:
+    """Contradictions of a task without questions and answers."""
+    if not config.agent.run:
+        yield (
+            ("task.name", "agent.run"),
+            "a seed is no question, so only an agent can make one of it: name it in agent.run, or "
+            "set another task",
+        )
+    if not config.model.path and config.model.warmup_steps:
+        yield (
+            ("task.name", "model.warmup_steps"),
+            "the bundled model has no answers to learn from: set model.path, or warmup_steps = 0",
         )

@@ -164,6 +164,10 @@ def open_task(config: TaskConfig, seed: int) -> Task:
         from asyncrl.tasks.jsonl import JsonlTask
 
         return JsonlTask(config)
+    if config.name == "seeds":
+        from asyncrl.tasks.seeds import SeedsTask
+
+        return SeedsTask(config)
     try:
         from asyncrl.tasks.gym import GymTask
     except ModuleNotFoundError as missing:

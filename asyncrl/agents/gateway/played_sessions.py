@@ -8,6 +8,7 @@ import hmac
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Protocol
 
 import trio
 
@@ -15,11 +16,18 @@ from asyncrl.agents.gateway.capability import capability
 from asyncrl.agents.gateway.played_session import PlayedSession, ended
 from asyncrl.messages import Message, Play, Reply
 from asyncrl.runtime.httpd.asgi import Headers
-from asyncrl.runtime.ipc.link import Link
 
 WAITING = 1024
 """Number of waiting messages from which on no call starts."""
 _BEARER = b"Bearer "
+
+
+class Outbound(Protocol):
+    """A receiver of messages: the link to the coordinator, or what plays its part."""
+
+    async def send(self, message: Message, *buffers: bytes) -> None:
+        """Send a message and its buffers."""
+        ...
 
 
 class PlayedSessions:
@@ -89,7 +97,7 @@ class PlayedSessions:
         """Send a message behind all others."""
         self._queue.send_nowait((message, buffers))
 
-    async def send(self, link: Link) -> None:
+    async def send(self, link: Outbound) -> None:
         """Send the messages, until `hush`."""
         async for message, buffers in self._queued:
             await link.send(message, *buffers)

@@ -16,9 +16,9 @@ class TaskConfig(Section, frozen=True):
 
     resumable = ("sandbox", "verdict_s")
 
-    name: Annotated[str, BASIC, Meta(description="a reasoning-gym data set, or `jsonl`")] = (
-        "spell_backward"
-    )
+    name: Annotated[
+        str, BASIC, Meta(description="a reasoning-gym data set, `jsonl`, or `seeds`")
+    ] = "spell_backward"
     params: Annotated[
         dict[str, Any], Meta(description="the reasoning-gym data set's own parameters")
     ] = {}

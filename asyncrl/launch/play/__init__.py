@@ -1,0 +1,1 @@
+"""`asyncrl play`: one episode, or one response, in the foreground."""
