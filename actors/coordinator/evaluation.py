@@ -6,14 +6,13 @@ Invariant: every answer of one evaluation was sampled under one version, or is c
 The version is pinned in the engines when it is committed. They serve it to the evaluation's leases
 alone until every answer is judged; training and its publications continue meanwhile. If an engine
 holds one version only (`Capabilities.keeps_versions`), the next publication waits for the last
-answer. Agents' tools may take long: with agents it waits for `hold_s` seconds, and then the rest is
-answered under the current version, as mixed. If the last engine with the version is lost, the
-evaluation is dropped by name, and the next version is evaluated instead.
+answer, for `evaluation.hold_s` seconds; then the rest is answered under the current version, as
+mixed: one long answer, or an agent's slow tool, must not hold training. If the last engine with the
+version is lost, the evaluation is dropped by name, and the next version is evaluated instead.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -40,14 +39,13 @@ PERFECT = 1.0
 class EvaluationPlan(NamedTuple):
     """Plan of a run's evaluations: the held-out `prompts`, by their index, and the `labels` of
     their tasks, where there are several; every `every`-th version, 0 for none but the first and the
-    last; how often each prompt is answered beside the greedy answer (`sampling`); and the seconds
-    for which an engine that holds one version gets no other meanwhile (`hold_s`)."""
+    last; and how often each prompt is answered beside the greedy answer, and for how many seconds
+    an engine that holds one version gets no other meanwhile (`sampling`)."""
 
     prompts: range
     labels: list[str]
     every: int
     sampling: EvaluationConfig
-    hold_s: float
 
 
 def evaluation_plan(config: Config, source: PromptSource) -> EvaluationPlan:
@@ -58,7 +56,6 @@ def evaluation_plan(config: Config, source: PromptSource) -> EvaluationPlan:
         [source.label("evaluation", prompt_index) for prompt_index in prompts],
         config.train.eval_every,
         config.evaluation,
-        config.agent.eval_s if config.agent.run else math.inf,
     )
 
 
@@ -127,7 +124,7 @@ class Evaluation:
     def _mixing(self) -> bool:
         """True if the remaining prompts may be answered under any version."""
         held_s = self._clock.now() - self._since
-        return not self._engines.keeps and held_s >= self._plan.hold_s
+        return not self._engines.keeps and held_s >= self._plan.sampling.hold_s
 
     def start(self, version: int) -> None:
         """Start the evaluation of `version`, which is pinned in every engine that serves it."""
@@ -135,7 +132,7 @@ class Evaluation:
         self._since = self._clock.now()
         self._correct, self._right = {}, {}
         self._verdicts = {False: 0, True: 0}
-        pinned = version if self._engines.keeps or math.isinf(self._plan.hold_s) else None
+        pinned = version if self._engines.keeps else None
         self._asked_prompts = [
             prompt_index
             for prompt_index in self._plan.prompts

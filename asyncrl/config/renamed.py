@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 MOVED = {
     "task.choice": "task.curriculum",
+    "agent.eval_s": "evaluation.hold_s",
     "rollout.max_hops": "rollout.max_resumes",
     "run.lease_s": "rollout.lease_s",
     "run.reward_actors": "reward.actors",

@@ -45,7 +45,7 @@ CAUSES = (
     _BadEnd(  # the last version is evaluated before the end, by agents too
         r"the last checkpoint was not written",
         r"checkpoint_fails",
-        lambda c: AFTERMATH_S + (c.agent.eval_s + c.agent.episode_s if c.agent.run else 0.0),
+        lambda c: AFTERMATH_S + (c.evaluation.hold_s + c.agent.episode_s if c.agent.run else 0.0),
     ),
     _BadEnd(
         r"stands still|coordinator-0 ended with exit code 0",

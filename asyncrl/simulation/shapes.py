@@ -122,6 +122,8 @@ def _settings(seed: int) -> Settings:
             "temperature": sampling.choice((0.6, 1.0)),
             "pass_at": sampling.sample(range(1, samples + 1), sampling.randint(0, samples)),
         }
+    hold_s = random.Random(f"hold/{seed}").choice((2.0, 300.0))
+    settings["evaluation"] = settings.get("evaluation", {}) | {"hold_s": hold_s}
     if random.Random(f"passes/{seed}").random() < 0.25:
         settings["train"]["passes"] = 2  # so micro-batches wait until their step is closed
     mixing = random.Random(f"mix/{seed}")
@@ -445,7 +447,10 @@ def drawn_agents(seed: int) -> Shape:
         "actors": draw.choice((1, 2)),
         "concurrency": draw.choice((1, 2, 4)),
         "episode_s": late * pace * draw.choice((40.0, 200.0)),
-        "eval_s": draw.choice((2.0, 300.0)),
+    }
+    evaluation = settings.get("evaluation", {})
+    settings["evaluation"] = evaluation | {"hold_s": draw.choice((2.0, 300.0))}
+    settings["agent"] |= {
         "max_calls": draw.choice((3, 8, 8)),
         "attempts": draw.choice((2, 3)),
         "mask_failed": draw.choice(((), ("search",), ("*",))),

@@ -152,15 +152,15 @@ async def test_the_loss_of_agents_that_thought_for_long_is_no_stall(
     await run_well(world, kill)
 
 
-@pytest.mark.parametrize(("eval_s", "mixed"), [(5.0, True), (500.0, False)])
+@pytest.mark.parametrize(("hold_s", "mixed"), [(5.0, True), (500.0, False)])
 async def test_agents_hold_up_an_engine_of_one_version_for_so_long(
-    eval_s: float, mixed: bool, autojump_clock: Any
+    hold_s: float, mixed: bool, autojump_clock: Any
 ) -> None:
     """A held-out episode takes a minute. With five seconds of it the next version comes meanwhile,
     and it says so; with more than it needs nothing is mixed."""
     world = AgentWorld(
         ScriptedAgents(held_out_s=30.0),
-        agent={"eval_s": eval_s},
+        evaluation={"hold_s": hold_s},
         engine={"kind": "sglang", "slots": 8, "chunk_tokens": 4, "context_tokens": 64},
         train={"steps": 12, "eval_every": 4},
         staleness={"max_lag": 4, "depth": 2},
@@ -176,7 +176,9 @@ async def test_agents_hold_up_an_engine_of_one_version_for_so_long(
 
 async def test_an_engine_that_keeps_versions_is_never_evaluated_mixed(autojump_clock: Any) -> None:
     world = AgentWorld(
-        ScriptedAgents(held_out_s=30.0), agent={"eval_s": 1.0}, train={"steps": 12, "eval_every": 4}
+        ScriptedAgents(held_out_s=30.0),
+        evaluation={"hold_s": 1.0},
+        train={"steps": 12, "eval_every": 4},
     )
     await run_well(world)
     figures = world.coordinator.parts.evaluation.figures

@@ -131,7 +131,7 @@ async def test_an_evaluation_says_what_is_due_and_gives_up_what_no_engine_has(
 
     pool = EnginePool()
     pool.add(EngineHandle(Deaf(Hello("rollout", 0, 0, 1), memory_links()[0]), 4))
-    plan = EvaluationPlan(range(2), ["", ""], 2, EvaluationConfig(), 60.0)
+    plan = EvaluationPlan(range(2), ["", ""], 2, EvaluationConfig(hold_s=60.0))
     store = EventStore(Experience(), MemoryLog())
     evaluation = Evaluation(store, pool, Starts(), RunClock(), plan, {})  # type: ignore[arg-type]
     assert evaluation.due(0, False) and evaluation.pump() == []

@@ -23,12 +23,13 @@ def slow_evaluation(request: Request) -> Script:
     return Script(np.full(left, 5, np.int32), np.full(left, -1.0, np.float32), 0.2, "stop")
 
 
-def world(kind: str) -> ScriptedWorld:
+def world(kind: str, hold_s: float = 300.0) -> ScriptedWorld:
     made = ScriptedWorld(
         configured(
             engine={"kind": kind, "slots": 8, "chunk_tokens": 4, "context_tokens": 64},
             rollout={"actors": 2, "attempts": 50, "group_size": 4},
             train={"steps": 12, "batch_groups": 2, "eval_every": 3},
+            evaluation={"hold_s": hold_s},
             staleness={"max_lag": 4, "depth": 2},
         )
     )
@@ -74,6 +75,24 @@ async def test_where_engines_keep_versions_training_does_not_wait(
         return trio.current_time() - began
 
     assert await seconds("scripted") < 0.7 * await seconds("sglang")
+
+
+async def test_a_slow_answer_holds_training_for_so_long_and_no_longer(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A held-out answer takes four seconds. With one second of patience the next version comes
+    meanwhile, the answer goes on under it, and the evaluation says so; every one is completed."""
+    began = trio.current_time()
+    await finished(world("sglang"))
+    patient_s = trio.current_time() - began
+    began = trio.current_time()
+    hasty = await finished(world("sglang", hold_s=1.0))
+    assert trio.current_time() - began < 0.8 * patient_s
+    evaluation, answered = hasty.coordinator.parts.evaluation, under(hasty)
+    assert max(figures.get("mixed", 0.0) for figures in evaluation.figures.values()) > 0
+    assert any(len(versions) > 1 for versions in answered.values())
+    assert evaluation.accuracy.keys() >= {0, 12}
+    assert "mixed" not in evaluation.figures[12], "the last one holds up nothing"
 
 
 async def test_an_engine_lost_during_an_evaluation_costs_no_answer(

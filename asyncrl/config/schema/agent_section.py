@@ -23,7 +23,6 @@ class AgentConfig(Section, frozen=True):
         "concurrency",
         "episode_s",
         "call_s",
-        "eval_s",
         "max_calls",
         "attempts",
         "sandbox",
@@ -62,16 +61,6 @@ class AgentConfig(Section, frozen=True):
         ),
     ] = 300.0
     call_s: Annotated[float, Meta(gt=0, description="seconds of one call")] = 600.0
-    eval_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description=(
-                "seconds for which the evaluation of a version delays the next one, where engines "
-                "keep only one; then the rest is answered as mixed"
-            ),
-        ),
-    ] = 300.0
     max_calls: Annotated[int, Meta(ge=1, description="calls of an attempt, at most")] = 32
     attempts: Annotated[
         int, Meta(ge=1, description="failed attempts after which an episode is dropped")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class EvaluationConfig(Section, frozen=True):
     """Evaluation: each held-out prompt is answered greedily, and by samples if set."""
 
+    resumable = ("hold_s",)
+
     weights: Annotated[
         Literal["current", "ema"],
         Meta(description="weights that are evaluated: a version's own, or the average (train.ema)"),
@@ -28,6 +30,17 @@ class EvaluationConfig(Section, frozen=True):
         tuple[Count, ...],
         Meta(description="each k of pass@k: at least one of k such answers is right"),
     ] = ()
+
+    hold_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description=(
+                "seconds for which the evaluation of a version delays the next one, where engines "
+                "keep only one; then the rest is answered as mixed"
+            ),
+        ),
+    ] = 300.0
 
     def contradictions(self, whole: Config) -> Contradictions:
         if self.pass_at and max(self.pass_at) > self.samples:
