@@ -86,6 +86,7 @@ class Checker(CheckedRun):
         self._filtered = 0  # units without a signal in a row
         self._signals = 0  # complete groups when this life began
         self._evaluated: set[int | None] = set()  # versions whose accuracy this life began with
+        self._mixed: set[int | None] = set()  # versions evaluated by answers of later ones, too
         self._heard: dict[str, float] = {}  # when each start said anything last
         self._wrong: set[str] = set()  # starts that received other weights than were sent
         self._witnesses()
@@ -170,7 +171,16 @@ class Checker(CheckedRun):
         lag = update.lag_max
         self.hold("ledger", lag <= self.max_lag, "the display shows a lag of {}", lag)
         weights = self.weights_of("evaluation", update.accuracy_version)
-        exact = not (self.refused or self.reference.buried["evaluation"] or self.config.agent.run)
+        mixed = update.accuracy_version in self._mixed
+        self.hold(
+            "evaluation",
+            mixed or bool(self.config.agent.run) or "mixed" not in update.evaluated,
+            "answers of version {} are said to be mixed, and are not",
+            update.accuracy_version,
+        )
+        exact = not (
+            mixed or self.refused or self.reference.buried["evaluation"] or self.config.agent.run
+        )
         if weights is not None and exact:
             held_out = [self.prompts.ids("evaluation", n) for n in self.prompts.evaluation_items()]
             due = policy.accuracy(
@@ -387,7 +397,12 @@ class Checker(CheckedRun):
             if call.holder and call.group is group:
                 self.leases.ended(call, event.reason, failed=False)
         # its last answers may be lost where its accuracy, which is written before them, is not
-        known = group.event.version in self._evaluated
+        version = group.admitted_version if group.event.version is None else group.event.version
+        if event.reason == "evaluation" and any(
+            sampled_by != version for seen in members for sampled_by in seen.versions
+        ):
+            self._mixed.add(version)
+        known = version in self._evaluated
         unjudged = any(seen.verdict is None for seen in members)
         if group.event.split == "evaluation" and unjudged and not known:
             self.schedule.given_up()

@@ -104,8 +104,8 @@ def admitted(run: CheckedRun, event: e.Admitted) -> None:
         )
     else:
         answers = run.config.evaluation.samples if event.sampled else 1
-        # engines that hold one version do not wait for agents without end
-        keeps = capabilities(run.config.engine.kind).keeps_versions or not run.config.agent.run
+        # engines that hold one version do not wait for an answer without end
+        keeps = capabilities(run.config.engine.kind).keeps_versions
         run.hold(
             "evaluation",
             event.size == answers and (event.version is not None) == keeps,
