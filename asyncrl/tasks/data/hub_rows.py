@@ -9,6 +9,7 @@ from asyncrl.config.errors import installs
 from asyncrl.config.paths import HUB
 from asyncrl.escape import escaped
 from asyncrl.tasks import TaskError
+from asyncrl.tasks.data.arrow_library import arrow
 
 SPLIT = "train"
 """The split of a name without one."""
@@ -72,6 +73,7 @@ class HubRows:
 
 def _loaded(path: str) -> Any:
     """The data set: from the cache if it is there, so that all processes read the same."""
+    arrow(path)
     try:
         import datasets
     except ModuleNotFoundError as error:
@@ -79,6 +81,7 @@ def _loaded(path: str) -> Any:
             f"task.path is {path!r}, which the package datasets loads: {installs('datasets')}, or "
             "give the path of its files"
         ) from error
+    datasets.disable_progress_bars()  # they have a thread
     wanted = HubName.of(path)
     errors = list[Exception]()
     for local in (True, False):
