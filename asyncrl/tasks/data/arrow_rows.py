@@ -22,7 +22,15 @@ PARQUET, FILE, STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 
 
 class ArrowRows:
-    """The rows of a Parquet file, or of an Arrow file, as `datasets` keeps them."""
+    """The rows of a Parquet file, or of an Arrow file, as `datasets` keeps them.
+
+    >>> import pyarrow, tempfile
+    >>> from pyarrow import feather
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     feather.write_feather(pyarrow.table({"prompt": ["1 + 1 ="]}), f"{folder}/a.arrow")
+    ...     ArrowRows(Path(folder, "a.arrow")).row(0)
+    {'prompt': '1 + 1 ='}
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises TaskError where the file is not what its first bytes say, and OSError."""
