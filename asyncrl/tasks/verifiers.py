@@ -36,10 +36,11 @@ import inspect
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from asyncrl.config.errors import ConfigError
-from asyncrl.config.plugins import Registry, reason
+from asyncrl.config.plugins import Registry, module_and_name, reason
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import NoReward, Several, TaskError, as_number
 from asyncrl.tasks.answer import Answer
@@ -154,7 +155,7 @@ function of 'os' if you trust it, as its code would be run
         """Languages of the lines that were checked whose answers are run as programs."""
         self.empty = 0
         """Lines that were checked whose expected answer, for `exact`, is empty."""
-        self._module = default.partition(":")[0] if ":" in default else ""
+        self._module = (module_and_name(default) or ("", ""))[0]
         try:
             self._resolved = {default: _checked(default, self._of_settings(default))}
             self._offered = _offered(self._module) if self._module else {}
@@ -195,23 +196,20 @@ function of 'os' if you trust it, as its code would be run
         return self._resolved[name]
 
     def _of_settings(self, name: str) -> Verifier:
-        module, colon, _ = _parts(name)
+        _parts(name)
         try:
-            verifier = self._own.get(name) or VERIFIERS.find(name)
+            return self._own.get(name) or VERIFIERS.find(name)
         except ConfigError as error:
             raise LookupError(str(error).removesuffix(".")) from error
-        if colon and getattr(verifier, "__module__", "") != module:
-            raise LookupError(f"{module!r} defines no function {name.partition(':')[2]!r}")
-        return verifier
 
     def _of_data(self, name: str) -> Verifier:
-        module, colon, function = _parts(name)
-        if not colon:
+        module, function = _parts(name)
+        if not module:
             return self._own.get(name) or VERIFIERS.find(name)
-        if module != self._module:
+        if module not in self._names:
             raise LookupError(
-                f"{name!r} names a module that run.toml does not: set task.verifier to a "
-                f"function of {module!r} if you trust it, "
+                f"{name!r} names a {'file' if '/' in module else 'module'} that run.toml does not: "
+                f"set task.verifier to a function of {module!r} if you trust it, "
                 f"as its code would be run"
             )
         if function not in self._offered:
@@ -221,24 +219,32 @@ function of 'os' if you trust it, as its code would be run
             )
         return self._offered[function]
 
+    @property
+    def _names(self) -> set[str]:
+        """The ways in which a line may write the module or file that run.toml names."""
+        path = Path(self._module)
+        return {self._module, *([path.name, f"./{path.name}"] if path.is_absolute() else [])}
 
-def _parts(name: str) -> tuple[str, str, str]:
-    """Module, colon and function of a name; the colon of a built-in one is empty. Raises
+
+def _parts(name: str) -> tuple[str, str]:
+    """Module or file, and function of a name; those of a built-in one are empty. Raises
     LookupError."""
-    module, colon, function = name.partition(":")
-    if name not in VERIFIERS and not colon:
+    if name in VERIFIERS:
+        return "", ""
+    if ":" not in name:
         close = difflib.get_close_matches(name, list(VERIFIERS), n=1)
         raise LookupError(
             f"no verifier is called {name!r}"
             + (
                 f"; did you mean {close[0]!r}?"
                 if close
-                else f"; there are {', '.join(VERIFIERS)}, and module:function"
+                else f"; there are {', '.join(VERIFIERS)}, module:function and ./file.py:function"
             )
         )
-    if colon and (not module or not function):
+    module, _, function = name.rpartition(":")
+    if not module or not function:
         raise LookupError(f"{name!r} is not module:function: give both")
-    return module, colon, function
+    return module, function
 
 
 def _offered(module: str) -> Mapping[str, Verifier]:
@@ -261,7 +267,7 @@ def _offered(module: str) -> Mapping[str, Verifier]:
 def _checked(name: str, verifier: Any) -> Verifier:
     """Check a verifier. Raises LookupError if it is not a function, or its rewards are misnamed."""
     if not callable(verifier) or isinstance(verifier, type):
-        module, _, function = name.partition(":")
+        module, _, function = name.rpartition(":")
         raise LookupError(f"{module!r} defines no function {function!r}")
     try:
         names(verifier)

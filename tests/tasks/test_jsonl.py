@@ -411,7 +411,7 @@ def test_a_line_may_name_functions_of_the_module_that_run_toml_names_and_of_no_o
     [
         ("{}:third", "has no third"),
         ("{}:number", "defines no"),
-        ("{}:system", "defines no"),
+        ("{}:system", "takes"),
         ("{}:Helper", "defines no"),
         ("no_such_module:f", "PYTHONPATH"),
     ],

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from asyncrl.config.plugins import Named
-from asyncrl.config.schema.section import BASIC, PATH, Count, Section
+from asyncrl.config.schema.section import BASIC, CODE, PATH, Count, Section
 from asyncrl.config.selection_names import CURRICULA
 
 
@@ -91,6 +91,7 @@ class TaskConfig(Section, frozen=True):
     ] = ()
     mix: Annotated[
         dict[str, Any],
+        CODE,
         Meta(
             description=(
                 "several tasks: for each label a table of settings that override [task]'s "
