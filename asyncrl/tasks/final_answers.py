@@ -156,9 +156,9 @@ _SAMES = re.compile("|".join(re.escape(name) + "(?![a-zA-Z])" for name in _SAME)
 
 def plain_latex(text: str) -> str:
     r"""A text in the one form that those have which differ by typesetting alone: spaces, sizes of
-    brackets, `\dfrac`, dollars, degrees and percent signs, units, `x =` before a value.
+    brackets, `\tfrac`, dollars, degrees and percent signs, units, `x =` before a value.
 
-    >>> plain_latex(r"$x = \dfrac12\,\text{ cm}$"), plain_latex(r"\left(1,\, 2\right)")
+    >>> plain_latex(r"$x = \tfrac12\,\text{ cm}$"), plain_latex(r"\left(1,\, 2\right)")
     ('\\frac{1}{2}', '(1,2)')
     """
     text = unicodedata.normalize("NFC", text).strip()

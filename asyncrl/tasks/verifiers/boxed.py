@@ -13,7 +13,7 @@ class Boxed(BuiltIn):
     """1 if what the last whole box holds is the expected answer, as a number or as a text in which
     the ways to typeset one thing are one (`same_final`).
 
-    >>> Boxed()(r"So \\boxed{\\dfrac{1}{2}}.", {"answer": "1/2"}), Boxed()("1/2", {"answer": "1/2"})
+    >>> Boxed()(r"So \\boxed{\\tfrac{1}{2}}.", {"answer": "1/2"}), Boxed()("1/2", {"answer": "1/2"})
     (1.0, 0.0)
     """
 

@@ -15,8 +15,8 @@ _LETTER = re.compile(r"\(?([A-Ja-j])[).:]?")
 class ChosenLetter(BuiltIn):
     """1 if the letter that the response chooses is the line's, A to J, however it is written.
 
-    >>> [ChosenLetter()(text, {"answer": "B"}) for text in ("(B)", "The answer is B.", "b", "A or B")]
-    [1.0, 1.0, 1.0, 0.0]
+    >>> [ChosenLetter()(text, {"answer": "B"}) for text in ("(B)", "It is b. Answer: B", "A or B")]
+    [1.0, 1.0, 0.0]
     """
 
     kind: ClassVar[str] = "choice"

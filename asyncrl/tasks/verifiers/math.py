@@ -22,11 +22,11 @@ _TOWER = re.compile(r"(?:\^|\*\*)[\s{(]*[0-9]+[\s})]*(?:\^|\*\*)")
 
 
 class Math(BuiltIn):
-    r"""1 if the answer in the last box, or at the end of a response without one, equals the expected
-    one: numbers, expressions, sets, intervals, matrices, equations. What is written alike is right
-    without a computation; what sympy would compute for minutes is wrong.
+    r"""1 if the answer in the last box, or at the end of a response without one, equals the
+    expected one: numbers, expressions, sets, intervals, matrices, equations. What is written alike
+    is right without a computation; what sympy would compute for minutes is wrong.
 
-    >>> Math()(r"So $\boxed{\dfrac12}$.", {"answer": "1/2"})
+    >>> Math()(r"So $\boxed{\tfrac12}$.", {"answer": "1/2"})
     1.0
     """
 
