@@ -17,6 +17,7 @@ import tomli_w
 
 from asyncrl.config.errors import ConfigError, ContradictionError
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
+from asyncrl.config.own_files import located, suggested
 from asyncrl.config.renamed import about_old_name, says_nothing
 from asyncrl.config.schema import VARIABLES, Config, Section
 from asyncrl.config.setting import (
@@ -64,10 +65,11 @@ def load(path: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> 
         _from_environment(environ),
         [_from_set(text) for text in sets],
     )
-    for settings in layers:
+    beside = path.absolute().parent if path else Path()
+    for settings, folder in zip(layers, (beside, Path(), Path()), strict=True):
         _forget_params_of_another_task(settings, values)
         for setting in settings:
-            _put(setting, values, sources)
+            _put(_found_from(folder, setting), values, sources)
     return _build(values, sources)
 
 
@@ -99,11 +101,12 @@ def render(config: Config, keys: Collection[str] = FIELDS) -> str:
                 parts.append("\n# Advanced:\n\n")
             value = _plain(lookup(config, field.key))
             parts.append(_comment(field))
-            parts.append(
-                tomli_w.dumps({section: {field.name: value}})
-                if field.is_table
-                else tomli_w.dumps({field.name: value})
-            )
+            if field.is_table:
+                parts.append(tomli_w.dumps({section: {field.name: value}}))
+            elif field.entries:
+                parts.append(f"{field.name} = [{_inline(value)}]\n")
+            else:
+                parts.append(tomli_w.dumps({field.name: value}))
         parts.append("\n")
     return "".join(parts).rstrip() + "\n"
 
@@ -113,6 +116,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [item.table() if isinstance(item, Correction) else item for item in value]
     return value
+
+
+def _inline(tables: Sequence[Mapping[str, Any]]) -> str:
+    """The items of a list of tables, each on a line of its own, however long."""
+    items = (
+        ", ".join(tomli_w.dumps({name: value}).strip() for name, value in table.items())
+        for table in tables
+    )
+    return "\n" * bool(tables) + "".join(f"    {{ {item} }},\n" for item in items)
 
 
 def _comment(field: Field) -> str:
@@ -281,6 +293,23 @@ def _forget_params_of_another_task(settings: Sequence[Setting], values: dict[str
     named = [setting.value for setting in settings if setting.path == ("task", "name")]
     if named and named[-1] != values.get("task.name", Config().task.name):
         values.pop("task.params", None)
+
+
+def _found_from(folder: Path, setting: Setting) -> Setting:
+    """The setting with each file of code that it names from `folder`. Raises ConfigError for a
+    module that Python cannot find where its file lies in the folder."""
+    field = FIELDS.get(".".join(setting.path[:2]))
+    if field is None or not field.is_code:
+        return setting
+    value = located(setting.value, folder)
+    text, file = suggested(value, folder)
+    if file:
+        where = "beside run.toml" if folder != Path() else "here"
+        raise ConfigError(
+            f"{setting.source}: {field.key} names {quoted(text)}, and no such module is on "
+            f"PYTHONPATH; to name the file that lies {where}, write {file}."
+        )
+    return setting._replace(value=value)
 
 
 def _put(setting: Setting, values: dict[str, Any], sources: dict[str, str]) -> None:

@@ -1,28 +1,36 @@
-"""Settings that name code: something of asyncrl's by its name, or a user's own by `module:name`.
+"""Settings that name code: something of asyncrl's by its name, or a user's own by `module:name` or
+`./file.py:name`.
 
 Such a setting has the mark `Named` in its type, and a `Registry` finds the object. Invariant: a
 module is imported for a setting of run.toml, a variable or `--set`, and never for names in data
 (docs/security.md). It is imported at the first use of the object, in each process that uses it; so
-it must be importable there (PYTHONPATH).
+it must be importable there (PYTHONPATH), or the file be there (`own_files.py`).
 """
 
 from __future__ import annotations
 
+import difflib
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from asyncrl.config import own_files
 from asyncrl.config.errors import ConfigError
 
 T = TypeVar("T")
 SHOWN = 200
 """Characters of a foreign error in a message."""
+OWN = "module:name or ./file.py:name"
+"""The forms of a user's own, in words."""
 
 
 class Named(NamedTuple):
-    """Mark of a string setting: one of `names`, or the `module:name` of a user's own `kind`.
+    """Mark of a string setting: one of `names`, or a user's own `kind` by `module:name` or
+    `./file.py:name`.
 
     `kind: Annotated[str, Named("engine", ("embedded", "sglang"))]`
     """
@@ -31,14 +39,16 @@ class Named(NamedTuple):
     names: tuple[str, ...]
 
     def allows(self, text: str) -> bool:
-        """True for a known name, and for a text of the form `module:name`.
+        """True for a known name, and for a text of the form `module:name` or `./file.py:name`.
 
         >>> Named("engine", ("sglang",)).allows("my.engines:Echo")
+        True
+        >>> Named("engine", ("sglang",)).allows("../engines.py:Echo")
         True
         >>> Named("engine", ("sglang",)).allows("sglagn")
         False
         """
-        return text in self.names or _split(text) is not None
+        return text in self.names or module_and_name(text) is not None
 
 
 class Registry(Generic[T]):
@@ -75,14 +85,14 @@ class Registry(Generic[T]):
         return Named(self.kind, tuple(self))
 
     def find(self, text: str) -> T:
-        """The one called `text`: a built-in name or `module:name`. Raises ConfigError."""
+        """The one called `text`: a built-in name, or a user's own. Raises ConfigError."""
         own = self._built_in.get(text, text)
         if not isinstance(own, str):
             return own
-        if _split(own) is None:
+        if module_and_name(own) is None:
             raise ConfigError(
-                f"{text!r} names no {self.kind}: give {', '.join(self)} or the module:name of one "
-                "of your own."
+                f"{text!r} names no {self.kind}: give {', '.join(self)}, or the {OWN} of one of "
+                "your own."
             )
         loaded = load_named(own, self.kind)
         if problem := self._wrong(loaded):
@@ -119,30 +129,59 @@ def in_folder(package: str, base: type) -> dict[str, Any]:
     return found
 
 
+def file_names(folder: str) -> tuple[str, ...]:
+    """The names of the modules in a folder of asyncrl, for a setting whose registry is above the
+    settings; none is imported.
+
+    >>> "exact" in file_names("tasks/verifiers")
+    True
+    """
+    path = Path(__file__).parents[1] / folder
+    return tuple(sorted(module.name for module in iter_modules([str(path)])))
+
+
 def load_named(text: str, kind: str) -> Any:
-    """The object called `module:name`; `kind` is the word for it in messages. Raises ConfigError.
+    """The object called `module:name` or `./file.py:name`; `kind` is the word for it in messages.
+    Raises ConfigError.
 
     >>> load_named("math:pi", "number")
     3.141592653589793
     """
-    parts = _split(text)
+    parts = module_and_name(text)
     if parts is None:
-        raise ConfigError(f"{text!r} names no {kind}: give the module:name of one of your own.")
+        raise ConfigError(f"{text!r} names no {kind}: give the {OWN} of one of your own.")
     module, name = parts
+    of_file = own_files.split(text) is not None
+    cannot = f"the {kind} {text!r} cannot be loaded, because"
     try:
-        imported = import_module(module)
+        imported = own_files.imported(module) if of_file else import_module(module)
         found = hasattr(imported, name)  # a module may have a __getattr__
-    except (Exception, SystemExit) as error:  # a user's module may raise anything
+    except own_files.NoFile as error:
         raise ConfigError(
-            f"the {kind} {text!r} cannot be loaded, because {module} cannot be imported "
-            f"({reason(error)}); put its folder on PYTHONPATH, or fix it."
+            f"{cannot} {error}; give the path of a file, as from the folder of run.toml."
+        ) from None
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        cure = "fix it" if of_file else "put its folder on PYTHONPATH, or fix it"
+        raise ConfigError(
+            f"{cannot} {module} cannot be imported ({_where(error, module)}{reason(error)}); "
+            f"{cure}."
         ) from error
     if not found:
-        raise ConfigError(
-            f"the {kind} {text!r} cannot be loaded, because {module} has no {name}; give the name "
-            "of one that it has."
-        )
+        near = difflib.get_close_matches(name, dir(imported), n=1)
+        cure = f"did you mean {near[0]}?" if near else "give the name of one that it has."
+        raise ConfigError(f"{cannot} {module} has no {name}; {cure}")
     return getattr(imported, name)
+
+
+def _where(error: BaseException, path: str) -> str:
+    """The last line of a file that was run when the error was raised, in words; empty for another
+    module."""
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == path
+    ]
+    return f"line {lines[-1]}: " if lines else ""
 
 
 def reason(error: BaseException) -> str:
@@ -175,8 +214,24 @@ def derived_from(base: type) -> Callable[[Any], str]:
     return wrong
 
 
-def _split(text: str) -> tuple[str, str] | None:
-    """Module and name of `module:name`; None for any other text."""
+def module_and_name(text: str) -> tuple[str, str] | None:
+    """Module and name of `module:name`, path and name of `./file.py:name`; None for any other text.
+
+    >>> module_and_name("my.rewards:judge"), module_and_name("/a/rewards.py:judge")
+    (('my.rewards', 'judge'), ('/a/rewards.py', 'judge'))
+    """
+    if of_file := own_files.split(text):
+        return of_file
     module, _, name = text.partition(":")
     whole = all(part.isidentifier() for part in (*module.split("."), name))
     return (module, name) if whole else None
+
+
+def file_stem(text: str) -> str:
+    """The name, without its end, of the file in which the object called `text` probably is.
+
+    >>> file_stem("my.rewards:judge"), file_stem("/a/rewards.py:judge")
+    ('rewards', 'rewards')
+    """
+    module, _ = module_and_name(text) or (text, "")
+    return Path(module).stem if "/" in module else module.rpartition(".")[2]

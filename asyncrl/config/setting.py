@@ -17,7 +17,8 @@ import msgspec
 
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.loss_names import CORRECTIONS
-from asyncrl.config.plugins import Named
+from asyncrl.config.own_files import located
+from asyncrl.config.plugins import OWN, Named
 from asyncrl.config.renamed import VALUES
 from asyncrl.staleness.corrections import Correction
 
@@ -45,12 +46,14 @@ class Mark(Enum):
 
     PATH = "path"
     """It names a file or a directory: `~` at its start is the user's home."""
+    CODE = "code"
+    """It may name code of a user's own, as a setting with the mark `Named` does."""
 
 
 class Field(msgspec.Struct, frozen=True):
     """One setting: `key` is `section.name` (a section may lie in another: `engine.sglang`), `kind`
     its Python type (or the Literal), `allowed` its allowed values in words, `named` the mark of a
-    setting that names code."""
+    setting that names code. A setting that `is_code` may name code in its values, too."""
 
     key: str
     hint: Any
@@ -60,6 +63,7 @@ class Field(msgspec.Struct, frozen=True):
     named: Named | None = None
     tier: Tier = Tier.ADVANCED
     is_path: bool = False
+    is_code: bool = False
 
     @property
     def section(self) -> str:
@@ -96,7 +100,7 @@ class Field(msgspec.Struct, frozen=True):
     def words(self) -> str:
         """All allowed names, for the comment above it; empty where any is allowed."""
         listed = [*(self.choices or self.listed or self.entries)]
-        own = ["module:name"] if self.named or self.entries else []
+        own = OWN.split(" or ") if self.named or self.entries else []
         return ", ".join([*listed, *own])
 
     @property
@@ -106,7 +110,7 @@ class Field(msgspec.Struct, frozen=True):
 
 def _allowed(kind: Any, metas: list[msgspec.Meta], named: Named | None) -> str:
     if named is not None:
-        return f"one of {', '.join(named.names)}, or module:name"
+        return f"one of {', '.join(named.names)}, {OWN}"
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(get_args(kind))
     if get_origin(kind) is dict:
@@ -147,8 +151,18 @@ def field_of(section: str, name: str, hint: Any) -> Field:
         tier = next((mark for mark in rest if isinstance(mark, Tier)), tier)
     description = next((meta.description for meta in metas if meta.description), "")
     allowed = _allowed(kind, metas, named)
-    is_path = get_origin(hint) is Annotated and Mark.PATH in get_args(hint)
-    return Field(f"{section}.{name}", hint, kind, description, allowed, named, tier, is_path)
+    marks = get_args(hint) if get_origin(hint) is Annotated else ()
+    return Field(
+        f"{section}.{name}",
+        hint,
+        kind,
+        description,
+        allowed,
+        named,
+        tier,
+        is_path=Mark.PATH in marks,
+        is_code=Mark.CODE in marks or named is not None or kind == tuple[Correction, ...],
+    )
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -170,6 +184,8 @@ def checked(field: Field, value: Any, source: str) -> Any:
     """`value` as the setting's type. Raises ConfigError with `source`, the value and what is
     allowed."""
     problem = ""
+    if field.is_code:
+        value = located(value)
     if field.entries:
         return _listed(field, value, source)
     if field.listed and isinstance(value, str):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from asyncrl.config.errors import ConfigError
-from asyncrl.config.plugins import reason
+from asyncrl.config.plugins import file_stem, reason
 from asyncrl.os_errors import machine_lacks
 
 
@@ -40,7 +40,7 @@ def blamed(kind: str, name: str) -> Iterator[None]:
         if machine_lacks(error):
             raise
         frames = traceback.extract_tb(error.__traceback__)
-        files = {one.partition(":")[0].rpartition(".")[2] for one in name.split(", ")}
+        files = {file_stem(one) for one in name.split(", ")}
         own = [frame for frame in frames if Path(frame.filename).stem in files]
         last = (own or frames)[-1]
         raise StrategyError(

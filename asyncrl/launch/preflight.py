@@ -26,7 +26,8 @@ from asyncrl.config.fields import FIELDS, SECTIONS, lookup
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.loss_names import GROUP_WEIGHTS
 from asyncrl.config.mix import each, members, named
-from asyncrl.config.paths import exists, is_file, is_folder, is_hub_name, refuse_lost
+from asyncrl.config.paths import exists, is_file, is_folder, is_hub_name, refuse_lost, shown
+from asyncrl.config.plugins import module_and_name
 from asyncrl.config.ranks import settled_ranks
 from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
 from asyncrl.config.schema.engine_section import SERVER_TABLES
@@ -221,7 +222,8 @@ def check(
 
 def _opening(task: TaskConfig) -> str:
     """Words on the opening of a task, which imports the modules that settings name."""
-    modules = sorted({one.verifier.partition(":")[0] for one in each(task) if ":" in one.verifier})
+    named = (module_and_name(one.verifier) for one in each(task))
+    modules = sorted({shown(module) for module, _ in filter(None, named)})
     return (
         f"importing {', '.join(modules)}, and reading the data" if modules else "reading the data"
     )

@@ -11,6 +11,7 @@ from asyncrl.messages import Split
 from asyncrl.tasks import Task, as_number
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.judge_checks import opened
+from asyncrl.tasks.reward_forms import as_verifier
 from asyncrl.tasks.verifiers import Verifier, rewarded
 
 
@@ -51,9 +52,12 @@ class ListTask:
             "train": [dict(line) for line in train],
             "evaluation": [dict(line) for line in evaluation],
         }
-        self._verifier = verifier
         if not callable(verifier):
             raise ConfigError(f"a {type(verifier).__name__} is not a verifier: give a function.")
+        try:
+            self._verifier = as_verifier(verifier)
+        except LookupError as error:
+            raise ConfigError(f"{error}.") from None
         if not self._lines["train"]:
             raise ConfigError("a task needs at least one line to train on.")
         for split, lines in self._lines.items():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.mix import each, named
+from asyncrl.config.plugins import module_and_name
 from asyncrl.config.schema import TaskConfig
 from asyncrl.files import open_regular
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
@@ -40,9 +41,9 @@ def check_judging(config: TaskConfig, task: Task) -> None:
 
 
 def origins(config: TaskConfig) -> dict[str, str]:
-    """Origins of the task's prompts and verdicts, by name: files and the module of a verifier with
-    their SHA-256, and reasoning-gym with its version. Machines with the same origins judge
-    alike."""
+    """Origins of the task's prompts and verdicts, by name: files and the module or file of a
+    verifier with their SHA-256, and reasoning-gym with its version. Machines with the same origins
+    judge alike."""
     by_name = dict[str, str]()
     for member in each(config):
         by_name.update(_origins(member))
@@ -59,8 +60,10 @@ def _origins(config: TaskConfig) -> Iterator[tuple[str, str]]:
     for path in (config.path, config.eval_path):
         if path:
             yield path, data_digest(path)
-    module, of_module, _ = config.verifier.partition(":")
-    if of_module:
+    module, _ = module_and_name(config.verifier) or ("", "")
+    if "/" in module:
+        yield module, digest(Path(module))
+    elif module:
         try:
             spec = find_spec(module)
         except (ImportError, ValueError):  # its parent is not a package

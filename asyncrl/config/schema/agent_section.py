@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import PATH, Contradictions, Section
+from asyncrl.config.schema.section import CODE, PATH, Contradictions, Section
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -34,10 +34,11 @@ class AgentConfig(Section, frozen=True):
 
     run: Annotated[
         str | tuple[str, ...],
+        CODE,
         Meta(
             description=(
-                "the agent: `module:name`, a program and its arguments, or `http` for programs "
-                "that fetch episodes; empty: none, a rollout is one turn"
+                "the agent: `module:name`, `./file.py:name`, a program and its arguments, or "
+                "`http` for programs that fetch episodes; empty: none, a rollout is one turn"
             )
         ),
     ] = ""

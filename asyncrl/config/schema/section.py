@@ -30,6 +30,9 @@ BASIC = Tier.BASIC
 PATH = Mark.PATH
 """Mark of a setting that names a file or a directory, in its type."""
 
+CODE = Mark.CODE
+"""Mark of a setting that may name code, in its type, where it has other values than names."""
+
 EVERY = ("*",)
 """All settings of a section, as its `resumable`."""
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.plugins import Named
-from asyncrl.config.schema.section import BASIC, PATH, Count, Section
+from asyncrl.config.plugins import Named, file_names
+from asyncrl.config.schema.section import BASIC, CODE, PATH, Count, Section
 from asyncrl.config.selection_names import CURRICULA
 
 
@@ -52,7 +52,7 @@ class TaskConfig(Section, frozen=True):
     ] = ""
     verifier: Annotated[
         str,
-        Named("verifier", ("exact", "number", "run")),
+        Named("verifier", file_names("tasks/verifiers")),
         BASIC,
         Meta(description="`data`: verifier of rows that name none"),
     ] = "exact"
@@ -109,6 +109,7 @@ class TaskConfig(Section, frozen=True):
     ] = ()
     mix: Annotated[
         dict[str, Any],
+        CODE,
         Meta(
             description=(
                 "several tasks: for each label a table of settings that override [task]'s "

@@ -17,7 +17,6 @@ import numpy as np
 
 from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Split
-from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import MaskedReward, NoReward, TaskError, as_number
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.data.data_set import DataSet, digest_of
@@ -26,10 +25,11 @@ from asyncrl.tasks.data.row_keys import keys_of, listed, nearest_key
 from asyncrl.tasks.data.row_reader import ReadRow
 from asyncrl.tasks.data.taught_rows import prompt_of
 from asyncrl.tasks.partial_credit import settled_reward
-from asyncrl.tasks.program_cases import CasesVerifier
 from asyncrl.tasks.prompt import ChatPrompt, Prompt, text_of
 from asyncrl.tasks.template import RIGHT
-from asyncrl.tasks.verifiers import VerifierTable, rewarded
+from asyncrl.tasks.verifier_table import VerifierTable
+from asyncrl.tasks.verifiers import NoAnswer, rewarded
+from asyncrl.tasks.verifiers.run import ProgramRun
 
 
 class DataTask:
@@ -51,7 +51,7 @@ class DataTask:
             raise TaskError("task.name = 'data' needs task.path, the data set of prompts")
         self._config = config
         self._exact = settled_reward(config) == "exact"
-        run = CasesVerifier(Bubblewrap(), config.verdict_s, all_or_nothing=self._exact)
+        run = ProgramRun(verdict_s=config.verdict_s, all_or_nothing=self._exact)
         self._verifiers = VerifierTable(config.verifier, run)
         train = held_out = DataSet(config.path, config.prompt_key, config.answer_key)
         own = not (config.eval_path and config.eval_size)
@@ -93,7 +93,7 @@ class DataTask:
     def _digest(self, rows: DataSet, index: int) -> int:
         """Check a row. Returns the digest of its prompt."""
         row = rows.row(index)
-        read, verifier = rows.read_as_it_is(index, row), None
+        read = rows.read_as_it_is(index, row)
         try:
             verifier = self._verifiers.find(_named(row))
             if isinstance(read.answer, list | dict) and ":" not in self._config.verifier:
@@ -102,10 +102,10 @@ class DataTask:
                     "task.answer_key, or a function of yours in task.verifier"
                 )
             self._verifiers.check(verifier, _entry(row, read))
+        except NoAnswer as error:
+            raise TaskError(f"{rows.place(index)}: {_no_answer(rows.form, row)}") from error
         except LookupError as error:
-            lacks = read.answer is None and verifier and not isinstance(verifier, CasesVerifier)
-            why = _no_answer(rows.form, row) if lacks else error
-            raise TaskError(f"{rows.place(index)}: {why}") from error
+            raise TaskError(f"{rows.place(index)}: {error}") from error
         return digest_of(read)
 
     @property

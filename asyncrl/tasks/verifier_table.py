@@ -32,106 +32,29 @@ may have other names.
 from __future__ import annotations
 
 import difflib
-import inspect
 import sys
-import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from asyncrl.config.errors import ConfigError
-from asyncrl.config.plugins import Registry, reason
-from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
-from asyncrl.tasks import NoReward, Several, TaskError, as_number
-from asyncrl.tasks.answer import Answer
+from asyncrl.config.plugins import Registry, in_folder, module_and_name, reason
+from asyncrl.tasks import TaskError
 from asyncrl.tasks.program_cases import CasesVerifier
-from asyncrl.tasks.written_numbers import same_number
-
-Verifier = Callable[[Answer, Mapping[str, Any]], Any]
-"""`(answer, the line as a dict) -> reward`, or a mapping of rewards by name; may raise anything
-and be slow. The answer is a text that knows its `finish` and its length in `tokens`."""
-
-
-def exact(answer: str, entry: Mapping[str, Any]) -> float:
-    """1 if the answer is the expected text, up to white space at its ends and Unicode's equivalent
-    forms. A JSON number with a fraction or an exponent has no text of its own: it is compared as a
-    number (`4.0` = `4`), and an integer by its digits."""
-    expected = entry["answer"]
-    if isinstance(expected, float):
-        return float(same_number(answer, expected))
-    return float(_plain(answer) == _plain(str(expected)))
-
-
-def number(answer: str, entry: Mapping[str, Any]) -> float:
-    """1 if the answer is a number equal to the expected one (`1,000` = `1e3` = `1000.0`); the forms
-    are those of `written_numbers.py`."""
-    return float(same_number(answer, entry["answer"]))
-
-
-def _plain(text: str) -> str:
-    return unicodedata.normalize("NFC", text).strip()
-
+from asyncrl.tasks.reward_forms import OwnVerifier, as_verifier
+from asyncrl.tasks.verifiers import BuiltIn, NoAnswer, Verifier, names
+from asyncrl.tasks.verifiers.exact import Exact
+from asyncrl.tasks.verifiers.run import ProgramRun
 
 OFFERED = "VERIFIERS"
 """The name of the mapping in a module of the user's."""
-SHOWN = 100
-"""Characters of a user's names that an error quotes, at most."""
 
 VERIFIERS: Registry[Verifier] = Registry(
     "verifier",
-    {"exact": exact, "number": number, "run": CasesVerifier(Bubblewrap())},
+    {kind: cls() for kind, cls in in_folder("asyncrl.tasks.verifiers", BuiltIn).items()},
     lambda verifier: "",
 )
 """Verifiers that `task.verifier` may name."""
-
-
-def names(verifier: Verifier) -> tuple[str, ...]:
-    """Names of the rewards that a verifier declares, in their order; none if it gives one
-    number. Raises LookupError if it does not declare a sequence of different names."""
-    declared = getattr(verifier, "rewards", None)
-    if declared is None:
-        return ()
-    listed = (
-        isinstance(declared, Sequence)
-        and not isinstance(declared, str)
-        and all(isinstance(name, str) and name.strip() for name in declared)
-    )
-    if not listed or not declared or len(set(declared)) < len(declared):
-        raise LookupError(
-            f"its function has rewards = {_shown(declared)}, which must be different names, as in "
-            "('right', 'brief')"
-        )
-    return tuple(declared)
-
-
-def rewarded(verifier: Verifier, returned: Any) -> Any:
-    """Return the reward of a verifier, as `Several` in their order if it declares names.
-    Raises NoReward if it returned other names, and for a reward that is no number,
-    or too large a one."""
-    expected = names(verifier)
-    if not expected:
-        if isinstance(returned, Mapping):
-            raise NoReward(
-                f"unnamed rewards: a verifier that returns {_shown(list(returned))} must have "
-                "these names as its rewards"
-            )
-        return returned
-    if not isinstance(returned, Mapping):
-        raise NoReward(
-            f"other rewards: a {type(returned).__name__} was returned, where {_shown(expected)} "
-            "are its rewards"
-        )
-    if missing := [name for name in expected if name not in returned]:
-        raise NoReward(f"other rewards: without {_shown(missing)}")
-    if more := [name for name in returned if name not in expected]:
-        raise NoReward(
-            f"other rewards: {_shown(more)} among them, where {_shown(expected)} are its rewards"
-        )
-    return Several({name: as_number(returned[name], name) for name in expected})
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
 
 
 class VerifierTable:
@@ -146,7 +69,7 @@ class VerifierTable:
 function of 'os' if you trust it, as its code would be run
     """
 
-    def __init__(self, default: str, run: CasesVerifier | None = None) -> None:
+    def __init__(self, default: str, run: ProgramRun | None = None) -> None:
         """`run` is the verifier of that name, made from a task's settings. Raises TaskError."""
         self._default = default
         self._own = {"run": run} if run else {}
@@ -154,7 +77,7 @@ function of 'os' if you trust it, as its code would be run
         """Languages of the lines that were checked whose answers are run as programs."""
         self.empty = 0
         """Lines that were checked whose expected answer, for `exact`, is empty."""
-        self._module = default.partition(":")[0] if ":" in default else ""
+        self._module = (module_and_name(default) or ("", ""))[0]
         try:
             self._resolved = {default: _checked(default, self._of_settings(default))}
             self._offered = _offered(self._module) if self._module else {}
@@ -176,15 +99,14 @@ function of 'os' if you trust it, as its code would be run
         """Check that a line has what its verifier reads. Raises LookupError."""
         if isinstance(verifier, CasesVerifier):
             self.languages.add(verifier.language(line))
+        elif isinstance(verifier, BuiltIn):
+            verifier.check(line)
+            if isinstance(verifier, Exact) and not str(line["answer"]).strip():
+                self.empty += 1
+        elif isinstance(verifier, OwnVerifier):
+            verifier.check(line)
         elif "answer" not in line:
-            raise LookupError("Object missing required field `answer`")
-        elif verifier is number and not same_number(str(line["answer"]), line["answer"]):
-            raise LookupError(
-                f"its verifier is `number` and its answer {line['answer']!r} is not a number, as "
-                "`1234`, `1,234.5` or `1.2e3` are: write it as one, or name another verifier"
-            )
-        elif verifier is exact and not str(line["answer"]).strip():
-            self.empty += 1
+            raise NoAnswer
 
     def find(self, name: str) -> Verifier:
         """The verifier of a name in a line; an empty name is that of `task.verifier`. Raises
@@ -195,23 +117,20 @@ function of 'os' if you trust it, as its code would be run
         return self._resolved[name]
 
     def _of_settings(self, name: str) -> Verifier:
-        module, colon, _ = _parts(name)
+        _parts(name)
         try:
-            verifier = self._own.get(name) or VERIFIERS.find(name)
+            return self._own.get(name) or VERIFIERS.find(name)
         except ConfigError as error:
             raise LookupError(str(error).removesuffix(".")) from error
-        if colon and getattr(verifier, "__module__", "") != module:
-            raise LookupError(f"{module!r} defines no function {name.partition(':')[2]!r}")
-        return verifier
 
     def _of_data(self, name: str) -> Verifier:
-        module, colon, function = _parts(name)
-        if not colon:
+        module, function = _parts(name)
+        if not module:
             return self._own.get(name) or VERIFIERS.find(name)
-        if module != self._module:
+        if module not in self._names:
             raise LookupError(
-                f"{name!r} names a module that run.toml does not: set task.verifier to a "
-                f"function of {module!r} if you trust it, "
+                f"{name!r} names a {'file' if '/' in module else 'module'} that run.toml does not: "
+                f"set task.verifier to a function of {module!r} if you trust it, "
                 f"as its code would be run"
             )
         if function not in self._offered:
@@ -221,24 +140,32 @@ function of 'os' if you trust it, as its code would be run
             )
         return self._offered[function]
 
+    @property
+    def _names(self) -> set[str]:
+        """The ways in which a line may write the module or file that run.toml names."""
+        path = Path(self._module)
+        return {self._module, *([path.name, f"./{path.name}"] if path.is_absolute() else [])}
 
-def _parts(name: str) -> tuple[str, str, str]:
-    """Module, colon and function of a name; the colon of a built-in one is empty. Raises
+
+def _parts(name: str) -> tuple[str, str]:
+    """Module or file, and function of a name; those of a built-in one are empty. Raises
     LookupError."""
-    module, colon, function = name.partition(":")
-    if name not in VERIFIERS and not colon:
+    if name in VERIFIERS:
+        return "", ""
+    if ":" not in name:
         close = difflib.get_close_matches(name, list(VERIFIERS), n=1)
         raise LookupError(
             f"no verifier is called {name!r}"
             + (
                 f"; did you mean {close[0]!r}?"
                 if close
-                else f"; there are {', '.join(VERIFIERS)}, and module:function"
+                else f"; there are {', '.join(VERIFIERS)}, module:function and ./file.py:function"
             )
         )
-    if colon and (not module or not function):
+    module, _, function = name.rpartition(":")
+    if not module or not function:
         raise LookupError(f"{name!r} is not module:function: give both")
-    return module, colon, function
+    return module, function
 
 
 def _offered(module: str) -> Mapping[str, Verifier]:
@@ -261,35 +188,15 @@ def _offered(module: str) -> Mapping[str, Verifier]:
 def _checked(name: str, verifier: Any) -> Verifier:
     """Check a verifier. Raises LookupError if it is not a function, or its rewards are misnamed."""
     if not callable(verifier) or isinstance(verifier, type):
-        module, _, function = name.partition(":")
+        module, _, function = name.rpartition(":")
         raise LookupError(f"{module!r} defines no function {function!r}")
     try:
         names(verifier)
         _ = getattr(verifier, "executes", False)
-        _refuse_other_calls(verifier)
+        return verifier if isinstance(verifier, BuiltIn) else as_verifier(verifier)
     except LookupError:
         raise
     except Exception as error:  # an attribute of the user's object is code, too
         raise LookupError(
             f"its function cannot be looked at ({reason(error)}): repair it"
         ) from error
-    right: Verifier = verifier
-    return right
-
-
-def _refuse_other_calls(verifier: Callable[..., Any]) -> None:
-    """Raise LookupError for a function that cannot be called as a verifier is, or is `async`."""
-    called = type(verifier).__call__
-    if inspect.iscoroutinefunction(verifier) or inspect.iscoroutinefunction(called):
-        raise LookupError("its function is async, and a verifier returns its reward: make it `def`")
-    try:
-        signature = inspect.signature(verifier)
-    except (TypeError, ValueError):  # a built-in function without a signature
-        return
-    try:
-        signature.bind("answer", {})
-    except TypeError as error:
-        raise LookupError(
-            f"its function takes {signature}, and a verifier is called with two arguments, the "
-            f"answer and its line ({error}): wrap it in one that does"
-        ) from None
