@@ -35,6 +35,7 @@ from asyncrl.sandbox.zygote import Zygote
 from asyncrl.tasks import MaskedReward, NoReward, Several, Task, as_number, open_task
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.error_spans import token_spans
+from asyncrl.tasks.judge_request import TEXT_BYTES, JudgeRequest
 from asyncrl.tasks.mixed import executed_prompts
 from asyncrl.tasks.text import Tokenizer
 
@@ -42,6 +43,8 @@ SAID = 200
 """Characters of an exception's text that a verdict keeps."""
 CAUSES = 8
 """Errors behind an error that are looked at."""
+TOO_LONG = "too long for the judge"
+"""Kind of the reason of an answer whose texts a judge is not sent."""
 LARGEST = 1e38
 """Largest reward of either sign, as `asyncrl.algorithms.advantages` has it. A larger one could not
 be trained."""
@@ -74,18 +77,32 @@ class VerifyRequest(msgspec.Struct, frozen=True, array_like=True):
     prompt: bytes = b""
 
 
-class TimedVerdict(msgspec.Struct, frozen=True, array_like=True):
+class TimedVerdict(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """From a worker: the verdict, and the seconds the verifier took."""
 
     verdict: Verdict
     seconds: float
 
 
+Reply = TimedVerdict | JudgeRequest
+"""From a worker: a verdict, or what a judge on a server is to be asked for one."""
+
+
+def reply_of(body: bytes) -> Reply:
+    """A worker's reply. Raises ValueError if it is none."""
+    try:
+        reply: Reply = msgspec.msgpack.decode(body, type=Reply)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    return reply
+
+
 def judge(
     task: Task, tokenizer: Tokenizer, answer: VerifyRequest, *, strict: bool = False
-) -> TimedVerdict:
-    """Judge an answer with the task's verifier. Whatever the verifier raises becomes a verdict,
-    which names the sandbox where it is `strict` and may be the cause."""
+) -> Reply:
+    """Judge an answer with the task's verifier, or return what a judge is to be asked. Whatever the
+    verifier raises becomes a verdict, which names the sandbox where it is `strict` and may be the
+    cause."""
     start = time.perf_counter()
     try:
         ids = np.frombuffer(answer.ids, "<i4").tolist()
@@ -98,6 +115,8 @@ def judge(
             prompt=tokenizer.decode(prompt, special=True),
         )
         value = task.verify(answer.split, answer.prompt_index, text)
+        if isinstance(value, JudgeRequest):
+            return _bounded(value)
         verdict = read(value)
         if isinstance(verdict, Scored) and isinstance(value, MaskedReward):
             errors = token_spans(value.errors, text, ids, tokenizer.decode)
@@ -109,6 +128,14 @@ def judge(
     except BaseException as error:  # noqa: BLE001 (a user's code may raise SystemExit too)
         verdict = NoVerdict(said(error, strict=strict))
     return TimedVerdict(verdict, time.perf_counter() - start)
+
+
+def _bounded(request: JudgeRequest) -> Reply:
+    """The request, unless its texts are too long for a frame."""
+    texts = (request.question, request.answer, request.expected)
+    if sum(len(text.encode(errors="replace")) for text in texts) > TEXT_BYTES:
+        return TimedVerdict(NoVerdict(f"{TOO_LONG}: over {TEXT_BYTES:,} bytes"), 0.0)
+    return request
 
 
 def said(error: BaseException, *, strict: bool) -> str:

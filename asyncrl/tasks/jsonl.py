@@ -27,6 +27,7 @@ from asyncrl.messages import Split
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import MaskedReward, NoReward, TaskError, as_number
 from asyncrl.tasks.answer import Answer
+from asyncrl.tasks.judge_request import JudgeRequest
 from asyncrl.tasks.line_hints import hint
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.tasks.program_cases import CasesVerifier
@@ -149,6 +150,8 @@ class JsonlTask:
         reward: float = rewarded(verifier, verifier(Answer.of(answer), entry))
         if self._exact and isinstance(reward, MaskedReward):
             return MaskedReward(_exactly(reward), reward.errors)
+        if self._exact and isinstance(reward, JudgeRequest):
+            return msgspec.structs.replace(reward, exact=True)
         return _exactly(reward) if self._exact else reward
 
     def entry(self, split: Split, prompt_index: int) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from asyncrl.config.plugins import Registry, reason
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import NoReward, Several, TaskError, as_number
 from asyncrl.tasks.answer import Answer
+from asyncrl.tasks.judge_request import JudgeRequest, request_of
 from asyncrl.tasks.program_cases import CasesVerifier
 from asyncrl.tasks.written_numbers import same_number
 
@@ -67,6 +68,11 @@ def number(answer: str, entry: Mapping[str, Any]) -> float:
     return float(same_number(answer, entry["answer"]))
 
 
+def judge(answer: Answer, entry: Mapping[str, Any]) -> JudgeRequest:
+    """The request to a judge on a server, which gives the reward (`asyncrl.judges`)."""
+    return request_of(answer, entry)
+
+
 def _plain(text: str) -> str:
     return unicodedata.normalize("NFC", text).strip()
 
@@ -78,7 +84,7 @@ SHOWN = 100
 
 VERIFIERS: Registry[Verifier] = Registry(
     "verifier",
-    {"exact": exact, "number": number, "run": CasesVerifier(Bubblewrap())},
+    {"exact": exact, "judge": judge, "number": number, "run": CasesVerifier(Bubblewrap())},
     lambda verifier: "",
 )
 """Verifiers that `task.verifier` may name."""
@@ -176,6 +182,12 @@ function of 'os' if you trust it, as its code would be run
         """Check that a line has what its verifier reads. Raises LookupError."""
         if isinstance(verifier, CasesVerifier):
             self.languages.add(verifier.language(line))
+        elif verifier is judge:
+            if self._default != "judge":
+                raise LookupError(
+                    "its verifier is `judge`, which costs requests to a server: only task.verifier "
+                    "chooses it"
+                )
         elif "answer" not in line:
             raise LookupError("Object missing required field `answer`")
         elif verifier is number and not same_number(str(line["answer"]), line["answer"]):

@@ -34,7 +34,7 @@ class TaskConfig(Section, frozen=True):
     ] = ""
     verifier: Annotated[
         str,
-        Named("verifier", ("exact", "number", "run")),
+        Named("verifier", ("exact", "judge", "number", "run")),
         BASIC,
         Meta(description="`jsonl`: verifier of lines that name none"),
     ] = "exact"
