@@ -14,6 +14,7 @@ import msgspec
 
 from asyncrl.actors.coordinator.common_failure import ANSWERS, CommonFailure
 from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.judge_watch import JudgeWatch
 from asyncrl.actors.coordinator.peers import Peer, Roster
 from asyncrl.algorithms.overlong import overlong_penalty
 from asyncrl.config import Config
@@ -50,6 +51,8 @@ class Scoring:
         before = store.experience.ledger.rollouts.trained > 0
         self.failures = CommonFailure(ANSWERS, succeeded_before=before)
         """Answers that got a verdict, and those that did not."""
+        self.judge = JudgeWatch()
+        """The last verdicts, as far as a judge on a server gave none."""
         self.slowest: tuple[float, int] = (0.0, -1)
         """Seconds of the slowest verdict, and the prompt's index; -1 before the first."""
         self.last_activity = clock.now()
@@ -122,6 +125,7 @@ class Scoring:
                 f"other rewards: {len(verdict.parts)} of them, where others of the group have "
                 f"{len(group.parts[0])}"
             )
+        self.judge.note(verdict.reason if isinstance(verdict, NoVerdict) else "")
         if isinstance(verdict, Scored):
             self.failures.success()
         elif self.failures.failure(verdict.reason, group.id, self._clock.now()):
