@@ -15,7 +15,8 @@ reward of zero, with one of these reasons:
     judge …              a judge on a server gave no score (`asyncrl.judges.outcomes`)
     too long for the judge
 
-Each answer has a worker process of its own while it is judged, so no other answer is touched. Where
+Each answer has a worker process of its own while it is judged (but for verifiers that are `async`:
+`shared_worker.py`), so no other answer is touched. Where
 its task executes answers, that worker has judged no other one before, and judges none after. A
 worker's message is untrusted: it must be one frame, of one answer, in the form of a verdict.
 
@@ -35,6 +36,7 @@ import trio
 
 from asyncrl.actors.errors import CoordinatorLost
 from asyncrl.actors.reporting import Reporter
+from asyncrl.actors.shared_worker import GRACE_S, SharedWorker
 from asyncrl.actors.verifier_process import (
     TOO_LONG,
     Opened,
@@ -73,6 +75,7 @@ from asyncrl.runtime.processes.process import isolated
 from asyncrl.sandbox.environment import allowed
 from asyncrl.tasks import Several
 from asyncrl.tasks.judge_request import TEXT_BYTES, JudgeRequest
+from asyncrl.tasks.later import Loop
 
 OPENING_S = 120.0
 """Seconds in which a task must be opened: imports, and a pass over a JSONL file."""
@@ -87,6 +90,7 @@ REASONS = {
     "other rewards",
     "error spans",
     TOO_LONG,
+    "timeout",
 }
 """Kinds of reasons that a worker may give for no verdict."""
 Ask = Callable[[JudgeRequest], Awaitable[Verdict]]
@@ -110,8 +114,14 @@ class VerifierPool:
         *,
         deadline_s: float,
         executed: Sequence[tuple[Split, int, int]],
+        awaited: Sequence[tuple[Split, int, int, Loop]] = (),
     ) -> None:
         self._forks = forks
+        self._awaited = awaited
+        self._shared = {
+            loop: SharedWorker(forks, waits, loop, deadline_s)
+            for loop in dict.fromkeys(loop for *_, loop in awaited)
+        }
         self._waits = waits
         self._deadline_s = deadline_s
         self._executed = executed
@@ -131,8 +141,9 @@ class VerifierPool:
         asked about it; `prompt` (int32) is what the model continued. It takes at most twice the deadline, because an answer whose worker dies is
         given to one more. Cancelled, it kills the worker. Raises WorkersLost."""
         answer = VerifyRequest(split, prompt_index, bytes(ids), finish, bytes(prompt))
+        shared = self._shared_for(split, prompt_index)
         verdict = (
-            await self._attempt(answer)
+            await (self._attempt(answer) if shared is None else self._beside(shared, answer))
             or await self._attempt(answer)
             or TimedVerdict(NoVerdict("crashed"), 0.0)
         )
@@ -140,6 +151,19 @@ class VerifierPool:
             return verdict
         self.slowest = max(self.slowest, (verdict.seconds, split, prompt_index))
         return verdict
+
+    def _shared_for(self, split: Split, prompt_index: int) -> SharedWorker | None:
+        """The worker that has answers to a prompt beside others; None if each has its own."""
+        for of, start, end, loop in self._awaited:
+            if of == split and start <= prompt_index < end:
+                return self._shared[loop]
+        return None
+
+    async def _beside(self, shared: SharedWorker, answer: VerifyRequest) -> Reply | None:
+        """The verdict of a worker with other answers; None if it died, whichever it was."""
+        timed = await shared.judge(answer)
+        verdict = None if timed is None else _verdict(timed.verdict)
+        return None if timed is None or verdict is None else TimedVerdict(verdict, timed.seconds)
 
     async def _attempt(self, answer: VerifyRequest) -> Reply | None:
         """The reply of one worker; None if the worker died."""
@@ -178,8 +202,14 @@ async def open_verifiers(
     async with open_forks(
         "asyncrl.actors.verifier_process", waits, "verifiers", environment
     ) as forks:
-        executed = decode(await forks.open(opening, deadline_s=OPENING_S), Opened).executed
-        yield VerifierPool(forks, waits, deadline_s=task.verdict_s, executed=executed)
+        said = decode(await forks.open(opening, deadline_s=OPENING_S), Opened)
+        yield VerifierPool(
+            forks,
+            waits,
+            deadline_s=task.verdict_s,
+            executed=said.executed,
+            awaited=said.awaited,
+        )
 
 
 async def reward_actor(
@@ -220,7 +250,7 @@ async def reward_actor(
                         with waits.on(
                             "verifier",
                             owner="reward",
-                            deadline_s=2 * (deadline_s + START_S) + ENDING_S,
+                            deadline_s=2 * (deadline_s + START_S + GRACE_S) + ENDING_S,
                         ):
                             await places.acquire()
                         judges.start_soon(judge, message, buffers[0], buffers[1])

@@ -28,11 +28,12 @@ from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import MaskedReward, NoReward, TaskError, as_number
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.judge_request import JudgeRequest
+from asyncrl.tasks.later import Later, Loop, loop_of
 from asyncrl.tasks.line_hints import hint
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.tasks.program_cases import CasesVerifier
 from asyncrl.tasks.template import RIGHT, render
-from asyncrl.tasks.verifiers import VerifierTable, rewarded
+from asyncrl.tasks.verifiers import Verifier, VerifierTable, rewarded
 
 LINE_BYTES = 16 * 2**20
 
@@ -131,6 +132,11 @@ class JsonlTask:
             )
         return notes
 
+    @property
+    def loop(self) -> Loop | None:
+        """The library under which its verifiers run that are `async`; None if none are."""
+        return self._verifiers.loop
+
     def warm(self) -> str:
         return self.prompt("train", 0)
 
@@ -147,7 +153,18 @@ class JsonlTask:
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
         entry = self.entry(split, prompt_index)
         verifier = self._verifiers.find(entry.get("verifier", ""))
-        reward: float = rewarded(verifier, verifier(Answer.of(answer), entry))
+        returned = verifier(Answer.of(answer), entry)
+        reward: Any = None
+        if loop := loop_of(verifier):  # the process that judges waits for it
+            reward = Later(returned, partial(self._reward, verifier), loop)
+        else:
+            reward = self._reward(verifier, returned)
+        given: float = reward
+        return given
+
+    def _reward(self, verifier: Verifier, returned: Any) -> Any:
+        """The reward in what a verifier returned. Raises NoReward."""
+        reward = rewarded(verifier, returned)
         if self._exact and isinstance(reward, MaskedReward):
             return MaskedReward(_exactly(reward), reward.errors)
         if self._exact and isinstance(reward, JudgeRequest):

@@ -44,6 +44,7 @@ from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import NoReward, Several, TaskError, as_number
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.judge_request import JudgeRequest, request_of
+from asyncrl.tasks.later import Loop, loop_of
 from asyncrl.tasks.program_cases import CasesVerifier
 from asyncrl.tasks.written_numbers import same_number
 
@@ -173,6 +174,12 @@ function of 'os' if you trust it, as its code would be run
         return any(getattr(verifier, "executes", False) for verifier in self._resolved.values())
 
     @property
+    def loop(self) -> Loop | None:
+        """The library under which the verifiers that were looked up and are `async` run; None if
+        there are none. The first one's, where they differ."""
+        return next(filter(None, map(loop_of, self._resolved.values())), None)
+
+    @property
     def several(self) -> str:
         """The name of a verifier that was looked up and gives several rewards; empty if none
         does."""
@@ -279,6 +286,7 @@ def _checked(name: str, verifier: Any) -> Verifier:
         names(verifier)
         _ = getattr(verifier, "executes", False)
         _refuse_other_calls(verifier)
+        _refuse_async(verifier)
     except LookupError:
         raise
     except Exception as error:  # an attribute of the user's object is code, too
@@ -289,11 +297,15 @@ def _checked(name: str, verifier: Any) -> Verifier:
     return right
 
 
+def _refuse_async(verifier: Callable[..., Any]) -> None:
+    """Raise LookupError for an `async` function that executes answers: those have a process each,
+    and answers that are waited for share one."""
+    if loop_of(verifier) and getattr(verifier, "executes", False):
+        raise LookupError("its function is async, and executes answers: make it `def`")
+
+
 def _refuse_other_calls(verifier: Callable[..., Any]) -> None:
-    """Raise LookupError for a function that cannot be called as a verifier is, or is `async`."""
-    called = type(verifier).__call__
-    if inspect.iscoroutinefunction(verifier) or inspect.iscoroutinefunction(called):
-        raise LookupError("its function is async, and a verifier returns its reward: make it `def`")
+    """Raise LookupError for a function that cannot be called as a verifier is."""
     try:
         signature = inspect.signature(verifier)
     except (TypeError, ValueError):  # a built-in function without a signature

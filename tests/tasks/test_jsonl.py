@@ -135,12 +135,13 @@ def test_an_empty_prompt_is_refused_by_its_line(write: Write, prompt: str) -> No
     [
         ("def f(data_source, solution_str, ground_truth): return 1.0", "with two arguments"),
         ("def f(completions, **rest): return [1.0]", "with two arguments"),
-        ("async def f(answer, line): return 1.0", "is async"),
+        ("async def f(answer, line): return 1.0\nf.executes = True", "is async, and executes"),
         (
             "class F:\n    async def __call__(self, answer, line): return 1.0\n"
-            "f = F()\nf.__module__ = __name__",
-            "is async",
+            "f = F()\nf.executes = True\nf.__module__ = __name__",
+            "is async, and executes",
         ),
+        ("async def f(answer): return 1.0", "wrap it in one that does"),
         ("def f(answer): return 1.0", "wrap it in one that does"),
     ],
 )
