@@ -12,15 +12,23 @@ reward of zero, with one of these reasons:
     unnamed rewards: …, other rewards: …    not the rewards that the verifier has named before
     error spans: …       spans that are none, or not in the answer
 
-Each answer has a worker process of its own while it is judged, so no other answer is touched. Where
+    judge …              a judge on a server gave no score (`asyncrl.judges.outcomes`)
+    too long for the judge
+
+Each answer has a worker process of its own while it is judged (but for verifiers that are `async`:
+`shared_worker.py`), so no other answer is touched. Where
 its task executes answers, that worker has judged no other one before, and judges none after. A
 worker's message is untrusted: it must be one frame, of one answer, in the form of a verdict.
+
+Where the verifier is `judge`, a worker writes what the judge is asked, and is free again; this
+process asks. So the worker needs no network and no key, and an answer that waits for the judge
+holds no process.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -28,7 +36,17 @@ import trio
 
 from asyncrl.actors.errors import CoordinatorLost
 from asyncrl.actors.reporting import Reporter
-from asyncrl.actors.verifier_process import Opened, Opening, TimedVerdict, VerifyRequest, read
+from asyncrl.actors.shared_worker import GRACE_S, SharedWorker
+from asyncrl.actors.verifier_process import (
+    TOO_LONG,
+    Opened,
+    Opening,
+    Reply,
+    TimedVerdict,
+    VerifyRequest,
+    read,
+    reply_of,
+)
 from asyncrl.actors.worker_forks import (
     ENDING_S,
     START_S,
@@ -56,11 +74,13 @@ from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 from asyncrl.runtime.processes.process import isolated
 from asyncrl.sandbox.environment import allowed
 from asyncrl.tasks import Several
+from asyncrl.tasks.judge_request import TEXT_BYTES, JudgeRequest
+from asyncrl.tasks.later import Loop
 
 OPENING_S = 120.0
 """Seconds in which a task must be opened: imports, and a pass over a JSONL file."""
 REPLY_BYTES = 2**16
-"""Bytes of the largest reply: some thousand rewards."""
+"""Bytes of the largest verdict: some thousand rewards."""
 REASONS = {
     "raised",
     "not a number",
@@ -69,8 +89,12 @@ REASONS = {
     "unnamed rewards",
     "other rewards",
     "error spans",
+    TOO_LONG,
+    "timeout",
 }
 """Kinds of reasons that a worker may give for no verdict."""
+Ask = Callable[[JudgeRequest], Awaitable[Verdict]]
+"""Asks a judge for a verdict, and raises ConfigError where it refuses all."""
 REASON = 400
 """Characters of the longest reason that is passed on."""
 
@@ -90,8 +114,14 @@ class VerifierPool:
         *,
         deadline_s: float,
         executed: Sequence[tuple[Split, int, int]],
+        awaited: Sequence[tuple[Split, int, int, Loop]] = (),
     ) -> None:
         self._forks = forks
+        self._awaited = awaited
+        self._shared = {
+            loop: SharedWorker(forks, waits, loop, deadline_s)
+            for loop in dict.fromkeys(loop for *_, loop in awaited)
+        }
         self._waits = waits
         self._deadline_s = deadline_s
         self._executed = executed
@@ -106,35 +136,52 @@ class VerifierPool:
         ids: bytes | memoryview,
         finish: Finish,
         prompt: bytes | memoryview = b"",
-    ) -> TimedVerdict:
-        """Judge a response (`ids` int32) that ended by `finish`; `prompt` (int32) is what the
-        model continued. It takes at most twice the deadline, because an answer whose worker dies is
-        given to one more. Cancelled, it kills the worker. Raises WorkersLost."""
+    ) -> Reply:
+        """Judge a response (`ids` int32) that ended by `finish`, or return what a judge is to be
+        asked about it; `prompt` (int32) is what the model continued. It takes at most twice the
+        deadline, because an answer whose worker dies is given to one more. Cancelled, it kills the
+        worker. Raises WorkersLost."""
         answer = VerifyRequest(split, prompt_index, bytes(ids), finish, bytes(prompt))
+        shared = self._shared_for(split, prompt_index)
         verdict = (
-            await self._attempt(answer)
+            await (self._attempt(answer) if shared is None else self._beside(shared, answer))
             or await self._attempt(answer)
             or TimedVerdict(NoVerdict("crashed"), 0.0)
         )
+        if isinstance(verdict, JudgeRequest):
+            return verdict
         self.slowest = max(self.slowest, (verdict.seconds, split, prompt_index))
         return verdict
 
-    async def _attempt(self, answer: VerifyRequest) -> TimedVerdict | None:
-        """The verdict of one worker; None if the worker died."""
+    def _shared_for(self, split: Split, prompt_index: int) -> SharedWorker | None:
+        """The worker that has answers to a prompt beside others; None if each has its own."""
+        for of, start, end, loop in self._awaited:
+            if of == split and start <= prompt_index < end:
+                return self._shared[loop]
+        return None
+
+    async def _beside(self, shared: SharedWorker, answer: VerifyRequest) -> Reply | None:
+        """The verdict of a worker with other answers; None if it died, whichever it was."""
+        timed = await shared.judge(answer)
+        verdict = None if timed is None else _verdict(timed.verdict)
+        return None if timed is None or verdict is None else TimedVerdict(verdict, timed.seconds)
+
+    async def _attempt(self, answer: VerifyRequest) -> Reply | None:
+        """The reply of one worker; None if the worker died."""
         lasting = not any(
             split == answer.split and start <= answer.prompt_index < end
             for split, start, end in self._executed
         )
         idle = self._idle if lasting else []
         worker = idle.pop() if idle else await self._forks.start(lasting=lasting)
-        verdict: TimedVerdict | None = None
+        verdict: Reply | None = None
         try:
             with self._waits.on(
                 "verdict",
                 owner=f"{answer.split} prompt {answer.prompt_index}",
                 deadline_s=self._deadline_s,
             ):
-                verdict = await _ask(worker.stream, answer)
+                verdict = await _ask(worker.stream, answer, may_ask=lasting)
         except WaitExpired:
             return TimedVerdict(NoVerdict("timeout"), self._deadline_s)
         finally:
@@ -156,8 +203,14 @@ async def open_verifiers(
     async with open_forks(
         "asyncrl.actors.verifier_process", waits, "verifiers", environment
     ) as forks:
-        executed = decode(await forks.open(opening, deadline_s=OPENING_S), Opened).executed
-        yield VerifierPool(forks, waits, deadline_s=task.verdict_s, executed=executed)
+        said = decode(await forks.open(opening, deadline_s=OPENING_S), Opened)
+        yield VerifierPool(
+            forks,
+            waits,
+            deadline_s=task.verdict_s,
+            executed=said.executed,
+            awaited=said.awaited,
+        )
 
 
 async def reward_actor(
@@ -168,9 +221,10 @@ async def reward_actor(
     *,
     concurrency: int,
     deadline_s: float,
+    ask: Ask | None = None,
 ) -> None:
     """Serve the coordinator until it drains this actor. At most `concurrency` answers are judged at
-    a time, and a verifier has `deadline_s` seconds.
+    a time, and a verifier has `deadline_s` seconds. `ask` asks a judge, if the task has one.
 
     Answers that are open when the drain's ENDING_S are over are not judged here. Their rollouts are
     sealed in the journal, so a resumed run requests their verdicts again.
@@ -178,10 +232,11 @@ async def reward_actor(
     places = trio.Semaphore(concurrency)
 
     async def judge(message: ScoreRequest, ids: memoryview, prompt: memoryview) -> None:
-        timed = await verifiers.judge(
+        reply = await verifiers.judge(
             message.split, message.prompt_index, ids, message.finish, prompt
         )
         places.release()
+        timed = reply if isinstance(reply, TimedVerdict) else await _asked(ask, reply)
         reporter.count("verdicts")
         await link.send(ScoreResult(message.rollout, timed.verdict, timed.seconds))
 
@@ -196,7 +251,7 @@ async def reward_actor(
                         with waits.on(
                             "verifier",
                             owner="reward",
-                            deadline_s=2 * (deadline_s + START_S) + ENDING_S,
+                            deadline_s=2 * (deadline_s + START_S + GRACE_S) + ENDING_S,
                         ):
                             await places.acquire()
                         judges.start_soon(judge, message, buffers[0], buffers[1])
@@ -213,17 +268,29 @@ async def reward_actor(
     await link.send(Drained())
 
 
-async def _ask(stream: trio.SocketStream, answer: VerifyRequest) -> TimedVerdict | None:
-    """A worker's reply; None if the worker died, or if the user's code in it, or the answer, sent
-    something else."""
+async def _asked(ask: Ask | None, request: JudgeRequest) -> TimedVerdict:
+    """The verdict of the judge, and the seconds it took."""
+    began = trio.current_time()
+    verdict = NoVerdict("judge unreachable: none is set") if ask is None else await ask(request)
+    return TimedVerdict(verdict, trio.current_time() - began)
+
+
+async def _ask(
+    stream: trio.SocketStream, answer: VerifyRequest, *, may_ask: bool = False
+) -> Reply | None:
+    """A worker's reply, which `may_ask` a judge; None if the worker died, or if the user's code in
+    it, or the answer, sent something else."""
     began = trio.current_time()
     try:
         await stream.send_all(frame(answer))
         head = await exactly(stream, LENGTH.size)
-        body = None if head is None else await exactly(stream, length(head, REPLY_BYTES))
-        timed = None if body is None else decode(body, TimedVerdict)
+        most = REPLY_BYTES + TEXT_BYTES * may_ask
+        body = None if head is None else await exactly(stream, length(head, most))
+        timed = None if body is None else reply_of(body)
     except (trio.BrokenResourceError, ValueError):
         return None
+    if isinstance(timed, JudgeRequest):
+        return timed if may_ask else None
     verdict = None if timed is None else _verdict(timed.verdict)
     if timed is None or verdict is None:
         return None

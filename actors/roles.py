@@ -23,6 +23,7 @@ from asyncrl.actors.notice import GONE, open_notice
 from asyncrl.actors.reporting import Reporter, report_s
 from asyncrl.config.cluster import joined
 from asyncrl.config.errors import BAD_INPUT, ConfigError
+from asyncrl.config.judging import asks
 from asyncrl.config.mix import named
 from asyncrl.explain import run_status
 from asyncrl.files import write_whole
@@ -37,6 +38,7 @@ from asyncrl.runtime.run_dir import (
     COORDINATOR,
     COORDINATOR_ADDRESS,
     JOURNAL,
+    JUDGED,
     KEY,
     LAUNCHER,
     METRICS,
@@ -50,9 +52,11 @@ if TYPE_CHECKING:
     from asyncrl.actors.coordinator.coordinator import Coordinator
     from asyncrl.actors.coordinator.lifecycle import Outcome
     from asyncrl.actors.coordinator.prompts import PromptSource
+    from asyncrl.actors.reward_actor import Ask
     from asyncrl.explain.metrics import Metrics
     from asyncrl.journal import Journal
     from asyncrl.runtime.ipc.link import Link
+    from asyncrl.runtime.ipc.waits import Waits
 
 STATUS_S = 1.0
 
@@ -283,6 +287,7 @@ async def reward(context: ActorContext) -> None:
 
     config, waits = context.config, own_waits()
     async with (
+        _judge(context, waits) as ask,
         open_verifiers(config.task, config.run.seed, str(context.initial), waits) as verifiers,
         await context.link() as link,
     ):
@@ -294,7 +299,22 @@ async def reward(context: ActorContext) -> None:
             Reporter(waits, report_s(config)),
             concurrency=concurrency,
             deadline_s=deadline_s,
+            ask=ask,
         )
+
+
+@asynccontextmanager
+async def _judge(context: ActorContext, waits: Waits) -> AsyncIterator[Ask | None]:
+    """The judge that answers are given to, if there is one. A key that is missing, and a judge that
+    refuses all requests, end this process like bad input does."""
+    if not asks(context.config):
+        yield None
+        return
+    from asyncrl.judges.judge import open_judge
+
+    file = context.run / JUDGED / f"reward-{context.index}"
+    async with open_judge(context.config, waits, file) as judge:
+        yield judge.ask
 
 
 async def agents(context: ActorContext) -> None:

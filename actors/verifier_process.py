@@ -1,6 +1,8 @@
 """The processes in which verifiers run, and which can be killed.
 
-Invariant: a process judges one answer at a time, so killing it harms no other answer.
+Invariant: a process judges one answer at a time, so killing it harms no other answer. Where the
+verifiers are `async`, it has many, and those that were with one that was killed are judged again,
+each in a process of its own.
 
 The nursery process (`worker_process.py`) of verifiers opens the task once. Then it closes
 `task.sandbox` around itself. It runs nothing of an answer, so each worker is as good as the first.
@@ -20,13 +22,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
+import anyio
 import msgspec
 import numpy as np
 
-from asyncrl.actors.worker_process import frame, receive, serve_control
+from asyncrl.actors.worker_process import decode, frame, receive, serve_control, taken
 from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Finish, NoVerdict, Scored, Split, Verdict
 from asyncrl.sandbox.forks import Forks, PlainForks
@@ -35,13 +39,17 @@ from asyncrl.sandbox.zygote import Zygote
 from asyncrl.tasks import MaskedReward, NoReward, Several, Task, as_number, open_task
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.error_spans import token_spans
-from asyncrl.tasks.mixed import executed_prompts
+from asyncrl.tasks.judge_request import TEXT_BYTES, JudgeRequest
+from asyncrl.tasks.later import Later, Loop
+from asyncrl.tasks.mixed import awaited_prompts, executed_prompts
 from asyncrl.tasks.text import Tokenizer
 
 SAID = 200
 """Characters of an exception's text that a verdict keeps."""
 CAUSES = 8
 """Errors behind an error that are looked at."""
+TOO_LONG = "too long for the judge"
+"""Kind of the reason of an answer whose texts a judge is not sent."""
 LARGEST = 1e38
 """Largest reward of either sign, as `asyncrl.algorithms.advantages` has it. A larger one could not
 be trained."""
@@ -61,6 +69,9 @@ class Opened(msgspec.Struct, frozen=True, array_like=True):
     up to another) are executed, and so want a worker each."""
 
     executed: list[tuple[Split, int, int]]
+    awaited: list[tuple[Split, int, int, Loop]] = []
+    """Prompts whose verifiers wait, and the library under which they do: a worker has many of their
+    answers at a time."""
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -72,44 +83,115 @@ class VerifyRequest(msgspec.Struct, frozen=True, array_like=True):
     ids: bytes
     finish: Finish
     prompt: bytes = b""
+    number: int = 0
+    loop: Loop | None = None
+    """The library under which the verifier waits; with it the worker has other answers at the same
+    time, which differ in `number`."""
 
 
-class TimedVerdict(msgspec.Struct, frozen=True, array_like=True):
+class TimedVerdict(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """From a worker: the verdict, and the seconds the verifier took."""
 
     verdict: Verdict
     seconds: float
+    number: int = 0
+
+
+Reply = TimedVerdict | JudgeRequest
+"""From a worker: a verdict, or what a judge on a server is to be asked for one."""
+
+
+def reply_of(body: bytes) -> Reply:
+    """A worker's reply. Raises ValueError if it is none."""
+    try:
+        reply: Reply = msgspec.msgpack.decode(body, type=Reply)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    return reply
 
 
 def judge(
     task: Task, tokenizer: Tokenizer, answer: VerifyRequest, *, strict: bool = False
-) -> TimedVerdict:
-    """Judge an answer with the task's verifier. Whatever the verifier raises becomes a verdict,
-    which names the sandbox where it is `strict` and may be the cause."""
+) -> Reply:
+    """Judge an answer with the task's verifier, or return what a judge is to be asked. Whatever the
+    verifier raises becomes a verdict, which names the sandbox where it is `strict` and may be the
+    cause."""
     start = time.perf_counter()
     try:
-        ids = np.frombuffer(answer.ids, "<i4").tolist()
-        prompt = np.frombuffer(answer.prompt, "<i4").tolist()
-        text = Answer(
-            tokenizer.decode(ids),
-            finish=answer.finish,
-            tokens=len(ids),
-            text_special=tokenizer.decode_response(ids),
-            prompt=tokenizer.decode(prompt, special=True),
-            ids=ids,
-        )
-        value = task.verify(answer.split, answer.prompt_index, text)
-        verdict = read(value)
-        if isinstance(verdict, Scored) and isinstance(value, MaskedReward):
-            errors = token_spans(value.errors, text, ids, tokenizer.decode)
-            verdict = Scored(verdict.reward, verdict.parts, errors=errors)
-    except NoReward as error:
-        verdict = NoVerdict(text_of(error))
+        ids, text = _shown(tokenizer, answer)
+        value: Any = task.verify(answer.split, answer.prompt_index, text)
+        if isinstance(value, Later):
+            value = value.finish(anyio.run(_returned, value, backend=value.loop))
+        if isinstance(value, JudgeRequest):
+            return _bounded(value)
+        verdict = _verdict(value, text, ids, tokenizer)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 (a user's code may raise SystemExit too)
-        verdict = NoVerdict(said(error, strict=strict))
+        verdict = _failed(error, strict=strict)
     return TimedVerdict(verdict, time.perf_counter() - start)
+
+
+async def judge_beside_others(
+    task: Task, tokenizer: Tokenizer, answer: VerifyRequest, seconds: float, *, strict: bool
+) -> Reply:
+    """Judge an answer as `judge` does, within so many seconds, while others wait for theirs."""
+    start = time.perf_counter()
+    verdict: Verdict = NoVerdict("timeout")
+    with anyio.move_on_after(seconds):
+        try:
+            ids, text = _shown(tokenizer, answer)
+            value: Any = task.verify(answer.split, answer.prompt_index, text)
+            if isinstance(value, Later):
+                value = value.finish(await value.returned)
+            if isinstance(value, JudgeRequest):
+                return _bounded(value)
+            verdict = _verdict(value, text, ids, tokenizer)
+        except (KeyboardInterrupt, anyio.get_cancelled_exc_class()):
+            raise
+        except BaseException as error:  # noqa: BLE001 (a user's code may raise SystemExit too)
+            verdict = _failed(error, strict=strict)
+    return TimedVerdict(verdict, time.perf_counter() - start, answer.number)
+
+
+async def _returned(later: Later) -> Any:
+    return await later.returned
+
+
+def _shown(tokenizer: Tokenizer, answer: VerifyRequest) -> tuple[list[int], Answer]:
+    """The ids of a response, and what its verifier is shown."""
+    ids = np.frombuffer(answer.ids, "<i4").tolist()
+    prompt = np.frombuffer(answer.prompt, "<i4").tolist()
+    return ids, Answer(
+        tokenizer.decode(ids),
+        finish=answer.finish,
+        tokens=len(ids),
+        text_special=tokenizer.decode_response(ids),
+        prompt=tokenizer.decode(prompt, special=True),
+        ids=ids,
+    )
+
+
+def _verdict(value: Any, text: Answer, ids: list[int], tokenizer: Tokenizer) -> Verdict:
+    """The verdict of a verifier's result. Raises NoReward."""
+    verdict = read(value)
+    if isinstance(verdict, Scored) and isinstance(value, MaskedReward):
+        errors = token_spans(value.errors, text, ids, tokenizer.decode)
+        return Scored(verdict.reward, verdict.parts, errors=errors)
+    return verdict
+
+
+def _failed(error: BaseException, *, strict: bool) -> NoVerdict:
+    """The verdict of a verifier that raised."""
+    return NoVerdict(text_of(error) if isinstance(error, NoReward) else said(error, strict=strict))
+
+
+def _bounded(request: JudgeRequest) -> Reply:
+    """The request, unless its texts are too long for a frame."""
+    texts = (request.question, request.answer, request.expected)
+    if sum(len(text.encode(errors="replace")) for text in texts) > TEXT_BYTES:
+        return TimedVerdict(NoVerdict(f"{TOO_LONG}: over {TEXT_BYTES:,} bytes"), 0.0)
+    return request
 
 
 def said(error: BaseException, *, strict: bool) -> str:
@@ -163,10 +245,46 @@ def read(value: Any) -> Verdict:
     return Scored(reward, list(parts.values()))
 
 
-def serve_answers(sock: socket.socket, task: Task, tokenizer: Tokenizer, *, strict: bool) -> None:
-    """Live as a worker: judge answers, one at a time, until the socket ends."""
+def serve_answers(
+    sock: socket.socket, task: Task, tokenizer: Tokenizer, seconds: float, *, strict: bool
+) -> None:
+    """Live as a worker: judge answers until the socket ends, one at a time, or, if the first one
+    names a library for it, as they come, each within so many seconds."""
     while (answer := receive(sock, VerifyRequest)) is not None:
+        if answer.loop:
+            judging = partial(judge_beside_others, task, tokenizer, strict=strict)
+            anyio.run(_serve_together, sock, answer, seconds, judging, backend=answer.loop)
+            return
         sock.sendall(frame(judge(task, tokenizer, answer, strict=strict)))
+
+
+async def _serve_together(
+    sock: socket.socket,
+    first: VerifyRequest,
+    seconds: float,
+    judging: Callable[[VerifyRequest, float], Awaitable[Reply]],
+) -> None:
+    sock.setblocking(False)
+    sending = anyio.Lock()
+
+    async def one(answer: VerifyRequest) -> None:
+        text = memoryview(frame(await judging(answer, seconds)))
+        async with sending:
+            while text:
+                await anyio.wait_writable(sock)
+                text = text[sock.send(text) :]
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(one, first)
+        came = bytearray()
+        while True:
+            await anyio.wait_readable(sock)
+            if not (part := sock.recv(2**16)):
+                group.cancel_scope.cancel()
+                return
+            came += part
+            while (body := taken(came)) is not None:
+                group.start_soon(one, decode(body, VerifyRequest))
 
 
 def sandboxed(config: TaskConfig, task: Task, control: int) -> Forks:
@@ -195,12 +313,16 @@ def main(descriptor: int) -> None:
         return
     task, tokenizer = open_task(opening.task, opening.seed), Tokenizer(opening.tokenizer)
     tokenizer.decode(tokenizer.encode(task.warm()))  # what is lazy is loaded before the first fork
+    awaited = awaited_prompts(task)
+    for loop in {loop for *_, loop in awaited}:
+        anyio.run(anyio.sleep, 0, backend=loop)  # imports
     gc.freeze()  # the collector would touch, and so copy, the pages that workers share
     forks = sandboxed(opening.task, task, control.fileno())
-    control.sendall(frame(Opened(executed_prompts(task))))
+    control.sendall(frame(Opened(executed_prompts(task), awaited)))
 
     def work(sockets: Sequence[socket.socket]) -> None:
-        serve_answers(sockets[0], task, tokenizer, strict=isinstance(forks, Zygote))
+        strict = isinstance(forks, Zygote)
+        serve_answers(sockets[0], task, tokenizer, opening.task.verdict_s, strict=strict)
 
     serve_control(control, forks, work)
 

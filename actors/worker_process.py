@@ -66,7 +66,25 @@ def receive(sock: socket.socket, kind: type[T]) -> T | None:
     return None if body is None else decode(body, kind)
 
 
-def length(head: bytes, most: int = FRAME_BYTES) -> int:
+def taken(came: bytearray, most: int = FRAME_BYTES) -> bytes | None:
+    """Take the body of the first frame from the bytes that came; None if it is not whole. Raises
+    ValueError if it is over `most`.
+
+    >>> came = bytearray(LENGTH.pack(1) + b"a" + LENGTH.pack(2) + b"b")
+    >>> taken(came), taken(came)
+    (b'a', None)
+    """
+    if len(came) < LENGTH.size:
+        return None
+    end = LENGTH.size + length(came[: LENGTH.size], most)
+    if len(came) < end:
+        return None
+    body = bytes(came[LENGTH.size : end])
+    del came[:end]
+    return body
+
+
+def length(head: bytes | bytearray, most: int = FRAME_BYTES) -> int:
     """The number of bytes that a frame's head announces. Raises ValueError if it is over `most`."""
     size: int = LENGTH.unpack(head)[0]
     if size > most:

@@ -94,6 +94,8 @@ def collect_status(parts: Components) -> RunStatus:
         ],
         unwritten=unwritten,
         unwritten_why=unwritten_why,
+        judge_missed=parts.scoring.judge.missed,
+        judge_why=parts.scoring.judge.why,
         ok=outcome.ok if outcome and parts.lifecycle.phase is Phase.STOP else None,
         reason=outcome.reason if outcome else "",
     )
@@ -203,7 +205,7 @@ def collect_update(parts: Components) -> StatusUpdate:
             "agents": parts.playing.failures.attempts,
             "trainer": stepping.version if stepping else 0,
         },
-        alarms=[alarm.sentence for alarm in parts.disk_alarms.last],
+        alarms=[alarm.sentence for alarm in parts.outside_alarms.last],
     )
 
 

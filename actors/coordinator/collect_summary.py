@@ -33,7 +33,7 @@ def collect_summary(parts: Components, ok: bool, reason: str) -> summary.Summary
         rollouts=summary.RolloutTotals.of(ledger.rollouts),
         lag=summary.Lag(mean_lag(lags), max(lags, default=0)),
         responses=summary.Responses.of(parts.curve.step_metrics),
-        alarms=parts.disk_alarms.all | (stepping.alarms.all if stepping else {}),
+        alarms=parts.outside_alarms.all | (stepping.alarms.all if stepping else {}),
         bias=parts.store.experience.audit.report(),
         idle=summary.Idle(statistics.idle("trainer"), statistics.idle("rollout")),
         publication=parts.publishing.total,

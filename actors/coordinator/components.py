@@ -14,7 +14,6 @@ from typing import NamedTuple
 from asyncrl.actors.coordinator.admission import Admission
 from asyncrl.actors.coordinator.changes import Changes
 from asyncrl.actors.coordinator.chunks import ChunkIntake
-from asyncrl.actors.coordinator.disk_alarms import DiskAlarms
 from asyncrl.actors.coordinator.engine_pool import EnginePool
 from asyncrl.actors.coordinator.episode_placement import EpisodePlacement
 from asyncrl.actors.coordinator.evaluation import Evaluation, evaluation_plan
@@ -22,6 +21,7 @@ from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.leases import LeaseTable
 from asyncrl.actors.coordinator.lent_engines import LentEngines
 from asyncrl.actors.coordinator.lifecycle import Lifecycle, Outcome
+from asyncrl.actors.coordinator.outside_alarms import OutsideAlarms
 from asyncrl.actors.coordinator.peers import Roster
 from asyncrl.actors.coordinator.pinning import Pinning
 from asyncrl.actors.coordinator.placement import Placement, temperature_of
@@ -78,7 +78,7 @@ class Components:
     evaluation: Evaluation
     curve: Curve
     underway: Underway
-    disk_alarms: DiskAlarms = field(default_factory=DiskAlarms)
+    outside_alarms: OutsideAlarms = field(default_factory=OutsideAlarms)
     stepping: Stepping | None = None
     outcome: Outcome | None = None
 
@@ -86,7 +86,7 @@ class Components:
     def alarms(self) -> tuple[Finding, ...]:
         """The alarms of the disk, as it is now, and those of the last step."""
         of_step = self.stepping.alarms.last if self.stepping else ()
-        return (*self.disk_alarms.last, *of_step)
+        return (*self.outside_alarms.last, *of_step)
 
     def end(self, ok: bool, reason: str, *, heals: Healable | None = None) -> None:
         """End the run. The first reason counts."""

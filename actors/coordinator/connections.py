@@ -15,7 +15,7 @@ from asyncrl.actors.coordinator.collect_summary import judged_answers
 from asyncrl.actors.coordinator.common_failure import KINDS
 from asyncrl.actors.coordinator.components import Components
 from asyncrl.actors.coordinator.decisions import Decision
-from asyncrl.actors.coordinator.disk_watch import look_at_disk
+from asyncrl.actors.coordinator.disk_watch import look_outside
 from asyncrl.actors.coordinator.engine_pool import EngineHandle
 from asyncrl.actors.coordinator.peers import LastSeen, Peer
 from asyncrl.actors.coordinator.stepping import Stepping, StepSources
@@ -278,7 +278,7 @@ class Connections:
             case Saved():
                 stepping.on_saved(message)
                 self._parts.metrics.saved(bool(message.path))
-                look_at_disk(self._parts)
+                look_outside(self._parts)
 
     # ------------------------------------------------------------------------- those that are gone
 

@@ -9,13 +9,17 @@ from asyncrl.explain.conditions.condition import RunFacts
 from asyncrl.explain.conditions.disks import RESUMES
 
 
-def look_at_disk(parts: Components) -> None:
-    """Raise the alarms of the disk, or end them."""
+def look_outside(parts: Components) -> None:
+    """Raise the alarms of the disk and of the judge, or end them."""
     unwritten, why = unwritten_checkpoints(parts)
     facts = RunFacts(
-        unwritten=unwritten, unwritten_why=why, journal_why=parts.journal_status().trouble
+        unwritten=unwritten,
+        unwritten_why=why,
+        journal_why=parts.journal_status().trouble,
+        judge_missed=parts.scoring.judge.missed,
+        judge_why=parts.scoring.judge.why,
     )
-    if parts.disk_alarms.look(facts):
+    if parts.outside_alarms.look(facts):
         parts.metrics.alarmed(alarm.name for alarm in parts.alarms)
 
 

@@ -14,10 +14,12 @@ import msgspec
 
 from asyncrl.actors.coordinator.common_failure import ANSWERS, CommonFailure
 from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.judge_watch import JudgeWatch
 from asyncrl.actors.coordinator.peers import Peer, Roster
 from asyncrl.algorithms.overlong import overlong_penalty
 from asyncrl.config import Config
 from asyncrl.config.flow import penalty_band
+from asyncrl.config.judging import AHEAD, at_a_time, judge_s
 from asyncrl.experience.episode import last_context
 from asyncrl.experience.events import Judged
 from asyncrl.experience.rollout import Group, Rollout
@@ -25,10 +27,6 @@ from asyncrl.messages import Finish, NoVerdict, Scored, ScoreRequest, ScoreResul
 from asyncrl.runtime.processes.standstill import RunClock
 
 logger = logging.getLogger(__name__)
-
-AHEAD = 2
-"""A reward actor is given this many times the answers that it judges at a time, so that it never
-waits for the next."""
 
 
 class Scoring:
@@ -39,12 +37,12 @@ class Scoring:
         self._clock = clock
         self._roster = roster
         self._played = bool(config.agent.run)
-        self._capacity = AHEAD * config.reward.concurrency
+        self._capacity = AHEAD * at_a_time(config)
         # tokens over which a long response loses its reward; 0: it does not
         self._band = penalty_band(config.rollout)
-        self.patience_s = 2 * (AHEAD + 1) * config.task.verdict_s + 30.0
+        self.patience_s = 2 * (AHEAD + 1) * config.task.verdict_s + 30.0 + judge_s(config)
         """Seconds in which a reward actor answers: within the verifier's deadline, after what it
-        was given before, and once more for a worker that died."""
+        was given before, and once more for a worker that died; then within the judge's."""
         self._due: deque[int] = deque()  # sealed rollouts that are with no reward actor
         self._listed = 0  # the number of the last sealing that was put there
         # rollout → (reward actor, deadline), the earliest deadline first
@@ -53,6 +51,8 @@ class Scoring:
         before = store.experience.ledger.rollouts.trained > 0
         self.failures = CommonFailure(ANSWERS, succeeded_before=before)
         """Answers that got a verdict, and those that did not."""
+        self.judge = JudgeWatch()
+        """The last verdicts, as far as a judge on a server gave none."""
         self.slowest: tuple[float, int] = (0.0, -1)
         """Seconds of the slowest verdict, and the prompt's index; -1 before the first."""
         self.last_activity = clock.now()
@@ -125,6 +125,7 @@ class Scoring:
                 f"other rewards: {len(verdict.parts)} of them, where others of the group have "
                 f"{len(group.parts[0])}"
             )
+        self.judge.note(verdict.reason if isinstance(verdict, NoVerdict) else "")
         if isinstance(verdict, Scored):
             self.failures.success()
         elif self.failures.failure(verdict.reason, group.id, self._clock.now()):

@@ -23,7 +23,7 @@ from asyncrl.actors.coordinator.carry_out import Replace, carry_out
 from asyncrl.actors.coordinator.collect_progress import under_way
 from asyncrl.actors.coordinator.collect_status import collect_status, collect_update
 from asyncrl.actors.coordinator.components import Components
-from asyncrl.actors.coordinator.disk_watch import given_up, look_at_disk
+from asyncrl.actors.coordinator.disk_watch import given_up, look_outside
 from asyncrl.actors.coordinator.lifecycle import OverduePhase, Phase
 from asyncrl.explain.diagnosis import diagnose, listed
 from asyncrl.explain.metrics import observe
@@ -54,7 +54,7 @@ async def tick(parts: Components, replace: Replace) -> None:
                 excused = now
             _end_what_is_late(parts, now, replace)
             _watch(parts, excused, now)
-        look_at_disk(parts)
+        look_outside(parts)
         parts.statistics.tick(parts.store.experience.ledger.tokens)
         _measure(parts)
         parts.underway.look(under_way(parts), now)

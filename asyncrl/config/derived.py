@@ -14,6 +14,7 @@ from asyncrl.config.cluster import agent_cores, joined, local_rollouts, ranks_he
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.flow import admission_policy, max_group_size, penalty_band
 from asyncrl.config.gpus import agent_gpus, gpus_of
+from asyncrl.config.judging import judge_rows
 from asyncrl.config.lending import is_lent
 from asyncrl.config.losses import (
     clip_bounds,
@@ -234,6 +235,7 @@ def derived(config: Config, available: int, routing: int | None = 0) -> list[Row
         *_updates(config),
         Row("proximal policy", staleness.proximal, _proximal(config, live)),
         *(Row(*row) for row in policy_rows(config)),
+        *(Row(*row) for row in judge_rows(config)),
         *([Row("ranks", str(ranks), RANKS)] if (ranks := ranks_of(train)) > 1 else []),
         Row(
             "cores",

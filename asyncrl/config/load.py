@@ -7,6 +7,7 @@ belong to the named data set: a source that names another task drops the params 
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -269,7 +270,9 @@ def _known(path: tuple[str, ...], source: str) -> Field:
     field = FIELDS.get(".".join(path[:2]))
     if field is None:
         elsewhere = [other.key for other in FIELDS.values() if other.name == path[1]]
-        near = nearest(key, elsewhere or _keys(path[0]))
+        own = {name.rpartition(".")[2]: name for name in _keys(path[0])}
+        close = [own[name] for name in difflib.get_close_matches(path[1], own, cutoff=0.85)]
+        near = nearest(key, [*elsewhere, *close] if elsewhere else own.values())
         raise ConfigError(
             f"{source}: there is no setting {'.'.join(path[:2])}; the nearest is {near}."
         )

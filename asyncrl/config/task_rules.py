@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from asyncrl.config.judging import asks
 from asyncrl.config.mix import each, held_out_size, members
-from asyncrl.config.schema import Config, TaskConfig
+from asyncrl.config.schema import Config, JudgeConfig, TaskConfig
 from asyncrl.config.schema.section import Contradictions
 
 
@@ -22,6 +23,7 @@ def task_contradictions(config: Config) -> Contradictions:
             names = " and ".join(key.removeprefix("task.") for key in keys)
             yield ("task.mix",), f"{names} of the task {label!r}: {remedy}"
     yield from _unused_verifiers(config.task)
+    yield from _judge(config)
 
 
 def _unused_verifiers(task: TaskConfig) -> Contradictions:
@@ -36,6 +38,21 @@ def _unused_verifiers(task: TaskConfig) -> Contradictions:
     for label, member in members(task).items():
         if "verifier" in task.mix[label] and not member.reads_data:
             yield ("task.mix",), f"verifier of the task {label!r}: {remedy}"
+
+
+def _judge(config: Config) -> Contradictions:
+    """Contradictions of a verifier that asks a judge, and of a judge that is not asked."""
+    asking = asks(config)
+    if asking and not config.judge.url:
+        yield (
+            ("task.verifier", "judge.url"),
+            "there is no judge to ask: give the address of its API in judge.url",
+        )
+    if config.judge != JudgeConfig() and not asking:
+        yield (
+            ("judge.url", "task.verifier"),
+            "no answer would be given to the judge: set verifier to judge, or remove [judge]",
+        )
 
 
 def _one_task(config: Config, task: TaskConfig) -> Contradictions:

@@ -112,6 +112,7 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
     """Explanations of an idle trainer: it waits for experience, which is somewhere."""
     leased, sealed = status.rollouts.get("leased", 0), status.rollouts.get("sealed", 0)
     yield from _actors_gone(status)
+    yield from _found(status, "judge_away")
     yield from _found(status, "no_verdict")
     yield from _found(status, "filtered_in_a_row")
     if sealed > leased:
@@ -224,7 +225,7 @@ def _both_idle(status: RunStatus) -> Iterator[str]:
 def facts_of(status: RunStatus) -> RunFacts:
     """The facts of the last seconds."""
     return msgspec.structs.replace(
-        disk_facts(status),
+        outside_facts(status),
         idle_trainer=idle(status, "trainer"),
         idle_rollout=idle(status, "rollout"),
         filtered=status.groups.filtered,
@@ -237,12 +238,14 @@ def facts_of(status: RunStatus) -> RunFacts:
     )
 
 
-def disk_facts(status: RunStatus) -> RunFacts:
-    """The facts of the disk alone."""
+def outside_facts(status: RunStatus) -> RunFacts:
+    """The facts of the disk and the judge alone."""
     return RunFacts(
         unwritten=status.unwritten,
         unwritten_why=status.unwritten_why,
         journal_why=status.journal.trouble,
+        judge_missed=status.judge_missed,
+        judge_why=status.judge_why,
     )
 
 

@@ -143,9 +143,10 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     `verdict_s` and `step_s` have passed since the last token, verdict and step, or since the start.
     `idle` are shares of the last `window_s` seconds, 0 to 1, by role and cause; the rates are over
     the same seconds. `rollouts` counts the live ones by status. `alarms` are the sentences of
-    alarms: of the disk as it is now, and of the last step. The last `unwritten` checkpoints were
-    not written, the last of them because of `unwritten_why`. `ok` is None while the run goes on,
-    and `reason` says why it ended.
+    alarms: of the disk and the judge as they are now, and of the last step. The last `unwritten`
+    checkpoints were not written, the last of them because of `unwritten_why`. Of the last answers
+    the judge gave a share no verdict (`judge_missed`), because of `judge_why`. `ok` is None while
+    the run goes on, and `reason` says why it ended.
     """
 
     at: float
@@ -184,6 +185,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     alarms: list[str] = []
     unwritten: int = 0
     unwritten_why: str = ""
+    judge_missed: float = 0.0
+    judge_why: str = ""
     ok: bool | None = None
     reason: str = ""
 

@@ -43,6 +43,7 @@ from asyncrl.explain import curve
 from asyncrl.explain.sinks.sink import refuse_unfit_sinks
 from asyncrl.files import open_growing
 from asyncrl.journal import JournalError, SqliteHistory
+from asyncrl.judges.api_key import check_judge
 from asyncrl.launch.checkpoint_room import room_rows
 from asyncrl.launch.data_origins import check_origins, note_origins
 from asyncrl.launch.machine_checks import check_certificates, check_cores, check_gpus, check_ports
@@ -96,6 +97,7 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
             ("model", ("path",)),
             ("reference", ("path", "api_key_file")),
             ("teacher", ("path", "api_key_file")),
+            ("judge", ("api_key_file",)),
             ("supervised", ("path",)),
             ("run", ("copy",)),
             *((table, ("api_key_file",)) for table in SERVER_TABLES),
@@ -126,6 +128,7 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
         model=msgspec.structs.replace(config.model, **absolute["model"]),
         reference=msgspec.structs.replace(config.reference, **absolute["reference"]),
         teacher=msgspec.structs.replace(config.teacher, **absolute["teacher"]),
+        judge=msgspec.structs.replace(config.judge, **absolute["judge"]),
         supervised=msgspec.structs.replace(config.supervised, **absolute["supervised"]),
         engine=msgspec.structs.replace(config.engine, **servers),
         train=msgspec.structs.replace(config.train, ranks=settled_ranks(config, gpus_here())),
@@ -210,6 +213,7 @@ def check(
     doing("starting the processes that judge answers")
     if not config.cluster.reward_agents:  # else each machine checks itself
         check_judging(config.task, task)
+        check_judge(config)
     doing("looking at the other models and examples")
     notes += check_policies(config, task)
     check_examples(config, task)

@@ -26,6 +26,7 @@ from asyncrl.escape import escaped
 from asyncrl.messages import NoVerdict, Split
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks import Task, TaskError
+from asyncrl.tasks.judge_request import JudgeRequest
 from asyncrl.tasks.mixed import in_turn, tasks_of
 from asyncrl.tasks.prompt import ChatPrompt, text_of
 from asyncrl.tasks.template_process import TemplateEnded, TemplateFailed, TemplateProcess
@@ -230,10 +231,11 @@ def _of_verifiers(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]
                 answer = answer or UNANSWERED
                 ids = np.asarray(tokenizer.ids(answer), np.int32).tobytes()
                 asked = np.asarray(tokenizer.encode(task.prompt("train", index)), np.int32)
-                timed = await verifiers.judge("train", index, ids, "stop", asked.tobytes())
-                verdict = timed.verdict
-                if isinstance(verdict, NoVerdict):
-                    notes.append(_failing(index, answer, verdict.reason))
+                reply = await verifiers.judge("train", index, ids, "stop", asked.tobytes())
+                if isinstance(reply, JudgeRequest):  # a judge is asked nothing before a run
+                    continue
+                if isinstance(reply.verdict, NoVerdict):
+                    notes.append(_failing(index, answer, reply.verdict.reason))
 
     with tempfile.TemporaryDirectory() as folder:
         if not config.model.path:

@@ -27,7 +27,7 @@ _OUTSIDE = re.compile(
     r"|Workers|Dist[A-Z]\w*Error|gaierror|SSL|Accelerator|Transfer|Journal|Disk"
     r"|\btimeout\b|timed out|temporar|try again|unreachable|out of memory|no space left"
     r"|too many open files|new thread|crashed|connection|name or service|rate limit|CUDA|NCCL"
-    r"|address already in use|\b429\b|\b50[0234]\b"
+    r"|address already in use|\b429\b|\b50[0234]\b|^judge (unavailable|unreachable)"
 )
 _PROGRAM = re.compile(
     r"^(TypeError|NameError|UnboundLocalError|ImportError|ModuleNotFoundError|NotImplementedError"

@@ -17,6 +17,7 @@ from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Split
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.entry import entry_of
+from asyncrl.tasks.later import Loop
 from asyncrl.tasks.prompt import Prompt
 
 
@@ -106,17 +107,35 @@ def tasks_of(task: Task) -> list[Task]:
 
 def executed_prompts(task: Task) -> list[tuple[Split, int, int]]:
     """Prompts whose answers are executed: a split, and its prompts from one index up to another."""
+    return [(split, start, end) for part, split, start, end in _ranges(task) if part.executes]
+
+
+def awaited_prompts(task: Task) -> list[tuple[Split, int, int, Loop]]:
+    """Prompts of tasks with verifiers that are `async`: a split, its prompts from one index up to
+    another, and the library under which they run."""
+    return [
+        (split, start, end, loop)
+        for part, split, start, end in _ranges(task)
+        if (loop := _loop(part))
+    ]
+
+
+def _loop(task: Task) -> Loop | None:
+    loop: Loop | None = getattr(task, "loop", None)
+    return loop
+
+
+def _ranges(task: Task) -> Iterator[tuple[Task, Split, int, int]]:
+    """The tasks of a mix, or the one task, with the prompts of each in a split, if it has any."""
     splits: tuple[Split, Split] = ("train", "evaluation")
     parts = tasks_of(task)
-    ranges = list[tuple[Split, int, int]]()
     for split in splits:
         start = 0
         for part in parts:
             end = start + part.size(split)
-            if part.executes and end > start:
-                ranges.append((split, start, end))
+            if end > start:
+                yield part, split, start, end
             start = end
-    return ranges
 
 
 def size_of(task: Task) -> Callable[[str, Split], int]:

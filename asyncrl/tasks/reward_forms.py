@@ -17,13 +17,14 @@ it would train a policy on a number that means nothing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from inspect import Parameter
 from typing import Any, NamedTuple
 
 from asyncrl.config.setting import nearest
 from asyncrl.tasks import NoReward
 from asyncrl.tasks.answer import Answer
+from asyncrl.tasks.later import loop_of
 from asyncrl.tasks.verifiers import Verifier, shown
 
 FORMS = (
@@ -82,7 +83,7 @@ class OwnVerifier:
         self, function: Callable[..., Any], given: Sequence[_Given], *, batch: bool, rest: bool
     ) -> None:
         """`batch`: it is given lists of one, and returns one. `rest`: it takes all columns."""
-        self.function = function
+        self.function = self.__wrapped__ = function  # which `inspect.unwrap` finds
         self._given = given
         self._batch, self._rest = batch, rest
 
@@ -111,6 +112,12 @@ class OwnVerifier:
             for one in _ALWAYS:
                 names.setdefault(one.name, self._value(one, answer, line))
         returned = self.function(*positions, **names)
+        return self._read(returned) if loop_of(self) is None else self._awaited(returned)
+
+    async def _awaited(self, returned: Awaitable[Any]) -> Any:
+        return self._read(await returned)
+
+    def _read(self, returned: Any) -> Any:
         returned = _only(returned) if self._batch else returned
         return returned if self.rewards else _score(returned)
 
@@ -229,10 +236,10 @@ def as_verifier(function: Callable[..., Any]) -> Verifier:
 
 
 def refuse_async(function: Callable[..., Any]) -> None:
-    """Raise LookupError for a function that is `async`."""
-    called = type(function).__call__
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called):
-        raise LookupError("its function is async, and a verifier returns its reward: make it `def`")
+    """Raise LookupError for an `async` function that executes answers: those have a process each,
+    and answers that are waited for share one."""
+    if loop_of(function) and getattr(function, "executes", False):
+        raise LookupError("its function is async, and executes answers: make it `def`")
 
 
 def _named(parameter: Parameter) -> bool:

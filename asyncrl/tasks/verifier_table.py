@@ -40,10 +40,12 @@ from typing import Any
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.plugins import Registry, in_folder, module_and_name, reason
 from asyncrl.tasks import TaskError
+from asyncrl.tasks.later import Loop, loop_of
 from asyncrl.tasks.program_cases import CasesVerifier
 from asyncrl.tasks.reward_forms import OwnVerifier, as_verifier
 from asyncrl.tasks.verifiers import BuiltIn, NoAnswer, Verifier, names
 from asyncrl.tasks.verifiers.exact import Exact
+from asyncrl.tasks.verifiers.judge import Judge
 from asyncrl.tasks.verifiers.run import ProgramRun
 
 OFFERED = "VERIFIERS"
@@ -90,6 +92,12 @@ function of 'os' if you trust it, as its code would be run
         return any(getattr(verifier, "executes", False) for verifier in self._resolved.values())
 
     @property
+    def loop(self) -> Loop | None:
+        """The library under which the verifiers that were looked up and are `async` run; None if
+        there are none. The first one's, where they differ."""
+        return next(filter(None, map(loop_of, self._resolved.values())), None)
+
+    @property
     def several(self) -> str:
         """The name of a verifier that was looked up and gives several rewards; empty if none
         does."""
@@ -99,6 +107,11 @@ function of 'os' if you trust it, as its code would be run
         """Check that a line has what its verifier reads. Raises LookupError."""
         if isinstance(verifier, CasesVerifier):
             self.languages.add(verifier.language(line))
+        elif isinstance(verifier, Judge) and self._default != verifier.kind:
+            raise LookupError(
+                "its verifier is `judge`, which costs requests to a server: only task.verifier "
+                "chooses it"
+            )
         elif isinstance(verifier, BuiltIn):
             verifier.check(line)
             if isinstance(verifier, Exact) and not str(line["answer"]).strip():

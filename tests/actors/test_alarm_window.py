@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from asyncrl.actors.coordinator.collect_summary import judged_answers
 from asyncrl.actors.coordinator.common_failure import ANSWERS, CommonFailure
-from asyncrl.actors.coordinator.disk_alarms import DiskAlarms
+from asyncrl.actors.coordinator.outside_alarms import OutsideAlarms
 from asyncrl.actors.coordinator.step_alarms import StepAlarms
 from asyncrl.config import load
 from asyncrl.explain.conditions.condition import RunFacts
@@ -255,7 +255,7 @@ DISK = st.tuples(
 @example([(1, "no room", ""), (1, "no room", ""), (0, "", ""), (1, "no room", "full")])
 @given(st.lists(DISK, max_size=12))
 def test_a_disk_says_what_is_new_and_what_is_over(looks: list[tuple[int, str, str]]) -> None:
-    alarms, before = DiskAlarms(), dict[str, str]()
+    alarms, before = OutsideAlarms(), dict[str, str]()
     news, expected_log = Counter[str](), list[str]()
     with logged() as lines:
         for unwritten, why, journal_why in looks:

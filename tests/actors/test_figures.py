@@ -13,7 +13,7 @@ from scripted_world import ScriptedWorld, configured
 
 from asyncrl.actors.coordinator.collect_status import collect_update
 from asyncrl.actors.coordinator.event_store import EventStore
-from asyncrl.actors.coordinator.scoring import AHEAD
+from asyncrl.config.judging import AHEAD
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.explain.run_status import NAMED, RunStatus

@@ -23,12 +23,13 @@ from some_values import some
 
 from asyncrl.actors.errors import CoordinatorLost
 from asyncrl.actors.reporting import REPORT_S, Reporter
-from asyncrl.actors.reward_actor import VerifierPool, _ask, open_verifiers, reward_actor
+from asyncrl.actors.reward_actor import Ask, VerifierPool, _ask, open_verifiers, reward_actor
 from asyncrl.actors.verifier_process import LARGEST, TimedVerdict, VerifyRequest, read
 from asyncrl.actors.worker_forks import WorkersLost
 from asyncrl.actors.worker_process import frame
 from asyncrl.algorithms import advantages
 from asyncrl.bundled.bundled_model import write_tokenizer
+from asyncrl.config.errors import ConfigError
 from asyncrl.config.schema import TaskConfig
 from asyncrl.library.task import ListTask
 from asyncrl.messages import (
@@ -46,6 +47,7 @@ from asyncrl.messages import (
 from asyncrl.runtime.ipc.link import Link, memory_links
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks import MaskedReward, NoReward
+from asyncrl.tasks.judge_request import TEXT_BYTES, JudgeRequest
 from asyncrl.tasks.verifiers import rewarded
 
 pytestmark = pytest.mark.processes
@@ -514,6 +516,7 @@ async def acting(
     concurrency: int,
     waits: Waits | None = None,
     report_s: float = REPORT_S,
+    ask: Ask | None = None,
 ) -> AsyncIterator[Link]:
     """The coordinator's end of a reward actor's link."""
     ours, theirs = memory_links()
@@ -526,6 +529,7 @@ async def acting(
         Reporter(waits, report_s),
         concurrency=concurrency,
         deadline_s=20.0,
+        ask=ask,
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(actor)
@@ -582,6 +586,55 @@ async def test_a_drain_parks_what_would_take_long(
             ScoreResult(1, Scored(1.0), 0.0), seconds=pytest.approx(0, abs=5)
         )
         assert await next_of(link, Drained) == Drained()
+
+
+@both
+async def test_answers_that_wait_for_a_judge_hold_no_worker(opened: Open, sandbox: str) -> None:
+    """One worker writes what the judge is asked, in a sandbox without a network. All answers are
+    with the judge at once; a judge that refuses all ends the actor."""
+    asked, all_there = list[JudgeRequest](), trio.Event()
+
+    async def ask(request: JudgeRequest) -> Verdict:
+        asked.append(request)
+        if request.answer == "refuse":
+            raise ConfigError("the judge refuses each request.")
+        if len(asked) == 20:
+            all_there.set()
+        await all_there.wait()
+        return Scored(float(request.answer))
+
+    task = opened(verifier="judge", sandbox=sandbox, reward="score")
+    async with task as verifiers:
+        with pytest.RaisesGroup(ConfigError, flatten_subgroups=True):
+            async with acting(verifiers, concurrency=1, ask=ask) as link:
+                for rollout in range(20):
+                    request = ScoreRequest(rollout, "train", rollout % 10, "stop")
+                    await link.send(request, ids(f"{rollout}"), b"")
+                judged = [await next_of(link, ScoreResult) for _ in range(20)]
+                assert {j.rollout: j.verdict for j in judged if isinstance(j, ScoreResult)} == {
+                    rollout: Scored(float(rollout)) for rollout in range(20)
+                }
+                assert asked[3] == JudgeRequest("do", "3", "")
+                await link.send(ScoreRequest(20, "train", 0, "stop"), ids("refuse"), b"")
+                await next_of(link, Drained)
+        long = await verifiers.judge("train", 0, ids("x" * (TEXT_BYTES + 1)), "stop")
+        assert isinstance(long, TimedVerdict)
+        assert long.verdict == NoVerdict("too long for the judge: over 1,048,576 bytes")
+    async with opened(verifier="judge", reward="exact") as verifiers:
+        reply = await verifiers.judge("train", 0, ids("a"), "stop")
+        assert reply == JudgeRequest("do", "a", "", exact=True)
+
+
+@pytest.mark.parametrize("may_ask", [True, False])
+async def test_an_answer_that_is_executed_asks_no_judge(may_ask: bool) -> None:
+    ours, theirs = socket.socketpair()
+    request = JudgeRequest("q", "a", "e")
+    with ours:
+        ours.sendall(frame(request))
+        async with trio.SocketStream(trio.socket.from_stdlib_socket(theirs)) as stream:
+            answer = VerifyRequest("train", 0, b"", "stop")
+            reply = await _ask(stream, answer, may_ask=may_ask)
+            assert reply == (request if may_ask else None)
 
 
 async def test_a_lost_coordinator_ends_the_actor(opened: Open) -> None:

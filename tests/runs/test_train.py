@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from judge_server import judge_server
 from prometheus_client.parser import text_string_to_metric_families
 from train_support import (
     DEADLINE_S,
@@ -282,18 +283,43 @@ def test_several_updates_of_a_step_are_accounted_for(model: Path, tmp_path: Path
 
 @pytest.mark.explore
 def test_pain_25_a_file_of_prompts_is_trained_without_a_gpu(model: Path, tmp_path: Path) -> None:
-    run, file = tmp_path / "run", tmp_path / "prompts.jsonl"
-    lines = [
-        {"prompt": f"{n} + 1 =", "answer": str(n + 1), "verifier": "number" if n % 2 else "exact"}
-        for n in range(40)
-    ]
+    """Some lines are judged by a server that wants a key, and fails at times: each answer has its
+    verdict, equal ones are asked once, and no file of the run has the key. Without the key in its
+    variable, or with another one, the run ends in a sentence."""
+    run, file, key = tmp_path / "run", tmp_path / "prompts.jsonl", "sk-very-secret-0123"
+    lines = [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(40)]
+    for line in lines[::2]:
+        line["verifier"] = "number"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    argv = command(
-        model, run, train__steps=2, task__name="jsonl", task__path=str(file), task__eval_size=4
-    )
-    done = train(argv, CUDA_VISIBLE_DEVICES="")
+    with judge_server(key) as judge:
+        settings = {
+            "train__steps": 2,
+            "task__name": "jsonl",
+            "task__path": str(file),
+            "task__eval_size": 4,
+            "task__verifier": "judge",
+            "judge__url": judge.url,
+            "judge__model": "grader",
+            "judge__api_key_env": "A_JUDGES_KEY",
+            "judge__requests_per_minute": 6000,
+        }
+        argv = command(model, run, **settings)
+        assert "A_JUDGES_KEY" in (refused := train(argv)).stderr
+        assert refused.returncode == 2 and not run.exists()
+        wrong = train(command(model, tmp_path / "wrong", **settings), A_JUDGES_KEY="sk-wrong-45")
+        assert wrong.returncode == 2
+        assert "the judge refuses each request with 401: correct the key" in wrong.stderr
+        done = train(argv, CUDA_VISIBLE_DEVICES="", A_JUDGES_KEY=key)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert check(run).steps == 2
+    found = check(run)
+    assert found.steps == 2 and found.verdicts.without == 0
+    assert judge.scored and set(judge.scored.values()) == {1}
+    assert judge.failed, "the server failed at times"
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    for secret in (key, "sk-wrong-45"):
+        assert secret.encode() not in written
+        assert not any(secret in said for end in (done, wrong) for said in (end.stdout, end.stderr))
+    assert (run / "judged" / "reward-0").exists()
 
 
 SEVERAL = """

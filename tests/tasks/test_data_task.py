@@ -137,11 +137,11 @@ def test_an_empty_prompt_is_refused_by_its_line(write: Write, prompt: str) -> No
         ("def f(prompt, label): return 1.0", "and no answer"),
         ("def f(): return 1.0", "and no answer"),
         ("def f(completions, colour, **rest): return [1.0]", "line 1: its function reads 'colour'"),
-        ("async def f(answer, line): return 1.0", "is async"),
+        ("async def f(answer, line): return 1.0\nf.executes = True", "is async, and executes"),
         (
             "class F:\n    async def __call__(self, answer, line): return 1.0\n"
-            "f = F()\nf.__module__ = __name__",
-            "is async",
+            "f = F()\nf.executes = True\nf.__module__ = __name__",
+            "is async, and executes",
         ),
         ("def f(answer, strictness): return 1.0", "the forms .answer, line., .completion, answer."),
     ],

@@ -15,6 +15,7 @@ from asyncrl.config.schema.engine_section import (
 )
 from asyncrl.config.schema.evaluation_section import EvaluationConfig
 from asyncrl.config.schema.journal_section import JournalConfig
+from asyncrl.config.schema.judge_section import JudgeConfig
 from asyncrl.config.schema.machine_section import MachineConfig
 from asyncrl.config.schema.metrics_section import MetricsConfig
 from asyncrl.config.schema.model_section import LoraConfig, ModelConfig
@@ -50,6 +51,7 @@ __all__ = [
     "EngineConfig",
     "EvaluationConfig",
     "JournalConfig",
+    "JudgeConfig",
     "LoraConfig",
     "MachineConfig",
     "MetricsConfig",

@@ -12,6 +12,7 @@ from asyncrl.config.schema.cluster_section import ClusterConfig
 from asyncrl.config.schema.engine_section import EngineConfig
 from asyncrl.config.schema.evaluation_section import EvaluationConfig
 from asyncrl.config.schema.journal_section import JournalConfig
+from asyncrl.config.schema.judge_section import JudgeConfig
 from asyncrl.config.schema.machine_section import MachineConfig
 from asyncrl.config.schema.metrics_section import MetricsConfig
 from asyncrl.config.schema.model_section import ModelConfig
@@ -43,6 +44,7 @@ class Config(Section, frozen=True):
     agent: AgentConfig = AgentConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
+    judge: JudgeConfig = JudgeConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     train: TrainConfig = TrainConfig()
     reference: ReferenceConfig = ReferenceConfig()

@@ -1,5 +1,6 @@
-"""The answers of a policy: many get no verdict; most responses never end; the reward rises while
-accuracy falls; an episode gives a model its own replies back with other tokens.
+"""The answers of a policy: many get no verdict, or none of a judge that is away; most responses
+never end; the reward rises while accuracy falls; an episode gives a model its own replies back with
+other tokens.
 
 Invariant: chance alone seldom raises the third one: both differences are more than a number of
 their standard errors.
@@ -120,9 +121,31 @@ def _no_verdict(facts: RunFacts, limit: float) -> list[Finding]:
         Finding(
             "no_verdict",
             f"{facts.unjudged / facts.answers:.0%} of the answers got no verdict (the bound is "
-            f"{limit:.0%}), most of them for this reason: {facts.unjudged_reason}; correct the "
-            "verifier (task.verifier): one that cannot read an answer must return 0.0 for it; if "
-            "it needs longer, raise task.verdict_s.",
+            f"{limit:.0%}), most of them for this reason: {facts.unjudged_reason}; "
+            + (
+                _AWAY
+                if facts.unjudged_reason.startswith("judge ")
+                else "correct the verifier (task.verifier): one that cannot read an answer must "
+                "return 0.0 for it; if it needs longer, raise task.verdict_s."
+            ),
+        )
+    ]
+
+
+_AWAY = (
+    "see that the server of judge.url is there and not overloaded; if it refuses so many requests, "
+    "lower judge.requests_per_minute."
+)
+
+
+def _judge_away(facts: RunFacts, limit: float) -> list[Finding]:
+    if facts.judge_missed <= limit:
+        return []
+    return [
+        Finding(
+            "judge_away",
+            f"The judge gives more than {limit:.0%} of the last answers no verdict "
+            f"({facts.judge_why}), and these are not trained: {_AWAY}",
         )
     ]
 
@@ -132,8 +155,15 @@ ANSWERS = (
         names=("no_verdict",),
         measures="share of the answers without a verdict",
         bound=UNJUDGED,
-        settings=("task.verifier", "task.verdict_s"),
+        settings=("task.verifier", "task.verdict_s", "judge.url"),
         find=_no_verdict,
+    ),
+    Condition(
+        names=("judge_away",),
+        measures="share of the last 32 answers to which the judge gave no verdict",
+        bound=UNJUDGED,
+        settings=("judge.url", "judge.requests_per_minute"),
+        find=_judge_away,
     ),
     Condition(
         names=("never_ends",),

@@ -24,7 +24,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     are by reason. The last `filtered` groups taught nothing, of which `patience` end the run;
     `max_live` groups may live at a time. The last `unwritten` checkpoints were not written, the
     last of them because of `unwritten_why`. The journal waits for its disk because of
-    `journal_why`. `starts` are those of agents' programs.
+    `journal_why`. Of the last answers the judge gave a share no verdict (`judge_missed`), most of
+    them because of `judge_why`. `starts` are those of agents' programs.
 
     >>> RunFacts(generated=10, discarded={"stale": 4}).discarded_share("stale")
     0.4
@@ -49,6 +50,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     unwritten: int = 0
     unwritten_why: str = ""
     journal_why: str = ""
+    judge_missed: float = 0.0
+    judge_why: str = ""
     starts: StartCounts | None = None
 
     def discarded_share(self, reason: str) -> float:

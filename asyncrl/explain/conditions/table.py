@@ -1,8 +1,8 @@
 """All conditions, and which of them hold. Invariant: each fact has one bound, whoever asks.
 
-The coordinator judges each step, and each second the disk; its findings are the alarms: metrics,
-logs, status and curve have what it found. `why` judges the last seconds, report and page the run so
-far. The page `docs/looking.md` lists the table.
+The coordinator judges each step, and each second the disk and the judge; its findings are the
+alarms: metrics, logs, status and curve have what it found. `why` judges the last seconds, report
+and page the run so far. The page `docs/looking.md` lists the table.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from rich.console import Console
 from asyncrl.explain.conditions.starts import in_words
 from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.curve import EvaluationPoint, StepPoint
-from asyncrl.explain.diagnosis import at_work, disk_facts, idle, listed
+from asyncrl.explain.diagnosis import at_work, idle, listed, outside_facts
 from asyncrl.explain.display import Display, show_summary
 from asyncrl.explain.run_files import RunFiles, curve_of
 from asyncrl.explain.run_status import RunStatus
@@ -114,7 +114,7 @@ def update_of(
         truncated=metrics.get("truncated"),
         response_tokens=metrics.get("response_tokens"),
         entropy=metrics.get("entropy"),
-        alarms=[found.sentence for found in findings(disk_facts(status))],
+        alarms=[found.sentence for found in findings(outside_facts(status))],
     )
 
 

@@ -8,6 +8,7 @@ from asyncrl.config import Config
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.gpus import gpus_each
 from asyncrl.engines.spec import engine_kind
+from asyncrl.judges.api_key import check_judge
 from asyncrl.launch.cluster.places import Places
 from asyncrl.messages import JoinedRole
 from asyncrl.runtime.processes.machine import gpus_here
@@ -34,6 +35,7 @@ def places_for(
             if differs := differing_origin(launchers, origins(config.task)):
                 raise ConfigError(f"{differs}; have the same there")
             check_judging(config.task, opened(config.task, config.run.seed))
+            check_judge(config)
             return Places(cores, room, 0, 0)
         case "trainer" if config.train.device == "cuda":
             return Places(cores, room, gpus_here(), 1, least=room, who="a machine of the trainer")

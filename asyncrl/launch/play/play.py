@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from asyncrl.actors.agents_gateway import EpisodeWatch, open_episodes
 from asyncrl.actors.reporting import Reporter
 from asyncrl.actors.reward_actor import open_verifiers
+from asyncrl.actors.verifier_process import Reply as VerifierReply
+from asyncrl.actors.verifier_process import TimedVerdict
 from asyncrl.actors.worker_forks import WorkersLost
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import input_error
@@ -50,11 +52,12 @@ from asyncrl.messages import (
     Played,
     Reply,
     Split,
+    Verdict,
 )
 from asyncrl.runtime.ipc.keys import write_key
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.processes.own_waits import own_waits
-from asyncrl.runtime.run_dir import GATEWAY_KEY
+from asyncrl.runtime.run_dir import GATEWAY_KEY, JUDGED
 from asyncrl.runtime.waiting import Doing, waiting
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.judge_checks import check_judging, opened
@@ -191,15 +194,26 @@ async def _play(
         if not desk.episode.turns:
             raise ConfigError("the agent made no call and gave no reward, so nothing is judged.")
         last = desk.episode.turns[-1]
-        timed = await verifiers.judge(
+        reply = await verifiers.judge(
             one.split,
             one.prompt_index,
             last.response.tobytes(),
             last.finish,
             last.context.tobytes(),
         )
-        transcript.verdict(timed.verdict)
-        return int(isinstance(timed.verdict, NoVerdict))
+        verdict = await _verdict(config, run, waits, reply)
+        transcript.verdict(verdict)
+        return int(isinstance(verdict, NoVerdict))
+
+
+async def _verdict(config: Config, run: Path, waits: Waits, reply: VerifierReply) -> Verdict:
+    """The verdict of a verifier's reply, which may be to ask a judge on a server."""
+    if isinstance(reply, TimedVerdict):
+        return reply.verdict
+    from asyncrl.judges.judge import open_judge
+
+    async with open_judge(config, waits, run / JUDGED) as judge:
+        return await judge.ask(reply)
 
 
 async def _open_engine(

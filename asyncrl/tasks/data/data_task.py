@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from asyncrl.config.schema import TaskConfig
@@ -24,11 +26,13 @@ from asyncrl.tasks.data.row_forms import RowForm
 from asyncrl.tasks.data.row_keys import keys_of, listed, nearest_key
 from asyncrl.tasks.data.row_reader import ReadRow
 from asyncrl.tasks.data.taught_rows import prompt_of
+from asyncrl.tasks.judge_request import JudgeRequest
+from asyncrl.tasks.later import Later, Loop, loop_of
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.tasks.prompt import ChatPrompt, Prompt, text_of
 from asyncrl.tasks.template import RIGHT
 from asyncrl.tasks.verifier_table import VerifierTable
-from asyncrl.tasks.verifiers import NoAnswer, rewarded
+from asyncrl.tasks.verifiers import NoAnswer, Verifier, rewarded
 from asyncrl.tasks.verifiers.run import ProgramRun
 
 
@@ -148,6 +152,11 @@ class DataTask:
             )
         return notes
 
+    @property
+    def loop(self) -> Loop | None:
+        """The library under which its verifiers run that are `async`; None if none are."""
+        return self._verifiers.loop
+
     def warm(self) -> str:
         return text_of(self.prompt("train", 0))
 
@@ -177,9 +186,22 @@ class DataTask:
         if isinstance(prompt, ChatPrompt):
             asked = asked.behind(prompt.messages)
         verifier = self._verifiers.find(_named(whole))
-        reward: float = rewarded(verifier, verifier(asked, _entry(whole, read)))
+        returned = verifier(asked, _entry(whole, read))
+        reward: Any = None
+        if loop := loop_of(verifier):  # the process that judges waits for it
+            reward = Later(returned, partial(self._reward, verifier), loop)
+        else:
+            reward = self._reward(verifier, returned)
+        given: float = reward
+        return given
+
+    def _reward(self, verifier: Verifier, returned: Any) -> Any:
+        """The reward in what a verifier returned. Raises NoReward."""
+        reward = rewarded(verifier, returned)
         if self._exact and isinstance(reward, MaskedReward):
             return MaskedReward(_exactly(reward), reward.errors)
+        if self._exact and isinstance(reward, JudgeRequest):
+            return msgspec.structs.replace(reward, exact=True)
         return _exactly(reward) if self._exact else reward
 
     def entry(self, split: Split, prompt_index: int) -> dict[str, Any]:

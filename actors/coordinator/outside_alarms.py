@@ -1,5 +1,5 @@
-"""Alarms of a run's disk. Invariant: an alarm is logged when it begins and each time that it says
-something else, and once more when it is over.
+"""Alarms of what lies outside of a run: its disk, and its judge. Invariant: an alarm is logged when
+it begins and each time that it says something else, and once more when it is over.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from asyncrl.explain.summary import Alarmed
 logger = logging.getLogger(__name__)
 
 
-class DiskAlarms:
+class OutsideAlarms:
     """The alarms of now (`last`), and those of `all`, by name: how often each said something
     new."""
 

@@ -1,0 +1,43 @@
+"""An answer that a judge on a server is to score. The verifier `judge` makes it of an answer and
+its line, in a process without a network; the reward actor asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from asyncrl.tasks.answer import Answer
+
+TEXT_BYTES = 2**20
+"""Bytes of the texts of a request, at most: some 250,000 tokens."""
+
+
+class JudgeRequest(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The texts that a judge reads; `expected` is the line's own answer, and may be empty. If
+    `exact`, the answer is worth 1 at the best score, and else 0.
+
+    >>> JudgeRequest("2 + 2 =", "5", "4").exact
+    False
+    """
+
+    question: str
+    answer: str
+    expected: str
+    exact: bool = False
+
+
+def request_of(answer: Answer, entry: Mapping[str, Any]) -> JudgeRequest:
+    """The request for an answer to a line.
+
+    >>> request_of(Answer("5"), {"prompt": "2 + 2 =", "answer": 4})
+    JudgeRequest(question='2 + 2 =', answer='5', expected='4', exact=False)
+    """
+    question = entry.get("prompt")
+    expected = entry.get("answer")
+    return JudgeRequest(
+        question if isinstance(question, str) else answer.prompt,
+        str(answer),
+        "" if expected is None else str(expected),
+    )
