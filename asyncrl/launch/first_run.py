@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 import tomli_w
 
+from asyncrl import bundled
 from asyncrl.bundled.bundled_model import frame, tokenizer
-from asyncrl.config import Config, ConfigError
+from asyncrl.config import Config, ConfigError, read
 from asyncrl.config.fields import FIELDS
 from asyncrl.config.load import render
 from asyncrl.config.paths import is_file
@@ -24,6 +25,8 @@ from asyncrl.config.setting import Tier
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.catalog import catalog, verdict
 
+MAIN_JOB = Path(bundled.__file__).with_name("run.toml")
+"""The bundled job, which `make run` runs in a clone."""
 LOOKED_AT = 256
 """Number of prompts on which lengths are measured."""
 SPARE = 1.25
@@ -44,9 +47,10 @@ HEAD = """\
 
 
 def write_first_run(what: str, path: Path) -> None:
-    """Write the run.toml of a first run to `path`: for a data set, or for a JSONL file. Raises
-    ConfigError if there is no such task, or if `path` exists."""
-    text = first_run(what, path.name)
+    """Write the run.toml of a first run to `path`: for a data set, for a JSONL file, or where
+    `what` is empty the bundled job. Raises ConfigError if there is no such task, or if `path`
+    exists."""
+    text = first_run(what, path.name) if what else main_job()
     try:
         with path.open("x", encoding="utf-8", newline="\n") as file:
             file.write(text)
@@ -57,6 +61,15 @@ def write_first_run(what: str, path: Path) -> None:
         ) from None
     except OSError as error:
         raise ConfigError(f"{path}: this cannot be written ({error.strerror}).") from None
+
+
+def main_job() -> str:
+    """The run.toml of the bundled job. Raises ConfigError if its task is not installed."""
+    try:
+        open_task(read(MAIN_JOB).task, 0)
+    except TaskError as error:
+        raise ConfigError(f"{error}.") from None
+    return MAIN_JOB.read_text(encoding="utf-8")
 
 
 def first_run(what: str, file: str) -> str:
