@@ -429,13 +429,18 @@ def sentence(error: BaseException, repository: str, revision: str = "") -> str:
             case GatedRepoError():
                 key = "set HF_TOKEN to a key of that account"
                 return f"which is gated: accept its conditions at {hub}/{repository}, and {key}"
+            case RevisionNotFoundError() if is_commit(revision):
+                return (
+                    f"and neither the cache {constants.HF_HUB_CACHE} nor {host} has this commit of "
+                    "it: name another, or for a run that began with it put back the cache"
+                )
             case RevisionNotFoundError():
                 return f"and {host} has no revision {revision or DEFAULT!r} of it: name another"
             case RepositoryNotFoundError():
                 private = "to which HF_TOKEN opens none" if _token() else "and HF_TOKEN is not set"
                 return (
-                    f"and {host} has no such model, or it is a private one, {private}: look at the "
-                    "name, or give the path of a local directory"
+                    f"which is no directory here, and {host} has no such model, or it is a private "
+                    f"one, {private}: look at the name, or give the path of a local directory"
                 )
             case HfHubHTTPError():
                 return _refused(one.response.status_code, host)
