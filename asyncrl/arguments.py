@@ -214,9 +214,9 @@ def parser() -> argparse.ArgumentParser:
     first.add_argument(
         "task",
         nargs="?",
-        default="spell_backward",
+        default="",
         metavar="TASK|FILE",
-        help="a task of `asyncrl tasks`, or a file of prompts (default: spell_backward)",
+        help="a task of `asyncrl tasks`, or a file of prompts (default: the bundled job)",
     )
     trial = add("simulate", SIMULATE, SOURCES, "forecast this run (default: search for faults)")
     what = trial.add_mutually_exclusive_group()

@@ -196,10 +196,8 @@ def _init(args: argparse.Namespace) -> int:
     from asyncrl.runtime.run_dir import RUN_TOML
 
     write_first_run(args.task, Path(RUN_TOML))
-    print(
-        f"{RUN_TOML} is written, for {escaped(args.task)}. Look at it, then: asyncrl train "
-        f"{RUN_TOML}"
-    )
+    what = args.task or "the bundled job"
+    print(f"{RUN_TOML} is written, for {escaped(what)}. Look at it, then: asyncrl train {RUN_TOML}")
     return 0
 
 

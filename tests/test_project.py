@@ -8,6 +8,7 @@ import subprocess
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from asyncrl.config import VARIABLES, load
+from asyncrl.config import VARIABLES, errors, load
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("asyncrl", "actors", "staleness", "weightsync")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = (
     *("audit", "bench", "dev", "fuzz", "gym-source", "run", "sglang-cpu", "torch", "torch-cpu"),
@@ -224,6 +226,37 @@ def test_an_audit_says_what_it_did_not_look_up(
     text, returned = audit["verdict"](reports)
     assert said in text and returned == status
     assert ("SKIPPED" in text) == ("SKIPPED" in said or "nothing" in said)
+
+
+def test_every_extra_that_is_named_is_one() -> None:
+    """In a message, and on a page; and no page names an index that has asyncrl, as none has."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    product = [path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")]
+    calls = [re.findall(r"\binstalls\(['\"](\w+)", path.read_text()) for path in product]
+    names = [re.findall(r"asyncrl\[([\w,]+)\]", path.read_text()) for path in [*pages, *product]]
+    found = {extra for one in [*calls, *names] for text in one for extra in text.split(",")}
+    assert len(found) > 8 and found <= EXTRAS.keys(), found - EXTRAS.keys()
+    for page in pages:
+        assert not re.search(
+            r"install (--\S+ )*['\"]?asyncrl(\[\w+\])?['\"]?\s(?!@)", page.read_text()
+        )
+
+
+def test_a_tool_of_uv_is_installed_again_with_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environment has no pip, and `uv tool` takes a requirement with its source."""
+    receipt = tmp_path / "uv-receipt.toml"
+    receipt.touch()
+    monkeypatch.setattr(errors, "UV_TOOL", receipt)
+    for origin, said in {
+        '{"url": "https://x/y.git", "vcs_info": {"vcs": "git"}}': " @ git+https://x/y.git",
+        '{"url": "file:///a/asyncrl", "dir_info": {}}': " @ file:///a/asyncrl",
+        "": "",
+    }.items():
+        installed = SimpleNamespace(read_text=lambda _, text=origin: text)
+        monkeypatch.setattr(errors, "distribution", lambda _, one=installed: one)
+        assert errors.installs("gym") == f"run uv tool install 'asyncrl[gym]{said}'"
 
 
 def test_the_settings_page_names_every_variable_and_no_other() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -27,12 +28,30 @@ PRODUCT = sorted(
 EXTRAS = ("reasoning_gym", "openai", "peft", "cryptography", "ray", "pyarrow", "wandb", "obstore")
 ABSENT = "raise ModuleNotFoundError(f'No module named {__name__}', name=__name__)\n"
 COMMANDS = (
+    ["--help"],
     ["--version"],
-    ["init", "spell_backward"],
+    ["init"],
     ["check", "run.toml"],
     ["tasks"],
     ["simulate", "--seed", "0"],
 )
+BRIEF = (
+    "train.steps=2",
+    "train.batch_groups=2",
+    "train.eval_every=0",
+    "task.eval_size=8",
+    "evaluation.samples=0",
+    "rollout.filter=none",
+    "engine.compile=false",
+)
+"""Settings of the first steps of the bundled job."""
+README = (ROOT / "README.md").read_text()
+SHORT = {
+    '"steps": 60': '"steps": 2, "batch_groups": 2',
+    "rl.Config(": "rl.Config(model={'warmup_steps': 0}, engine={'compile': False}, "
+    "rollout={'filter': 'none'}, ",
+}
+"""Changes of its lines of Python, for a shorter run."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +60,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copied = tmp_path_factory.mktemp("source") / "asyncrl"
     for name in ("asyncrl", *LINKED):
         copytree(ROOT / name, copied / name, symlinks=True, ignore=CACHES)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "run.toml"):
         copy(ROOT / name, copied / name)
     to = tmp_path_factory.mktemp("wheel")
     argv = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(to)]
@@ -56,15 +75,16 @@ def test_a_wheel_has_each_file_of_the_product_once_and_one_name(wheel: Path) -> 
     inside = [
         str(path if path.parts[0] == "asyncrl" else "asyncrl" / path)
         for path in PRODUCT
-        if not (ROOT / path).is_symlink()
+        if not (ROOT / path).is_dir()
     ]
     assert sorted(names) == sorted(inside)
 
 
-def test_an_installed_wheel_works_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
-    """The dependencies are this environment's, whose own asyncrl is not found."""
-    empty, folder = tmp_path / "empty", tmp_path / "venv"
-    empty.mkdir()
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the wheel. The dependencies are this environment's, whose
+    own asyncrl is not found."""
+    folder = tmp_path_factory.mktemp("venv")
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     argv = ["--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
@@ -72,17 +92,47 @@ def test_an_installed_wheel_works_from_an_empty_folder(wheel: Path, tmp_path: Pa
     (site,) = (folder / "lib").glob("python*/site-packages")
     assert {found.name.partition("-")[0] for found in site.iterdir()} == {"asyncrl"}
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
 
-    def told(*words: str) -> str:
-        argv = [str(python), "-I", *words]
-        done = subprocess.run(argv, cwd=empty, capture_output=True, text=True)
-        assert not done.returncode, done.stderr
-        return done.stdout
 
+def told(python: Path, here: Path, *words: str) -> str:
+    """The output of Python, which imports nothing of the checkout, in a folder."""
+    argv = [str(python), "-I", *words]
+    done = subprocess.run(argv, cwd=here, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+def test_an_installed_wheel_works_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     where = "import asyncrl.actors, asyncrl.staleness; print(asyncrl.actors.__file__)"
-    assert told("-c", where).startswith(str(site))
+    assert told(installed, tmp_path, "-c", where).startswith(str(installed.parents[1]))
     for words in COMMANDS:
-        assert told("-m", "asyncrl.cli", *words), words
+        assert told(installed, tmp_path, "-m", "asyncrl.cli", *words), words
+    assert (tmp_path / "run.toml").read_text() == (ROOT / "run.toml").read_text()
+    brief = [f"--set={one}" for one in BRIEF]
+    said = told(installed, tmp_path, "-m", "asyncrl.cli", "train", "run.toml", *brief)
+    assert "all 2 steps are done" in said
+
+
+def test_what_is_installed_has_the_extras_that_messages_name(installed: Path) -> None:
+    """`pip install 'asyncrl[lora]'` asks no index for asyncrl."""
+    argv = ["--python", str(installed), "install", "--no-index", "asyncrl[lora,agents]"]
+    done = subprocess.run([sys.executable, "-m", "pip", *argv], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+
+
+@pytest.mark.explore
+def test_the_lines_of_python_in_the_readme_run(installed: Path, tmp_path: Path) -> None:
+    """Ten of them, in an empty folder; a shorter run of a model that is not warmed up."""
+    (lines,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert len([line for line in lines.splitlines() if line]) <= 10
+    assert len(README.splitlines()) <= 150
+    for said, brief in SHORT.items():
+        assert lines.count(said) == 1
+        lines = lines.replace(said, brief)
+    (tmp_path / "first.py").write_text(lines)
+    said = told(installed, tmp_path, "first.py")
+    assert "all 2 steps are done" in said and re.search(r"^True [0-9.]+ /", said, re.MULTILINE)
 
 
 def test_a_file_of_prompts_needs_no_extra(wheel: Path, tmp_path: Path) -> None:

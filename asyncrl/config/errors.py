@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Literal
 
@@ -15,15 +18,32 @@ BAD_INPUT = 2
 DISK_NOT_READY = 74
 """Exit status of an actor whose disk took nothing more (EX_IOERR of sysexits.h): another start of
 it would meet the same disk."""
+UV_TOOL = Path(sys.prefix, "uv-receipt.toml")
+"""A file that `uv tool install` leaves in its environment, which has no pip."""
 
 
 def installs(extra: str) -> str:
-    """The commands that install an extra.
+    """The command that installs an extra beside this installation. It needs no index that has
+    asyncrl: pip knows the extras of what is installed, and `uv tool` is told its source.
 
     >>> installs("lora")
     "run `make extras` in a clone, or pip install 'asyncrl[lora]'"
     """
+    if UV_TOOL.exists():
+        return f"run uv tool install 'asyncrl[{extra}]{_source()}'"
     return f"run `make extras` in a clone, or pip install 'asyncrl[{extra}]'"
+
+
+def _source() -> str:
+    """The end of a requirement that says what asyncrl was installed from; empty for an index."""
+    try:
+        origin = json.loads(distribution("asyncrl").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        return ""
+    if not (url := origin.get("url")):
+        return ""
+    version_control = origin.get("vcs_info", {}).get("vcs")
+    return f" @ {version_control}+{url}" if version_control else f" @ {url}"
 
 
 class InputError(Exception):

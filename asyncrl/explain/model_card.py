@@ -12,6 +12,7 @@ from pathlib import Path
 from asyncrl.config import Config
 from asyncrl.config.derived import steps
 from asyncrl.config.mix import named
+from asyncrl.config.model_names import of_snapshot, said
 from asyncrl.escape import escaped
 from asyncrl.explain.rows import FigureRow, summary_rows
 from asyncrl.explain.summary import Summary
@@ -44,17 +45,20 @@ def card(config: Config, summary: Summary, version: str) -> str:
     Its head is YAML: the tags by which a hub finds it, and held-out accuracy as a result. A task
     named `a: b` is `"a: b"` there, because a JSON string is one of YAML.
     """
-    task, base = named(config.task), config.model.path or "asyncrl's bundled small model"
+    task, base = named(config.task), said(config.model.path) or "asyncrl's bundled small model"
+    of_hub = of_snapshot(config.model.path)
     end, quoted = summary.accuracy.end, json.dumps(escaped(task))
     head = [
         "library_name: transformers",
         "license: unknown",
         "tags: [reinforcement-learning, asyncrl]",
     ]
+    if of_hub is not None:
+        head += ["base_model: " + json.dumps(of_hub.repository)]
     if end is not None:
         head += [
             "model-index:",
-            "- name: " + json.dumps(Path(base).name),
+            "- name: " + json.dumps(Path(of_hub.repository if of_hub else base).name),
             "  results:",
             "  - task: {type: reinforcement-learning}",
             f"    dataset: {{name: {quoted}, type: {quoted}}}",

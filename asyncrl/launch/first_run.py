@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 import tomli_w
 
+from asyncrl import bundled
 from asyncrl.bundled.bundled_model import frame, tokenizer
-from asyncrl.config import Config, ConfigError
+from asyncrl.config import Config, ConfigError, read
 from asyncrl.config.fields import FIELDS
 from asyncrl.config.load import render
 from asyncrl.config.paths import is_file, is_folder
@@ -25,6 +26,8 @@ from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.catalog import catalog, verdict
 from asyncrl.tasks.prompt import text_of
 
+MAIN_JOB = Path(bundled.__file__).with_name("run.toml")
+"""The bundled job, which `make run` runs in a clone."""
 LOOKED_AT = 256
 """Number of prompts on which lengths are measured."""
 SPARE = 1.25
@@ -45,9 +48,10 @@ HEAD = """\
 
 
 def write_first_run(what: str, path: Path) -> None:
-    """Write the run.toml of a first run to `path`: for a task, or for data of the user's. Raises
-    ConfigError if there is no such task, or if `path` exists."""
-    text = first_run(what, path.name)
+    """Write the run.toml of a first run to `path`: for a task, for data of the user's, or where
+    `what` is empty the bundled job. Raises ConfigError if there is no such task, or if `path`
+    exists."""
+    text = first_run(what, path.name) if what else main_job()
     try:
         with path.open("x", encoding="utf-8", newline="\n") as file:
             file.write(text)
@@ -58,6 +62,15 @@ def write_first_run(what: str, path: Path) -> None:
         ) from None
     except OSError as error:
         raise ConfigError(f"{path}: this cannot be written ({error.strerror}).") from None
+
+
+def main_job() -> str:
+    """The run.toml of the bundled job. Raises ConfigError if its task is not installed."""
+    try:
+        open_task(read(MAIN_JOB).task, 0)
+    except TaskError as error:
+        raise ConfigError(f"{error}.") from None
+    return MAIN_JOB.read_text(encoding="utf-8")
 
 
 def first_run(what: str, file: str) -> str:

@@ -324,6 +324,7 @@ class _Launch:
         if initial.exists():
             return
         if self._config.model.path:
+            initial.unlink(missing_ok=True)  # a model of a hub may be in another cache now
             initial.symlink_to(Path(self._config.model.path), target_is_directory=True)
             return
         loading = trio.CancelScope()

@@ -25,6 +25,7 @@ from asyncrl.config.lora import is_of, is_of_experts
 from asyncrl.config.paths import is_file, is_folder
 from asyncrl.config.schema.model_section import ALL_LINEAR
 from asyncrl.config.setting import nearest
+from asyncrl.engines.servers.tried_models import engines_of
 from asyncrl.escape import escaped
 from asyncrl.files import JSON_BYTES, read_regular
 from asyncrl.launch.prompt_checks import own_tokenizer
@@ -34,9 +35,15 @@ from asyncrl.os_errors import machine_lacks, remedy
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.supervised_examples import read_examples, tokenized
 from asyncrl.tasks.text import Tokenizer
+from asyncrl.training.architecture import Architecture
 from asyncrl.training.stored_weights import StoredWeight, stored_weights
 from asyncrl.words import beyond_reading
 
+DIRECTORY = (
+    "a local Hugging Face model directory, or the name of a model on a hub (org/name, or "
+    "org/name@revision)"
+)
+"""The values of a setting that names a model."""
 TRIAL = "asyncrl.training.architecture_trial"
 """The module that makes a model."""
 TRIAL_S = 120.0
@@ -54,9 +61,7 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
     ConfigError."""
 
     def wrong(what: str) -> ConfigError:
-        return ConfigError(
-            f"{key} is {str(path)!r}, and {what}; give a local Hugging Face model directory."
-        )
+        return ConfigError(f"{key} is {str(path)!r}, and {what}; give {DIRECTORY}.")
 
     files = dict[str, dict[str, Any]]()
     if not is_folder(path):
@@ -102,9 +107,10 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
 
 def check_architecture(path: Path, config: Config) -> list[Row]:
     """Make the model that config.json describes, without weights, in a process that imports torch,
-    which takes seconds. Returns a note if it takes too long. Raises ConfigError if that fails, for
-    whatever reason, if the weights are of another one, or if the settings ask for experts or
-    adapters of layers that it does not have, or for more than the engine can decode."""
+    which takes seconds. Returns a row on what it is, or a note if it takes too long. Raises
+    ConfigError if that fails, for whatever reason, if the weights are of another one, or if the
+    settings ask for experts or adapters of layers that it does not have, or for more than the
+    engine can decode."""
     sections = config.train, config.engine, config.model.lora
     settings = [msgspec.json.encode(section).decode() for section in sections]
     try:
@@ -126,7 +132,9 @@ def check_architecture(path: Path, config: Config) -> list[Row]:
             f"model.path is {str(path)!r}, and the trial that makes this model without weights "
             f"failed: {words}; {todo}."
         )
-    return []
+    made = msgspec.json.decode(ran.stdout.strip().rpartition(b"\n")[2], type=Architecture)
+    engines = engines_of(made.name, made.undecodable)
+    return [Row("family", made.family, f"{made.name}, {made.parameters:,} parameters; {engines}")]
 
 
 def _missing_shards(path: Path) -> str:
@@ -173,7 +181,7 @@ def _stored(directory: Path, path: Path) -> Iterator[StoredWeight]:
 def _unreadable(directory: Path, file: Path, error: Exception) -> ConfigError:
     return ConfigError(
         f"model.path is {str(directory)!r}, and {file.name} in it cannot be read "
-        f"({escaped(str(error), 100)}); give a local Hugging Face model directory."
+        f"({escaped(str(error), 100)}); give {DIRECTORY}."
     )
 
 

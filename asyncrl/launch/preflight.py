@@ -26,6 +26,7 @@ from asyncrl.config.fields import FIELDS, SECTIONS, lookup
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.loss_names import GROUP_WEIGHTS
 from asyncrl.config.mix import each, members, named
+from asyncrl.config.model_names import MODELS, same_model
 from asyncrl.config.paths import exists, is_file, is_folder, is_hub_name, refuse_lost, shown
 from asyncrl.config.plugins import module_and_name
 from asyncrl.config.ranks import settled_ranks
@@ -347,7 +348,8 @@ def _directory(config: Config, resume: Path | None) -> None:
         ignored = RESUMABLE if resume else {"run.dir"}
         for key in FIELDS:
             was, now = lookup(old, key), lookup(config, key)
-            if was != now and key not in ignored:
+            names_one = key in MODELS and same_model(str(was), str(now))
+            if was != now and not names_one and key not in ignored:
                 raise ConfigError(
                     f"{run}: this directory belongs to a run of another configuration: {key} was "
                     f"{quoted(was)} and is {quoted(now)}; "

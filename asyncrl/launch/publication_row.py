@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from asyncrl.config import Config
 from asyncrl.config.derived import Row
 from asyncrl.config.engines import capabilities
-from asyncrl.training.stored_dtype import saved_dtype, stored_dtype
+from asyncrl.training.stored_dtype import conversion, saved_dtype, stored_dtypes
 from asyncrl.words import size
 
 
@@ -28,17 +28,21 @@ def weights_row(config: Config) -> list[Row]:
     model = config.model
     if not model.path:
         return []
-    stored = stored_dtype(Path(model.path)) or "several types"
+    stored = conversion(stored_dtypes(Path(model.path)), model.dtype)
     saved = saved_dtype(model.dtype, Path(model.path))
     sent = config.publication.sent_dtype(model)
     if "fp8" in (model.rounding, config.publication.dtype):
         sent += ", linear layers with values of fp8"
     rounded = ", rounded" if saved != model.dtype else ""
-    words = f"stored in {stored}; sent to engines in {sent}; RUN/model is saved in {saved}{rounded}"
+    words = f"{stored}; sent to engines in {sent}; RUN/model is saved in {saved}{rounded}"
     trained = f"trained in {model.dtype}"
     if model.rounding != "none":
         trained += f", rounded to {model.rounding}"
-    return [Row("weights", trained, f"{words}; checkpoints are exact")]
+    rows = [Row("weights", trained, f"{words}; checkpoints are exact")]
+    if "rounded" in stored:
+        text = f"what {model.dtype} cannot hold of the stored weights is lost before the first step"
+        rows.append(Row("note", "model.dtype", f"{text}: float32 keeps more of it"))
+    return rows
 
 
 def stored_weights(folder: Path) -> int | None:

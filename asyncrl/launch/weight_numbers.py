@@ -15,6 +15,8 @@ from safetensors import SafetensorError
 
 from asyncrl.config import ConfigError
 from asyncrl.config.derived import Row
+from asyncrl.config.model_names import OUTLINE
+from asyncrl.config.paths import is_file
 from asyncrl.training.stored_weights import PIECE, StoredWeight, said_of, stored_weights
 from asyncrl.words import size
 
@@ -28,6 +30,8 @@ def check_numbers(key: str, path: Path) -> list[Row]:
     """Look at the weights of the model directory that the setting `key` names. Returns a note if
     not all were looked at. Raises ConfigError. Files that cannot be read are left to their
     readers."""
+    if is_file(path / OUTLINE):
+        return []
     weights = [weight for weight in _weights(path) if weight.must_be_finite]
     total, looked = sum(weight.size for weight in weights), 0
     end = time.monotonic() + READ_S

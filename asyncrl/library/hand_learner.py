@@ -17,6 +17,7 @@ from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.experience.training_message import training_message
+from asyncrl.launch.hub.hub_models import model_directory, with_directories
 from asyncrl.library.arrays import Sequence as PublicSequence
 from asyncrl.library.starting_model import as_model, opened
 from asyncrl.messages import Sample, TokenCount
@@ -62,11 +63,13 @@ class Learner:
     """
 
     def __init__(self, model: str | Path | PreTrainedModel, config: Config | None = None) -> None:
-        """Learn from a model directory, or from a model, which the learner takes over. Raises
-        ConfigError for settings that need a whole run, and a model that cannot be trained."""
-        self.config = config = Config() if config is None else config
+        """Learn from a model directory or a name on a hub, or from a model, which the learner takes
+        over. Raises ConfigError for settings that need a whole run, and a model that cannot be
+        trained."""
+        config = Config() if config is None else config
         _refuse_settings_of_runs(config)
-        self.path = Path(model) if isinstance(model, str | Path) else None
+        self.config = config = with_directories(config)
+        self.path = model_directory(model) if isinstance(model, str | Path) else None
         self.model = opened(model, config) if self.path else as_model(model)
         if self.path is None and (config.reference.coefficient and not config.reference.path):
             raise ConfigError(

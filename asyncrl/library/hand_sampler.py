@@ -18,6 +18,7 @@ from asyncrl.engines.embedded.batcher import Batcher
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.engines.request_checks import refuse_misfit
+from asyncrl.launch.hub.hub_models import model_directory
 from asyncrl.library.arrays import Sequence as PublicSequence
 from asyncrl.library.hand_learner import Learner
 from asyncrl.library.starting_model import as_model, opened
@@ -53,13 +54,14 @@ class Sampler:
         *,
         tokenizer: str | Path | None = None,
     ) -> None:
-        """Sample from a model directory, or a copy of a model; then `tokenizer` is a directory
-        with its tokenizer, without which prompts are ids. Raises ConfigError for a model that
-        cannot be decoded."""
+        """Sample from a model directory or a name on a hub, or from a copy of a model; then
+        `tokenizer` is such a directory with its tokenizer, without which prompts are ids. Raises
+        ConfigError for a model that cannot be decoded."""
         self.config = config = Config() if config is None else config
-        directory = tokenizer
+        directory = tokenizer and model_directory(tokenizer)
         if isinstance(model, str | Path):
-            own, directory = opened(model, config), tokenizer or model
+            model = model_directory(model)
+            own, directory = opened(model, config), directory or model
         else:
             own = copy.deepcopy(as_model(model))
         try:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.bundled.warmup import prepare_model
 from asyncrl.config import Config, ConfigError
+from asyncrl.launch.hub.hub_models import model_directory
 from asyncrl.tasks import TaskError
 from asyncrl.training.models import ModelError, load_model
 from asyncrl.training.output_layer import float32_output
@@ -19,6 +20,8 @@ def starting_model(config: Config) -> Path:
     """The model directory that a run of this configuration starts from: `model.path`, or the
     bundled small model, which learns the task's own answers for `model.warmup_steps` and is kept in
     the user's cache. Raises ConfigError."""
+    if config.model.path:
+        return model_directory(config.model.path)
     try:
         return prepare_model(config)
     except TaskError as error:
@@ -26,9 +29,10 @@ def starting_model(config: Config) -> Path:
 
 
 def opened(path: str | Path, config: Config) -> PreTrainedModel:
-    """The model in a directory, of the types in `[model]`. Raises ConfigError."""
+    """The model in a directory, or of a name on a hub, of the types in `[model]`. Raises
+    ConfigError."""
     try:
-        model = load_model(path, getattr(torch, config.model.dtype))
+        model = load_model(model_directory(path), getattr(torch, config.model.dtype))
     except ModelError as error:
         raise ConfigError(f"{error}.") from None
     if config.model.output_dtype == "float32":

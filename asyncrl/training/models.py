@@ -15,9 +15,16 @@ from typing import Any
 
 import msgspec
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
@@ -204,10 +211,7 @@ def _config(path: Path) -> PretrainedConfig:
             )
         foreign = next(_kernels(config.to_dict() | vars(config)), None)
     except Exception as error:
-        raise ModelError(
-            f"{path / 'config.json'} is not a configuration that transformers supports: "
-            f"{_first_line(error)}"
-        ) from error
+        raise ModelError(_unsupported(path, error)) from error
     if foreign:
         raise ModelError(
             f"{path / 'config.json'} asks for code from elsewhere ({foreign!r}), which is never "
@@ -215,6 +219,33 @@ def _config(path: Path) -> PretrainedConfig:
         )
     assert isinstance(config, PretrainedConfig)
     return config
+
+
+def _unsupported(path: Path, error: Exception) -> str:
+    """The sentence on a config.json that transformers does not take."""
+    file = path / "config.json"
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=_FamilyCode)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = _FamilyCode()
+    if found.model_type not in CONFIG_MAPPING and found.auto_map:
+        return (
+            f"{file} needs code from its own repository (auto_map), which is never run: choose a "
+            "model of a family that transformers has"
+        )
+    if found.model_type and found.model_type not in CONFIG_MAPPING:
+        return (
+            f"{file} is of the family {escaped(found.model_type, 60)!r}, which no engine serves: "
+            f"transformers {transformers.__version__} does not have it; choose another model"
+        )
+    return f"{file} is not a configuration that transformers supports: {_first_line(error)}"
+
+
+class _FamilyCode(msgspec.Struct):
+    """The family of a config.json, and the code that it names."""
+
+    model_type: str = ""
+    auto_map: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 def _kernels(value: object) -> Iterator[str]:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from served_families import FAMILIES, KINDS, Row, built, changed
 
+from asyncrl.engines.servers.tried_models import TRIED
+
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 
 
@@ -47,3 +49,10 @@ def test_a_row_names_what_is_not_compared() -> None:
     )
     failed = Row("Kimi Linear", failed="not built: too large")
     assert str(failed).endswith(" | not built: too large")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_check_names_the_engines_that_the_page_says_were_tried(kind: str) -> None:
+    rows = table(KINDS[kind].program.package.title).values()
+    tried = {row[0].strip("`") for row in rows if not row[-1].startswith(("no", "not "))}
+    assert tried == TRIED[kind]

@@ -69,6 +69,13 @@ def test_a_hostile_name_is_text_in_the_head_and_in_the_table() -> None:
     assert set(found) == {"library_name", "license", "tags", "model-index"}
 
 
+def test_a_model_of_a_hub_is_the_base_by_its_name() -> None:
+    text = of(model={"path": f"/home/me/hub/models--org--name/snapshots/{'a' * 40}"})
+    assert head(text)["base_model"] == "org/name" and "/home/me" not in text
+    assert f"| base model | org/name&#64;{'a' * 40} |" in text
+    assert head(text)["model-index"][0]["name"] == "name"
+
+
 def test_each_model_of_the_last_step_has_one(tmp_path: Path) -> None:
     config = msgspec.convert({}, Config)
     assert write_cards(tmp_path, config, SUMMARY, "1") == []

@@ -156,6 +156,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     shim += [str(desk.model)]
     program(folder / ".venv/bin", "asyncrl", f'exec {shlex.join(shim)} "$@"')
     program(folder / ".venv/bin", "make", f'exec /usr/bin/make --dry-run -C {ROOT} "$@"')
+    for name in ("pip", "uv"):  # what they install is here, and tests/test_wheel.py tries it
+        program(folder / ".venv/bin", name, 'case "$*" in *"install ."*) ;; *) exit 1 ;; esac')
     program(folder / ".venv/bin", "scp", 'shift $(($# - 2)); exec cp "$@"')
     done = desk.run("asyncrl train --set run.dir=runs/a --set train.steps=30")
     assert done.returncode == 0, done.stderr

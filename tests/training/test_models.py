@@ -74,10 +74,19 @@ def test_no_config(tmp_path: Path) -> None:
         empty_model(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["{", "{}", '{"model_type": "not-there-yet"}', "[]"])
-def test_a_config_that_is_none(directory: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is not a configuration"),
+        ("{}", "is not a configuration"),
+        ("[]", "is not a configuration"),
+        ('{"model_type": "not-there-yet"}', "is of the family 'not-there-yet', which no engine"),
+        ('{"model_type": "own", "auto_map": {"AutoConfig": "a.B"}}', "needs code from its own rep"),
+    ],
+)
+def test_a_config_that_is_none(directory: Path, content: str, said: str) -> None:
     (directory / "config.json").write_text(content)
-    with pytest.raises(ModelError, match=r"config\.json is not a configuration"):
+    with pytest.raises(ModelError, match=rf"config\.json {said}"):
         load_model(directory)
 
 

@@ -45,10 +45,16 @@ def test_a_run_leaves_its_model_in_the_type_of_its_directory(
     given: Path, stored: str, trained: str, saved: str, tmp_path: Path
 ) -> None:
     assert stored_dtype(given / stored) == stored
-    (row,) = weights_row(load(None, [f"model.path={given / stored}", f"model.dtype={trained}"], {}))
+    row, *notes = weights_row(
+        load(None, [f"model.path={given / stored}", f"model.dtype={trained}"], {})
+    )
     assert row.value == f"trained in {trained}" and f"stored in {stored}" in row.meaning
     assert f"RUN/model is saved in {saved}" in row.meaning
     assert (", rounded" in row.meaning) == (saved != trained)
+    loses = trained == "bfloat16" != stored
+    assert [note.name for note in notes] == ["note"] * loses
+    assert ("and rounded to bfloat16" in row.meaning) == loses
+    assert ("converted without loss" in row.meaning) == (trained == "float32" != stored)
 
     model = load_model(given / stored, TYPES[trained])
     with torch.no_grad():

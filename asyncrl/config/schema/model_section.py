@@ -82,7 +82,12 @@ class ModelConfig(Section, frozen=True):
         str,
         PATH,
         BASIC,
-        Meta(description="a local Hugging Face model directory; empty: the bundled small model"),
+        Meta(
+            description=(
+                "a local Hugging Face model directory, or the name of a model on a hub (org/name, "
+                "or org/name@revision); empty: the bundled small model"
+            )
+        ),
     ] = ""
     warmup_steps: Annotated[
         int,

@@ -18,7 +18,7 @@ class PolicyConfig(Section, frozen=True):
 
     coefficient: float = 0.0
     """Each section describes its own weight."""
-    path: Annotated[str, PATH, Meta(description="its model directory")] = ""
+    path: Annotated[str, PATH, Meta(description="its model directory, or its name on a hub")] = ""
     server: Annotated[
         str,
         Meta(description="http://host:port of an SGLang that scores with it, instead; empty: none"),
