@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +124,8 @@ def test_an_episode_is_played_and_told(tmp_path: Path, monkeypatch: pytest.Monke
     """With the agent, the gateway and the verifiers of a run, and scripted responses. Then again,
     where the agent raises; and one prompt without an agent."""
     (tmp_path / "played_agent.py").write_text(AGENT)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config = Config(

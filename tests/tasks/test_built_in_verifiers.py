@@ -339,7 +339,7 @@ def test_a_module_that_the_sandbox_lacks_is_no_verdict() -> None:
 @pytest.mark.parametrize(
     ("verifier", "line", "says"),
     [
-        ("boxed", {}, "missing required field `answer`"),
+        ("boxed", {}, "answer is missing: it has prompt, verifier"),
         ("choice", {"answer": "the red one"}, "no letter from A to J"),
         ("choice", {"answer": 2}, "no letter from A to J"),
         ("last_number", {"answer": "twelve"}, "'twelve' is not a number"),
@@ -452,4 +452,4 @@ def test_a_hostile_answer_is_wrong_within_a_bound(kind: str) -> None:
 
 
 def test_every_kind_meets_hostile_answers() -> None:
-    assert set(LINES) | {"run"} == set(VERIFIERS)
+    assert set(LINES) | {"run", "judge"} == set(VERIFIERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from asyncrl.tasks import NoReward
 from asyncrl.tasks.answer import Answer
+from asyncrl.tasks.later import loop_of
 from asyncrl.tasks.reward_forms import OwnVerifier, as_verifier
 from asyncrl.tasks.verifiers import rewarded
 
@@ -190,7 +192,6 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     (lambda prompt, label: 1.0, "and no answer"),
     (lambda: 1.0, "and no answer"),
     (lambda **columns: 1.0, "and no answer"),
-    (later, "is async"),
 ]
 
 
@@ -200,7 +201,19 @@ def test_what_cannot_be_told_is_refused_with_the_forms(
 ) -> None:
     with pytest.raises(LookupError, match=says) as refused:
         as_verifier(function)
-    assert "async" in says or "TRL's (completions, **columns)" in str(refused.value)
+    assert "TRL's (completions, **columns)" in str(refused.value)
+
+
+def test_an_async_function_is_waited_for_in_its_own_form() -> None:
+    async def right(completions: Any, answer: Any) -> list[bool]:
+        return [text == own for text, own in zip(completions, answer, strict=True)]
+
+    verifier = as_verifier(right)
+    assert loop_of(verifier) == "asyncio" and loop_of(as_verifier(later)) == "asyncio"
+    assert asyncio.run(verifier(Answer("4"), {"answer": "4"})) == 1.0
+    right.executes = True  # type: ignore[attr-defined]
+    with pytest.raises(LookupError, match="is async, and executes"):
+        as_verifier(right)
 
 
 def test_a_key_that_the_line_lacks_is_named_with_the_nearest() -> None:
