@@ -33,6 +33,7 @@ IN_RUN = ("gym",)
 IN_EXTRAS = (
     "agents",
     "cluster",
+    "datasets",
     "lora",
     "math",
     "mlflow",

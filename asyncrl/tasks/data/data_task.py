@@ -107,7 +107,9 @@ class DataTask:
                 )
             self._verifiers.check(verifier, _entry(row, read))
         except NoAnswer as error:
-            raise TaskError(f"{rows.place(index)}: {_no_answer(rows.form, row)}") from error
+            # a function of the user's may judge prompts that have no answer
+            if rows.form.answer or ":" not in (_named(row) or self._config.verifier):
+                raise TaskError(f"{rows.place(index)}: {_no_answer(rows.form, row)}") from error
         except LookupError as error:
             raise TaskError(f"{rows.place(index)}: {error}") from error
         return digest_of(read)

@@ -7,12 +7,14 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from asyncrl.tasks.data.chat_messages import conversation, kind, tools_of
+from asyncrl.tasks.data.chat_messages import FIRST, conversation, kind, tools_of
 from asyncrl.tasks.data.row_forms import LAST, RowForm, messages_in
 from asyncrl.tasks.data.row_keys import keys_of, listed, value_at
 from asyncrl.tasks.data.taken_answers import RULES
 from asyncrl.tasks.prompt import Messages
 
+SYSTEM = ("system", "system_prompt")
+"""Keys of a row's system message."""
 LARGEST_ID = 2**31
 """Ids are smaller."""
 
@@ -41,7 +43,7 @@ def read_row(row: Any, form: RowForm, rule: str = "") -> ReadRow:
     """
     if not isinstance(row, Mapping):
         raise LookupError(f"it is {kind(row)}, and each row is an object with prompt and answer")
-    prompt, given = _prompt(row, form), None
+    prompt, given = _with_system(_prompt(row, form), row), None
     tools = tools_of(row.get("tools"))
     if messages := messages_of_prompt(prompt):
         if form.answer == LAST:
@@ -58,6 +60,30 @@ def read_row(row: Any, form: RowForm, rule: str = "") -> ReadRow:
     if form.answer and form.answer != LAST:
         given = value_at(row, form.answer)
     return _with_answer(row, form, rule, prompt, given, tools)
+
+
+def system_of(row: Any) -> str:
+    """The system's message of a row that has it at a key of its own; else an empty text.
+
+    >>> system_of({"system": "Be brief.", "prompt": "1 + 1?"}), system_of({"system": 7})
+    ('Be brief.', '')
+    """
+    found = [row.get(key) for key in SYSTEM] if isinstance(row, Mapping) else []
+    return next((one for one in found if isinstance(one, str) and one.strip()), "")
+
+
+def _with_system(
+    prompt: str | Messages | list[int], row: Mapping[str, Any]
+) -> str | Messages | list[int]:
+    """The prompt as a conversation that begins with the row's system message, if it has one."""
+    messages = messages_of_prompt(prompt)
+    system = system_of(row)
+    if not system or not (messages or isinstance(prompt, str)):
+        return prompt
+    if messages and messages[0]["role"] in FIRST:
+        return prompt
+    begin = {"role": "system", "content": system}
+    return [begin, *(messages or [{"role": "user", "content": prompt}])]
 
 
 def messages_of_prompt(prompt: str | Messages | list[int]) -> Messages:
