@@ -22,7 +22,7 @@ from inspect import Parameter
 from typing import Any, NamedTuple
 
 from asyncrl.config.setting import nearest
-from asyncrl.tasks import NoReward
+from asyncrl.tasks import Figures, NoReward, wrong_figures
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.verifiers import Verifier, shown
 
@@ -271,7 +271,13 @@ def _only(returned: Any) -> Any:
 
 
 def _score(returned: Any) -> Any:
-    """The reward in what verl's functions return: a number, or a mapping with a `score`."""
-    if isinstance(returned, Mapping) and "score" in returned:
-        return returned["score"]
-    return returned
+    """The reward in what verl's functions return: a number, or a mapping with a `score`, whose
+    other numbers are figures."""
+    if not isinstance(returned, Mapping) or "score" not in returned:
+        return returned
+    figures = {
+        name: float(value)
+        for name, value in returned.items()
+        if name != "score" and isinstance(value, int | float)
+    }
+    return returned["score"] if wrong_figures(figures) else Figures(returned["score"], figures)

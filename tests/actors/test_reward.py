@@ -53,6 +53,7 @@ pytestmark = pytest.mark.processes
 VERIFIERS = '''
 import multiprocessing, os, signal, subprocess, sys
 from pathlib import Path
+from asyncrl.tasks import Figures
 
 REMEMBERED = []
 
@@ -81,6 +82,7 @@ def do(answer, entry):
             os.write(1, b"zzz")
             return 0.5
         case "text": return "0.5"
+        case "log": return Figures(0.5, {argument: len(argument)})
         case "rewards": return dict(zip(("right", "brief"), map(float, argument.split())))
         case "nothing": return None
         case "ended": return answer.tokens + (0.5 if answer.finish == "length" else 0.0)
@@ -202,6 +204,11 @@ async def test_every_way_to_give_no_verdict(opened: Open, sandbox: str) -> None:
             "give inf": NoVerdict("not finite"),
             "give -1e300": NoVerdict("too large"),
             "text": NoVerdict("not a number: str"),
+            "log words": Scored(0.5, figures={"words": 5.0}),
+            "log two words": NoVerdict(
+                "figures: the name 'two words', which may have letters, digits, _, - and . alone, "
+                "at most 40"
+            ),
             "nothing": NoVerdict("not a number: NoneType"),
             "raise no such luck": NoVerdict("raised: ValueError: no such luck"),
             "raise " + "x" * 999: NoVerdict("raised: ValueError: " + "x" * 200),

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from asyncrl.config.errors import installs
-from asyncrl.tasks import NoReward, Several, as_number
+from asyncrl.tasks import Figures, NoReward, Several, as_number
 from asyncrl.tasks.answer import Answer
 
 Verifier = Callable[[Answer, Mapping[str, Any]], Any]
@@ -83,6 +83,8 @@ def rewarded(verifier: Verifier, returned: Any) -> Any:
     """Return the reward of a verifier, as `Several` in their order if it declares names.
     Raises NoReward if it returned other names, and for a reward that is no number,
     or too large a one."""
+    if isinstance(returned, Figures):
+        return Figures(rewarded(verifier, returned.reward), returned.figures)
     expected = names(verifier)
     if not expected:
         if isinstance(returned, Mapping):
