@@ -4,6 +4,7 @@ and nothing else."""
 from __future__ import annotations
 
 import gc
+import json
 import math
 import os
 import signal
@@ -217,6 +218,16 @@ async def test_every_way_to_give_no_verdict(opened: Open, sandbox: str) -> None:
             "print": Scored(0.5),
         }
         assert {answer: await verdict(verifiers, answer) for answer in expected} == expected
+
+
+async def test_a_pattern_without_an_end_is_no_verdict(opened: Open, tmp_path: Path) -> None:
+    """Python's `re` hears no signal and releases no lock: the process is killed."""
+    data = tmp_path / "patterns.jsonl"
+    data.write_text(json.dumps({"prompt": "do", "pattern": "^(a+)+$", "verifier": "regex"}) + "\n")
+    async with opened(path=str(data), verdict_s=0.5) as verifiers:
+        with trio.fail_after(60):
+            assert await verdict(verifiers, "a" * 50 + "!") == NoVerdict("timeout")
+        assert await verdict(verifiers, "aaa") == Scored(1.0)
 
 
 @pytest.mark.parametrize("huge", [10**400, -(10**400), Fraction(10**400)], ids=type)
