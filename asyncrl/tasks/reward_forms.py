@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from asyncrl.config.setting import nearest
 from asyncrl.tasks import Figures, NoReward, wrong_figures
 from asyncrl.tasks.answer import Answer
-from asyncrl.tasks.verifiers import Verifier, shown
+from asyncrl.tasks.verifiers import NoAnswer, Verifier, shown
 
 FORMS = (
     "(answer, line), (completion, answer), (answer), verl's (data_source, solution_str, "
@@ -117,12 +117,14 @@ class OwnVerifier:
     def check(self, line: Mapping[str, Any]) -> None:
         """Check that a line has what the function reads. Raises LookupError."""
         for one in self._given:
-            if one.required and not _has(one, line):
-                key = "answer" if one.role == "label" else one.name
-                raise LookupError(
-                    f"its function reads {key!r}, which is not among the keys of the line; the "
-                    f"nearest is {nearest(key, line)!r}"
-                )
+            if not one.required or _has(one, line):
+                continue
+            if one.role == "label":
+                raise NoAnswer
+            raise LookupError(
+                f"its function reads {one.name!r}, which is not among the keys of the line; the "
+                f"nearest is {nearest(one.name, line)!r}"
+            )
 
     def _value(self, given: _Given, answer: Answer, line: Mapping[str, Any]) -> Any:
         """The value of a parameter: a list of one in a batch."""

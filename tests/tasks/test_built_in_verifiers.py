@@ -398,6 +398,15 @@ def test_a_package_that_is_missing_is_a_sentence(
         verifier.check({"answer": "1", "schema": {}})
 
 
+@pytest.mark.parametrize("kind", ["number", "last_number", "choice", "regex", "boxed"])
+def test_a_line_that_nobody_checked_is_no_zero(kind: str) -> None:
+    """Of a large data set not every line is checked before a run."""
+    verifier = VERIFIERS.find(kind)
+    for line in [{}] if kind in ("regex", "boxed") else [{}, {"answer": "none of these"}]:
+        with pytest.raises(LookupError):
+            verifier(Answer("\\boxed{1}"), line)
+
+
 # --------------------------------------------------------------------------------- hostile answers
 
 SIZE = 100_000

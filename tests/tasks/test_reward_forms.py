@@ -11,7 +11,7 @@ import pytest
 from asyncrl.tasks import Figures, NoReward
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.reward_forms import OwnVerifier, as_verifier
-from asyncrl.tasks.verifiers import rewarded
+from asyncrl.tasks.verifiers import NoAnswer, rewarded
 
 LINE = {"prompt": "2 + 2 =", "answer": 4, "solution": "4", "level": 3, "extra_info": {"index": 7}}
 ANSWER = Answer(" 4", finish="stop", tokens=2, ids=[5, 6])
@@ -239,6 +239,6 @@ def test_a_key_that_the_line_lacks_is_named_with_the_nearest() -> None:
 
     with pytest.raises(LookupError, match=r"reads 'solutoin'.*nearest is 'solution'"):
         judged(wants)
-    with pytest.raises(LookupError, match="reads 'answer'"):
+    with pytest.raises(NoAnswer, match="required field `answer`"):
         judged(pair, {"prompt": ""})
     assert judged(bare, {"prompt": ""}) == 1.0, "it reads no answer of the line"

@@ -23,6 +23,13 @@ SHOWN = 100
 """Characters of foreign names and values that an error quotes, at most."""
 
 
+class NoAnswer(LookupError):
+    """A line has no `answer`, which its verifier reads."""
+
+    def __init__(self) -> None:
+        super().__init__("Object missing required field `answer`")
+
+
 class BuiltIn:
     """A built-in verifier, called `kind`. It needs the `package` of the extra `extra`, if it names
     one.
@@ -48,7 +55,7 @@ class BuiltIn:
         """Check that a line has what this verifier reads, here an `answer`, and the machine its
         package. Raises LookupError with the end of a sentence about the line."""
         if "answer" not in line:
-            raise LookupError("Object missing required field `answer`")
+            raise NoAnswer
         self.refuse_missing()
 
     def refuse_missing(self) -> None:
