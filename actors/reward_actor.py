@@ -11,6 +11,7 @@ reward of zero, with one of these reasons:
     not a number: …, not finite, too large
     unnamed rewards: …, other rewards: …    not the rewards that the verifier has named before
     error spans: …       spans that are none, or not in the answer
+    figures: …           too many, with long names, or not finite
 
     judge …              a judge on a server gave no score (`asyncrl.judges.outcomes`)
     too long for the judge
@@ -73,7 +74,7 @@ from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 from asyncrl.runtime.processes.process import isolated
 from asyncrl.sandbox.environment import allowed
-from asyncrl.tasks import Several
+from asyncrl.tasks import Several, wrong_figures
 from asyncrl.tasks.judge_request import TEXT_BYTES, JudgeRequest
 from asyncrl.tasks.later import Loop
 
@@ -90,6 +91,7 @@ REASONS = {
     "other rewards",
     "error spans",
     TOO_LONG,
+    "figures",
     "timeout",
 }
 """Kinds of reasons that a worker may give for no verdict."""
@@ -304,7 +306,8 @@ def _verdict(verdict: Verdict) -> Verdict | None:
         parts = {str(number): part for number, part in enumerate(verdict.parts)}
         checked = read(Several(parts) if parts else verdict.reward)
         if isinstance(checked, Scored):  # the coordinator checks that they lie in the response
-            return msgspec.structs.replace(checked, errors=verdict.errors)
+            figures = {} if wrong_figures(verdict.figures) else verdict.figures
+            return msgspec.structs.replace(checked, errors=verdict.errors, figures=figures)
         return checked
     if verdict.reason.partition(":")[0] not in REASONS:
         return None

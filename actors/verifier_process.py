@@ -36,7 +36,7 @@ from asyncrl.messages import Finish, NoVerdict, Scored, Split, Verdict
 from asyncrl.sandbox.forks import Forks, PlainForks
 from asyncrl.sandbox.limits import Limits
 from asyncrl.sandbox.zygote import Zygote
-from asyncrl.tasks import MaskedReward, NoReward, Several, Task, as_number, open_task
+from asyncrl.tasks import Figures, MaskedReward, NoReward, Several, Task, as_number, open_task
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.error_spans import token_spans
 from asyncrl.tasks.judge_request import TEXT_BYTES, JudgeRequest
@@ -174,10 +174,14 @@ def _shown(tokenizer: Tokenizer, answer: VerifyRequest) -> tuple[list[int], Answ
 
 def _verdict(value: Any, text: Answer, ids: list[int], tokenizer: Tokenizer) -> Verdict:
     """The verdict of a verifier's result. Raises NoReward."""
+    figures = value.figures if isinstance(value, Figures) else {}
+    value = value.reward if isinstance(value, Figures) else value
     verdict = read(value)
     if isinstance(verdict, Scored) and isinstance(value, MaskedReward):
         errors = token_spans(value.errors, text, ids, tokenizer.decode)
-        return Scored(verdict.reward, verdict.parts, errors=errors)
+        verdict = msgspec.structs.replace(verdict, errors=errors)
+    if isinstance(verdict, Scored) and figures:
+        verdict = msgspec.structs.replace(verdict, figures=figures)
     return verdict
 
 

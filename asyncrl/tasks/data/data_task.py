@@ -19,7 +19,7 @@ import numpy as np
 
 from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Split
-from asyncrl.tasks import MaskedReward, NoReward, TaskError, as_number
+from asyncrl.tasks import Figures, MaskedReward, NoReward, TaskError, as_number
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.data.data_set import DataSet, digest_of
 from asyncrl.tasks.data.row_forms import RowForm
@@ -30,9 +30,10 @@ from asyncrl.tasks.judge_request import JudgeRequest
 from asyncrl.tasks.later import Later, Loop, loop_of
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.tasks.prompt import ChatPrompt, Prompt, text_of
+from asyncrl.tasks.reward_forms import OwnVerifier
 from asyncrl.tasks.template import RIGHT
 from asyncrl.tasks.verifier_table import VerifierTable
-from asyncrl.tasks.verifiers import NoAnswer, Verifier, rewarded
+from asyncrl.tasks.verifiers import BuiltIn, NoAnswer, Verifier, rewarded
 from asyncrl.tasks.verifiers.run import ProgramRun
 
 
@@ -107,8 +108,8 @@ class DataTask:
                 )
             self._verifiers.check(verifier, _entry(row, read))
         except NoAnswer as error:
-            # a function of the user's may judge prompts that have no answer
-            if rows.form.answer or ":" not in (_named(row) or self._config.verifier):
+            # a function of the answer and the row may judge prompts that have no answer
+            if rows.form.answer or isinstance(verifier, BuiltIn | OwnVerifier):
                 raise TaskError(f"{rows.place(index)}: {_no_answer(rows.form, row)}") from error
         except LookupError as error:
             raise TaskError(f"{rows.place(index)}: {error}") from error
@@ -200,8 +201,6 @@ class DataTask:
     def _reward(self, verifier: Verifier, returned: Any) -> Any:
         """The reward in what a verifier returned. Raises NoReward."""
         reward = rewarded(verifier, returned)
-        if self._exact and isinstance(reward, MaskedReward):
-            return MaskedReward(_exactly(reward), reward.errors)
         if self._exact and isinstance(reward, JudgeRequest):
             return msgspec.structs.replace(reward, exact=True)
         return _exactly(reward) if self._exact else reward
@@ -273,6 +272,10 @@ def _repeated(digests: array[int]) -> int:
 def _exactly(reward: Any) -> Any:
     """1 for a right answer and 0 for any other; a value that is not a finite number, or too large
     for a float, stays as it is."""
+    if isinstance(reward, Figures):
+        return Figures(_exactly(reward.reward), reward.figures)
+    if isinstance(reward, MaskedReward):
+        return MaskedReward(_exactly(float(reward)), reward.errors)
     try:
         number = as_number(reward)
     except NoReward:

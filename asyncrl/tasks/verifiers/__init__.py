@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from asyncrl.config.errors import installs
-from asyncrl.tasks import NoReward, Several, as_number
+from asyncrl.tasks import Figures, NoReward, Several, as_number
 from asyncrl.tasks.answer import Answer
 
 Verifier = Callable[[Answer, Mapping[str, Any]], Any]
@@ -24,7 +24,7 @@ SHOWN = 100
 
 
 class NoAnswer(LookupError):
-    """A line has no answer, and its verifier reads one."""
+    """A line has no `answer`, which its verifier reads."""
 
     def __init__(self) -> None:
         super().__init__("Object missing required field `answer`")
@@ -90,6 +90,8 @@ def rewarded(verifier: Verifier, returned: Any) -> Any:
     """Return the reward of a verifier, as `Several` in their order if it declares names.
     Raises NoReward if it returned other names, and for a reward that is no number,
     or too large a one."""
+    if isinstance(returned, Figures):
+        return Figures(rewarded(verifier, returned.reward), returned.figures)
     expected = names(verifier)
     if not expected:
         if isinstance(returned, Mapping):
