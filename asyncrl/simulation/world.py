@@ -122,6 +122,10 @@ class World(ABC):
         `asyncrl.actors.trainer_actor.Learner` and `asyncrl.weightsync.transport.Publisher`. Raises
         CheckpointError where it cannot start."""
 
+    def make_ask(self, process: SimProcess) -> Any:
+        """The judge that a reward actor asks (`asyncrl.judges`); None if it has none."""
+        return None
+
     @abstractmethod
     def make_verifiers(self, process: SimProcess) -> Any:
         """The verifiers of a reward actor, with the `judge` of a
@@ -343,6 +347,7 @@ class World(ABC):
                 Reporter(process.waits, report_s(self.config)),
                 concurrency=self.config.reward.concurrency,
                 deadline_s=self.config.task.verdict_s,
+                ask=self.make_ask(process),
             )
 
     async def _agents(self, process: SimProcess) -> None:
