@@ -318,6 +318,7 @@ def test_a_directory_wins_over_a_name_and_a_path_is_no_name(hub: HubDouble, tmp_
         assert named.find(config(), None).model.path == "org/name" and not named.missing
         (note,) = named.rows
         assert "the directory ./org/name is taken" in note.meaning
+    assert model_directory(Path("org/other")) == Path("org/other")
     for path in ("./org/other", "../x", "/org/other", "a/b/c", "other", "org/na\nme", "a/b@"):
         assert model_directory(path) == Path(path)
         with pytest.raises(ConfigError, match=r"no such directory; give a .* \(org/name, or org/"):

@@ -139,8 +139,8 @@ def named_models(doing: Doing = lambda what: None) -> Iterator[NamedModels]:
 
 def model_directory(text: str | Path, doing: Doing = lambda what: None) -> Path:
     """The directory of a model that is named, downloaded if it is not on this machine; that of a
-    path is itself. Raises ConfigError."""
-    name, _ = _named(str(text), "")
+    path is itself, as each `Path` is. Raises ConfigError."""
+    name = None if isinstance(text, Path) else _named(text, "")[0]
     if name is None:
         return Path(text)
     with tempfile.TemporaryDirectory(prefix="asyncrl-models-") as folder:

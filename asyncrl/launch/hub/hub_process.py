@@ -351,7 +351,10 @@ def _fetch(repository: str, commit: str, files: Mapping[str, int], *, told: bool
     over.set()
     watcher.join()
     if missing := _missing(_snapshot(repository, commit), files):
-        raise HubError(f"whose {min(missing)} did not come: the hub gives another commit for it")
+        raise HubError(
+            f"whose {min(missing)} did not come, though the hub lists it: try again, or remove "
+            f"{storage}"
+        )
 
 
 def _try(repository: str, commit: str, name: str, count: int) -> None:
@@ -459,7 +462,8 @@ def sentence(error: BaseException, repository: str, revision: str = "") -> str:
     words = escaped(str(error).partition("\n")[0].rstrip("."), 200) or type(error).__name__
     if isinstance(error, OSError) and error.errno:
         where = error.filename or constants.HF_HUB_CACHE
-        return f"and {where} cannot be used ({error.strerror}): {remedy(error)}"
+        todo = "set HF_HOME to a directory that you can write"
+        return f"and {where} cannot be used ({error.strerror}): {todo}"
     return f"and {host} does not answer as it should ({words}): try again"
 
 
