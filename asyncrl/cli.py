@@ -133,7 +133,7 @@ def _calibrate(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from asyncrl.library.train import checked
+    from asyncrl.library.start import checked
 
     console, config = Console(), _loaded(args, None)
     checked(config, None, console, _models(args, None), architecture=True)
@@ -281,10 +281,13 @@ def _loaded(args: argparse.Namespace, resume: Path | None) -> Config:
     from asyncrl import config as configuration
     from asyncrl.explain.run_files import RunFiles
     from asyncrl.launch.private import refuse_foreign
+    from asyncrl.library.kept_code import refuse_kept_code
 
     if resume:
         refuse_foreign(resume.absolute())  # its run.toml may name modules
         RunFiles(resume)  # what is no run is said as by every other command
+        if args.config is None:
+            refuse_kept_code(resume, [text.partition("=")[0].strip() for text in args.sets])
     return configuration.load(_run_toml(args, resume), args.sets, os.environ)
 
 

@@ -100,7 +100,9 @@ def recipe(config: Config) -> str:
     parts = [
         CODE,
         [
-            _examples(task, len(range(place, examples, len(tasks))))  # they are taught in turn
+            _examples(
+                task, len(range(place, examples, len(tasks))), config.run.seed
+            )  # they are taught in turn
             for place, task in enumerate(tasks)
         ],
         steps,
@@ -110,11 +112,11 @@ def recipe(config: Config) -> str:
     return hashlib.blake2b(msgspec.json.encode(parts), digest_size=8).hexdigest()
 
 
-def _examples(task: TaskConfig, count: int) -> list[Any]:
-    """Name the first `count` examples of a task: a file's by themselves; a data set's by what they
-    follow from, because it takes seconds to make them."""
-    if task.name == "jsonl":
-        lines = open_task(task, seed=0)
+def _examples(task: TaskConfig, count: int, seed: int) -> list[Any]:
+    """Name the first `count` examples of a task: a file's or a class's by themselves; a data set's
+    by what they follow from, because it takes seconds to make them."""
+    if task.name == "jsonl" or ":" in task.name:
+        lines = open_task(task, seed)
         return [
             [lines.prompt("train", index), lines.answer("train", index)]
             for index in range(min(count, lines.size("train")))

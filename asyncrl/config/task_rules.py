@@ -28,8 +28,8 @@ def _unused_verifiers(task: TaskConfig) -> Contradictions:
     """Contradictions of verifiers that no JSONL line would use: another one would judge its
     answers."""
     remedy = (
-        "data sets of reasoning-gym have verifiers of their own: set name to jsonl, or remove "
-        "verifier"
+        "data sets of reasoning-gym and classes of your own have verifiers of their own: set name "
+        "to jsonl, or remove verifier"
     )
     if task.verifier != TaskConfig().verifier and all(one.name != "jsonl" for one in each(task)):
         yield ("task.name", "task.verifier"), remedy

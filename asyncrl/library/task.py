@@ -8,26 +8,38 @@ from typing import Any
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.messages import Split
-from asyncrl.tasks import Task, as_number
+from asyncrl.tasks import Task, TaskError, as_number
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.judge_checks import opened
+from asyncrl.tasks.own_task import RowTask, open_found
 from asyncrl.tasks.verifiers import Verifier, rewarded
 
 
-def open_task(config: Config) -> Task:
-    """Open the task that `[task]` names: a data set of reasoning-gym, or a JSONL file. Raises
-    ConfigError, also for one whose verifier executes answers: that needs the sandbox of a run."""
-    task = opened(config.task, config.run.seed)
+def open_task(config: Config, task: type[RowTask] | RowTask | None = None) -> Task:
+    """Open the task that `[task]` names (a data set of reasoning-gym, a JSONL file, a class of your
+    own), or an `rl.Task` itself, by prompts of splits. Raises ConfigError, also for one whose
+    verifier executes answers: that needs the sandbox of a run."""
+    if task is None:
+        return _judged_here(opened(config.task, config.run.seed), config.task.name)
+    try:
+        own = open_found(task, config.task, config.run.seed)
+    except TaskError as error:
+        raise ConfigError(f"{error}.") from None
+    return _judged_here(own, "task")
+
+
+def _judged_here(task: Task, name: str) -> Task:
     if task.executes or task.languages:
         raise ConfigError(
-            f"task.name is {config.task.name!r}, whose verifier executes what the model answers: "
+            f"task.name is {name!r}, whose verifier executes what the model answers: "
             "use asyncrl.train, which judges it in a sandbox."
         )
     return task
 
 
 class ListTask:
-    """Prompts in memory, judged by a function of the answer and its line. It is a `Task`.
+    """Prompts in memory, judged by a function of the answer and its line. It is open already, as
+    `open_task` returns a task.
 
     >>> def long(answer, line):
     ...     return len(answer) / line["most"]

@@ -50,6 +50,9 @@ def origins(config: TaskConfig) -> dict[str, str]:
 
 
 def _origins(config: TaskConfig) -> Iterator[tuple[str, str]]:
+    if ":" in config.name:
+        yield _module(config.name)
+        return
     if config.name != "jsonl":
         try:
             yield GYM, version(GYM)
@@ -59,16 +62,21 @@ def _origins(config: TaskConfig) -> Iterator[tuple[str, str]]:
     for path in (config.path, config.eval_path):
         if path:
             yield path, digest(Path(path))
-    module, _ = module_and_name(config.verifier) or ("", "")
+    if ":" in config.verifier:
+        yield _module(config.verifier)
+
+
+def _module(text: str) -> tuple[str, str]:
+    """The module or file of an object that a setting names, in words, and its digest."""
+    module, _ = module_and_name(text) or ("", "")
     if "/" in module:
-        yield module, digest(Path(module))
-    elif module:
-        try:
-            spec = find_spec(module)
-        except (ImportError, ValueError):  # its parent is not a package
-            spec = None
-        source = spec.origin if spec is not None else None
-        yield f"the module {module}", digest(Path(source)) if source else "none"
+        return module, digest(Path(module))
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):  # its parent is not a package
+        spec = None
+    source = spec.origin if spec is not None else None
+    return f"the module {module}", digest(Path(source)) if source else "none"
 
 
 def digest(path: Path) -> str:

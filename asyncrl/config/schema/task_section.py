@@ -16,11 +16,20 @@ class TaskConfig(Section, frozen=True):
 
     resumable = ("sandbox", "verdict_s")
 
-    name: Annotated[str, BASIC, Meta(description="a reasoning-gym data set, or `jsonl`")] = (
-        "spell_backward"
-    )
+    name: Annotated[
+        str,
+        CODE,
+        BASIC,
+        Meta(
+            description=(
+                "a reasoning-gym data set, `jsonl`, or the module:name or ./file.py:name of a "
+                "class derived from asyncrl.Task"
+            )
+        ),
+    ] = "spell_backward"
     params: Annotated[
-        dict[str, Any], Meta(description="the reasoning-gym data set's own parameters")
+        dict[str, Any],
+        Meta(description="the data set's own parameters, or the arguments of your class"),
     ] = {}
     path: Annotated[str, BASIC, PATH, Meta(description="`jsonl`: the file of prompts")] = ""
     eval_path: Annotated[
