@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ import msgspec
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import FIELDS, lookup
-from asyncrl.config.own_files import split
+from asyncrl.config.own_files import imported, split
 from asyncrl.config.setting import checked, quoted
 from asyncrl.files import read_regular, write_whole
 from asyncrl.library.kept_code import SETTINGS
@@ -32,6 +33,7 @@ from asyncrl.runtime.processes.process import isolated
 from asyncrl.runtime.run_dir import CODE
 from asyncrl.staleness.corrections import Correction
 
+Corrections = type[Correction] | Correction
 FILE_BYTES = 16 * 2**20
 LOOK_S = 60.0
 """Seconds in which a new Python says which modules it finds."""
@@ -96,6 +98,18 @@ class OwnCode(NamedTuple):
                 for path in made:  # only what is empty goes
                     path.rmdir()
             raise
+
+
+def for_this_process(config: Config, given: Mapping[str, Any]) -> Config:
+    """The configuration with objects by keyword, for a loop in this process: code that is written
+    to files is imported from them, and they are removed. Raises ConfigError."""
+    code = own_code(config, given)
+    with tempfile.TemporaryDirectory(prefix="asyncrl-") as folder:
+        with code.written(Path(folder)):
+            config = code.configured(config, Path(folder))
+            for file in code.files:
+                imported(str(Path(folder) / CODE / file))
+        return config
 
 
 def own_code(config: Config, given: Mapping[str, Any], *, resumes: bool = False) -> OwnCode:

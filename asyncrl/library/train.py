@@ -14,11 +14,9 @@ from asyncrl.algorithms.advantages.group_weight import GroupWeight
 from asyncrl.algorithms.objectives import Objective
 from asyncrl.config import Config
 from asyncrl.library.opened_run import Run
+from asyncrl.library.own_code import Corrections
 from asyncrl.library.start import start
-from asyncrl.staleness.corrections import Correction
 from asyncrl.tasks.own_task import RowTask
-
-Corrections = type[Correction] | Correction
 
 
 def train(

@@ -28,7 +28,8 @@ def opened(config: TaskConfig, seed: int) -> Task:
     try:
         return open_task(config, seed)
     except TaskError as error:
-        raise ConfigError(str(error)) from None
+        text = str(error)
+        raise ConfigError(text if text.endswith((".", "?")) else f"{text}.") from None
 
 
 def check_judging(config: TaskConfig, task: Task) -> None:

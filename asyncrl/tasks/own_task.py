@@ -175,7 +175,13 @@ class OwnTask:
         return render(self._config, question)
 
     def answer(self, split: Split, prompt_index: int) -> str | None:
-        known = self._task.answer(self._row(split, prompt_index))
+        row = self._row(split, prompt_index)
+        try:
+            known = self._task.answer(row)
+        except Exception as error:  # noqa: BLE001 (a user's code may raise anything)
+            raise self._error(
+                f"has no answer to row {prompt_index} of {split} ({reason(error)})"
+            ) from error
         return None if known is None else str(known)
 
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
@@ -190,8 +196,8 @@ class OwnTask:
         """The row, with its prompt and its answer."""
         row = self._row(split, prompt_index)
         known = {"prompt": self._question(split, prompt_index, row)}
-        if (answer := self._task.answer(row)) is not None:
-            known["answer"] = str(answer)
+        if (answer := self.answer(split, prompt_index)) is not None:
+            known["answer"] = answer
         return {**known, **row} if isinstance(row, Mapping) else {**known, "row": row}
 
     def _row(self, split: Split, prompt_index: int) -> Any:
