@@ -131,6 +131,17 @@ def in_folder(package: str, base: type) -> dict[str, Any]:
     return found
 
 
+def file_names(folder: str) -> tuple[str, ...]:
+    """The names of the modules in a folder of asyncrl, for a setting whose registry is above the
+    settings; none is imported.
+
+    >>> "exact" in file_names("tasks/verifiers")
+    True
+    """
+    path = Path(__file__).parents[1] / folder
+    return tuple(sorted(module.name for module in iter_modules([str(path)])))
+
+
 def load_named(text: str, kind: str) -> Any:
     """The object called `module:name` or `./file.py:name`; `kind` is the word for it in messages.
     Raises ConfigError.

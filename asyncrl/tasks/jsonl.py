@@ -24,14 +24,14 @@ import numpy as np
 from asyncrl.config.schema import TaskConfig
 from asyncrl.files import open_regular
 from asyncrl.messages import Split
-from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import MaskedReward, NoReward, TaskError, as_number
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.line_hints import hint
 from asyncrl.tasks.partial_credit import settled_reward
-from asyncrl.tasks.program_cases import CasesVerifier
 from asyncrl.tasks.template import RIGHT, render
-from asyncrl.tasks.verifiers import VerifierTable, rewarded
+from asyncrl.tasks.verifier_table import VerifierTable
+from asyncrl.tasks.verifiers import rewarded
+from asyncrl.tasks.verifiers.run import ProgramRun
 
 LINE_BYTES = 16 * 2**20
 
@@ -66,7 +66,7 @@ class JsonlTask:
             raise TaskError("task.name = 'jsonl' needs task.path, the file of prompts")
         self._config = config
         self._exact = settled_reward(config) == "exact"
-        run = CasesVerifier(Bubblewrap(), config.verdict_s, all_or_nothing=self._exact)
+        run = ProgramRun(verdict_s=config.verdict_s, all_or_nothing=self._exact)
         self._verifiers = VerifierTable(config.verifier, run)
         train = _File(config.path, self._verifiers)
         if config.eval_path and config.eval_size:

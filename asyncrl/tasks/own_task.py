@@ -33,7 +33,8 @@ from asyncrl.tasks import MaskedReward, TaskError, as_number
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.tasks.template import RIGHT, render
-from asyncrl.tasks.verifiers import exact, names, rewarded
+from asyncrl.tasks.verifiers import names, rewarded
+from asyncrl.tasks.verifiers.exact import Exact
 
 HELD_OUT_SHARE = 5
 """One row in this many is held out, at most, where a class does not say which."""
@@ -91,7 +92,7 @@ class RowTask(ABC):
         known = self.answer(row)
         if known is None:
             raise LookupError("the row has no answer: define verify(self, answer, row)")
-        return exact(answer, {"answer": known})
+        return Exact()(answer, {"answer": known})
 
 
 Task = RowTask
@@ -178,7 +179,7 @@ class OwnTask:
         row = self._row(split, prompt_index)
         try:
             known = self._task.answer(row)
-        except Exception as error:  # noqa: BLE001 (a user's code may raise anything)
+        except Exception as error:
             raise self._error(
                 f"has no answer to row {prompt_index} of {split} ({reason(error)})"
             ) from error

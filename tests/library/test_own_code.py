@@ -122,7 +122,7 @@ def test_a_module_beside_the_notebook_is_found_by_its_file(
     (package / "__init__.py").write_text(REWARD)
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
-    with pytest.raises(ConfigError, match=f"put {tmp_path} on PYTHONPATH before Python starts"):
+    with pytest.raises(ConfigError, match=rf"put {tmp_path} on PYTHONPATH before Python starts"):
         rl.train(config(tmp_path), reward=importlib.import_module("mine_package").reward)
 
 
@@ -173,7 +173,9 @@ def test_a_resume_runs_what_the_session_wrote_or_names_again(
     assert again.config == run.config and len(launched) == 2
     other = rl.open_run(run.path)
     for ask in (lambda: other.config, other.resume, lambda: other.resume(advantage=Rloo)):
-        with pytest.raises(ConfigError, match="which is run only if you name it: read .*reward.py"):
+        with pytest.raises(
+            ConfigError, match=r"which is run only if you name it: read .*reward.py"
+        ):
             ask()
     assert main(["train", "--resume", str(run.path)]) == 2
     (sentence,) = capsys.readouterr().err.splitlines()
@@ -186,9 +188,9 @@ def test_a_resume_runs_what_the_session_wrote_or_names_again(
     assert "code/reward.py is not what this run had" in capsys.readouterr().out
     assert "return 0.5" in (run.path / "code" / "reward.py").read_text()
     (run.path / "code" / "reward.py").write_text("raise RuntimeError\n")
-    with pytest.raises(ConfigError, match="which is run only if you name it"):
+    with pytest.raises(ConfigError, match=r"which is run only if you name it"):
         run.resume()  # it is not what the session wrote
-    with pytest.raises(ConfigError, match="prize is no kind of code; the kinds are reward"):
+    with pytest.raises(ConfigError, match=r"prize is no kind of code; the kinds are reward"):
         run.resume(prize=cells["reward"])
 
 
@@ -199,7 +201,7 @@ def test_a_refused_resume_leaves_the_code_as_it_was(
     run = rl.train(config(tmp_path), advantage=cells["Mine"])
     before = (run.path / "code" / "advantage.py").read_text()
     cells.run("class Mine:\n    pass")
-    with pytest.raises(ConfigError, match="is no advantage"):
+    with pytest.raises(ConfigError, match=r"is no advantage"):
         run.resume(advantage=cells["Mine"])
     assert (run.path / "code" / "advantage.py").read_text() == before
 
@@ -211,7 +213,7 @@ def test_a_module_of_a_setting_that_trains_is_refused(tmp_path: Path) -> None:
     settings = {"task": {"name": "jsonl", "path": str(tmp_path / "sums.jsonl"), "eval_size": 0}}
     (tmp_path / "sums.jsonl").write_text('{"prompt": "1", "answer": 1}\n')
     settings["task"]["verifier"] = f"{script}:reward"
-    with pytest.raises(ConfigError, match="put the call below `if __name__ == .__main__.:`"):
+    with pytest.raises(ConfigError, match=r"put the call below `if __name__ == .__main__.:`"):
         rl.train(rl.Config(**settings))  # type: ignore[arg-type]
 
 
@@ -245,7 +247,7 @@ def test_code_in_another_users_directory_is_not_imported_by_a_look_at_it(
     run = rl.open_run(path)
     assert run.settings and run.columns() and run.state
     for ask in (lambda: run.config, run.resume):
-        with pytest.raises(ConfigError, match="staleness.correction names code"):
+        with pytest.raises(ConfigError, match=r"staleness.correction names code"):
             ask()
     assert main(["train", "--resume", str(path)]) == 2
     assert 'staleness.correction=[{kind="' in capsys.readouterr().err

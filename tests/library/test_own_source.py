@@ -48,12 +48,18 @@ SAME = {
         float("inf"),
     ),
     "a compiled expression": (
-        ["import re\nW = re.compile('[A-Z]+', re.I)", "def f(x):\n    return len(W.findall('aB 1 c'))"],
+        [
+            "import re\nW = re.compile('[A-Z]+', re.I)",
+            "def f(x):\n    return len(W.findall('aB 1 c'))",
+        ],
         2,
     ),
     "other functions, and those that call each other": (
-        ["def even(n):\n    return n == 0 or odd(n - 1)", "def odd(n):\n    return n and even(n - 1)"]
-        + ["def f(x):\n    return even(10)"],
+        [
+            "def even(n):\n    return n == 0 or odd(n - 1)",
+            "def odd(n):\n    return n and even(n - 1)",
+            "def f(x):\n    return even(10)",
+        ],
         True,
     ),
     "modules under their names, and modules below them": (
@@ -68,7 +74,7 @@ SAME = {
     "decorators": (
         [
             "from functools import lru_cache, wraps\nT = 3",
-            "def twice(g):\n    @wraps(g)\n    def both(x):\n        return 2 * g(x)\n    return both",
+            "def twice(g):\n    @wraps(g)\n    def h(x):\n        return 2 * g(x)\n    return h",
             "@twice\n@lru_cache\ndef f(x):\n    return x + T",
         ],
         8,
@@ -98,7 +104,10 @@ SAME = {
         3,
     ),
     "names that are its own": (
-        ["big = object()", "def f(big):\n    return [big for big in [big]][0] + (lambda big: big)(1)"],
+        [
+            "big = object()",
+            "def f(big):\n    return [big for big in [big]][0] + (lambda big: big)(1)",
+        ],
         2,
     ),
 }
@@ -142,7 +151,7 @@ REFUSED = {
     "class A:\n    def m(self, a, b): return 1\nf = A().m": "is the method m of an object of A",
     "class A:\n    def m(self, a, b): return 1\nf = A.m": "is a part of A: define it at the top",
     "from functools import partial\nf = partial(print, 1)": "is a functools.partial: write a",
-    "class A:\n    def __call__(self, a, b): return 1\nf = A()": "is an object of A: give a function",
+    "class A:\n    def __call__(self, a, b): return 1\nf = A()": "is an object of A: give a",
     "f = 3": "is an object of int: give a function or a class",
     "import threading\ntable = threading.Lock()\ndef f(a, b): return table": (
         "uses the variable table, of type _thread.lock, which another process cannot make"

@@ -426,7 +426,7 @@ def test_a_wrong_verifier_is_said(write: Write, judging: str, verifier: str, sai
 @pytest.mark.parametrize("verifier", ["numbr", ":f", "module:"])
 def test_a_verifier_without_a_name_is_no_setting(verifier: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"task\.verifier is .*, and must be one of exact, number"
+        ConfigError, match=r"task\.verifier is .*, and must be one of boxed, choice, exact"
     ):
         TaskConfig(name="jsonl", verifier=verifier)
 

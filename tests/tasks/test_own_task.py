@@ -47,9 +47,7 @@ def opened(kind: Any, **settings: Any) -> Any:
     return open_found(kind, TaskConfig(name="mine:T", **settings), seed=3)
 
 
-def test_a_file_of_fifteen_lines_is_a_task(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_fifteen_lines_is_a_task(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (file.parent / "run.toml").write_text(
         '[task]\nname = "./mine.py:Sums"\nparams = {most = 50}\neval_size = 8\n'
     )
@@ -101,7 +99,9 @@ def test_held_out_prompts_never_train() -> None:
 
     task = opened(Own)
     assert (task.size("train"), task.size("evaluation")) == (24, 4)
-    assert len(task.notes) == 2 and "6 rows of Own have the prompt of a held-out one" in task.notes[0]
+    assert (
+        len(task.notes) == 2 and "6 rows of Own have the prompt of a held-out one" in task.notes[0]
+    )
     assert opened(Own, eval_size=0).size("train") == 30
 
     class Few(rl.Task):
@@ -125,7 +125,7 @@ def test_a_verdict_changes_no_row_and_may_have_parts() -> None:
     for _ in range(2):
         assert task.verify("train", 0, "").parts == {"right": 1.0, "brief": 0.5}
     assert opened(Parts, eval_size=0).size("evaluation") == 0
-    with pytest.raises(TaskError, match="several rewards by name: set task.reward to score"):
+    with pytest.raises(TaskError, match=r"several rewards by name: set task.reward to score"):
         opened(Parts, reward="exact")
 
 
@@ -136,7 +136,7 @@ BAD = {
     "def rows(self): return []": "leaves no row to train on: it has none",
     "def rows(self): return 'abc'": "it returned a str, and must return rows",
     "def rows(self): 1 / 0": "because rows() failed (ZeroDivisionError: division by zero)",
-    "def rows(self): yield {'question': 'a'}": "no prompt of row 0 of train (LookupError: it has no",
+    "def rows(self): yield {'question': 'a'}": "no prompt of row 0 of train (LookupError",
     f"{GOOD}\n    def prompt(self, row): return row": "makes a dict of row 0 of",
     f"{GOOD}\n    def prompt(self, row): return None": "must return text",
     f"{GOOD}\n    def prompt(self, row): return ' '": "makes an empty prompt of row",
@@ -147,7 +147,7 @@ BAD = {
     f"{GOOD}\n    def verify(self, a, r): return 'yes'": "gives no reward on the data's own answer",
     f"{GOOD}\n    languages = 'python'": "has languages that are no names",
     f"{GOOD}\n    rewards = 'a'": "which must be different names",
-    f"{GOOD}\n    def evaluation_rows(self): return self.rows()": "have the prompt of a held-out one",
+    f"{GOOD}\n    def evaluation_rows(self): return self.rows()": "have the prompt of a held-out",
     f"{GOOD}\n    def __init__(self): raise OSError('no disk')": "(OSError: no disk)",
     f"{GOOD}\n    def __init__(self, size): pass": "takes (size), and is given nothing",
     f"{GOOD}\n    def answer(self, row): return row['gone']": "(KeyError: 'gone')",
@@ -172,7 +172,10 @@ def test_a_class_that_does_not_fit_is_a_sentence_and_status_2(
         (["task.name=./mine.py:Sumz"], "did you mean Sums"),
         (["task.name=./none.py:Sums"], "none.py is not there"),
         (["task.name=./mine.py:rl"], "derive a class from asyncrl.Task"),
-        (["task.name=./mine.py:Sums", "task.params.least=3"], "takes (most=20), and is given least"),
+        (
+            ["task.name=./mine.py:Sums", "task.params.least=3"],
+            "takes (most=20), and is given least",
+        ),
         (["task.name=./mine.py:Sums", "task.path=a.jsonl"], "files are read when task.name is"),
         (["task.name=./mine.py:Sums", "task.verifier=number"], "have verifiers of their own"),
     ],
@@ -196,6 +199,6 @@ def test_by_hand_it_is_opened_by_its_class(file: Path) -> None:
     class Runs(Yes):
         executes = True
 
-    with pytest.raises(ConfigError, match="executes what the model answers"):
+    with pytest.raises(ConfigError, match=r"executes what the model answers"):
         rl.open_task(rl.Config(), Runs)
     json.dumps(entry_of(task, "train", 0))

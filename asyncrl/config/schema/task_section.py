@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.plugins import Named
+from asyncrl.config.plugins import Named, file_names
 from asyncrl.config.schema.section import BASIC, CODE, PATH, Count, Section
 from asyncrl.config.selection_names import CURRICULA
 
@@ -43,7 +43,7 @@ class TaskConfig(Section, frozen=True):
     ] = ""
     verifier: Annotated[
         str,
-        Named("verifier", ("exact", "number", "run")),
+        Named("verifier", file_names("tasks/verifiers")),
         BASIC,
         Meta(description="`jsonl`: verifier of lines that name none"),
     ] = "exact"

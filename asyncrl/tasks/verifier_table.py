@@ -34,105 +34,27 @@ from __future__ import annotations
 import difflib
 import inspect
 import sys
-import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from asyncrl.config.errors import ConfigError
-from asyncrl.config.plugins import Registry, module_and_name, reason
-from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
-from asyncrl.tasks import NoReward, Several, TaskError, as_number
-from asyncrl.tasks.answer import Answer
+from asyncrl.config.plugins import Registry, in_folder, module_and_name, reason
+from asyncrl.tasks import TaskError
 from asyncrl.tasks.program_cases import CasesVerifier
-from asyncrl.tasks.written_numbers import same_number
-
-Verifier = Callable[[Answer, Mapping[str, Any]], Any]
-"""`(answer, the line as a dict) -> reward`, or a mapping of rewards by name; may raise anything
-and be slow. The answer is a text that knows its `finish` and its length in `tokens`."""
-
-
-def exact(answer: str, entry: Mapping[str, Any]) -> float:
-    """1 if the answer is the expected text, up to white space at its ends and Unicode's equivalent
-    forms. A JSON number with a fraction or an exponent has no text of its own: it is compared as a
-    number (`4.0` = `4`), and an integer by its digits."""
-    expected = entry["answer"]
-    if isinstance(expected, float):
-        return float(same_number(answer, expected))
-    return float(_plain(answer) == _plain(str(expected)))
-
-
-def number(answer: str, entry: Mapping[str, Any]) -> float:
-    """1 if the answer is a number equal to the expected one (`1,000` = `1e3` = `1000.0`); the forms
-    are those of `written_numbers.py`."""
-    return float(same_number(answer, entry["answer"]))
-
-
-def _plain(text: str) -> str:
-    return unicodedata.normalize("NFC", text).strip()
-
+from asyncrl.tasks.verifiers import BuiltIn, Verifier, names
+from asyncrl.tasks.verifiers.exact import Exact
+from asyncrl.tasks.verifiers.run import ProgramRun
 
 OFFERED = "VERIFIERS"
 """The name of the mapping in a module of the user's."""
-SHOWN = 100
-"""Characters of a user's names that an error quotes, at most."""
 
 VERIFIERS: Registry[Verifier] = Registry(
     "verifier",
-    {"exact": exact, "number": number, "run": CasesVerifier(Bubblewrap())},
+    {kind: cls() for kind, cls in in_folder("asyncrl.tasks.verifiers", BuiltIn).items()},
     lambda verifier: "",
 )
 """Verifiers that `task.verifier` may name."""
-
-
-def names(verifier: Verifier) -> tuple[str, ...]:
-    """Names of the rewards that a verifier declares, in their order; none if it gives one
-    number. Raises LookupError if it does not declare a sequence of different names."""
-    declared = getattr(verifier, "rewards", None)
-    if declared is None:
-        return ()
-    listed = (
-        isinstance(declared, Sequence)
-        and not isinstance(declared, str)
-        and all(isinstance(name, str) and name.strip() for name in declared)
-    )
-    if not listed or not declared or len(set(declared)) < len(declared):
-        raise LookupError(
-            f"its function has rewards = {_shown(declared)}, which must be different names, as in "
-            "('right', 'brief')"
-        )
-    return tuple(declared)
-
-
-def rewarded(verifier: Verifier, returned: Any) -> Any:
-    """Return the reward of a verifier, as `Several` in their order if it declares names.
-    Raises NoReward if it returned other names, and for a reward that is no number,
-    or too large a one."""
-    expected = names(verifier)
-    if not expected:
-        if isinstance(returned, Mapping):
-            raise NoReward(
-                f"unnamed rewards: a verifier that returns {_shown(list(returned))} must have "
-                "these names as its rewards"
-            )
-        return returned
-    if not isinstance(returned, Mapping):
-        raise NoReward(
-            f"other rewards: a {type(returned).__name__} was returned, where {_shown(expected)} "
-            "are its rewards"
-        )
-    if missing := [name for name in expected if name not in returned]:
-        raise NoReward(f"other rewards: without {_shown(missing)}")
-    if more := [name for name in returned if name not in expected]:
-        raise NoReward(
-            f"other rewards: {_shown(more)} among them, where {_shown(expected)} are its rewards"
-        )
-    return Several({name: as_number(returned[name], name) for name in expected})
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
 
 
 class VerifierTable:
@@ -147,7 +69,7 @@ class VerifierTable:
 function of 'os' if you trust it, as its code would be run
     """
 
-    def __init__(self, default: str, run: CasesVerifier | None = None) -> None:
+    def __init__(self, default: str, run: ProgramRun | None = None) -> None:
         """`run` is the verifier of that name, made from a task's settings. Raises TaskError."""
         self._default = default
         self._own = {"run": run} if run else {}
@@ -177,15 +99,12 @@ function of 'os' if you trust it, as its code would be run
         """Check that a line has what its verifier reads. Raises LookupError."""
         if isinstance(verifier, CasesVerifier):
             self.languages.add(verifier.language(line))
+        elif isinstance(verifier, BuiltIn):
+            verifier.check(line)
+            if isinstance(verifier, Exact) and not str(line["answer"]).strip():
+                self.empty += 1
         elif "answer" not in line:
             raise LookupError("Object missing required field `answer`")
-        elif verifier is number and not same_number(str(line["answer"]), line["answer"]):
-            raise LookupError(
-                f"its verifier is `number` and its answer {line['answer']!r} is not a number, as "
-                "`1234`, `1,234.5` or `1.2e3` are: write it as one, or name another verifier"
-            )
-        elif verifier is exact and not str(line["answer"]).strip():
-            self.empty += 1
 
     def find(self, name: str) -> Verifier:
         """The verifier of a name in a line; an empty name is that of `task.verifier`. Raises
