@@ -22,7 +22,7 @@ class ZMQInteractiveShell:
 
 @pytest.fixture
 def outputs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """What a notebook is sent: the kind of message, and the picture."""
+    """Messages to a notebook: the kind, and the picture."""
     sent = list[tuple[str, dict[str, Any]]]()
 
     class Handle:

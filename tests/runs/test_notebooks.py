@@ -83,8 +83,8 @@ class Kernel:
         self.client.wait_for_ready(timeout=120)
 
     def run(self, text: str, look: Callable[[str], bool] = lambda said: False) -> tuple[str, int]:
-        """What a cell shows in the end, and its number of outputs; while `look` says so, it is
-        interrupted."""
+        """Run a cell, which is interrupted while `look` says so. Returns what it shows in the end,
+        and its number of outputs."""
         asked, shown, count, picture = self.client.execute(text), "", 0, ""
         ends = time.monotonic() + DEADLINE_S
         while time.monotonic() < ends:
