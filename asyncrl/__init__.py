@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from asyncrl.library.opened_run import Run, open_run, runs
     from asyncrl.library.starting_model import starting_model
     from asyncrl.library.task import ListTask, open_task
-    from asyncrl.library.train import train
+    from asyncrl.library.trained_run import train
     from asyncrl.staleness.admission import AdmissionPolicy
     from asyncrl.staleness.corrections import Corrected, Correction
     from asyncrl.tasks.answer import Answer
@@ -89,7 +89,7 @@ _HOMES = {
     "asyncrl.library.hand_sampler": ("Sampler",),
     "asyncrl.library.arrays": ("Sequence",),
     "asyncrl.library.task": ("ListTask", "open_task"),
-    "asyncrl.library.train": ("train",),
+    "asyncrl.library.trained_run": ("train",),
     "asyncrl.algorithms.selection.curriculum": ("Curriculum", "PromptOrder"),
     "asyncrl.tasks.answer": ("Answer",),
     "asyncrl.tasks.own_task": ("Task",),

@@ -58,13 +58,13 @@ def _main(argv: Sequence[str] | None) -> int:
 def _train(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from asyncrl.library.train import train
+    from asyncrl.library.train import start
     from asyncrl.runtime.output import Output
 
     config = _loaded(args, args.resume)
     console = Console(file=Output(sys.stdout))  # type: ignore[arg-type]
-    run = train(config, resume=args.resume, console=console, models=_models(args, args.resume))
-    return run.status or 0
+    models = _models(args, args.resume)
+    return start(config, {}, resume=args.resume, console=console, models=models).status
 
 
 def _simulate(args: argparse.Namespace) -> int:
@@ -133,7 +133,7 @@ def _calibrate(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from asyncrl.library.start import checked
+    from asyncrl.library.train import checked
 
     console, config = Console(), _loaded(args, None)
     checked(config, None, console, _models(args, None), architecture=True)

@@ -21,7 +21,7 @@ from asyncrl.explain.views.rollout_records import RolloutRecord, Wanted, records
 from asyncrl.explain.why import why
 from asyncrl.library.columns import columns
 from asyncrl.library.kept_code import SETTINGS, refuse_kept_code, same_code
-from asyncrl.library.start import start
+from asyncrl.library.train import start
 from asyncrl.messages import Finish, Split
 from asyncrl.runtime.output import complain
 from asyncrl.runtime.run_dir import RUN_TOML, SUMMARY
@@ -91,8 +91,9 @@ a run.
     def config(self) -> Config:
         """The run's settings, all of them. Raises ConfigError, also if they name code in the
         directory that this session did not write."""
+        files = self._files
         self._refuse_unknown_code(())
-        return self._files.config
+        return files.config
 
     @property
     def settings(self) -> dict[str, Any]:

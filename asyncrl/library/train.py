@@ -1,70 +1,151 @@
-"""The start of a run from Python, with code as objects."""
+"""The one way to a run, from the command line and from Python: check, claim the directory, launch.
+
+This process never imports torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from msgspec.structs import replace
 from rich.console import Console
+from trio.lowlevel import in_trio_run
 
-from asyncrl.algorithms.advantages import Advantage
-from asyncrl.algorithms.advantages.credit import Credit
-from asyncrl.algorithms.advantages.group_weight import GroupWeight
-from asyncrl.algorithms.objectives import Objective
-from asyncrl.config import Config
-from asyncrl.library.opened_run import Run
-from asyncrl.library.own_code import Corrections
-from asyncrl.library.start import start
-from asyncrl.tasks.own_task import RowTask
+from asyncrl.config import Config, ConfigError
+from asyncrl.config.derived import derived
+from asyncrl.config.paths import exists, reachable
+from asyncrl.config.plugins import importing
+from asyncrl.explain.cell import console_here
+from asyncrl.explain.display import show_rows
+from asyncrl.launch import model_directories, preflight
+from asyncrl.launch.private import private_files, refuse_foreign
+from asyncrl.launch.publication_row import publication_row, weights_row
+from asyncrl.launch.routing_bytes import routing_bytes
+from asyncrl.launch.scale_rows import scale_rows
+from asyncrl.launch.trainer_memory import memory_rows
+from asyncrl.library.own_code import own_code
+from asyncrl.runtime.processes.machine import available_cores
+from asyncrl.runtime.run_dir import CLUSTER_MODELS, CODE
+from asyncrl.runtime.waiting import waiting
+from asyncrl.sandbox.support import support
+from asyncrl.words import duration
 
 
-def train(
+class EndedRun(NamedTuple):
+    """A run that is over: its directory, its exit status, and the digests of its folder `code` as
+    this session wrote it."""
+
+    run: Path
+    status: int
+    code: dict[str, str]
+
+
+def start(
     config: Config,
+    given: Mapping[str, Any],
     *,
-    reward: Callable[..., Any] | None = None,
-    task: type[RowTask] | None = None,
-    agent: Callable[..., Any] | None = None,
-    advantage: type[Advantage] | None = None,
-    objective: type[Objective] | None = None,
-    credit: type[Credit] | None = None,
-    group_weight: type[GroupWeight] | None = None,
-    keep: type[Any] | None = None,
-    replay: type[Any] | None = None,
-    correction: Corrections | Sequence[Corrections] | None = None,
-    curriculum: type[Any] | None = None,
-    sizing: type[Any] | None = None,
-    filter: type[Any] | None = None,
-    resume: str | Path | None = None,
+    resume: Path | None,
     console: Console | None = None,
     models: Path | None = None,
-) -> Run:
-    """Train to the end, in processes of the run's own, and return the run, whose `status` says how
-    it ended. The keywords from `reward` on are code as objects: functions and classes of a module,
-    or of this notebook or script, whose source is written to the run's folder `code`.
+    known: Mapping[str, str] = MappingProxyType({}),
+) -> EndedRun:
+    """Run to the end. `given` are objects by the keywords of `asyncrl.train`; `resume` is the
+    directory of the run to go on with, and `known` are the digests of its code. `models` names the
+    file that `asyncrl calibrate` wrote, if any. Raises ConfigError if the run cannot start as
+    configured."""
+    _refuse_place()
+    console = console_here() if console is None else console
+    if resume is not None:
+        refuse_foreign(resume.absolute())
+    code = own_code(config, given, resumes=resume is not None)
+    if not code.settings:
+        config = checked(config, resume, console, models)
+        return _launched(config, resume, console, known)
+    run = (resume or preflight.directory(code.named(config), datetime.now())).absolute()
+    if resume is None:
+        preflight.refuse_taken(run)
+    with private_files(), code.written(run) as changed:
+        config = code.configured(config, run)
+        if resume is None:
+            config = replace(config, run=replace(config.run, dir=str(run)))
+        config = checked(config, resume, console, models)
+    for name in changed:
+        console.print(f"{CODE}/{name} is not what this run had: it goes on with this one.")
+    return _launched(config, resume, console, {**known, **code.digests})
 
-    `resume` goes on with the run in that directory. `models` names the file that `asyncrl
-    calibrate` wrote, if any. Raises ConfigError if the run cannot start as configured."""
-    given = {
-        "reward": reward,
-        "task": task,
-        "agent": agent,
-        "advantage": advantage,
-        "objective": objective,
-        "credit": credit,
-        "group_weight": group_weight,
-        "keep": keep,
-        "replay": replay,
-        "correction": correction,
-        "curriculum": curriculum,
-        "sizing": sizing,
-        "filter": filter,
-    }
-    over = start(
-        config,
-        given,
-        resume=None if resume is None else Path(resume),
-        console=console,
-        models=models,
-    )
-    return Run(over.run, over.status, code=over.code)
+
+def _launched(
+    config: Config, resume: Path | None, console: Console, code: Mapping[str, str]
+) -> EndedRun:
+    with preflight.claimed(config) as run:
+        from asyncrl.launch.launcher import launch
+
+        return EndedRun(run, launch(config, resume=resume and run, console=console), dict(code))
+
+
+def _refuse_place() -> None:
+    """Check that a run can be started from here. Raises ConfigError."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError(
+            "train: this is not the main thread, which receives Ctrl-C and to which the processes "
+            "of a run are tied: call it there."
+        )
+    if in_trio_run():
+        raise ConfigError(
+            "train: a trio program is running in this thread, and a run has its own: call it "
+            "outside of it."
+        )
+    if importing():
+        raise ConfigError(
+            "train: this module is just imported for a setting, and would start a run in each "
+            'process of it: put the call below `if __name__ == "__main__":`.'
+        )
+
+
+def checked(
+    config: Config,
+    resume: Path | None,
+    console: Console,
+    models: Path | None,
+    *,
+    architecture: bool = False,
+) -> Config:
+    """Resolve a configuration, check it against this machine, and show what follows from it. With
+    `architecture` the model is made, without weights, before its memory is predicted, which would
+    take minutes for sizes that no model has. Raises ConfigError."""
+    cores = available_cores()
+    with waiting() as doing:
+        with reachable():
+            config = preflight.resolved(config, resume, datetime.now())
+            config, notes = preflight.check(config, resume, cores, doing)
+        if architecture and config.model.path:
+            doing("making the model, without weights")
+            notes += model_directories.check_architecture(Path(config.model.path), config)
+        doing("computing sizes and memory")
+        sent = [*weights_row(config), publication_row(config, _measured_pause(models))]
+        scale = [*memory_rows(config), *scale_rows(config)]
+    show_rows([*derived(config, cores, routing_bytes(config)), *sent, *scale, *notes], console)
+    if config.task.sandbox == "process" and (missing := support().missing):
+        console.print(
+            f"This machine does not have the sandbox strict ({missing}): processes that "
+            "judge answers can be killed, and are not confined."
+        )
+    return config
+
+
+def _measured_pause(models: Path | None) -> str:
+    """The pause in a file of cluster models, in words; empty if there is none."""
+    if models is None or not exists(models):
+        return ""
+    from asyncrl.sizing.cluster_models import read_models
+
+    try:
+        swap_s = read_models(models).network.swap_s
+    except ConfigError as error:  # a forecast needs the file, and a run does not
+        return str(error)
+    return f"{duration(swap_s)} in {CLUSTER_MODELS}" if swap_s else ""
