@@ -96,6 +96,7 @@ def judge(
             tokens=len(ids),
             text_special=tokenizer.decode_response(ids),
             prompt=tokenizer.decode(prompt, special=True),
+            ids=ids,
         )
         value = task.verify(answer.split, answer.prompt_index, text)
         verdict = read(value)

@@ -219,6 +219,21 @@ def _compare(args: argparse.Namespace) -> int:
     return 0
 
 
+def _runs(args: argparse.Namespace) -> int:
+    import time
+
+    from rich.console import Console
+
+    from asyncrl.explain.display import show_rows
+    from asyncrl.explain.run_list import run_rows
+    from asyncrl.runtime.output import Output
+
+    output = Output(sys.stdout)  # its reader may leave before the end
+    show_rows(list(run_rows(args.folder, time.time())), Console(file=output))  # type: ignore[arg-type]
+    output.flush()
+    return 0
+
+
 def _rollouts(args: argparse.Namespace) -> int:
     from asyncrl.escape import escaped, escaped_json
     from asyncrl.explain.run_files import RunFiles
@@ -318,6 +333,7 @@ VERBS = {
     "calibrate": _calibrate,
     "why": _why,
     "compare": _compare,
+    "runs": _runs,
     "rollouts": _rollouts,
     "top": _top,
     "report": _report,

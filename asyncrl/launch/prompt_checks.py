@@ -36,6 +36,8 @@ CHECK_S = 1.0
 """Seconds for a split, of which at least one prompt is checked."""
 PROBE = 4096
 """Characters of the first prompt that a strange tokenizer is tried with."""
+UNANSWERED = "0"
+"""The answer that a verifier is tried with where the data has none."""
 REFUSED = ("not a number", "unnamed rewards", "other rewards")
 """Kinds of verdict that no answer to the line can change."""
 
@@ -167,8 +169,9 @@ def _of_verifiers(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]
     async def look(directory: str) -> None:
         async with open_verifiers(config.task, config.run.seed, directory, Waits()) as verifiers:
             for index in islice(in_turn(task), len(tasks_of(task))):
-                if (answer := task.answer("train", index)) is None:
-                    continue
+                if (answer := task.answer("train", index)) is None and task.languages:
+                    continue  # no program is known
+                answer = answer or UNANSWERED
                 ids = np.asarray(tokenizer.ids(answer), np.int32).tobytes()
                 asked = np.asarray(tokenizer.encode(task.prompt("train", index)), np.int32)
                 timed = await verifiers.judge("train", index, ids, "stop", asked.tobytes())

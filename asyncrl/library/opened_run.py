@@ -7,15 +7,15 @@ import os
 import signal
 import time
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from asyncrl.config import Config, ConfigError
-from asyncrl.config.paths import is_file, is_folder
 from asyncrl.explain.curve import Point
+from asyncrl.explain.run_figures import Standing, standing
 from asyncrl.explain.run_files import RunFiles
+from asyncrl.explain.run_list import runs_in
 from asyncrl.explain.summary import Summary
 from asyncrl.explain.views.rollout_records import RolloutRecord, Wanted, records
 from asyncrl.explain.why import why
@@ -24,9 +24,8 @@ from asyncrl.library.kept_code import SETTINGS, refuse_kept_code, same_code
 from asyncrl.library.train import start
 from asyncrl.messages import Finish, Split
 from asyncrl.runtime.output import complain
-from asyncrl.runtime.run_dir import RUN_TOML, SUMMARY
+from asyncrl.runtime.run_dir import SUMMARY
 
-State = Literal["running", "done", "stopped", "failed", "cut off"]
 STOP_S = 30.0
 """Seconds that a run may take to end, beyond those that it has to drain."""
 LOOK_S = 0.1
@@ -75,17 +74,10 @@ a run.
         return self._files.lives
 
     @property
-    def state(self) -> State:
-        """The state of the run, in a word: `running`; `done`, all its steps; `stopped`, when it was
-        asked to; `failed`; or `cut off`, without a summary. Raises ConfigError."""
-        files = self._files
-        if files.lives:
-            return "running"
-        if (summary := files.summary) is None:
-            return "cut off"
-        if not summary.ok:
-            return "failed"
-        return "stopped" if summary.reason.startswith("stopped") else "done"
+    def state(self) -> Standing:
+        """The state of the run, in words: `begins`, `goes on`, `ended`, `failed`, `stalled` or
+        `killed`. Raises ConfigError."""
+        return standing(self._files)
 
     @property
     def config(self) -> Config:
@@ -218,20 +210,4 @@ def open_run(path: str | Path) -> Run:
 
 def runs(folder: str | Path = "runs") -> list[Run]:
     """The runs in a folder, those that began last first. None where there is no such folder."""
-    place = Path(folder)
-    if not is_folder(place):
-        return []
-    found = list[tuple[float, str, Run]]()
-    for path in place.iterdir():
-        with suppress(OSError, ConfigError):  # one that is just removed
-            if is_folder(path) and is_file(path / RUN_TOML):
-                found.append((_began(path), path.name, Run(path)))
-    return [run for _, _, run in sorted(found, key=lambda each: each[:2], reverse=True)]
-
-
-def _began(path: Path) -> float:
-    """Seconds since 1970 at which a run began: its key of origins is written once."""
-    from asyncrl.runtime.run_dir import ORIGINS
-
-    noted = path / ORIGINS
-    return (noted if noted.exists() else path / RUN_TOML).stat().st_mtime
+    return [Run(files.path) for files in runs_in(Path(folder))]

@@ -29,6 +29,7 @@ from asyncrl.config.setting import checked, quoted
 from asyncrl.files import read_regular, write_whole
 from asyncrl.library.kept_code import SETTINGS
 from asyncrl.library.own_source import is_of_session, module_text, modules_used, refuse_unnameable
+from asyncrl.library.task import ListTask
 from asyncrl.runtime.processes.process import isolated
 from asyncrl.runtime.run_dir import CODE
 from asyncrl.staleness.corrections import Correction
@@ -166,6 +167,8 @@ def _named(code: OwnCode, keyword: str, file: str, thing: Any) -> Callable[[Path
             f"train: {keyword} is the text {quoted(thing)}, and takes an object: a name belongs "
             f"into the settings, as {SETTINGS[keyword]}."
         )
+    if keyword == "task" and isinstance(thing, ListTask):
+        return _listed(code, thing)
     refuse_unnameable(keyword, thing)
     if not is_of_session(thing):
         name = _name_of(keyword, thing)
@@ -175,6 +178,56 @@ def _named(code: OwnCode, keyword: str, file: str, thing: Any) -> Callable[[Path
     code.files[f"{file}.py"] = text
     name = thing.__name__
     return lambda folder: f"{folder / f'{file}.py'}:{name}"
+
+
+def _listed(code: OwnCode, task: ListTask) -> Callable[[Path], str]:
+    """The name of the class of a list of lines, which go into a file beside it."""
+    judge = task.function
+    refuse_unnameable("the verifier of the task", judge)
+    try:
+        code.files["task.json"] = json.dumps(task.lines, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"train: the lines of the task are not JSON ({error}): put text, finite numbers, lists "
+            "and dicts into them."
+        ) from None
+    if is_of_session(judge):
+        role = "the verifier of the task"
+        text = module_text(role, judge, _unseen(role, modules_used(role, judge)))
+        code.files["task.py"] = f"{text}\n\n{_LISTED.format(judge=judge.__name__)}"
+    else:
+        loaded = f"load_named({_name_of('the verifier of the task', judge)!r}, 'verifier')"
+        head = "from asyncrl.config.plugins import load_named\n\n\n"
+        code.files["task.py"] = f"{head}{_LISTED.format(judge=loaded)}"
+    return lambda folder: f"{folder / 'task.py'}:ListedLines"
+
+
+_LISTED = """\
+import json
+from pathlib import Path
+
+from asyncrl.tasks.own_task import RowTask
+from asyncrl.tasks.reward_forms import as_verifier
+
+_JUDGE = as_verifier({judge})
+
+
+class ListedLines(RowTask):
+    executes = getattr(_JUDGE, "executes", False)
+    rewards = getattr(_JUDGE, "rewards", None)
+
+    def __init__(self):
+        self.lines = json.loads(Path(__file__).with_name("task.json").read_text())
+
+    def rows(self):
+        return self.lines["train"]
+
+    def evaluation_rows(self):
+        return self.lines["evaluation"]
+
+    def verify(self, answer, row):
+        return _JUDGE(answer, row)
+"""
 
 
 def _name_of(keyword: str, thing: Any) -> str:

@@ -12,6 +12,7 @@ from asyncrl.tasks import Task, TaskError, as_number
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.judge_checks import opened
 from asyncrl.tasks.own_task import RowTask, open_found
+from asyncrl.tasks.reward_forms import as_verifier
 from asyncrl.tasks.verifiers import Verifier, rewarded
 
 
@@ -39,7 +40,7 @@ def _judged_here(task: Task, name: str) -> Task:
 
 class ListTask:
     """Prompts in memory, judged by a function of the answer and its line. It is open already, as
-    `open_task` returns a task.
+    `open_task` returns a task; `train` passes its lines and the function's source to a run.
 
     >>> def long(answer, line):
     ...     return len(answer) / line["most"]
@@ -63,15 +64,25 @@ class ListTask:
             "train": [dict(line) for line in train],
             "evaluation": [dict(line) for line in evaluation],
         }
-        self._verifier = verifier
+        self.function = verifier
+        """The verifier as it was given."""
         if not callable(verifier):
             raise ConfigError(f"a {type(verifier).__name__} is not a verifier: give a function.")
+        try:
+            self._verifier = as_verifier(verifier)
+        except LookupError as error:
+            raise ConfigError(f"{error}.") from None
         if not self._lines["train"]:
             raise ConfigError("a task needs at least one line to train on.")
         for split, lines in self._lines.items():
             for number, line in enumerate(lines):
                 if not isinstance(line.get("prompt"), str):
                     raise ConfigError(f"line {number} of {split} has no prompt, which is a text.")
+
+    @property
+    def lines(self) -> dict[Split, list[dict[str, Any]]]:
+        """The lines of each split."""
+        return self._lines
 
     def warm(self) -> str:
         return self.prompt("train", 0)

@@ -15,6 +15,7 @@ from asyncrl.algorithms.objectives import Objective
 from asyncrl.config import Config
 from asyncrl.library.opened_run import Run
 from asyncrl.library.own_code import Corrections
+from asyncrl.library.task import ListTask
 from asyncrl.library.train import start
 from asyncrl.tasks.own_task import RowTask
 
@@ -23,7 +24,7 @@ def train(
     config: Config,
     *,
     reward: Callable[..., Any] | None = None,
-    task: type[RowTask] | None = None,
+    task: type[RowTask] | ListTask | None = None,
     agent: Callable[..., Any] | None = None,
     advantage: type[Advantage] | None = None,
     objective: type[Objective] | None = None,

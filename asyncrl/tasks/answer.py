@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 from asyncrl.messages import Finish
@@ -13,9 +14,9 @@ class Answer(str):
 
     `finish` is `stop` if the model ended it, `length` if it was cut at its budget of tokens, and
     empty if that is not known. `tokens` are the response's, its end included; 0 if that is not
-    known. `text_special` is the text with the names of its special tokens, but for the one that
-    ended it. `prompt` is what the model continued, with its template and special tokens; empty if
-    that is not known.
+    known. `ids` are these tokens; empty if they are not known. `text_special` is the text with the
+    names of its special tokens, but for the one that ended it. `prompt` is what the model
+    continued, with its template and special tokens; empty if that is not known.
 
     >>> answer = Answer("12", finish="length", tokens=3, text_special="1</think>2")
     >>> answer == "12", answer.finish, answer.text_special.partition("</think>")[2]
@@ -26,6 +27,7 @@ class Answer(str):
 
     finish: Finish
     tokens: int
+    ids: Sequence[int]
     text_special: str
     prompt: str
 
@@ -37,11 +39,13 @@ class Answer(str):
         tokens: int = 0,
         text_special: str | None = None,
         prompt: str = "",
+        ids: Sequence[int] = (),
     ) -> Self:
         self = super().__new__(cls, text)
         self.finish, self.tokens = finish, tokens
         self.text_special = str(text) if text_special is None else text_special
         self.prompt = prompt
+        self.ids = ids
         return self
 
     @classmethod

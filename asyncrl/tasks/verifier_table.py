@@ -32,9 +32,8 @@ may have other names.
 from __future__ import annotations
 
 import difflib
-import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ from asyncrl.config.errors import ConfigError
 from asyncrl.config.plugins import Registry, in_folder, module_and_name, reason
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.program_cases import CasesVerifier
+from asyncrl.tasks.reward_forms import OwnVerifier, as_verifier
 from asyncrl.tasks.verifiers import BuiltIn, Verifier, names
 from asyncrl.tasks.verifiers.exact import Exact
 from asyncrl.tasks.verifiers.run import ProgramRun
@@ -103,6 +103,8 @@ function of 'os' if you trust it, as its code would be run
             verifier.check(line)
             if isinstance(verifier, Exact) and not str(line["answer"]).strip():
                 self.empty += 1
+        elif isinstance(verifier, OwnVerifier):
+            verifier.check(line)
         elif "answer" not in line:
             raise LookupError("Object missing required field `answer`")
 
@@ -191,30 +193,10 @@ def _checked(name: str, verifier: Any) -> Verifier:
     try:
         names(verifier)
         _ = getattr(verifier, "executes", False)
-        _refuse_other_calls(verifier)
+        return verifier if isinstance(verifier, BuiltIn) else as_verifier(verifier)
     except LookupError:
         raise
     except Exception as error:  # an attribute of the user's object is code, too
         raise LookupError(
             f"its function cannot be looked at ({reason(error)}): repair it"
         ) from error
-    right: Verifier = verifier
-    return right
-
-
-def _refuse_other_calls(verifier: Callable[..., Any]) -> None:
-    """Raise LookupError for a function that cannot be called as a verifier is, or is `async`."""
-    called = type(verifier).__call__
-    if inspect.iscoroutinefunction(verifier) or inspect.iscoroutinefunction(called):
-        raise LookupError("its function is async, and a verifier returns its reward: make it `def`")
-    try:
-        signature = inspect.signature(verifier)
-    except (TypeError, ValueError):  # a built-in function without a signature
-        return
-    try:
-        signature.bind("answer", {})
-    except TypeError as error:
-        raise LookupError(
-            f"its function takes {signature}, and a verifier is called with two arguments, the "
-            f"answer and its line ({error}): wrap it in one that does"
-        ) from None

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from look_support import evaluation, make_run, step
+from look_support import evaluation, make_run, status, step
 
 import asyncrl as rl
+from asyncrl.cli import main
 from asyncrl.config import ConfigError
-from asyncrl.explain import summary
-from asyncrl.runtime.run_dir import LOCK, SUMMARY
+from asyncrl.runtime.run_dir import LOCK
 
 HOLDER = """\
 import fcntl, signal, sys, time
@@ -39,25 +39,24 @@ def test_columns_have_one_item_for_each_version(tmp_path: Path) -> None:
     assert rl.open_run(make_run(tmp_path / "empty")).columns() == {"version": []}
 
 
-def test_runs_are_listed_newest_first_with_their_states(tmp_path: Path) -> None:
+def test_runs_are_listed_newest_first_with_their_states(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert rl.runs(tmp_path / "none") == []
-    totals = {"steps": 5, "seconds": 2.0}
-    made = {
-        "done": summary.Summary(ok=True, reason="all 5 steps are done", **totals),  # type: ignore[arg-type]
-        "stopped": summary.Summary(ok=True, reason="stopped early, as asked", **totals),  # type: ignore[arg-type]
-        "failed": summary.Summary(ok=False, reason="it stalled", **totals),  # type: ignore[arg-type]
-        "cut off": None,
-    }
+    made = {"ended": status(ok=True), "failed": status(ok=False), "killed": status()}
     for age, (name, told) in enumerate(made.items()):
-        path = make_run(tmp_path / "runs" / name)
+        path = make_run(tmp_path / "runs" / name, status=told)
         os.utime(path / "run.toml", (1e9 - age, 1e9 - age))
-        if told is not None:
-            summary.write(told, path / SUMMARY)
     (tmp_path / "runs" / "notes.txt").write_text("no run")
     (tmp_path / "runs" / "other").mkdir()
     found = rl.runs(tmp_path / "runs")
     assert [run.path.name for run in found] == [*made]
     assert [run.state for run in found] == [*made]
+    assert main(["runs", str(tmp_path / "runs")]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in shown] == [["run", "state"], *([one] * 2 for one in made)]
+    assert main(["runs", str(tmp_path / "none")]) == 2
+    assert "there is no such directory" in capsys.readouterr().err
 
 
 def test_a_run_of_another_process_is_stopped_as_by_ctrl_c(tmp_path: Path) -> None:
@@ -69,7 +68,7 @@ def test_a_run_of_another_process_is_stopped_as_by_ctrl_c(tmp_path: Path) -> Non
     )
     try:
         assert process.stdout is not None and process.stdout.readline() == "locked\n"
-        assert run.state == "running" and run.lives
+        assert run.state == "begins" and run.lives
         began = time.monotonic()
         run.stop()
         assert time.monotonic() - began < 20 and not run.lives
@@ -77,7 +76,7 @@ def test_a_run_of_another_process_is_stopped_as_by_ctrl_c(tmp_path: Path) -> Non
     finally:
         process.kill()
         process.wait()
-    assert run.state == "cut off"
+    assert run.state == "failed", "it said nothing"
 
 
 def test_the_model_has_one_name_and_the_old_one(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from asyncrl.config import ConfigError, read
 from asyncrl.library.kept_code import SETTINGS
 from asyncrl.library.own_code import own_code
 from asyncrl.staleness.corrections import IcePop
+from asyncrl.tasks import open_task
 
 REWARD = "def reward(answer, line):\n    return float(len(answer))"
 ADVANTAGE = (
@@ -108,7 +109,10 @@ def test_a_module_beside_the_notebook_is_found_by_its_file(
     (tmp_path / "mine_beside.py").write_text(f"{REWARD}\n\nLIMITS = {{'most': 3}}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     cells.run("import mine_beside\nfrom mine_beside import reward as theirs")
-    cells.run("def mine(a, b):\n    return theirs(a, b) + mine_beside.reward(a, b)")
+    cells.run(
+        "def mine(answer, line):\n"
+        "    return theirs(answer, line) + mine_beside.reward(answer, line)"
+    )
     run = rl.train(config(tmp_path), reward=cells["theirs"])
     assert run.config.task.verifier == f"{tmp_path}/mine_beside.py:reward"
     run = rl.train(config(tmp_path), reward=cells["mine"])
@@ -124,6 +128,26 @@ def test_a_module_beside_the_notebook_is_found_by_its_file(
     importlib.invalidate_caches()
     with pytest.raises(ConfigError, match=rf"put {tmp_path} on PYTHONPATH before Python starts"):
         rl.train(config(tmp_path), reward=importlib.import_module("mine_package").reward)
+
+
+def test_lines_in_memory_go_with_their_verifier(
+    cells: Cells, launched: list[rl.Config], tmp_path: Path
+) -> None:
+    cells.run("LIMIT = 3\ndef brief(answer, line):\n    return float(len(answer) < LIMIT)")
+    lines = [{"prompt": f"Say {n}: ", "answer": str(n)} for n in range(20)]
+    task = rl.ListTask(lines, cells["brief"], evaluation=[{"prompt": "Say 99: "}])
+    run = rl.train(rl.Config(), task=task)
+    assert run.path.name.startswith("ListedLines-")
+    again = open_task(run.config.task, 0)
+    assert (again.size("train"), again.size("evaluation")) == (20, 1)
+    assert again.prompt("train", 4) == "Say 4: \n" and again.answer("train", 4) == "4"
+    assert [again.verify("train", 0, text) for text in ("12", "123")] == [1.0, 0.0]
+    for bad, said in (
+        (rl.ListTask([{"prompt": "a", "x": {1}}], cells["brief"]), "not JSON"),
+        (rl.ListTask(lines, lambda answer, line: 1.0), "the verifier of the task is a lambda"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            rl.train(rl.Config(), task=bad)
 
 
 def test_what_is_given_twice_or_as_a_text_is_refused_and_leaves_nothing(

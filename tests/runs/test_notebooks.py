@@ -43,7 +43,7 @@ def test_they_are_plain_and_without_outputs() -> None:
 
 
 SHOWS = {
-    "first_run": ("all 16 steps are done", "\n 16 0.", "\ndone "),
+    "first_run": ("all 16 steps are done", "\n 16 0.", "\nended "),
     "own_estimator": ("grpo   step 8 0.", "ranks  step 8 0."),
     "agent": ("all 8 steps are done", " turns: ", "reward "),
 }
@@ -142,7 +142,7 @@ def test_a_kernel_is_interrupted_and_trains_again(kernel: Kernel) -> None:
     first, task, *rest = code_cells(ROOT / "docs" / "examples" / "notebooks" / f"{OF_KERNEL}.ipynb")
     for text in (first, task, SMALL):
         assert kernel.run(text) == ("", 0)
-    for words, reported in (("training", "stopped"), ("elapsed", "cut off")):
+    for words, reported in (("training", "ended"), ("elapsed", "failed")):
         asked = list[float]()
 
         def once(said: str, words: str = words, asked: list[float] = asked) -> bool:

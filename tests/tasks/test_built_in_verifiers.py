@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import re
 import time
@@ -22,6 +24,7 @@ from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.final_answers import last_boxed, last_number, plain_latex, same_final, value_of
 from asyncrl.tasks.verifier_table import VERIFIERS, VerifierTable
 from asyncrl.tasks.verifiers import BuiltIn
+from asyncrl.tasks.verifiers.math import _nothing_missing
 
 NEEDED = {"math": "math_verify", "json_schema": "jsonschema"}
 BOUND_S = 3.0
@@ -318,6 +321,16 @@ def test_mathematics_agrees_with_the_package_on_its_own_forms() -> None:
             text = f"So it is $\\boxed{{{given_form}}}$."
             theirs = library.verify(library.parse(f"\\boxed{{{gold}}}"), library.parse(text))
             assert judged("math", text, answer=gold) == float(theirs), (gold, given_form)
+
+
+def test_a_module_that_the_sandbox_lacks_is_no_verdict() -> None:
+    """The package takes any error for a wrong answer: every answer was worth 0."""
+    said = "no_such_module cannot be imported where answers are"
+    lost = contextlib.suppress(ImportError)
+    with pytest.raises(ImportError, match=said), _nothing_missing(), lost:
+        importlib.import_module("sympy.no_such_module")
+    with _nothing_missing(), contextlib.suppress(ImportError):
+        importlib.import_module("of_another_package")
 
 
 # --------------------------------------------------------------------------------- bad lines

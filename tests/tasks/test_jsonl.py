@@ -133,21 +133,23 @@ def test_an_empty_prompt_is_refused_by_its_line(write: Write, prompt: str) -> No
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("def f(data_source, solution_str, ground_truth): return 1.0", "with two arguments"),
-        ("def f(completions, **rest): return [1.0]", "with two arguments"),
+        ("def f(a, b): return 1.0", "nothing says what 'a' is"),
+        ("def f(prompt, label): return 1.0", "and no answer"),
+        ("def f(): return 1.0", "and no answer"),
+        ("def f(completions, colour, **rest): return [1.0]", "line 1: its function reads 'colour'"),
         ("async def f(answer, line): return 1.0", "is async"),
         (
             "class F:\n    async def __call__(self, answer, line): return 1.0\n"
             "f = F()\nf.__module__ = __name__",
             "is async",
         ),
-        ("def f(answer): return 1.0", "wrap it in one that does"),
+        ("def f(answer, strictness): return 1.0", "the forms .answer, line., .completion, answer."),
     ],
 )
 def test_a_function_that_is_called_otherwise_is_no_verifier(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, says: str
 ) -> None:
-    """As those of verl and TRL are: half a thousand groups had no verdict each."""
+    """Half a thousand groups had no verdict each."""
     name = f"called_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(function + "\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -387,7 +389,7 @@ def test_attributes_of_the_users_objects_are_code_that_may_raise(
 
 
 def test_what_a_module_offers_is_a_mapping(write: Write, tmp_path: Path, judging: str) -> None:
-    (tmp_path / "listing.py").write_text("def f(a, b): return 1\nVERIFIERS = [f]\n")
+    (tmp_path / "listing.py").write_text("def f(answer, line): return 1\nVERIFIERS = [f]\n")
     line = {"prompt": "a", "answer": "b"}
     with pytest.raises(TaskError, match="must be a mapping of names to functions, and is a list"):
         open_task(config(write(line), verifier="listing:f", eval_size=0), 0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, ClassVar
 
@@ -42,17 +44,63 @@ class Math(BuiltIn):
         part = text[-TAIL:] if found is None else found
         if len(part) > EXPRESSION or _COSTLY.search(part) or _TOWER.search(part):
             return 0.0
-        library = _library()
-        # its own timeouts are signals, which a thread does not get; task.verdict_s ends a process
-        gold = library.parse(_in_box(expected), parsing_timeout=None)
-        given = library.parse(part if found is None else _in_box(part), parsing_timeout=None)
-        return float(library.verify(gold, given, timeout_seconds=None))
+        with _nothing_missing():
+            return _compared(_library(), expected, part if found is None else _in_box(part))
 
     def check(self, line: Mapping[str, Any]) -> None:
         super().check(line)
         if not str(line["answer"]).strip():
             raise LookupError("its verifier is `math`, and its answer is empty")
         _library()
+
+
+_WARM = (
+    ("x^2+2x+1", "(x+1)^2"),
+    (r"\frac{\sqrt{8}}{2}", r"\sqrt{2}"),
+    (r"\{1, 2\}", r"\{2, 3\}"),
+    ("[0, 1)", r"x \ge 2"),
+    (r"\begin{pmatrix} 1 & 2 \end{pmatrix}", r"\begin{pmatrix} 1 & 3 \end{pmatrix}"),
+    ("2x + y = 3", r"\sin(\pi/4)"),
+)
+"""Pairs whose comparison loads what nearly all do: at once, and not in each process that judges."""
+
+
+def _compared(library: Any, expected: str, given: str) -> float:
+    """1 if the package finds the two equal. Its own timeouts are signals, which a thread does not
+    get; `task.verdict_s` ends a process."""
+    gold = library.parse(_in_box(expected), parsing_timeout=None)
+    found = library.parse(given, parsing_timeout=None)
+    return float(library.verify(gold, found, timeout_seconds=None))
+
+
+class _Unfound:
+    """The last finder of modules: it finds none, and keeps their names."""
+
+    def __init__(self) -> None:
+        self.names = list[str]()
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        self.names.append(name)
+
+
+@contextmanager
+def _nothing_missing() -> Iterator[None]:
+    """Raise ImportError after a block in which a module of sympy was not found: the package takes
+    that for a wrong answer, as where the sandbox does not show its folder."""
+    unfound = _Unfound()
+    sys.meta_path.append(unfound)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(unfound)
+    if missing := [name for name in unfound.names if name.partition(".")[0] in _PARTS]:
+        raise ImportError(
+            f"{missing[0]} cannot be imported where answers are judged; install math-verify and "
+            "sympy into the environment of asyncrl itself"
+        )
+
+
+_PARTS = {"sympy", "mpmath", "antlr4", "latex2sympy2_extended", "math_verify"}
 
 
 def _in_box(text: str) -> str:
@@ -68,4 +116,6 @@ def _library() -> Any:
 
     for name in ("math_verify", "latex2sympy2_extended"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    for expected, given in _WARM:
+        _compared(math_verify, expected, _in_box(given))
     return math_verify
