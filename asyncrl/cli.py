@@ -297,11 +297,12 @@ def _loaded(args: argparse.Namespace, resume: Path | None) -> Config:
     from asyncrl.explain.run_files import RunFiles
     from asyncrl.launch.private import refuse_foreign
     from asyncrl.library.kept_code import refuse_kept_code
+    from asyncrl.runtime.run_dir import RUN_TOML
 
     if resume:
         refuse_foreign(resume.absolute())  # its run.toml may name modules
         RunFiles(resume)  # what is no run is said as by every other command
-        if args.config is None:
+        if args.config is None or args.config.absolute() == resume.absolute() / RUN_TOML:
             refuse_kept_code(resume, [text.partition("=")[0].strip() for text in args.sets])
     return configuration.load(_run_toml(args, resume), args.sets, os.environ)
 

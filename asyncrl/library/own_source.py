@@ -18,7 +18,10 @@ import re
 import symtable
 import sys
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
+from pathlib import PosixPath
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -26,6 +29,8 @@ from asyncrl.config import ConfigError
 
 LITERAL_CHARACTERS = 2**20
 """Characters of a constant, at most; more of them are data, and belong into a file."""
+DEPTH = 32
+"""Lists and tables within one another in a constant, at most."""
 MAIN = "__main__"
 
 Imports = Mapping[str, str]
@@ -138,11 +143,10 @@ class _Writer:
             self._use_definition(name, value)
         elif (home := _home(value, name)) is not None:
             self._import_from(*home, name)
-        elif (text := literal(value)) is not None:
+        elif (constant := literal(value)) is not None:
             self._known[name] = value
-            self._parts.append(f"{name} = {text}")
-            if isinstance(value, re.Pattern):
-                self._imports["import re"] = None
+            self._parts.append(f"{name} = {constant.text}")
+            self._imports |= {f"import {module}": None for module in sorted(constant.modules)}
         elif needed:
             kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
             raise ConfigError(
@@ -206,38 +210,53 @@ def namespace_of(thing: Any) -> Mapping[str, Any]:
     return found if found is not None else vars(sys.modules[thing.__module__])
 
 
-def literal(value: Any) -> str | None:
-    """The text of a constant, if it is made of plain values alone; else None.
+class Literal(NamedTuple):
+    """The text of a constant, and the modules that it names."""
 
-    >>> literal({"a": [1, 2.5, (None,)]}), literal(object())
+    text: str
+    modules: frozenset[str] = frozenset()
+
+
+def literal(value: Any) -> Literal | None:
+    """A constant as text, if it is made of plain values alone; else None.
+
+    >>> literal({"a": [1, 2.5, (None,)]}).text, literal(object())
     ("{'a': [1, 2.5, (None,)]}", None)
-    >>> literal(re.compile("[0-9]+", re.ASCII))
-    "re.compile('[0-9]+', 256)"
+    >>> literal([re.compile("[0-9]+", re.ASCII)])
+    Literal(text="[re.compile('[0-9]+', 256)]", modules=frozenset({'re'}))
     """
-    text = _literal(value, 0)
-    return None if text is None or len(text) > LITERAL_CHARACTERS else text
+    modules = set[str]()
+    text = _literal(value, 0, modules)
+    if text is None or len(text) > LITERAL_CHARACTERS:
+        return None
+    return Literal(text, frozenset(modules))
 
 
-def _literal(value: Any, depth: int) -> str | None:
+def _literal(value: Any, depth: int, modules: set[str]) -> str | None:
     kind = type(value)
-    if depth > 32:
+    if depth > DEPTH:
         return None
     if kind is float and not math.isfinite(value):
         return f"float('{value}')"
     if kind in (type(None), bool, int, float, complex, str, bytes, type(...)):
         return repr(value)
     if kind is re.Pattern:
+        modules.add("re")
         return f"re.compile({value.pattern!r}, {int(value.flags)})"
+    if kind in (PosixPath, Fraction, Decimal):
+        modules.add(kind.__module__.partition(".")[0])
+        return f"{kind.__module__.partition('.')[0]}.{value!r}"
     if kind is dict:
         pairs = [
-            (_literal(key, depth + 1), _literal(item, depth + 1)) for key, item in value.items()
+            (_literal(key, depth + 1, modules), _literal(item, depth + 1, modules))
+            for key, item in value.items()
         ]
         if any(None in pair for pair in pairs):
             return None
         return "{" + ", ".join(f"{key}: {item}" for key, item in pairs) + "}"
     if kind not in (list, tuple, set, frozenset):
         return None
-    items = [_literal(item, depth + 1) for item in value]
+    items = [_literal(item, depth + 1, modules) for item in value]
     if any(item is None for item in items):
         return None
     inner = ", ".join(item for item in items if item is not None)

@@ -18,7 +18,7 @@ from trio.lowlevel import in_trio_run
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import derived
-from asyncrl.config.paths import exists, reachable
+from asyncrl.config.paths import exists, is_file, reachable
 from asyncrl.config.plugins import importing
 from asyncrl.explain.cell import console_here
 from asyncrl.explain.display import show_rows
@@ -28,9 +28,10 @@ from asyncrl.launch.publication_row import publication_row, weights_row
 from asyncrl.launch.routing_bytes import routing_bytes
 from asyncrl.launch.scale_rows import scale_rows
 from asyncrl.launch.trainer_memory import memory_rows
+from asyncrl.library.kept_code import kept_code
 from asyncrl.library.own_code import own_code
 from asyncrl.runtime.processes.machine import available_cores
-from asyncrl.runtime.run_dir import CLUSTER_MODELS, CODE
+from asyncrl.runtime.run_dir import CLUSTER_MODELS, CODE, RUN_TOML
 from asyncrl.runtime.waiting import waiting
 from asyncrl.sandbox.support import support
 from asyncrl.words import duration
@@ -122,6 +123,8 @@ def checked(
     with waiting() as doing:
         with reachable():
             config = preflight.resolved(config, resume, datetime.now())
+            if resume is None:
+                _refuse_code_of(Path(config.run.dir))
             config, notes = preflight.check(config, resume, cores, doing)
         if architecture and config.model.path:
             doing("making the model, without weights")
@@ -136,6 +139,13 @@ def checked(
             "judge answers can be killed, and are not confined."
         )
     return config
+
+
+def _refuse_code_of(run: Path) -> None:
+    """Check that a directory for a new run has no run with code of its own, which a comparison of
+    their settings may import. Raises ConfigError."""
+    if is_file(run / RUN_TOML) and kept_code(run):
+        preflight.refuse_taken(run)
 
 
 def _measured_pause(models: Path | None) -> str:

@@ -273,6 +273,8 @@ def test_code_in_another_users_directory_is_not_imported_by_a_look_at_it(
     for ask in (lambda: run.config, run.resume):
         with pytest.raises(ConfigError, match=r"staleness.correction names code"):
             ask()
-    assert main(["train", "--resume", str(path)]) == 2
+    for argv in (["--resume", str(path)], [str(path / "run.toml"), "--resume", str(path)]):
+        assert main(["train", *argv]) == 2
+    assert main(["train", f"--set=run.dir={path}"]) == 2
     assert 'staleness.correction=[{kind="' in capsys.readouterr().err
     assert not (tmp_path / "sprung").exists()

@@ -47,6 +47,14 @@ SAME = {
         ],
         float("inf"),
     ),
+    "constants of the standard library, within others": (
+        [
+            "import re as expressions\nfrom pathlib import Path\nfrom fractions import Fraction",
+            "T = {'r': [expressions.compile('a+')], 'p': Path('a/b'), 'f': (Fraction(1, 2),)}",
+            "def f(x):\n    return len(T['r'][0].findall('aa a')) + len(T['p'].parts) + T['f'][0]",
+        ],
+        4.5,
+    ),
     "a compiled expression": (
         [
             "import re\nW = re.compile('[A-Z]+', re.I)",
