@@ -2,7 +2,7 @@
 
     import asyncrl as rl
 
-    run = rl.train(rl.Config(train=rl.TrainConfig(steps=100)))  # as `asyncrl train` does
+    run = rl.train(rl.Config(train=rl.TrainConfig(steps=100)), advantage=Mine)
     learner, sampler = rl.Learner(path), rl.Sampler(path)  # a loop of your own
 
 Names are imported when they are first asked for: `import asyncrl` alone imports nothing more.
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from asyncrl.library.arrays import Sequence
     from asyncrl.library.hand_learner import Learner, StepFigures
     from asyncrl.library.hand_sampler import Sampler
-    from asyncrl.library.opened_run import Run
+    from asyncrl.library.opened_run import Run, open_run, runs
     from asyncrl.library.starting_model import starting_model
     from asyncrl.library.task import ListTask, open_task
-    from asyncrl.library.train import train
+    from asyncrl.library.trained_run import train
     from asyncrl.staleness.admission import AdmissionPolicy
     from asyncrl.staleness.corrections import Corrected, Correction
-    from asyncrl.tasks import Task
     from asyncrl.tasks.answer import Answer
+    from asyncrl.tasks.own_task import Task
     from asyncrl.tasks.verifiers import Verifier
 
 _HOMES = {
@@ -85,14 +85,14 @@ _HOMES = {
     "asyncrl.engines.spec": ("EngineKind",),
     "asyncrl.library.hand_learner": ("Learner", "StepFigures"),
     "asyncrl.library.starting_model": ("starting_model",),
-    "asyncrl.library.opened_run": ("Run",),
+    "asyncrl.library.opened_run": ("Run", "open_run", "runs"),
     "asyncrl.library.hand_sampler": ("Sampler",),
     "asyncrl.library.arrays": ("Sequence",),
     "asyncrl.library.task": ("ListTask", "open_task"),
-    "asyncrl.library.train": ("train",),
+    "asyncrl.library.trained_run": ("train",),
     "asyncrl.algorithms.selection.curriculum": ("Curriculum", "PromptOrder"),
-    "asyncrl.tasks": ("Task",),
     "asyncrl.tasks.answer": ("Answer",),
+    "asyncrl.tasks.own_task": ("Task",),
     "asyncrl.tasks.verifiers": ("Verifier",),
     "asyncrl.staleness.admission": ("AdmissionPolicy",),
     "asyncrl.algorithms.advantages": ("Advantage", "GroupAdvantage", "MemberAdvantage"),
@@ -147,7 +147,9 @@ __all__ = [
     "TrainConfig",
     "Verifier",
     "VllmConfig",
+    "open_run",
     "open_task",
+    "runs",
     "starting_model",
     "train",
 ]

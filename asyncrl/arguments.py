@@ -22,6 +22,7 @@ COMPARE = (
     "Show runs side by side: the settings in which they differ, and their results. They may be "
     "alive, or over."
 )
+RUNS = "List the runs in a directory, the newest first, each with its state and its steps."
 ROLLOUTS = (
     "Show the model's responses: the newest rollouts that the run's journal still has, with "
     "reward, versions and lag; or write them to a file. The run may be alive, or over."
@@ -280,6 +281,15 @@ def parser() -> argparse.ArgumentParser:
         help="show after how many seconds each run reached it, 0 to 1 (default: what all reached)",
     )
     beside.add_argument("--json", action="store_true", help="print all of it as JSON")
+    listed = verbs.add_parser("runs", help=RUNS, description=RUNS)
+    listed.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        default=Path("runs"),
+        metavar="FOLDER",
+        help="the directory that has them (default: runs)",
+    )
     live = verbs.add_parser("top", help=TOP, description=TOP)
     live.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
     about = verbs.add_parser("report", help=REPORT.split(",")[0] + ".", description=REPORT)

@@ -58,13 +58,13 @@ def _main(argv: Sequence[str] | None) -> int:
 def _train(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from asyncrl.library.train import train
+    from asyncrl.library.train import start
     from asyncrl.runtime.output import Output
 
     config = _loaded(args, args.resume)
     console = Console(file=Output(sys.stdout))  # type: ignore[arg-type]
-    run = train(config, resume=args.resume, console=console, models=_models(args, args.resume))
-    return run.status or 0
+    models = _models(args, args.resume)
+    return start(config, {}, resume=args.resume, console=console, models=models).status
 
 
 def _simulate(args: argparse.Namespace) -> int:
@@ -230,6 +230,21 @@ def _compare(args: argparse.Namespace) -> int:
     return 0
 
 
+def _runs(args: argparse.Namespace) -> int:
+    import time
+
+    from rich.console import Console
+
+    from asyncrl.explain.display import show_rows
+    from asyncrl.explain.run_list import run_rows
+    from asyncrl.runtime.output import Output
+
+    output = Output(sys.stdout)  # its reader may leave before the end
+    show_rows(list(run_rows(args.folder, time.time())), Console(file=output))  # type: ignore[arg-type]
+    output.flush()
+    return 0
+
+
 def _rollouts(args: argparse.Namespace) -> int:
     from asyncrl.escape import escaped, escaped_json
     from asyncrl.explain.run_files import RunFiles
@@ -292,10 +307,14 @@ def _loaded(args: argparse.Namespace, resume: Path | None) -> Config:
     from asyncrl import config as configuration
     from asyncrl.explain.run_files import RunFiles
     from asyncrl.launch.private import refuse_foreign
+    from asyncrl.library.kept_code import refuse_kept_code
+    from asyncrl.runtime.run_dir import RUN_TOML
 
     if resume:
         refuse_foreign(resume.absolute())  # its run.toml may name modules
         RunFiles(resume)  # what is no run is said as by every other command
+        if args.config is None or args.config.absolute() == resume.absolute() / RUN_TOML:
+            refuse_kept_code(resume, [text.partition("=")[0].strip() for text in args.sets])
     return configuration.load(_run_toml(args, resume), args.sets, os.environ)
 
 
@@ -327,6 +346,7 @@ VERBS = {
     "calibrate": _calibrate,
     "why": _why,
     "compare": _compare,
+    "runs": _runs,
     "rollouts": _rollouts,
     "top": _top,
     "report": _report,

@@ -89,7 +89,15 @@ def loaded(section: Section, folder: Path) -> Config:
 def test_the_page_has_a_section_for_each_thing() -> None:
     things = (
         *("correction", "objective", "advantage", "credit", "group weight", "curriculum"),
-        *("sizing", "filter", "keep rule", "replay rule", "verifier", "admission rule"),
+        *(
+            "sizing",
+            "filter",
+            "keep rule",
+            "replay rule",
+            "kind of task",
+            "verifier",
+            "admission rule",
+        ),
     )
     assert [section.title for section in SECTIONS] == [
         *(f"Add a{'n' * (thing[0] in 'aeiou')} {thing}" for thing in things),

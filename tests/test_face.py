@@ -293,7 +293,7 @@ def test_what_needs_a_run_is_refused_by_the_learner(model: Path, tmp_path: Path)
 def test_a_task_is_a_data_set_a_file_or_a_list(tmp_path: Path) -> None:
     file = tmp_path / "sums.jsonl"
     file.write_text('{"prompt": "1 + 1 =", "answer": 2}\n{"prompt": "2 + 2 =", "answer": 4}\n')
-    tasks: list[rl.Task] = [
+    tasks = [
         rl.open_task(rl.Config(task={"name": "chain_sum", "train_size": 4, "eval_size": 1})),  # type: ignore[arg-type]
         rl.open_task(rl.Config(task={"name": "jsonl", "path": str(file), "eval_size": 1})),  # type: ignore[arg-type]
         rl.ListTask(
@@ -389,6 +389,7 @@ def test_a_run_is_opened_twice_and_says_what_stands_in_its_files(tmp_path: Path)
 # ---------------------------------------------------------------------------------------- by hand
 
 
+@pytest.mark.explore
 def test_the_loop_by_hand_learns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     example = runpy.run_path(str(ROOT / "docs" / "examples" / "grpo_by_hand.py"))

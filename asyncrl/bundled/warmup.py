@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy
 from asyncrl.bundled import bundled_model
 from asyncrl.bundled.outlook import Lesson
 from asyncrl.config import read
-from asyncrl.config.mix import each, named
+from asyncrl.config.mix import each, is_counted, named
 from asyncrl.config.schema import Config, TaskConfig
 from asyncrl.runtime.user_cache import cache
 from asyncrl.tasks import Task, TaskError, open_task
@@ -97,7 +97,9 @@ def recipe(config: Config) -> str:
     parts = [
         CODE,
         [
-            _examples(task, len(range(place, examples, len(tasks))))  # they are taught in turn
+            _examples(
+                task, len(range(place, examples, len(tasks))), config.run.seed
+            )  # they are taught in turn
             for place, task in enumerate(tasks)
         ],
         steps,
@@ -107,11 +109,11 @@ def recipe(config: Config) -> str:
     return hashlib.blake2b(msgspec.json.encode(parts), digest_size=8).hexdigest()
 
 
-def _examples(task: TaskConfig, count: int) -> list[Any]:
-    """Name the first `count` examples of a task: a file's by themselves; a data set's by what they
-    follow from, because it takes seconds to make them."""
-    if task.reads_data:
-        rows = open_task(task, seed=0)
+def _examples(task: TaskConfig, count: int, seed: int) -> list[Any]:
+    """Name the first `count` examples of a task: a file's or a class's by themselves; a data set's
+    by what they follow from, because it takes seconds to make them."""
+    if is_counted(task):
+        rows = open_task(task, seed)
         return [_example(rows, index) for index in range(min(count, rows.size("train")))]
     size, some_held_out = min(count, task.train_size), task.eval_size > 0
     return [task.name, task.params, task.template, size, indices_of(task), some_held_out]

@@ -79,6 +79,10 @@ class ConfigError(InputError):
             text = f"{text[:half]}{CUT}{text[-half:]}"
         super().__init__(escaped(text))
 
+    def _render_traceback_(self) -> list[str]:
+        """The lines that a notebook shows: what is wrong is in the sentence, and not in ours."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 @contextmanager
 def usable(path: Path, used: Literal["read", "written"]) -> Iterator[None]:

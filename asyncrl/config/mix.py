@@ -47,8 +47,22 @@ def each(task: TaskConfig) -> list[TaskConfig]:
 
 
 def named(task: TaskConfig) -> str:
-    """The name of the run's task, or the labels of all of them."""
-    return "+".join(task.mix) or task.name
+    """The name of the run's task, a class's own, or the labels of all of them.
+
+    >>> named(TaskConfig(name="mine:Sums"))
+    'Sums'
+    """
+    return "+".join(task.mix) or task.name.rpartition(":")[2]
+
+
+def is_counted(task: TaskConfig) -> bool:
+    """True if opening the task tells the number of its training prompts: `train_size` is at most
+    a bound of it.
+
+    >>> [is_counted(TaskConfig(name=name)) for name in ("data", "mine:Sums", "gcd")]
+    [True, True, False]
+    """
+    return task.reads_data or ":" in task.name
 
 
 def shares(task: TaskConfig) -> dict[str, tuple[float, ...]]:

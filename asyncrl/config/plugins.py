@@ -10,12 +10,14 @@ it must be importable there (PYTHONPATH), or the file be there (`own_files.py`).
 from __future__ import annotations
 
 import difflib
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from types import FrameType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from asyncrl.config import own_files
@@ -182,6 +184,15 @@ def _where(error: BaseException, path: str) -> str:
         if frame.filename == path
     ]
     return f"line {lines[-1]}: " if lines else ""
+
+
+def importing() -> bool:
+    """True while this thread imports the module of a setting: what that starts would start in each
+    process that imports it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not load_named.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def reason(error: BaseException) -> str:

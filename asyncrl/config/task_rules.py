@@ -30,8 +30,8 @@ def _unused_verifiers(task: TaskConfig) -> Contradictions:
     """Contradictions of verifiers that no row of data would use: another one would judge its
     answers."""
     remedy = (
-        "data sets of reasoning-gym have verifiers of their own: set name to data, or remove "
-        "verifier"
+        "data sets of reasoning-gym and classes of your own have verifiers of their own: set name "
+        "to data, or remove verifier"
     )
     if task.verifier != TaskConfig().verifier and not any(one.reads_data for one in each(task)):
         yield ("task.name", "task.verifier"), remedy

@@ -1,5 +1,5 @@
-"""Display of a run while it lives, and of its summary at the end: on a terminal in place, elsewhere
-as plain lines.
+"""Display of a run while it lives, and of its summary at the end: on a terminal and in a notebook
+in place, elsewhere as plain lines.
 
 It has no thread: it draws when it is told something, and never waits for its reader. While a
 terminal is stopped, or a pipe is full, what is news then is left out, and notes are kept.
@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.escape import escaped
+from asyncrl.explain.cell import CellOutput, in_notebook
 from asyncrl.explain.rows import summary_rows, update_rows
 from asyncrl.explain.summary import Summary
 from asyncrl.messages import Progress, StatusUpdate
@@ -43,11 +44,11 @@ class Display:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = (
-            Live(console=console, auto_refresh=False)
-            if console.is_terminal and not console.is_dumb_terminal
-            else None
-        )
+        self._live: Live | CellOutput | None = None
+        if console.is_terminal and not console.is_dumb_terminal:
+            self._live = Live(console=console, auto_refresh=False)
+        elif in_notebook():
+            self._live = CellOutput()
         self._printed: StatusUpdate | None = None
         self._notes: deque[str] = deque(maxlen=NOTES)  # to be printed
         self._told = "", FIRST_LINE_S  # what progress is of, and the second of its next line

@@ -68,6 +68,21 @@ class RunFiles:
             return False
         return False
 
+    @property
+    def holder(self) -> int | None:
+        """The process that has claimed the run, as the kernel names it; None if it is not known, as
+        on another machine."""
+        try:
+            inode = (self.path / run_dir.LOCK).stat().st_ino
+            locks = Path("/proc/locks").read_text().splitlines()
+        except OSError:
+            return None
+        for words in map(str.split, locks):  # 1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE …
+            ours = words[5:6] and words[5].rpartition(":")[2] == str(inode)
+            if ours and words[1:4] == ["FLOCK", "ADVISORY", "WRITE"] and int(words[4]) > 0:
+                return int(words[4])
+        return None
+
     # ---------------------------------------------------------------------------------- settings
 
     @property

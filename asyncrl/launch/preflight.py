@@ -25,7 +25,7 @@ from asyncrl.config.errors import installs, usable
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.loss_names import GROUP_WEIGHTS
-from asyncrl.config.mix import each, members, named
+from asyncrl.config.mix import each, is_counted, members, named
 from asyncrl.config.model_names import MODELS, same_model
 from asyncrl.config.paths import exists, is_file, is_folder, is_hub_name, refuse_lost, shown
 from asyncrl.config.plugins import module_and_name
@@ -86,7 +86,7 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
     `runs/<task>-<time>`), and, if they are not set, the sandbox that this machine has, the reward
     that suits the data set, and the number of ranks. Raises ConfigError if that many ranks
     contradict other settings."""
-    run = resume or (Path(config.run.dir) if config.run.dir else _fresh(named(config.task), now))
+    run = resume or directory(config, now)
     absolute: dict[str, dict[str, Any]] = {
         section: {
             name: str(Path(value).absolute())
@@ -158,6 +158,11 @@ def _elsewhere(path: str) -> bool:
     return is_stored(path) or is_hub_name(path)
 
 
+def directory(config: Config, now: datetime) -> Path:
+    """The directory of a new run: the one set, or one that is not there yet."""
+    return Path(config.run.dir) if config.run.dir else _fresh(named(config.task), now)
+
+
 def _fresh(task: str, now: datetime) -> Path:
     stem = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', task)[:100]}-{now:%Y%m%d-%H%M%S}"
     count = 1
@@ -227,7 +232,7 @@ def check(
 
 def _opening(task: TaskConfig) -> str:
     """Words on the opening of a task, which imports the modules that settings name."""
-    named = (module_and_name(one.verifier) for one in each(task))
+    named = (module_and_name(text) for one in each(task) for text in (one.name, one.verifier))
     modules = sorted({shown(module) for module, _ in filter(None, named)})
     return (
         f"importing {', '.join(modules)}, and reading the data" if modules else "reading the data"
@@ -250,14 +255,14 @@ def _counted(config: Config, task: Task) -> Config:
     """The configuration with the true number of training prompts of each file. Steps, epochs and
     the schedule of the learning rate follow from it."""
     if not config.task.mix:
-        if not config.task.reads_data:
+        if not is_counted(config.task):
             return config
         counted = msgspec.structs.replace(config.task, train_size=task.size("train"))
         return msgspec.structs.replace(config, task=counted)
     count = size_of(task)
     mix = {
         label: {**config.task.mix[label], "train_size": count(label, "train")}
-        if member.reads_data
+        if is_counted(member)
         else config.task.mix[label]
         for label, member in members(config.task).items()
     }
@@ -271,11 +276,11 @@ def _uncounted(config: Config) -> Config:
         label: {
             name: value
             for name, value in task.mix[label].items()
-            if name != "train_size" or not member.reads_data
+            if name != "train_size" or not is_counted(member)
         }
         for label, member in members(task).items()
     }
-    size = TaskConfig().train_size if task.reads_data else task.train_size
+    size = TaskConfig().train_size if is_counted(task) else task.train_size
     return msgspec.structs.replace(
         config, task=msgspec.structs.replace(task, mix=mix, train_size=size)
     )
@@ -356,10 +361,7 @@ def _directory(config: Config, resume: Path | None) -> None:
                     f"choose another run.dir{', or resume with what it was' if resume else ''}."
                 )
         if not resume:
-            raise ConfigError(
-                f"{run}: this run exists already; go on with it by --resume {run}, or choose "
-                "another run.dir."
-            )
+            refuse_taken(run)
     parent = next(path for path in (run, *run.parents) if exists(path) or path.is_symlink())
     if not is_folder(parent) or not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigError(
@@ -371,6 +373,15 @@ def _directory(config: Config, resume: Path | None) -> None:
         raise ConfigError(
             f"{run}: the disk has {free >> 20} MiB free, and a run needs {FREE_BYTES >> 20} at "
             "least; make room, or choose another run.dir."
+        )
+
+
+def refuse_taken(run: Path) -> None:
+    """Check that there is no run in a directory. Raises ConfigError."""
+    if exists(run / RUN_TOML):
+        raise ConfigError(
+            f"{run}: this run exists already; go on with it by --resume {run}, or choose another "
+            "run.dir."
         )
 
 

@@ -79,7 +79,7 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
                 *_of_split(config, task, tokenizer, "train"),
                 *_of_split(config, task, tokenizer, "evaluation"),
             ]
-            own = any(":" in member.verifier for member in each(config.task))
+            own = any(":" in member.verifier or ":" in member.name for member in each(config.task))
             if own and not config.cluster.reward_agents:  # else other machines judge
                 notes += _of_verifiers(config, task, tokenizer)
     except TaskError as error:

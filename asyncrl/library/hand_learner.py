@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from asyncrl.algorithms.advantages import Advantage
+from asyncrl.algorithms.objectives import Objective
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.flow import max_lag
 from asyncrl.config.losses import advantage_of
@@ -19,6 +21,7 @@ from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.experience.training_message import training_message
 from asyncrl.launch.hub.hub_models import model_directory, with_directories
 from asyncrl.library.arrays import Sequence as PublicSequence
+from asyncrl.library.own_code import Corrections, for_this_process
 from asyncrl.library.starting_model import as_model, opened
 from asyncrl.messages import Sample, TokenCount
 from asyncrl.tasks import TaskError
@@ -62,11 +65,20 @@ class Learner:
     (1, 2)
     """
 
-    def __init__(self, model: str | Path | PreTrainedModel, config: Config | None = None) -> None:
+    def __init__(
+        self,
+        model: str | Path | PreTrainedModel,
+        config: Config | None = None,
+        *,
+        advantage: type[Advantage] | None = None,
+        objective: type[Objective] | None = None,
+        correction: Corrections | Sequence[Corrections] | None = None,
+    ) -> None:
         """Learn from a model directory or a name on a hub, or from a model, which the learner takes
-        over. Raises ConfigError for settings that need a whole run, and a model that cannot be
-        trained."""
-        config = Config() if config is None else config
+        over. Keywords are those of `train`. Raises ConfigError for settings that need a whole run,
+        and a model that cannot be trained."""
+        given = {"advantage": advantage, "objective": objective, "correction": correction}
+        config = for_this_process(Config() if config is None else config, given)
         _refuse_settings_of_runs(config)
         self.config = config = with_directories(config)
         self.path = model_directory(model) if isinstance(model, str | Path) else None

@@ -8,27 +8,39 @@ from typing import Any
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.messages import Split
-from asyncrl.tasks import Task, as_number
+from asyncrl.tasks import Task, TaskError, as_number
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.judge_checks import opened
+from asyncrl.tasks.own_task import RowTask, open_found
 from asyncrl.tasks.reward_forms import as_verifier
 from asyncrl.tasks.verifiers import Verifier, rewarded
 
 
-def open_task(config: Config) -> Task:
-    """Open the task that `[task]` names: a data set of reasoning-gym, or a JSONL file. Raises
-    ConfigError, also for one whose verifier executes answers: that needs the sandbox of a run."""
-    task = opened(config.task, config.run.seed)
+def open_task(config: Config, task: type[RowTask] | RowTask | None = None) -> Task:
+    """Open the task that `[task]` names (a data set of reasoning-gym, a JSONL file, a class of your
+    own), or an `rl.Task` itself, by prompts of splits. Raises ConfigError, also for one whose
+    verifier executes answers: that needs the sandbox of a run."""
+    if task is None:
+        return _judged_here(opened(config.task, config.run.seed), config.task.name)
+    try:
+        own = open_found(task, config.task, config.run.seed)
+    except TaskError as error:
+        raise ConfigError(f"{error}.") from None
+    return _judged_here(own, "task")
+
+
+def _judged_here(task: Task, name: str) -> Task:
     if task.executes or task.languages:
         raise ConfigError(
-            f"task.name is {config.task.name!r}, whose verifier executes what the model answers: "
+            f"task.name is {name!r}, whose verifier executes what the model answers: "
             "use asyncrl.train, which judges it in a sandbox."
         )
     return task
 
 
 class ListTask:
-    """Prompts in memory, judged by a function of the answer and its line. It is a `Task`.
+    """Prompts in memory, judged by a function of the answer and its line. It is open already, as
+    `open_task` returns a task; `train` passes its lines and the function's source to a run.
 
     >>> def long(answer, line):
     ...     return len(answer) / line["most"]
@@ -52,6 +64,8 @@ class ListTask:
             "train": [dict(line) for line in train],
             "evaluation": [dict(line) for line in evaluation],
         }
+        self.function = verifier
+        """The verifier as it was given."""
         if not callable(verifier):
             raise ConfigError(f"a {type(verifier).__name__} is not a verifier: give a function.")
         try:
@@ -64,6 +78,11 @@ class ListTask:
             for number, line in enumerate(lines):
                 if not isinstance(line.get("prompt"), str):
                     raise ConfigError(f"line {number} of {split} has no prompt, which is a text.")
+
+    @property
+    def lines(self) -> dict[Split, list[dict[str, Any]]]:
+        """The lines of each split."""
+        return self._lines
 
     def warm(self) -> str:
         return self.prompt("train", 0)

@@ -5,54 +5,108 @@ This process never imports torch.
 
 from __future__ import annotations
 
-import sys
+import threading
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from msgspec.structs import replace
 from rich.console import Console
+from trio.lowlevel import in_trio_run
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import Row, derived
-from asyncrl.config.paths import exists, reachable
+from asyncrl.config.paths import exists, is_file, reachable
+from asyncrl.config.plugins import importing
+from asyncrl.explain.cell import console_here
 from asyncrl.explain.display import show_rows
 from asyncrl.launch import model_directories, preflight
 from asyncrl.launch.hub.hub_models import named_models
-from asyncrl.launch.private import refuse_foreign
+from asyncrl.launch.private import private_files, refuse_foreign
 from asyncrl.launch.publication_row import publication_row, weights_row
 from asyncrl.launch.routing_bytes import routing_bytes
 from asyncrl.launch.scale_rows import scale_rows
 from asyncrl.launch.trainer_memory import memory_rows
-from asyncrl.library.opened_run import Run
-from asyncrl.runtime.output import Output
+from asyncrl.library.kept_code import kept_code
+from asyncrl.library.own_code import own_code
 from asyncrl.runtime.processes.machine import available_cores
-from asyncrl.runtime.run_dir import CLUSTER_MODELS
+from asyncrl.runtime.run_dir import CLUSTER_MODELS, CODE, RUN_TOML
 from asyncrl.runtime.waiting import Doing, waiting
 from asyncrl.sandbox.support import support
 from asyncrl.words import duration
 
 
-def train(
+class EndedRun(NamedTuple):
+    """A run that is over: its directory, its exit status, and the digests of its folder `code` as
+    this session wrote it."""
+
+    run: Path
+    status: int
+    code: dict[str, str]
+
+
+def start(
     config: Config,
+    given: Mapping[str, Any],
     *,
-    resume: str | Path | None = None,
+    resume: Path | None,
     console: Console | None = None,
     models: Path | None = None,
-) -> Run:
-    """Train to the end, in processes of the run's own, and return the run, whose `status` says how
-    it ended. `resume` goes on with the run in that directory. `models` names the file that
-    `asyncrl calibrate` wrote, if any. Raises ConfigError if the run cannot start as
+    known: Mapping[str, str] = MappingProxyType({}),
+) -> EndedRun:
+    """Run to the end. `given` are objects by the keywords of `asyncrl.train`; `resume` is the
+    directory of the run to go on with, and `known` are the digests of its code. `models` names the
+    file that `asyncrl calibrate` wrote, if any. Raises ConfigError if the run cannot start as
     configured."""
-    if console is None:
-        console = Console(file=Output(sys.stdout))  # type: ignore[arg-type]
-    resume = None if resume is None else Path(resume)
+    _refuse_place()
+    console = console_here() if console is None else console
     if resume is not None:
         refuse_foreign(resume.absolute())
-    config = checked(config, resume, console, models)
+    code = own_code(config, given, resumes=resume is not None)
+    if not code.settings:
+        config = checked(config, resume, console, models)
+        return _launched(config, resume, console, known)
+    run = (resume or preflight.directory(code.named(config), datetime.now())).absolute()
+    if resume is None:
+        preflight.refuse_taken(run)
+    with private_files(), code.written(run) as changed:
+        config = code.configured(config, run)
+        if resume is None:
+            config = replace(config, run=replace(config.run, dir=str(run)))
+        config = checked(config, resume, console, models)
+    for name in changed:
+        console.print(f"{CODE}/{name} is not what this run had: it goes on with this one.")
+    return _launched(config, resume, console, {**known, **code.digests})
+
+
+def _launched(
+    config: Config, resume: Path | None, console: Console, code: Mapping[str, str]
+) -> EndedRun:
     with preflight.claimed(config) as run:
         from asyncrl.launch.launcher import launch
 
-        status = launch(config, resume=resume and run, console=console)
-    return Run(run, status)
+        return EndedRun(run, launch(config, resume=resume and run, console=console), dict(code))
+
+
+def _refuse_place() -> None:
+    """Check that a run can be started from here. Raises ConfigError."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError(
+            "train: this is not the main thread, which receives Ctrl-C and to which the processes "
+            "of a run are tied: call it there."
+        )
+    if in_trio_run():
+        raise ConfigError(
+            "train: a trio program is running in this thread, and a run has its own: call it "
+            "outside of it."
+        )
+    if importing():
+        raise ConfigError(
+            "train: this module is just imported for a setting, and would start a run in each "
+            'process of it: put the call below `if __name__ == "__main__":`.'
+        )
 
 
 def checked(
@@ -94,11 +148,20 @@ def _tried(
     """The configuration with all that follows from it, checked. Raises ConfigError."""
     with reachable():
         config = preflight.resolved(config, resume, datetime.now())
+        if resume is None:
+            _refuse_code_of(Path(config.run.dir))
         config, notes = preflight.check(config, resume, cores, doing)
     if architecture and config.model.path:
         doing("making the model, without weights")
         notes += model_directories.check_architecture(Path(config.model.path), config)
     return preflight.Checked(config, notes)
+
+
+def _refuse_code_of(run: Path) -> None:
+    """Check that a directory for a new run has no run with code of its own, which a comparison of
+    their settings may import. Raises ConfigError."""
+    if is_file(run / RUN_TOML) and kept_code(run):
+        preflight.refuse_taken(run)
 
 
 def _measured_pause(models: Path | None) -> str:

@@ -6,6 +6,8 @@ RUN_TOML = "run.toml"
 """The resolved settings of the run."""
 ORIGINS = "origins.json"
 """Digests of the task's files, verifier and package, as the run began with them."""
+CODE = "code"
+"""The folder of code that `asyncrl.train` was given as objects of a notebook or a script."""
 LOCK = "lock"
 """The file that the launcher locks as long as it lives."""
 

@@ -227,6 +227,10 @@ def open_task(config: TaskConfig, seed: int) -> Task:
         from asyncrl.tasks.seeds import SeedsTask
 
         return SeedsTask(config)
+    if ":" in config.name:
+        from asyncrl.tasks.own_task import open_own_task
+
+        return open_own_task(config, seed)
     try:
         from asyncrl.tasks.gym import GymTask
     except ModuleNotFoundError as missing:

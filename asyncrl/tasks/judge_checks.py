@@ -29,7 +29,8 @@ def opened(config: TaskConfig, seed: int) -> Task:
     try:
         return open_task(config, seed)
     except TaskError as error:
-        raise ConfigError(str(error)) from None
+        text = str(error)
+        raise ConfigError(text if text.endswith((".", "?")) else f"{text}.") from None
 
 
 def check_judging(config: TaskConfig, task: Task) -> None:
@@ -51,6 +52,9 @@ def origins(config: TaskConfig) -> dict[str, str]:
 
 
 def _origins(config: TaskConfig) -> Iterator[tuple[str, str]]:
+    if ":" in config.name:
+        yield _module(config.name)
+        return
     if not config.reads_data:
         try:
             yield GYM, version(GYM)
@@ -60,16 +64,21 @@ def _origins(config: TaskConfig) -> Iterator[tuple[str, str]]:
     for path in (config.path, config.eval_path):
         if path:
             yield path, data_digest(path)
-    module, _ = module_and_name(config.verifier) or ("", "")
+    if ":" in config.verifier:
+        yield _module(config.verifier)
+
+
+def _module(text: str) -> tuple[str, str]:
+    """The module or file of an object that a setting names, in words, and its digest."""
+    module, _ = module_and_name(text) or ("", "")
     if "/" in module:
-        yield module, digest(Path(module))
-    elif module:
-        try:
-            spec = find_spec(module)
-        except (ImportError, ValueError):  # its parent is not a package
-            spec = None
-        source = spec.origin if spec is not None else None
-        yield f"the module {module}", digest(Path(source)) if source else "none"
+        return module, digest(Path(module))
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):  # its parent is not a package
+        spec = None
+    source = spec.origin if spec is not None else None
+    return f"the module {module}", digest(Path(source)) if source else "none"
 
 
 def digest(path: Path) -> str:

@@ -37,7 +37,7 @@ def train(steps: int) -> list[float]:
     )
     # 2. Where prompts come from. rl.open_task(config) opens a data set of reasoning-gym or a JSONL
     #    file, as [task] says.
-    task: rl.Task = rl.ListTask([{"prompt": f"Say number {n}: "} for n in range(100)], digits)
+    task = rl.ListTask([{"prompt": f"Say number {n}: "} for n in range(100)], digits)
 
     # 3. Who learns, and who samples. Each has weights of its own.
     model = rl.starting_model(config)

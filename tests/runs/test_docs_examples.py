@@ -20,9 +20,10 @@ from asyncrl.runtime.run_dir import METRICS, SUMMARY
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/run.toml"))
-OF_SOAK = {"bounded_lag", "own_agent", "own_data"}
-"""Examples that CI does not train here: one is settings alone, which are checked; `forks` is an
-agent, too; the page's own commands train the last (`tests/pages`)."""
+OF_SOAK = {"bounded_lag", "forks", "own_agent", "own_data"}
+"""Examples that CI does not train here: one is settings alone, which are checked; two are agents,
+as a notebook has one (`test_notebooks.py`); the page's own commands train the last
+(`tests/pages`)."""
 BRIEF = (
     *("train.steps=4", "train.eval_every=0", "task.eval_size=8", "evaluation.samples=0"),
     *("model.warmup_steps=20", "rollout.filter=none"),

@@ -17,10 +17,19 @@ class TaskConfig(Section, frozen=True):
     resumable = ("sandbox", "verdict_s")
 
     name: Annotated[
-        str, BASIC, Meta(description="`data`, `seeds`, or a reasoning-gym data set")
+        str,
+        CODE,
+        BASIC,
+        Meta(
+            description=(
+                "`data`, `seeds`, a reasoning-gym data set, or the module:name or ./file.py:name "
+                "of a class derived from asyncrl.Task"
+            )
+        ),
     ] = "spell_backward"
     params: Annotated[
-        dict[str, Any], Meta(description="the reasoning-gym data set's own parameters")
+        dict[str, Any],
+        Meta(description="the data set's own parameters, or the arguments of your class"),
     ] = {}
     path: Annotated[
         str,
