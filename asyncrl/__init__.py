@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         RewardConfig,
         RolloutConfig,
         RunConfig,
+        SftConfig,
         SglangConfig,
         StalenessConfig,
         SupervisedConfig,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from asyncrl.library.opened_run import Run
     from asyncrl.library.starting_model import starting_model
     from asyncrl.library.task import ListTask, open_task
-    from asyncrl.library.train import train
+    from asyncrl.library.train import sft, train
     from asyncrl.staleness.admission import AdmissionPolicy
     from asyncrl.staleness.corrections import Corrected, Correction
     from asyncrl.tasks import Task
@@ -73,6 +74,7 @@ _HOMES = {
         "RewardConfig",
         "RolloutConfig",
         "RunConfig",
+        "SftConfig",
         "SglangConfig",
         "StalenessConfig",
         "SupervisedConfig",
@@ -89,7 +91,7 @@ _HOMES = {
     "asyncrl.library.hand_sampler": ("Sampler",),
     "asyncrl.library.arrays": ("Sequence",),
     "asyncrl.library.task": ("ListTask", "open_task"),
-    "asyncrl.library.train": ("train",),
+    "asyncrl.library.train": ("sft", "train"),
     "asyncrl.algorithms.selection.curriculum": ("Curriculum", "PromptOrder"),
     "asyncrl.tasks": ("Task",),
     "asyncrl.tasks.answer": ("Answer",),
@@ -135,6 +137,7 @@ __all__ = [
     "RunConfig",
     "Sampler",
     "Sequence",
+    "SftConfig",
     "SglangConfig",
     "StalenessConfig",
     "StepFigures",
@@ -148,6 +151,7 @@ __all__ = [
     "Verifier",
     "VllmConfig",
     "open_task",
+    "sft",
     "starting_model",
     "train",
 ]

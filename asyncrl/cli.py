@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asyncrl.config import Config
 
 INTERRUPTED = 130
-LONG = ("train", "agent")
+LONG = ("train", "sft", "agent")
 """Verbs in which an error after the start is no matter of the input."""
 
 
@@ -65,6 +65,22 @@ def _train(args: argparse.Namespace) -> int:
     console = Console(file=Output(sys.stdout))  # type: ignore[arg-type]
     run = train(config, resume=args.resume, console=console, models=_models(args, args.resume))
     return run.status or 0
+
+
+def _sft(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from asyncrl.config.sft import supervised_run
+    from asyncrl.library.train import checked, sft
+    from asyncrl.runtime.output import Output
+
+    config = supervised_run(_loaded(args, args.resume))
+    if args.check:
+        checked(config, args.resume, Console(), None, architecture=True)
+        print("This configuration can run.")
+        return 0
+    console = Console(file=Output(sys.stdout))  # type: ignore[arg-type]
+    return sft(config, resume=args.resume, console=console).status or 0
 
 
 def _simulate(args: argparse.Namespace) -> int:
@@ -305,6 +321,7 @@ def _models(args: argparse.Namespace, resume: Path | None) -> Path | None:
 
 VERBS = {
     "train": _train,
+    "sft": _sft,
     "agent": _agent,
     "check": _check,
     "tasks": _tasks,

@@ -25,6 +25,13 @@ OF_WEIGHTS = {"current": "", "ema": ", of the average of weights"}
 def update_rows(now: StatusUpdate) -> list[FigureRow]:
     """A run that goes on: rates and idle shares of the last seconds, else figures of the last step
     and of the last evaluation."""
+    if (sft := now.sft) is not None:
+        return [
+            ("loss", f"{number(sft.loss)} nats a token"),
+            ("held-out loss", _at(sft.held_out, sft.held_out_version)),
+            ("tokens/s", f"{count(now.trained_per_s)} trained"),
+            ("epochs", number(sft.epochs)),
+        ]
     accuracy = _at(now.accuracy, now.accuracy_version)
     accuracy += OF_WEIGHTS[now.accuracy_weights] * (accuracy != NONE)
     over = _over(now.accuracy_asked, now.accuracy_prompts)
@@ -44,6 +51,16 @@ def update_rows(now: StatusUpdate) -> list[FigureRow]:
 def summary_rows(summary: Summary) -> list[FigureRow]:
     """A run that has ended."""
     s, publication = summary, summary.publication
+    if (sft := s.sft) is not None:
+        return [
+            ("result", s.reason),
+            ("steps", count(s.steps)),
+            ("time", clock(s.seconds)),
+            ("loss", f"{number(sft.loss)} nats a token"),
+            ("held-out loss", f"{number(sft.held_out_first, 3)} → {number(sft.held_out, 3)}"),
+            ("tokens", f"{count(s.tokens.trained)} trained"),
+            ("epochs", number(sft.epochs)),
+        ]
     rows = [
         ("result", s.reason),
         ("steps", count(s.steps)),

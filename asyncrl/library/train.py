@@ -14,12 +14,14 @@ from rich.console import Console
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import derived
 from asyncrl.config.paths import exists, reachable
+from asyncrl.config.sft import supervised_run
 from asyncrl.explain.display import show_rows
 from asyncrl.launch import model_directories, preflight
 from asyncrl.launch.private import refuse_foreign
 from asyncrl.launch.publication_row import publication_row, weights_row
 from asyncrl.launch.routing_bytes import routing_bytes
 from asyncrl.launch.scale_rows import scale_rows
+from asyncrl.launch.sft_checks import check_sft
 from asyncrl.launch.trainer_memory import memory_rows
 from asyncrl.library.opened_run import Run
 from asyncrl.runtime.output import Output
@@ -54,6 +56,13 @@ def train(
     return Run(run, status)
 
 
+def sft(config: Config, *, resume: str | Path | None = None, console: Console | None = None) -> Run:
+    """Learn the data's own answers to the end (docs/sft.md), as `train` trains: the run's `model`
+    is what `model.path` of another run takes. Settings that only rewarded rollouts have are left
+    out. Raises ConfigError if the run cannot start as configured."""
+    return train(supervised_run(config), resume=resume, console=console)
+
+
 def checked(
     config: Config,
     resume: Path | None,
@@ -68,12 +77,18 @@ def checked(
     cores = available_cores()
     with waiting() as doing:
         with reachable():
+            if config.sft.run:
+                config = supervised_run(config)
             config = preflight.resolved(config, resume, datetime.now())
-            config, notes = preflight.check(config, resume, cores, doing)
+            checks = check_sft if config.sft.run else preflight.check
+            config, notes = checks(config, resume, cores, doing)
         if architecture and config.model.path:
             doing("making the model, without weights")
             notes += model_directories.check_architecture(Path(config.model.path), config)
         doing("computing sizes and memory")
+        if config.sft.run:
+            show_rows([*notes, *memory_rows(config)], console)
+            return config
         sent = [*weights_row(config), publication_row(config, _measured_pause(models))]
         scale = [*memory_rows(config), *scale_rows(config)]
     show_rows([*derived(config, cores, routing_bytes(config)), *sent, *scale, *notes], console)

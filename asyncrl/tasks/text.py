@@ -8,8 +8,8 @@ torch. A chat template is Jinja that `transformers` renders, in a process of its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from asyncrl.config.paths import is_file
 from asyncrl.escape import escaped
 from asyncrl.files import JSON_BYTES, read_regular
 from asyncrl.tasks import TaskError
-from asyncrl.tasks.template_process import Render, TemplateFailed, TemplateProcess
+from asyncrl.tasks.template_process import TemplateFailed, TemplateProcess
 
 _USUAL = 8
 """Characters a token, up to which a text is tokenized without counting first."""
@@ -58,7 +58,11 @@ class Tokenizer:
         # Training scripts save these with the file; a prompt is never cut or padded here.
         self._fast.no_truncation()
         self._fast.no_padding()
-        self._chat = TemplateProcess(_chat_template(directory)) if chat else None
+        template = _chat_template(directory) if chat else None
+        self._chat = None if template is None else TemplateProcess(partial(template, ready=True))
+        self._written = (
+            None if template is None else TemplateProcess(partial(template, ready=False))
+        )
         if chat:
             self._refuse_deaf_template(directory)
         self.stop_ids: tuple[int, ...] = _stop_ids(Path(directory), self._fast)
@@ -91,10 +95,25 @@ class Tokenizer:
     ) -> str:
         """A conversation in the model's chat template, ready for the answer. Raises TaskError if
         this was made without `chat`, or the template cannot render it."""
-        if self._chat is None:
+        return self._rendered(self._chat, messages, tools)
+
+    def written(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """A conversation in the model's chat template, as it stands: no answer begins behind it.
+        Raises TaskError as `render`."""
+        return self._rendered(self._written, messages, tools)
+
+    def _rendered(
+        self,
+        template: TemplateProcess | None,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> str:
+        if template is None:
             raise TaskError("this model's chat template was not asked for, or it has none")
         try:
-            return self._chat.render(messages, tools)
+            return template.render(messages, tools)
         except TemplateFailed as error:
             raise TaskError(
                 f"the model's chat template cannot render this: {escaped(str(error), 300)}"
@@ -177,8 +196,9 @@ class Tokenizer:
         return self.decode(ids[:-1] if ids and self.ends(ids[-1]) else ids, special=True)
 
 
-def _chat_template(directory: str | Path) -> Render:
-    """The chat template of a model directory. Raises TaskError."""
+def _chat_template(directory: str | Path) -> Callable[..., str]:
+    """The chat template of a model directory, which renders messages and tools, and where it is
+    `ready` the beginning of an answer behind them. Raises TaskError."""
     from transformers import AutoTokenizer
 
     try:
@@ -197,9 +217,11 @@ def _chat_template(directory: str | Path) -> Render:
             "task.template instead"
         )
 
-    def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, ready: bool
+    ) -> str:
         text = tokenizer.apply_chat_template(
-            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=ready
         )
         return str(text)
 

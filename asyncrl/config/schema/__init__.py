@@ -33,6 +33,7 @@ from asyncrl.config.schema.section import (
     Share,
     Whole,
 )
+from asyncrl.config.schema.sft_section import SftConfig
 from asyncrl.config.schema.staleness_section import StalenessConfig
 from asyncrl.config.schema.supervised_section import SupervisedConfig
 from asyncrl.config.schema.supervision_section import SupervisionConfig
@@ -64,6 +65,7 @@ __all__ = [
     "Seconds",
     "Section",
     "ServersConfig",
+    "SftConfig",
     "SglangConfig",
     "Share",
     "SinkName",
