@@ -180,7 +180,7 @@ class SftProgress:
             note=note,
             progress=progress,
             done={"trainer": self.version},
-            sft=SftUpdate(figures.loss, figures.held_out, figures.held_out_version, figures.epochs),
+            sft=SftUpdate(*figures.shown),
         )
 
     def status(self, waits: Sequence[Wait]) -> RunStatus:

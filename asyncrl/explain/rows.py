@@ -57,7 +57,7 @@ def summary_rows(summary: Summary) -> list[FigureRow]:
             ("steps", count(s.steps)),
             ("time", clock(s.seconds)),
             ("loss", f"{number(sft.loss)} nats a token"),
-            ("held-out loss", f"{number(sft.held_out_first, 3)} → {number(sft.held_out, 3)}"),
+            ("held-out loss", _losses(sft.held_out_first, sft.held_out)),
             ("tokens", f"{count(s.tokens.trained)} trained"),
             ("epochs", number(sft.epochs)),
         ]
@@ -104,8 +104,12 @@ def summary_rows(summary: Summary) -> list[FigureRow]:
     return rows
 
 
-def figure_rows(figures: RunFigures, accuracy: float | None = None) -> list[FigureRow]:
-    """Any run so far; with an `accuracy`, also the time until an evaluation had it."""
+def figure_rows(
+    figures: RunFigures, accuracy: float | None = None, *, losses: bool = False
+) -> list[FigureRow]:
+    """Any run so far; with an `accuracy`, also the time until an evaluation had it, and with
+    `losses` the held-out loss of supervised runs."""
+    first_loss, last_loss = figures.held_out_loss or (None, None)
     of, evaluations, best = figures.steps, figures.evaluations, figures.best
     accuracies = Accuracy()
     if evaluations:
@@ -118,6 +122,7 @@ def figure_rows(figures: RunFigures, accuracy: float | None = None) -> list[Figu
         _accuracy(accuracies),
         ("best accuracy", NONE if best is None else _at(best.accuracy, best.version)),
         *([] if accuracy is None else [_until(figures, accuracy)]),
+        *([("held-out loss", _losses(first_loss, last_loss))] if losses else []),
         ("reward, first steps", number(figures.reward_first)),
         ("reward, last steps", number(figures.reward_last)),
         _rates(figures.generated_per_s, figures.trained_per_s),
@@ -131,6 +136,10 @@ def figure_rows(figures: RunFigures, accuracy: float | None = None) -> list[Figu
 
 
 # ----------------------------------------------------------------------------------- single figures
+
+
+def _losses(first: float | None, last: float | None) -> str:
+    return f"{number(first, 3)} → {number(last, 3)}"
 
 
 def _responses(

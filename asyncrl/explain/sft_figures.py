@@ -19,3 +19,8 @@ class SftFigures(msgspec.Struct, frozen=True):
     held_out: float | None = None
     held_out_version: int = -1
     epochs: float = 0.0
+
+    @property
+    def shown(self) -> tuple[float | None, float | None, int, float]:
+        """The fields of `SftUpdate`, in their order."""
+        return self.loss, self.held_out, self.held_out_version, self.epochs

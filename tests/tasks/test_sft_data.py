@@ -156,7 +156,7 @@ def test_steps_follow_from_epochs() -> None:
         assert data.steps == 8
     assert made([1] * 10, train={"steps": 7}).steps == 7
     with pytest.raises(
-        ConfigError, match=r"train.steps = 7 would end .* epochs = 3, which take 8 steps"
+        ConfigError, match=r"train.steps = 7 would end .*epochs = 3, which take 8 steps"
     ):
         _ = made([1] * 10, train={"steps": 7, "batch_groups": 4}, task={"epochs": 3}).steps
 
