@@ -30,6 +30,7 @@ from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.run_dir import GATEWAY_KEY
 from asyncrl.tasks import TaskError, open_task
 from asyncrl.tasks.entry import entry_of
+from asyncrl.tasks.prompt import text_of
 from asyncrl.tasks.text import Tokenizer
 
 MODEL = "policy"
@@ -58,7 +59,7 @@ async def open_episodes(
 
     async def prompt(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:
         def both() -> tuple[str, dict[str, Any]]:
-            return task.prompt(split, prompt_index), entry_of(task, split, prompt_index)
+            return text_of(task.prompt(split, prompt_index)), entry_of(task, split, prompt_index)
 
         return await trio.to_thread.run_sync(both, limiter=reading, abandon_on_cancel=True)
 

@@ -48,7 +48,8 @@ from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.waits import Pulse, WaitExpired
 from asyncrl.runtime.processes.own_waits import own_waits
 from asyncrl.runtime.run_dir import COORDINATOR, LAUNCHER, METRICS, STALL, STATUS, SUMMARY
-from asyncrl.tasks.sft_data import SftData, open_sft_data, tokenizers_of
+from asyncrl.tasks.sft_data import SftData, open_sft_data
+from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.checkpoint_index import CheckpointError, complete
 
 AHEAD = 4
@@ -294,10 +295,12 @@ class _Driver:
         def doing(done: int, of: int) -> None:
             self.progress.read = done, of
 
-        own = tokenizers_of(self._context.initial)
-        data = await trio.to_thread.run_sync(
-            partial(open_sft_data, self.config, *own, doing), abandon_on_cancel=True
-        )
+        chat, initial = self.config.task.chat, self._context.initial
+
+        def read() -> SftData:
+            return open_sft_data(self.config, Tokenizer(initial, chat=chat), doing)
+
+        data = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
         self.progress.read = None
         return data
 

@@ -200,7 +200,7 @@ def parser() -> argparse.ArgumentParser:
         "task",
         nargs="?",
         default="spell_backward",
-        metavar="TASK|FILE.jsonl",
+        metavar="TASK|FILE",
         help="a task of `asyncrl tasks`, or a file of prompts (default: spell_backward)",
     )
     trial = add("simulate", SIMULATE, SOURCES, "forecast this run (default: search for faults)")

@@ -15,6 +15,7 @@ from asyncrl.algorithms.selection.prompt_history import History
 from asyncrl.config.selection_names import CURRICULA
 from asyncrl.config.strategies import blamed
 from asyncrl.messages import Split
+from asyncrl.tasks.prompt import Prompt
 
 
 class Source(Protocol):
@@ -22,11 +23,11 @@ class Source(Protocol):
 
     def size(self, split: Split) -> int: ...
 
-    def prompt(self, split: Split, prompt_index: int) -> str: ...
+    def prompt(self, split: Split, prompt_index: int) -> Prompt: ...
 
 
 class Encoder(Protocol):
-    """Text to ids."""
+    """Prompts to ids."""
 
     @property
     def sampled(self) -> int:
@@ -38,7 +39,7 @@ class Encoder(Protocol):
         """Rows of the model's embedding, 0 where that is not known."""
         ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, prompt: Prompt, /) -> list[int]: ...
 
 
 class PromptSource:

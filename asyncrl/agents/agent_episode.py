@@ -77,11 +77,20 @@ class EpisodeError(Exception):
     """The gateway did not take what an agent gave it; the text says why."""
 
 
+def messages_of(facts: EpisodeFacts) -> list[dict[str, Any]]:
+    """The conversation that an agent begins with: the data's own, or the prompt as the user's."""
+    given = facts.entry.get("prompt")
+    if isinstance(given, list) and given and all(isinstance(one, dict) for one in given):
+        return [dict(one) for one in given]
+    return [{"role": "user", "content": facts.prompt}]
+
+
 class _Seen:
     """The facts, as attributes of an episode."""
 
     def __init__(self, facts: EpisodeFacts) -> None:
         self.prompt, self.entry = facts.prompt, facts.entry
+        self.messages = messages_of(facts)
         self.prompt_index, self.seed, self.attempt = facts.prompt_index, facts.seed, facts.attempt
         self.base_url, self.api_key = facts.base_url, facts.api_key
         self.reward_key = facts.reward_key

@@ -22,6 +22,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from asyncrl.tasks import Task
 from asyncrl.tasks.mixed import in_turn
+from asyncrl.tasks.prompt import text_of
 
 if TYPE_CHECKING:
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -65,7 +66,7 @@ def frame(prompts: Sequence[str]) -> list[str]:
 def task_frame(task: Task) -> list[str]:
     """The frame of a task's prompts, computed from the first ones."""
     first = islice(in_turn(task), min(FRAMED, task.size("train")))
-    return frame([task.prompt("train", item) for item in first])
+    return frame([text_of(task.prompt("train", item)) for item in first])
 
 
 def tokenizer(frame: Sequence[str] = ()) -> Tokenizer:

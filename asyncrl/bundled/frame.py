@@ -10,6 +10,6 @@ from asyncrl.tasks import open_task
 def frame_of(config: Config) -> tuple[str, ...]:
     """The pieces of a run's task; none where a supervised run learns a file, which may be no task.
     Raises TaskError."""
-    if config.sft.run and config.task.name == "jsonl":
+    if config.sft.run and config.task.reads_data:
         return ()
     return tuple(task_frame(open_task(config.task, config.run.seed)))

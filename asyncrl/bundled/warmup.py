@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import shutil
 import sys
 import tempfile
@@ -36,9 +35,11 @@ from asyncrl.bundled.outlook import Lesson
 from asyncrl.config import read
 from asyncrl.config.mix import each, named
 from asyncrl.config.schema import Config, TaskConfig
+from asyncrl.runtime.user_cache import cache
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.gym_indices import indices_of
 from asyncrl.tasks.mixed import in_turn
+from asyncrl.tasks.prompt import Prompt
 from asyncrl.tasks.text import Tokenizer
 
 CODE = 7
@@ -47,6 +48,8 @@ the result."""
 PREWARMED = Path(__file__).with_name("prewarmed")
 """Model directories that are installed with the package, each named by its task and recipe."""
 BATCH = 64
+UNREAD = 1000
+"""Prompts in a row that may be unreadable."""
 """Answers in a step."""
 RATE, RAMP = 1e-3, 20
 """AdamW's learning rate, and the steps of its linear ramp."""
@@ -85,17 +88,11 @@ def prepare_model(
     return final
 
 
-def cache() -> Path:
-    """`$XDG_CACHE_HOME/asyncrl`, or `~/.cache/asyncrl`."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if home else Path.home() / ".cache") / "asyncrl"
-
-
 def recipe(config: Config) -> str:
     """A name for what the warm-up's result follows from, and for nothing else: the examples that it
     can come to, the weights that it begins with, and when it stops. Raises TaskError for a file
     that cannot be read."""
-    of_file = config.sft.run and config.task.name == "jsonl"  # nothing of it is in the model
+    of_file = config.sft.run and config.task.reads_data  # nothing of it is in the model
     tasks = () if of_file else each(config.task)
     steps = config.model.warmup_steps
     examples = max(steps * BATCH, bundled_model.FRAMED)
@@ -115,14 +112,19 @@ def recipe(config: Config) -> str:
 def _examples(task: TaskConfig, count: int) -> list[Any]:
     """Name the first `count` examples of a task: a file's by themselves; a data set's by what they
     follow from, because it takes seconds to make them."""
-    if task.name == "jsonl":
-        lines = open_task(task, seed=0)
-        return [
-            [lines.prompt("train", index), lines.answer("train", index)]
-            for index in range(min(count, lines.size("train")))
-        ]
+    if task.reads_data:
+        rows = open_task(task, seed=0)
+        return [_example(rows, index) for index in range(min(count, rows.size("train")))]
     size, some_held_out = min(count, task.train_size), task.eval_size > 0
     return [task.name, task.params, task.template, size, indices_of(task), some_held_out]
+
+
+def _example(task: Task, index: int) -> list[Any]:
+    """A prompt and its answer; nothing of one that cannot be read."""
+    try:
+        return [task.prompt("train", index), task.answer("train", index)]
+    except TaskError:
+        return []
 
 
 def teach(
@@ -175,7 +177,7 @@ def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]
     while True:
         rows: list[tuple[list[int], list[int]]] = []
         for _ in range(BATCH):
-            item = next(items)
+            item, prompt = _readable(task, items)
             answer = task.answer("train", item)
             if answer is None:
                 raise TaskError(
@@ -184,11 +186,10 @@ def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]
                 )
             rows.append(
                 (
-                    tokenizer.encode(task.prompt("train", item)),
+                    tokenizer.encode(prompt),
                     [*tokenizer.encode(answer), bundled_model.END_ID],
                 )
             )
-            item += 1
         length = max(len(prompt) + len(answer) for prompt, answer in rows)
         ids = torch.full((BATCH, length), bundled_model.PADDING_ID)
         labels = torch.full((BATCH, length), IGNORED)
@@ -197,6 +198,18 @@ def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]
             ids[row, :end] = torch.tensor(question + reply)
             labels[row, len(question) : end] = torch.tensor(reply)
         yield ids, labels
+
+
+def _readable(task: Task, items: Iterator[int]) -> tuple[int, Prompt]:
+    """The next prompt that can be read: a large data set is not checked to its end. Raises
+    TaskError if many in a row cannot."""
+    for _ in range(UNREAD):
+        try:
+            item = next(items)
+            return item, task.prompt("train", item)
+        except TaskError as error:
+            why = error
+    raise why
 
 
 def _make(config: Config, directory: Path, on_lesson: Callable[[Lesson], None]) -> None:

@@ -94,7 +94,7 @@ def _idle(config: Config) -> Iterator[Advice]:
 def _loss(config: Config) -> Iterator[Advice]:
     task, train, staleness = config.task, config.train, config.staleness
     objective, several = objective_of(train), advantage_of(train).several_rewards
-    if several and all(one.name != "jsonl" or ":" not in one.verifier for one in each(task)):
+    if several and all(not one.reads_data or ":" not in one.verifier for one in each(task)):
         yield Advice(
             "train.advantage",
             f"is {train.advantage}, and this task's verifier gives one reward: there are no others "

@@ -21,8 +21,8 @@ from asyncrl.config.schema.section import Contradictions
 from asyncrl.config.setting import checked, nearest
 
 OWN = (
-    *("name", "params", "path", "eval_path", "verifier", "reward", "template"),
-    *("train_size", "eval_size"),
+    *("name", "params", "path", "eval_path", "prompt_key", "answer_key", "verifier", "reward"),
+    *("template", "train_size", "eval_size"),
 )
 """Settings of [task] that each task of a mix may override."""
 ROUNDING = 1e-6

@@ -21,6 +21,9 @@ from asyncrl.escape import CUT
 SHOWN = 200
 """Characters of a path that a sentence shows, at most: a longer one would hide the reason."""
 
+HUB = "hub:"
+"""Start of a path that is the name of a data set."""
+
 _OF_A_DISK = frozenset({errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT})
 """Errors of a read from a disk that fails, or is gone."""
 
@@ -98,6 +101,15 @@ def refuse_lost(key: str, path: str) -> None:
         is_folder(Path(path))
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from None
+
+
+def is_hub_name(path: str) -> bool:
+    """True for the name of a data set, `hub:ORG/NAME`, where a path could be.
+
+    >>> is_hub_name("hub:org/sums"), is_hub_name("hub/sums.jsonl")
+    (True, False)
+    """
+    return path.startswith(HUB)
 
 
 @contextmanager

@@ -25,34 +25,34 @@ def task_contradictions(config: Config) -> Contradictions:
 
 
 def _unused_verifiers(task: TaskConfig) -> Contradictions:
-    """Contradictions of verifiers that no JSONL line would use: another one would judge its
+    """Contradictions of verifiers that no row of data would use: another one would judge its
     answers."""
     remedy = (
-        "data sets of reasoning-gym have verifiers of their own: set name to jsonl, or remove "
+        "data sets of reasoning-gym have verifiers of their own: set name to data, or remove "
         "verifier"
     )
-    if task.verifier != TaskConfig().verifier and all(one.name != "jsonl" for one in each(task)):
+    if task.verifier != TaskConfig().verifier and not any(one.reads_data for one in each(task)):
         yield ("task.name", "task.verifier"), remedy
     for label, member in members(task).items():
-        if "verifier" in task.mix[label] and member.name != "jsonl":
+        if "verifier" in task.mix[label] and not member.reads_data:
             yield ("task.mix",), f"verifier of the task {label!r}: {remedy}"
 
 
 def _one_task(config: Config, task: TaskConfig) -> Contradictions:
-    if task.name == "jsonl":
+    if task.reads_data:
         if not task.path:
-            yield ("task.name", "task.path"), "name the file of prompts in task.path"
+            yield ("task.name", "task.path"), "name the data of the prompts in task.path"
         if task.params:
             yield (
                 ("task.name", "task.params"),
                 "parameters belong to reasoning-gym data sets: remove task.params",
             )
     else:
-        for key, value in (("task.path", task.path), ("task.eval_path", task.eval_path)):
-            if value:
+        for key in ("path", "eval_path", "prompt_key", "answer_key"):
+            if getattr(task, key):
                 yield (
-                    ("task.name", key),
-                    "files are read when task.name is jsonl: set it, or remove the path",
+                    ("task.name", f"task.{key}"),
+                    f"files are read when task.name is data: set it, or remove {key}",
                 )
     if task.chat and not config.model.path:
         yield (

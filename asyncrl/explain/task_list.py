@@ -13,8 +13,8 @@ from asyncrl.tasks.catalog import CatalogEntry, catalog, verdict
 
 SHOWN = 60
 """Characters of a question in the list."""
-JSONL = (
-    "jsonl is a file of your own: each line an object with `prompt` and `answer`. "
+DATA = (
+    "data is a data set of your own, as it is (docs/data.md): `asyncrl init FILE`. "
     "`asyncrl tasks NAME` shows one task, `asyncrl init NAME` writes a run.toml for it."
 )
 
@@ -28,7 +28,7 @@ def show_tasks(name: str | None, console: Console) -> None:
         for line in page(entry):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     else:
-        close = difflib.get_close_matches(name, [*entries, "jsonl"], n=1, cutoff=0.5)
+        close = difflib.get_close_matches(name, [*entries, "data"], n=1, cutoff=0.5)
         hint = f"; did you mean {close[0]!r}?" if close else "; `asyncrl tasks` lists them"
         raise ConfigError(f"{escaped(name)!r} is no task{hint}")
 
@@ -63,4 +63,4 @@ def example(entry: CatalogEntry, shown: int = SHOWN) -> str:
 def _show_list(entries: list[CatalogEntry], console: Console) -> None:
     heads = [("task", "an example", "bundled model")] if console.is_terminal else []
     show_rows(heads + [(each.name, example(each), verdict(each)) for each in entries], console)
-    console.print(JSONL, markup=False, highlight=False, soft_wrap=True)
+    console.print(DATA, markup=False, highlight=False, soft_wrap=True)

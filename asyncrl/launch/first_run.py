@@ -18,18 +18,19 @@ from asyncrl.bundled.bundled_model import frame, tokenizer
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import FIELDS
 from asyncrl.config.load import render
-from asyncrl.config.paths import is_file
+from asyncrl.config.paths import is_file, is_folder
 from asyncrl.config.schema import EngineConfig, ModelConfig, RolloutConfig, TaskConfig, TrainConfig
 from asyncrl.config.setting import Tier
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.catalog import catalog, verdict
+from asyncrl.tasks.prompt import text_of
 
 LOOKED_AT = 256
 """Number of prompts on which lengths are measured."""
 SPARE = 1.25
 """Factor for longer ones."""
 KEYS = tuple(key for key, field in FIELDS.items() if field.tier is Tier.BASIC)
-"""Settings that are written down; those of OF_A_FILE for a file alone."""
+"""Settings that are written down; those of OF_A_FILE for a data set of the user's alone."""
 OF_A_FILE = ("task.path", "task.verifier")
 HEAD = """\
 # A run of asyncrl on {what}, written by `asyncrl init`.
@@ -44,7 +45,7 @@ HEAD = """\
 
 
 def write_first_run(what: str, path: Path) -> None:
-    """Write the run.toml of a first run to `path`: for a data set, or for a JSONL file. Raises
+    """Write the run.toml of a first run to `path`: for a task, or for data of the user's. Raises
     ConfigError if there is no such task, or if `path` exists."""
     text = first_run(what, path.name)
     try:
@@ -60,10 +61,11 @@ def write_first_run(what: str, path: Path) -> None:
 
 
 def first_run(what: str, file: str) -> str:
-    """The text of a run.toml for a data set or a JSONL file, to be named `file`. Raises
+    """The text of a run.toml for a task or data of the user's, to be named `file`. Raises
     ConfigError."""
-    of_file = bool({".", "/"} & set(what)) or is_file(Path(what))  # no task's name has these
-    config = TaskConfig(name="jsonl", path=what, eval_size=0) if of_file else TaskConfig(name=what)
+    # no task's name has these characters
+    of_file = bool({*"./*:"} & set(what)) or is_file(Path(what)) or is_folder(Path(what))
+    config = TaskConfig(name="data", path=what, eval_size=0) if of_file else TaskConfig(name=what)
     try:
         task = open_task(config, 0)
         if of_file:
@@ -90,8 +92,8 @@ def first_run(what: str, file: str) -> str:
 
 
 def _with_held_out(config: TaskConfig, lines: int) -> TaskConfig:
-    """A file's task with as many lines held out as is usual, but at most a fifth; fewer if that
-    leaves less than half of the lines to train on, because many have a held-out prompt."""
+    """A file's task with as many rows held out as is usual, but at most a fifth; fewer if that
+    leaves less than half of the rows to train on, because many have a held-out prompt."""
     held_out = min(TaskConfig().eval_size, lines // 5)
     while held_out:
         chosen = msgspec.structs.replace(config, eval_size=held_out)
@@ -108,9 +110,9 @@ def _held_out_words(config: TaskConfig, whole: Task) -> str:
     """A comment on what is held out of a file; `whole` is its task with nothing held out."""
     lines = whole.size("train")
     if config.eval_size:
-        return f"\n# Held out: the last {config.eval_size:,} of {lines:,} lines (task.eval_size)."
+        return f"\n# Held out: the last {config.eval_size:,} of {lines:,} rows (task.eval_size)."
     return (
-        f"\n# Nothing is held out of {lines:,} lines, so nothing is evaluated: give prompts in\n"
+        f"\n# Nothing is held out of {lines:,} rows, so nothing is evaluated: give prompts in\n"
         "# task.eval_path, and their number in task.eval_size."
     )
 
@@ -124,7 +126,8 @@ def _lengths(task: Task) -> tuple[int, int]:
     """Tokens of the bundled model that prompts take, and that answers may take: with room to
     spare, in multiples of 8."""
     items = range(min(LOOKED_AT, task.size("train")))
-    prompts = [task.prompt("train", item) for item in items]
+    asked = [task.prompt("train", item) for item in items]
+    prompts = [text_of(prompt) for prompt in asked]
     answers = [task.answer("train", item) for item in items]
     bytes_of = tokenizer(frame(prompts))
 
@@ -133,7 +136,8 @@ def _lengths(task: Task) -> tuple[int, int]:
         return 8 * math.ceil((longest + 1) * SPARE / 8)
 
     known = [answer for answer in answers if answer is not None]
-    return most(prompts), most(known) if known else RolloutConfig().max_new_tokens
+    of_ids = [len(prompt) for prompt in asked if isinstance(prompt, list)]
+    return max([most(prompts), *of_ids]), most(known) if known else RolloutConfig().max_new_tokens
 
 
 def _parameters(name: str) -> str:

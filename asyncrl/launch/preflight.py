@@ -26,7 +26,7 @@ from asyncrl.config.fields import FIELDS, SECTIONS, lookup
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.loss_names import GROUP_WEIGHTS
 from asyncrl.config.mix import each, members, named
-from asyncrl.config.paths import exists, is_file, is_folder, refuse_lost
+from asyncrl.config.paths import exists, is_file, is_folder, is_hub_name, refuse_lost
 from asyncrl.config.ranks import settled_ranks
 from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
 from asyncrl.config.schema.engine_section import SERVER_TABLES
@@ -88,7 +88,7 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
         section: {
             name: str(Path(value).absolute())
             for name in names
-            if (value := lookup(config, f"{section}.{name}")) and not is_stored(value)
+            if (value := lookup(config, f"{section}.{name}")) and not _elsewhere(value)
         }
         for section, names in (
             ("task", ("path", "eval_path")),
@@ -140,7 +140,7 @@ def _resolved_mix(task: TaskConfig) -> dict[str, Any]:
             **{
                 name: str(Path(path).absolute())
                 for name in ("path", "eval_path")
-                if (path := getattr(member, name))
+                if (path := getattr(member, name)) and not _elsewhere(path)
             },
             "reward": settled_reward(member),
         }
@@ -150,6 +150,11 @@ def _resolved_mix(task: TaskConfig) -> dict[str, Any]:
 
 def _named(config: Config) -> str:
     return f"sft-{named(config.task)}" if config.sft.run else named(config.task)
+
+
+def _elsewhere(path: str) -> bool:
+    """True for a setting in place of a path that names nothing on this disk."""
+    return is_stored(path) or is_hub_name(path)
 
 
 def _fresh(task: str, now: datetime) -> Path:
@@ -231,7 +236,7 @@ def check_paths(config: Config) -> None:
     for key, field in FIELDS.items():
         value = lookup(config, key)
         for path in value if isinstance(value, tuple) else (value,):
-            if field.is_path and path and not is_stored(path):
+            if field.is_path and path and not _elsewhere(path):
                 refuse_lost(key, path)
     for task in each(config.task):
         for path in (task.path, task.eval_path):
@@ -242,14 +247,14 @@ def _counted(config: Config, task: Task) -> Config:
     """The configuration with the true number of training prompts of each file. Steps, epochs and
     the schedule of the learning rate follow from it."""
     if not config.task.mix:
-        if config.task.name != "jsonl":
+        if not config.task.reads_data:
             return config
         counted = msgspec.structs.replace(config.task, train_size=task.size("train"))
         return msgspec.structs.replace(config, task=counted)
     count = size_of(task)
     mix = {
         label: {**config.task.mix[label], "train_size": count(label, "train")}
-        if member.name == "jsonl"
+        if member.reads_data
         else config.task.mix[label]
         for label, member in members(config.task).items()
     }
@@ -263,11 +268,11 @@ def _uncounted(config: Config) -> Config:
         label: {
             name: value
             for name, value in task.mix[label].items()
-            if name != "train_size" or member.name != "jsonl"
+            if name != "train_size" or not member.reads_data
         }
         for label, member in members(task).items()
     }
-    size = TaskConfig().train_size if task.name == "jsonl" else task.train_size
+    size = TaskConfig().train_size if task.reads_data else task.train_size
     return msgspec.structs.replace(
         config, task=msgspec.structs.replace(task, mix=mix, train_size=size)
     )

@@ -27,6 +27,7 @@ from asyncrl.messages import NoVerdict, Split
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.mixed import in_turn, tasks_of
+from asyncrl.tasks.prompt import ChatPrompt, text_of
 from asyncrl.tasks.template_process import TemplateEnded, TemplateFailed, TemplateProcess
 from asyncrl.tasks.text import Tokenizer
 
@@ -61,7 +62,7 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
     try:
         with own_tokenizer(config, task) as tokenizer:
             if config.model.path:
-                _refuse_endless(tokenizer, task.prompt("train", 0)[:PROBE])
+                _refuse_endless(tokenizer, text_of(task.prompt("train", 0))[:PROBE])
             if not tokenizer.stop_ids:
                 raise ConfigError(
                     f"model.path is {config.model.path!r}, and none of its files names an end of "
@@ -71,6 +72,7 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
             notes = [
                 *(Row("note", "task.path", note) for note in task.notes),
                 *_of_tokenizer(config, tokenizer),
+                *_of_chats(config, task, tokenizer),
                 *_of_split(config, task, tokenizer, "train"),
                 *_of_split(config, task, tokenizer, "evaluation"),
             ]
@@ -102,6 +104,54 @@ def _of_tokenizer(config: Config, tokenizer: Tokenizer) -> Iterator[Row]:
         yield Row("note", "model.path", f"its tokenizer ends a text with {ending}: no prompt does")
 
 
+def _of_chats(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]:
+    """Try the chat template on the roles of conversations. Returns a note on how conversations are
+    written. Raises ConfigError for a template that leaves a role out."""
+    chats = [
+        prompt
+        for index in range(min(task.size("train"), MOST))
+        if isinstance(prompt := task.prompt("train", index), ChatPrompt)
+    ]
+    if not chats:
+        return []
+    if not config.model.path:
+        return [
+            Row(
+                "note",
+                "task.path",
+                "prompts are conversations: the bundled model reads each "
+                "message as a line, without its role",
+            )
+        ]
+    if not tokenizer.has_template:
+        tools = ", and their tools are left out" if any(chat.tools for chat in chats) else ""
+        return [
+            Row(
+                "note",
+                "task.path",
+                "prompts are conversations, and the model has no chat "
+                f"template: they are written as text{tools}",
+            )
+        ]
+    for chat in {tuple(one["role"] for one in chat.messages): chat for chat in chats}.values():
+        _refuse_dropped(config, tokenizer, chat)
+    return [Row("note", "task.path", "prompts are conversations, in the model's chat template")]
+
+
+def _refuse_dropped(config: Config, tokenizer: Tokenizer, chat: ChatPrompt) -> None:
+    """Raise ConfigError if the template leaves out a message of the conversation, or its tools."""
+    words = [f"probe{number}of{len(chat.messages)}" for number in range(len(chat.messages))]
+    messages = [{**one, "content": word} for one, word in zip(chat.messages, words, strict=True)]
+    rendered = tokenizer.render(messages, chat.tools)
+    lost = [one["role"] for one, word in zip(messages, words, strict=True) if word not in rendered]
+    if lost:
+        raise ConfigError(
+            f"the chat template of {config.model.path} leaves out the messages of "
+            f"{', '.join(dict.fromkeys(lost))}, which the prompts have: take them out of the data, "
+            "or give a model whose template has that role."
+        )
+
+
 def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) -> Iterator[Row]:
     """Notes if some prompts cannot be answered, or not by the data's own answers. Raises
     ConfigError if no training prompt can."""
@@ -112,7 +162,13 @@ def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) ->
     for index in islice(range(0, size, max(1, size // MOST)), MOST):
         if looked and time.monotonic() > end:
             break
-        ids = np.asarray(tokenizer.encode(task.prompt(split, index)), np.int64)
+        try:
+            prompt = task.prompt(split, index)
+        except TaskError:  # one row of a large data set
+            unfit["cannot be read"] += 1
+            looked += 1
+            continue
+        ids = np.asarray(tokenizer.encode(prompt), np.int64)
         looked, longest = looked + 1, max(longest, len(ids))
         if not len(ids):
             unfit["have no token"] += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -24,7 +25,8 @@ from asyncrl.launch.run_copy import refuse_unfit
 from asyncrl.launch.weight_numbers import check_numbers
 from asyncrl.runtime.waiting import Doing
 from asyncrl.tasks import TaskError
-from asyncrl.tasks.sft_data import SftData, SftSplit, open_sft_data, tokenizers_of
+from asyncrl.tasks.sft_data import SftData, SftSplit, open_sft_data
+from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.checkpoint_index import complete
 from asyncrl.words import count
 
@@ -53,15 +55,8 @@ def check_sft(
     doing("reading the data")
     try:
         with _model_directory(config) as directory:
-            data = open_sft_data(
-                config,
-                *tokenizers_of(directory),
-                lambda done, of: (
-                    doing(f"reading the data: {count(done)} of {count(of)} rows")
-                    if not done % 1000
-                    else None
-                ),
-            )
+            tokenizer = Tokenizer(directory, chat=config.task.chat)
+            data = open_sft_data(config, tokenizer, partial(_say, doing))
     except TaskError as error:
         raise ConfigError(f"{error}.") from None
     config = replace(config, train=replace(config.train, steps=data.steps))
@@ -69,6 +64,11 @@ def check_sft(
     if resume:
         notes += check_origins(config, Path(config.run.dir))
     return Checked(config, [*_rows(data, config), *room_rows(config), *notes])
+
+
+def _say(doing: Doing, done: int, of: int) -> None:
+    if not done % 1000:
+        doing(f"reading the data: {count(done)} of {count(of)} rows")
 
 
 def refuse_uncertain(run: Path) -> None:
@@ -118,6 +118,7 @@ def _rows(data: SftData, config: Config) -> list[Row]:
             f"{config.engine.context_tokens}",
         ),
         Row("steps", count(steps), f"of {per_step}: {epochs:.3g} epochs"),
+        *([Row("note", "task.path", data.said)] if data.said else []),
         Row("weights", config.model.dtype, "type in which the model learns"),
         *_left_out("training", trained, config),
         *_left_out("held-out", held, config),
@@ -134,5 +135,5 @@ def _left_out(name: str, split: SftSplit, config: Config) -> Iterator[Row]:
             f"{config.engine.context_tokens} tokens and are {'left out' if dropped else 'cut'}",
         )
     if split.held_out:
-        text = f"{count(split.held_out)} rows are held out, too, and do not train"
+        text = f"{count(split.held_out)} rows have the prompt of a held-out one and do not train"
         yield Row("note", "task.eval_size", text)

@@ -22,6 +22,7 @@ from asyncrl.library.arrays import Sequence as PublicSequence
 from asyncrl.library.hand_learner import Learner
 from asyncrl.library.starting_model import as_model, opened
 from asyncrl.tasks import TaskError
+from asyncrl.tasks.prompt import ChatPrompt, Prompt
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.models import ModelError, parameters_for_publication
 from asyncrl.training.rounding import round_for_good
@@ -87,16 +88,16 @@ class Sampler:
 
     def generate(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Sequence[Prompt | Sequence[int]],
         n: int = 1,
         *,
         max_new_tokens: int | None = None,
         temperature: float | None = None,
     ) -> list[PublicSequence]:
         """Sample `n` responses to each prompt, those of one prompt after each other, as a group.
-        Prompts are texts or ids. At temperature 0 it is greedy, and the sequences are for
-        evaluation: a learner expects `rollout.temperature`. Raises ValueError for a prompt that
-        does not fit."""
+        Prompts are texts, conversations or ids. At temperature 0 it is greedy, and the sequences
+        are for evaluation: a learner expects `rollout.temperature`. Raises ValueError for a prompt
+        that does not fit."""
         if isinstance(prompts, str):
             raise ValueError("prompts is one text: give a list of texts")
         rollout, asked = self.config.rollout, list[tuple[int, Request]]()
@@ -128,8 +129,8 @@ class Sampler:
                 chunks[chunk.rollout].append(chunk)
         return [self._sequence(group, request, chunks[request.rollout]) for group, request in asked]
 
-    def _ids(self, prompt: str | Sequence[int]) -> NDArray[np.int32]:
-        if not isinstance(prompt, str):
+    def _ids(self, prompt: Prompt | Sequence[int]) -> NDArray[np.int32]:
+        if not isinstance(prompt, str | ChatPrompt):
             return np.asarray(prompt, np.int32)
         if not self.tokenizer:
             raise ValueError("a prompt is text, and there is no tokenizer: give one, or ids")

@@ -23,6 +23,7 @@ from asyncrl.messages import Finish, NoVerdict, Prepare, Scored, Split, Verdict
 from asyncrl.simulation import policy
 from asyncrl.simulation.fake_learner import NUMBER, Broadcast, checksums
 from asyncrl.simulation.observer import WorldObserver
+from asyncrl.tasks.prompt import Prompt, text_of
 from asyncrl.weightsync.errors import TransferError
 from asyncrl.weightsync.transport import Received
 
@@ -51,8 +52,8 @@ class FakeTask:
     def prompt(self, split: Split, prompt_index: int) -> str:
         return f"{prompt_index}"
 
-    def encode(self, text: str) -> list[int]:
-        return [1 + ord(letter) % (policy.VOCABULARY - 1) for letter in text]
+    def encode(self, prompt: Prompt) -> list[int]:
+        return [1 + ord(letter) % (policy.VOCABULARY - 1) for letter in text_of(prompt)]
 
 
 TORN = 0xDEAD

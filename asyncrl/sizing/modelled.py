@@ -38,6 +38,7 @@ from asyncrl.simulation.world import LifeOutcome
 from asyncrl.sizing.cluster_models import ClusterModel
 from asyncrl.sizing.lockstep import LockstepEngine
 from asyncrl.sizing.meter import ActorSeconds, Measured, Meter
+from asyncrl.tasks.prompt import Prompt
 
 GROUPS, MEMBERS = 64, 8
 """Groups of a step, and members of a group."""
@@ -201,8 +202,8 @@ class _LongPrompts(FakeTask):
         super().__init__(config)
         self._tokens = tokens
 
-    def encode(self, text: str) -> list[int]:
-        ids = super().encode(text)
+    def encode(self, prompt: Prompt) -> list[int]:
+        ids = super().encode(prompt)
         return ids + [1] * (self._tokens - len(ids))
 
 

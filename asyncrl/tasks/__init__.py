@@ -17,6 +17,7 @@ from asyncrl.config.errors import InputError, installs
 from asyncrl.config.mix import members
 from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Split
+from asyncrl.tasks.prompt import Prompt
 
 __all__ = ["MaskedReward", "NoReward", "Several", "Task", "TaskError", "as_number", "open_task"]
 
@@ -132,10 +133,11 @@ class Task(Protocol):
         """Number of prompts in the split; they are numbered from 0."""
         ...
 
-    def prompt(self, split: Split, prompt_index: int) -> str:
-        """The text the model continues: the question in `task.template`, or the bare question if
-        `task.chat` leaves the form to the model's chat template. Raises IndexError outside the
-        split."""
+    def prompt(self, split: Split, prompt_index: int) -> Prompt:
+        """The prompt that the model continues. A text is the question in `task.template`, or the
+        bare question if `task.chat` leaves the form to the model's chat template; a conversation is
+        always in that; ids are the prompt. Raises IndexError outside the split, and TaskError for
+        one that cannot be read, which a run drops."""
         ...
 
     def answer(self, split: Split, prompt_index: int) -> str | None:
@@ -160,17 +162,17 @@ def open_task(config: TaskConfig, seed: int) -> Task:
         return MixedTask(
             {label: _open_member(label, member, seed) for label, member in members(config).items()}
         )
-    if config.name == "jsonl":
-        from asyncrl.tasks.jsonl import JsonlTask
+    if config.reads_data:
+        from asyncrl.tasks.data.data_task import DataTask
 
-        return JsonlTask(config)
+        return DataTask(config)
     try:
         from asyncrl.tasks.gym import GymTask
     except ModuleNotFoundError as missing:
         package = str(missing.name).partition(".")[0]
         raise TaskError(
             f"task.name = {config.name!r} is a data set of reasoning-gym, and {package} is not "
-            f"installed: {installs('gym')}, or set task.name = jsonl"
+            f"installed: {installs('gym')}, or set task.name = data"
         ) from missing
     return GymTask(config, seed)
 

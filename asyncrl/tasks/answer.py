@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from asyncrl.messages import Finish
+from asyncrl.tasks.prompt import Messages
 
 
 class Answer(str):
@@ -15,7 +16,7 @@ class Answer(str):
     empty if that is not known. `tokens` are the response's, its end included; 0 if that is not
     known. `text_special` is the text with the names of its special tokens, but for the one that
     ended it. `prompt` is what the model continued, with its template and special tokens; empty if
-    that is not known.
+    that is not known. `messages` is the conversation that it was made of, if it was one.
 
     >>> answer = Answer("12", finish="length", tokens=3, text_special="1</think>2")
     >>> answer == "12", answer.finish, answer.text_special.partition("</think>")[2]
@@ -28,6 +29,7 @@ class Answer(str):
     tokens: int
     text_special: str
     prompt: str
+    messages: Messages
 
     def __new__(
         cls,
@@ -41,8 +43,20 @@ class Answer(str):
         self = super().__new__(cls, text)
         self.finish, self.tokens = finish, tokens
         self.text_special = str(text) if text_special is None else text_special
-        self.prompt = prompt
+        self.prompt, self.messages = prompt, []
         return self
+
+    def behind(self, messages: Messages) -> Answer:
+        """The same answer, to this conversation."""
+        same = Answer(
+            self,
+            finish=self.finish,
+            tokens=self.tokens,
+            text_special=self.text_special,
+            prompt=self.prompt,
+        )
+        same.messages = messages
+        return same
 
     @classmethod
     def of(cls, text: str) -> Answer:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from asyncrl.config.schema.sft_section import LossOn
 from asyncrl.escape import escaped
 from asyncrl.tasks import TaskError
+from asyncrl.tasks.prompt import Prompt
 from asyncrl.tasks.text import Tokenizer
 
 ASSISTANT = "assistant"
@@ -44,7 +45,7 @@ class LearnedIds(NamedTuple):
         return self.mask.count(1)
 
 
-def answered(tokenizer: Tokenizer, prompt: str, answer: str) -> LearnedIds:
+def answered(tokenizer: Tokenizer, prompt: Prompt, answer: str) -> LearnedIds:
     """A prompt without a chat template, and its answer, which is learned with its end. Raises
     TaskError where either is empty, or the model has no end."""
     before, after = tokenizer.encode(prompt), tokenizer.ids(answer)

@@ -179,7 +179,7 @@ def _create(config: TaskConfig, seed: int, size: int) -> Any:
     if config.name not in DATASETS:
         raise TaskError(
             f"task.name = {config.name!r} is not a reasoning-gym data "
-            f"set{_nearest(config.name, [*DATASETS, 'jsonl'])}"
+            f"set{_nearest(config.name, [*DATASETS, 'data'])}"
         )
     if package := lacking(config.name):
         raise TaskError(

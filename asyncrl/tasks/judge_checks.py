@@ -18,6 +18,7 @@ from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.sandbox.programs.languages import trial
 from asyncrl.sandbox.support import support
 from asyncrl.tasks import Task, TaskError, open_task
+from asyncrl.tasks.data.data_digest import data_digest
 
 GYM = "reasoning-gym"
 
@@ -49,7 +50,7 @@ def origins(config: TaskConfig) -> dict[str, str]:
 
 
 def _origins(config: TaskConfig) -> Iterator[tuple[str, str]]:
-    if config.name != "jsonl":
+    if not config.reads_data:
         try:
             yield GYM, version(GYM)
         except PackageNotFoundError:
@@ -57,7 +58,7 @@ def _origins(config: TaskConfig) -> Iterator[tuple[str, str]]:
         return
     for path in (config.path, config.eval_path):
         if path:
-            yield path, digest(Path(path))
+            yield path, data_digest(path)
     module, of_module, _ = config.verifier.partition(":")
     if of_module:
         try:

@@ -17,6 +17,7 @@ from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Split
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.entry import entry_of
+from asyncrl.tasks.prompt import Prompt
 
 
 class MixedTask:
@@ -63,7 +64,7 @@ class MixedTask:
     def size(self, split: Split) -> int:
         return self._offsets[split][-1]
 
-    def prompt(self, split: Split, prompt_index: int) -> str:
+    def prompt(self, split: Split, prompt_index: int) -> Prompt:
         task, own = self._own(split, prompt_index)
         return task.prompt(split, own)
 

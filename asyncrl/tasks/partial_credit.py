@@ -36,7 +36,7 @@ PARTIAL_CREDIT = frozenset(_NAMES.split())
 def settled_reward(config: TaskConfig) -> Literal["exact", "score"]:
     """The reward that `task.reward` stands for.
 
-    >>> [settled_reward(TaskConfig(name=name)) for name in ("rotate_matrix", "dice", "jsonl")]
+    >>> [settled_reward(TaskConfig(name=name)) for name in ("rotate_matrix", "dice", "data")]
     ['exact', 'score', 'score']
     """
     if config.reward != "auto":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, groupby
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from asyncrl.experience.training_message import TrainingMessage, training_messag
 from asyncrl.messages import Sample, Span
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.conversations import LearnedIds, answered, conversation, end_of
-from asyncrl.tasks.sft_rows import RowSplit, SftRow, open_rows
+from asyncrl.tasks.sft_rows import RowSplit, SftRow, sft_rows
 from asyncrl.tasks.text import Tokenizer
 
 Sequences = tuple[TrainingSequence, ...]
@@ -30,7 +29,11 @@ Sequences = tuple[TrainingSequence, ...]
 class SftSplit(NamedTuple):
     """The rows of a split that are used, each as its sequences, of so many `tokens`, of which so
     many are `learned`. Of all rows so many were `too_long`: dropped, or cut. So many training rows
-    were `held_out`, too, and are left out."""
+    had the prompt of a `held_out` one, and are left out.
+
+    >>> SftSplit([], too_long=3).held_out
+    0
+    """
 
     rows: list[Sequences]
     tokens: int = 0
@@ -40,11 +43,18 @@ class SftSplit(NamedTuple):
 
 
 class SftData(NamedTuple):
-    """The data of a supervised run."""
+    """The data of a supervised run; `said` says how it was read, if that needs a word.
+
+    >>> rows = [(as_sequence(LearnedIds([5, 6], bytes([0, 1]))),)] * 3
+    >>> data = SftData(SftSplit(rows), SftSplit([]), Config(task={"epochs": 2}))
+    >>> data.steps, [len(step) for step in data.step_rows()]
+    (1, [6])
+    """
 
     train: SftSplit
     held_out: SftSplit
     config: Config
+    said: str = ""
 
     @property
     def steps(self) -> int:
@@ -94,62 +104,57 @@ class SftData(NamedTuple):
 
 
 def open_sft_data(
-    config: Config,
-    plain: Callable[[], Tokenizer],
-    chat: Callable[[], Tokenizer],
-    doing: Callable[[int, int], None] = lambda done, of: None,
+    config: Config, tokenizer: Tokenizer, doing: Callable[[int, int], None] = lambda done, of: None
 ) -> SftData:
-    """Read and tokenize the data of a supervised run, with the tokenizer of the model, or for
-    conversations the one with its chat template. `doing` is told of the rows done, and of all.
-    Raises TaskError."""
+    """Read and tokenize the data of a supervised run, for the model with this tokenizer. `doing` is
+    told of the rows done, and of all. Raises TaskError."""
     train, most = config.train, 0
     if not config.task.epochs and not train.step_tokens:
         most = train.steps * train.batch_groups  # a task makes its rows as they are asked for
-    splits = open_rows(config.task, config.run.seed, most)
-    tokenizers = dict[bool, Tokenizer]()
-    done = count(1)
-    every = splits.train.size + splits.held_out.size
+    splits = sft_rows(config.task, config.run.seed, most)
+    end_of(tokenizer)
+    done, every = count(1), splits.train.size + splits.held_out.size
+    asked = set[bytes]()  # by held-out rows
 
-    def read(split: RowSplit, known: frozenset[bytes]) -> SftSplit:
+    def read(split: RowSplit, *, held_out: bool) -> SftSplit:
         kept, too_long, repeated = list[Sequences](), 0, 0
         for row in split.rows():
-            talks = row.messages is not None
-            if talks not in tokenizers:
-                tokenizers[talks] = chat() if talks else plain()
-            sequences, long = _fitting(config, _learned(config, tokenizers[talks], row))
-            too_long += long
-            if sequences and sequences[-1].ids in known:
-                repeated += 1
-            elif sequences:
-                kept.append(sequences)
             doing(next(done), every)
+            if held_out:
+                asked.add(row.asked)
+            elif row.asked in asked:
+                repeated += 1
+                continue
+            sequences, long = _fitting(config, _learned(config, tokenizer, row))
+            too_long += long
+            if sequences:
+                kept.append(sequences)
         tokens = sum(one.tokens for row in kept for one in row)
         learned = sum(one.trained for row in kept for one in row)
         return SftSplit(kept, tokens, learned, too_long, repeated)
 
-    held_out = read(splits.held_out, frozenset())
-    trained = read(splits.train, frozenset(row[-1].ids for row in held_out.rows))
+    held_out = read(splits.held_out, held_out=True)
+    trained = read(splits.train, held_out=False)
     if not trained.rows:
         why = (
             f"all {trained.too_long} have more than engine.context_tokens = "
             f"{config.engine.context_tokens} tokens: raise that, or set sft.too_long to cut"
             if trained.too_long
-            else "each is held out, too: set task.eval_size to 0, or give other rows in "
-            "task.eval_path"
+            else "each has the prompt of a held-out one: set task.eval_size to 0, or give other "
+            "rows in task.eval_path"
         )
         raise TaskError(f"no row is left to train on, because {why}")
-    return SftData(trained, held_out, config)
+    return SftData(trained, held_out, config, splits.said)
 
 
 def _learned(config: Config, tokenizer: Tokenizer, row: SftRow) -> list[LearnedIds]:
-    """The sequences of a row. Raises TaskError with its place."""
-    end_of(tokenizer)
+    """The sequences of a row; of a conversation, for a model without a chat template, the last
+    answer behind all else as one text. Raises TaskError with its place."""
     try:
-        if row.messages is None:
-            assert row.answer is not None
-            found = [answered(tokenizer, row.prompt, row.answer)]
-        else:
+        if row.messages and (config.task.chat or tokenizer.has_template):
             found = conversation(tokenizer, row.messages, row.tools, config.sft.loss_on)
+        else:
+            found = [answered(tokenizer, row.prompt, row.answer)]
         highest = max(max(one.ids) for one in found)
         if tokenizer.embedded and highest >= tokenizer.embedded:
             raise TaskError(
@@ -191,8 +196,3 @@ def as_sequence(one: LearnedIds) -> TrainingSequence:
 
 def _tokens(piece: tuple[Sample, TrainingSequence]) -> int:
     return piece[0].prompt_tokens + piece[0].response_tokens
-
-
-def tokenizers_of(directory: Path) -> tuple[Callable[[], Tokenizer], Callable[[], Tokenizer]]:
-    """The tokenizer of a model directory, and the one with its chat template."""
-    return lambda: Tokenizer(directory), lambda: Tokenizer(directory, chat=True)

@@ -3,7 +3,7 @@ model's own tokenizer gives, but for those that end a text.
 
 Only the `tokenizers` library is needed, so the coordinator and the reward actors never import
 torch. A chat template is Jinja that `transformers` renders, in a process of its own
-(`template_process.py`): it is imported for `task.chat` alone.
+(`template_process.py`): it is imported for conversations alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from asyncrl.config.paths import is_file
 from asyncrl.escape import escaped
 from asyncrl.files import JSON_BYTES, read_regular
 from asyncrl.tasks import TaskError
+from asyncrl.tasks.prompt import ChatPrompt, Prompt
 from asyncrl.tasks.template_process import TemplateFailed, TemplateProcess
 
 _USUAL = 8
@@ -58,11 +59,8 @@ class Tokenizer:
         # Training scripts save these with the file; a prompt is never cut or padded here.
         self._fast.no_truncation()
         self._fast.no_padding()
-        template = _chat_template(directory) if chat else None
-        self._chat = None if template is None else TemplateProcess(partial(template, ready=True))
-        self._written = (
-            None if template is None else TemplateProcess(partial(template, ready=False))
-        )
+        self._directory, self._own_chat = directory, chat
+        self._templates: tuple[TemplateProcess, TemplateProcess] | None = None
         if chat:
             self._refuse_deaf_template(directory)
         self.stop_ids: tuple[int, ...] = _stop_ids(Path(directory), self._fast)
@@ -83,37 +81,53 @@ class Tokenizer:
         """Number of ids, added tokens included."""
         return int(self._fast.get_vocab_size(with_added_tokens=True))
 
-    def encode(self, prompt: str) -> list[int]:
-        """The ids of a prompt: with the special tokens the model starts a text with, or in its chat
-        template, ready for the answer."""
-        if self._chat is None:
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The ids of a prompt. A text gets the special tokens that the model starts one with, or
+        its chat template with `chat`, ready for the answer. A conversation is in the chat template
+        if the model has one, else it is a text; ids are the prompt."""
+        if isinstance(prompt, list):
+            return prompt
+        if isinstance(prompt, ChatPrompt):
+            if self.has_template:
+                return self.ids(self.render(prompt.messages, prompt.tools))
+            return self.ids(prompt.text, start=True)
+        if not self._own_chat:
             return self.ids(prompt, start=True)
         return self.ids(self.render([{"role": "user", "content": prompt}]))
+
+    @cached_property
+    def has_template(self) -> bool:
+        """True if the model's files have a chat template."""
+        return self._templates is not None or _has_template(Path(self._directory))
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
         """A conversation in the model's chat template, ready for the answer. Raises TaskError if
-        this was made without `chat`, or the template cannot render it."""
-        return self._rendered(self._chat, messages, tools)
+        there is none, or the template cannot render it."""
+        return self._rendered(0, messages, tools)
 
     def written(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
         """A conversation in the model's chat template, as it stands: no answer begins behind it.
         Raises TaskError as `render`."""
-        return self._rendered(self._written, messages, tools)
+        return self._rendered(1, messages, tools)
 
     def _rendered(
         self,
-        template: TemplateProcess | None,
+        written: int,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]],
     ) -> str:
-        if template is None:
-            raise TaskError("this model's chat template was not asked for, or it has none")
+        if self._templates is None:
+            template = _chat_template(self._directory)
+            self._templates = (
+                TemplateProcess(partial(template, ready=True)),
+                TemplateProcess(partial(template, ready=False)),
+            )
         try:
-            return template.render(messages, tools)
+            return self._templates[written].render(messages, tools)
         except TemplateFailed as error:
             raise TaskError(
                 f"the model's chat template cannot render this: {escaped(str(error), 300)}"
@@ -208,13 +222,13 @@ def _chat_template(directory: str | Path) -> Callable[..., str]:
     # it may raise anything for files that it cannot parse, and for code that it must not run
     except Exception as error:
         raise TaskError(
-            f"the tokenizer in {directory} cannot be used with task.chat = true: "
+            f"the tokenizer in {directory} cannot be used with a chat template: "
             f"{escaped(str(error).strip().partition(chr(10))[0], 300)}"
         ) from error
     if not tokenizer.chat_template:
         raise TaskError(
-            f"task.chat = true, but the model in {directory} has no chat template; set "
-            "task.template instead"
+            f"the model in {directory} has no chat template: set task.chat = false and "
+            "task.template"
         )
 
     def render(
@@ -226,6 +240,13 @@ def _chat_template(directory: str | Path) -> Callable[..., str]:
         return str(text)
 
     return render
+
+
+def _has_template(directory: Path) -> bool:
+    """True if there is a chat template among a model's files."""
+    if any(is_file(directory / name) for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    return bool(_read(directory / "tokenizer_config.json").chat_template)
 
 
 def _embedded(directory: Path) -> int:
@@ -278,6 +299,7 @@ class _ModelFile(msgspec.Struct):
     eos_token: str | _Token | None = None
     vocab_size: int | None = None
     text_config: _ModelFile | None = None
+    chat_template: object = None
 
 
 def _read(path: Path) -> _ModelFile:

@@ -156,6 +156,8 @@ OTHER: dict[str, dict[str, dict[str, Any]]] = {
         "path, the same lines": {"path": "copy.jsonl"},
         "path, more lines": {"path": "longer.jsonl"},
         "eval_path": {"eval_path": "other.jsonl"},
+        "prompt_key": {"prompt_key": "else"},
+        "answer_key": {"answer_key": "else"},
         "eval_size": {"eval_size": 1},
         "eval_size, none": {"eval_size": 0},
         "verifier": {"verifier": "number"},
@@ -192,7 +194,9 @@ def test_a_setting_is_in_the_key_exactly_if_it_changes_what_is_taught(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = [json.dumps({"prompt": f"{n} + {n} =", "answer": 2 * n}) for n in range(200)]
+    lines = [
+        json.dumps({"prompt": f"{n} + {n} =", "answer": 2 * n, "else": str(n)}) for n in range(200)
+    ]
     for name, text in (
         ("lines", lines[:70]),
         ("copy", lines[:70]),

@@ -66,7 +66,7 @@ from asyncrl.runtime.ipc.keys import prove_to_client, prove_to_server, proving
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.pipes import Bytes
 from asyncrl.tasks import TaskError
-from asyncrl.tasks.jsonl import JsonlTask
+from asyncrl.tasks.data.data_task import DataTask
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.checkpoint_index import CheckpointError, scalars
 
@@ -274,7 +274,7 @@ def jsonl(data: bytes) -> None:
     """A file of prompts: every prompt can be given out and judged, or TaskError."""
     path = written("prompts.jsonl", data)
     try:
-        task = JsonlTask(TaskConfig(name="jsonl", path=str(path), eval_size=0, verifier="exact"))
+        task = DataTask(TaskConfig(name="data", path=str(path), eval_size=0, verifier="exact"))
     except TaskError as error:
         sentence(error)
         return

@@ -42,7 +42,7 @@ def test_check_takes_it_and_every_prompt_and_answer_fits(
     assert "run.toml" in capsys.readouterr().out
     assert main(["check", "run.toml"]) == 0
     config = load(Path("run.toml"), (), {})
-    assert config.task.name == ("jsonl" if what == "file" else what)
+    assert config.task.name == ("data" if what == "file" else what)
     task = open_task(config.task, 1)
     items = range(min(64, task.size("train")))
     prompts = [task.prompt("train", item) for item in items]
@@ -74,7 +74,7 @@ def test_of_a_file_as_much_is_held_out_as_leaves_lines_to_train_on(
     assert task.eval_size == held_out and 2 * open_task(task, 0).size("train") >= lines
     head = (here / "run.toml").read_text()
     words = f"# Held out: the last {held_out} of" if held_out else "# Nothing is held out of"
-    assert f"{words} {lines} lines" in head
+    assert f"{words} {lines} rows" in head
 
 
 def test_it_says_what_each_setting_means_and_what_is_known_of_the_task() -> None:
@@ -111,7 +111,7 @@ def test_a_file_that_is_there_is_left(here: Path, capsys: pytest.CaptureFixture[
         ("spel_backward", "did you mean 'spell_backward'"),
         ("nowhere.jsonl", "nowhere.jsonl cannot be read"),
         ("nowhere.csv", "nowhere.csv cannot be read"),
-        (".", ". cannot be read: Is a directory"),
+        (".", ". has no rows"),
         ("empty.jsonl", "empty.jsonl"),
     ],
 )

@@ -48,8 +48,9 @@ def conversations(path: Path) -> Path:
 def command(model: Path, path: Path, run: Path, *more: str) -> list[str]:
     settings = {
         "model.path": model,
-        "task.name": "jsonl",
+        "task.name": "data",
         "task.path": path,
+        "task.eval_size": 4,
         "run.dir": run,
         "train.steps": STEPS,
         "train.batch_groups": 8,

@@ -117,7 +117,7 @@ def test_an_item_outside_the_split_is_an_error() -> None:
     ("config", "said"),
     [
         (TaskConfig(name="spell_backwards"), "did you mean 'spell_backward'"),
-        (TaskConfig(name="json"), "did you mean 'jsonl'"),
+        (TaskConfig(name="dataa"), "did you mean 'data'"),
         (
             TaskConfig(name="spell_backward", params={"max_word_length": 3}),
             "did you mean 'max_word_len'",

@@ -16,22 +16,26 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.sft import supervised_run
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.conversations import LearnedIds
-from asyncrl.tasks.sft_data import SftData, SftSplit, as_sequence, open_sft_data, tokenizers_of
+from asyncrl.tasks.sft_data import SftData, SftSplit, as_sequence, open_sft_data
+from asyncrl.tasks.text import Tokenizer
 
 ASKED = [{"role": "user", "content": "1 + 1?"}]
+SHAREGPT = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
 SHORT = {"rollout": {"max_new_tokens": 2}}
 ANSWERED = [*ASKED, {"role": "assistant", "content": "2"}]
 
 
 def opened(folder: Path, lines: list[Any], **tables: Any) -> SftData:
     write_tokenizer(folder / "model")
+    if not tables.pop("template", True):
+        (folder / "model" / "chat_template.jinja").unlink()
     path = folder / "rows.jsonl"
     path.write_text(
         "".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in lines)
     )
-    task = {"name": "jsonl", "path": str(path)} | tables.pop("task", {})
+    task = {"name": "data", "path": str(path), "eval_size": 0} | tables.pop("task", {})
     config = supervised_run(Config(task=task, **tables))
-    return open_sft_data(config, *tokenizers_of(folder / "model"))
+    return open_sft_data(config, Tokenizer(folder / "model", chat=config.task.chat))
 
 
 def texts(split: SftSplit) -> list[str]:
@@ -42,17 +46,44 @@ def texts(split: SftSplit) -> list[str]:
     ]
 
 
-def test_rows_have_messages_or_a_prompt_and_an_answer(tmp_path: Path) -> None:
-    lines: list[Any] = [
-        {"messages": ANSWERED},
-        {"prompt": "1 + 2 =", "answer": 3},
-        {"prompt": "1 + 3 =", "completion": "4", "other": None},
-        "",
-        {"prompt": ASKED, "answer": "5"},
-    ]
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([{"messages": ANSWERED}], ["1 + 1?\n2."]),
+        (
+            [{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}],
+            ["a\nb."],
+        ),
+        (
+            [{"prompt": "1 + 2 =", "answer": 3}, "", {"prompt": "a", "answer": "b"}],
+            ["1 + 2 =\n3.", "a\nb."],
+        ),
+        ([{"question": "1 + 3?", "answer": "It is 4.\n#### 4"}], ["1 + 3?\nIt is 4.\n#### 4."]),
+        ([{"prompt": "a", "completion": "b", "other": None}], ["a\nb."]),
+        ([{"prompt": ASKED, "answer": "5"}], ["1 + 1?\n5."]),
+        ([{"prompt": [65, 66], "answer": "5"}], ["AB5."]),
+    ],
+)
+def test_rows_are_read_in_any_form_of_data(
+    tmp_path: Path, lines: list[Any], expected: list[str]
+) -> None:
     data = opened(tmp_path, lines)
-    assert texts(data.train) == ["1 + 1?\n2.", "1 + 2 =\n3.", "1 + 3 =\n4.", "1 + 1?\n5."]
-    assert data.train.learned == 8 and not data.held_out.rows
+    assert texts(data.train) == expected and not data.held_out.rows
+    assert (
+        data.train.learned == sum(len(text.partition("\n")[2]) for text in expected)
+        or "AB" in expected[0]
+    )
+
+
+def test_a_model_without_a_template_gets_a_conversation_as_text(tmp_path: Path) -> None:
+    messages = [
+        *ANSWERED,
+        {"role": "user", "content": "and 1?"},
+        {"role": "assistant", "content": "3"},
+    ]
+    data = opened(tmp_path, [{"messages": messages}], template=False)
+    assert texts(data.train) == ["User: 1 + 1?\nAssistant: 2\nUser: 1 + 1?\nAssistant:\n3."]
+    assert data.train.learned == 2
 
 
 def test_held_out_rows_do_not_train(tmp_path: Path) -> None:
@@ -60,11 +91,12 @@ def test_held_out_rows_do_not_train(tmp_path: Path) -> None:
     data = opened(tmp_path, lines, task={"eval_size": 2})
     assert texts(data.held_out) == ["0 =\n0.", "1 =\n1."] and data.train.held_out == 2
     assert not set(texts(data.held_out)) & set(texts(data.train)) and len(data.train.rows) == 16
-    assert len(opened(tmp_path, lines, task={"eval_size": 9}).held_out.rows) == 2  # a tenth
     apart = tmp_path / "apart.jsonl"
     apart.write_text('{"prompt": "a", "answer": "b"}\n' * 3)
     data = opened(tmp_path, lines, task={"eval_size": 2, "eval_path": str(apart)})
     assert len(data.train.rows) == 20 and texts(data.held_out) == ["a\nb."] * 2
+    with pytest.raises(TaskError, match="leaves no row to train on: all 20 are held out"):
+        opened(tmp_path, lines, task={"eval_size": 20})
 
 
 def test_long_rows_are_dropped_or_cut(tmp_path: Path) -> None:
@@ -80,15 +112,14 @@ def test_long_rows_are_dropped_or_cut(tmp_path: Path) -> None:
     ("lines", "says"),
     [
         ([], "has no rows"),
-        (["{"], "line 1 of .* is not an object of JSON"),
-        (["[1]"], "line 1 of .* is not an object of JSON"),
-        ([{"prompt": "a"}], "line 1 of .* has no answer"),
-        ([{"messages": ANSWERED}, {"messages": ASKED}], "line 2 of .* no message of the assistant"),
-        ([{"question": "a", "solution": "b"}], "has the keys question, solution, and needs"),
-        ([{"messages": []}], "messages that are no list"),
-        ([{"messages": ["hi"]}], "message 1 in line 1 of .* is no object with role"),
-        ([{"prompt": 3, "answer": "b"}], "neither text nor a list of messages"),
-        ([{"prompt": "a", "answer": ""}], "line 1 of .* its answer is empty"),
+        (["{"], "line 1"),
+        (["[1]"], "row 1: it is a number"),
+        ([{"prompt": "a"}], "line 1.* has no answer"),
+        ([{"messages": ANSWERED}, {"messages": ASKED}], "line 2.* no answer of the assistant"),
+        ([{"foo": "a", "bar": "b"}], "foo"),
+        ([{"messages": ["hi"]}], "messages"),
+        ([{"messages": [*ANSWERED, {"role": "boss", "content": "no"}]}], "the role 'boss'"),
+        ([{"prompt": "a", "answer": ""}], "line 1.* has no answer"),
         ([{"prompt": "a" * 400, "answer": "b"}], "no row is left.*context_tokens = 256"),
     ],
 )

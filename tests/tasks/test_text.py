@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from asyncrl.bundled.bundled_model import END, END_ID, write_tokenizer
 from asyncrl.tasks import TaskError, template_process
+from asyncrl.tasks.prompt import ChatPrompt
 from asyncrl.tasks.text import Tokenizer
 
 
@@ -148,14 +149,20 @@ def test_a_piece_of_text_and_a_conversation(tmp_path: Path) -> None:
         plain.ids(f"a{END}") == [ord("a"), END_ID]
         and plain.decode([ord("a"), END_ID], special=True) == f"a{END}"
     )
-    with pytest.raises(TaskError, match="was not asked for"):
-        plain.render([{"role": "user", "content": "hi"}])
+    chat = ChatPrompt([{"role": "user", "content": "hi"}], "hi: ")
+    assert plain.has_template and plain.encode(chat) == list(b"hi\n")
+    assert plain.encode([5, 6]) == [5, 6]
+    (tmp_path / "chat_template.jinja").unlink()
+    bare = Tokenizer(tmp_path)
+    assert not bare.has_template and bare.encode(chat) == list(b"hi: ")
+    with pytest.raises(TaskError, match="has no chat template"):
+        bare.render(chat.messages)
     (tmp_path / "chat_template.jinja").write_text(
         "{{ messages[0].content }}{{ messages[0].content.no.thing if tools }}"
     )
-    chat = Tokenizer(tmp_path, chat=True)
+    own = Tokenizer(tmp_path, chat=True)
     with pytest.raises(TaskError, match="cannot render this"):
-        chat.render([{"role": "user", "content": "hi"}], [{"name": "tool"}])
+        own.render([{"role": "user", "content": "hi"}], [{"name": "tool"}])
 
 
 @pytest.mark.parametrize(

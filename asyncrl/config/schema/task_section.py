@@ -16,19 +16,37 @@ class TaskConfig(Section, frozen=True):
 
     resumable = ("sandbox", "verdict_s")
 
-    name: Annotated[str, BASIC, Meta(description="a reasoning-gym data set, or `jsonl`")] = (
+    name: Annotated[str, BASIC, Meta(description="`data`, or a reasoning-gym data set")] = (
         "spell_backward"
     )
     params: Annotated[
         dict[str, Any], Meta(description="the reasoning-gym data set's own parameters")
     ] = {}
-    path: Annotated[str, BASIC, PATH, Meta(description="`jsonl`: the file of prompts")] = ""
+    path: Annotated[
+        str,
+        BASIC,
+        PATH,
+        Meta(
+            description=(
+                "`data`: a file of prompts, a folder or a pattern of them, or hub:ORG/NAME "
+                "(docs/data.md)"
+            )
+        ),
+    ] = ""
+    prompt_key: Annotated[
+        str,
+        Meta(description="`data`: key of a row's prompt, as `a.b`; empty: found by the form"),
+    ] = ""
+    answer_key: Annotated[
+        str,
+        Meta(description="`data`: key of a row's answer, as `a.b`; empty: found by the form"),
+    ] = ""
     eval_path: Annotated[
         str,
         PATH,
         Meta(
             description=(
-                "`jsonl`: the file of held-out prompts; empty: the last eval_size lines of path"
+                "`data`: held-out prompts, as path; empty: the last eval_size rows of path"
             )
         ),
     ] = ""
@@ -36,7 +54,7 @@ class TaskConfig(Section, frozen=True):
         str,
         Named("verifier", ("exact", "number", "run")),
         BASIC,
-        Meta(description="`jsonl`: verifier of lines that name none"),
+        Meta(description="`data`: verifier of rows that name none"),
     ] = "exact"
     reward: Annotated[
         Literal["auto", "exact", "score"],
@@ -63,7 +81,7 @@ class TaskConfig(Section, frozen=True):
         bool, Meta(description="render prompts with the model's chat template instead")
     ] = False
     train_size: Annotated[
-        int, Meta(ge=1, description="different training prompts; `jsonl`: counted")
+        int, Meta(ge=1, description="different training prompts; `data`: counted")
     ] = 20_000
     eval_size: Annotated[
         int, BASIC, Meta(ge=0, description="held-out prompts; 0: no evaluation")
@@ -107,3 +125,8 @@ class TaskConfig(Section, frozen=True):
             )
         ),
     ] = {}
+
+    @property
+    def reads_data(self) -> bool:
+        """True for a data set of the user's own; `jsonl` is the earlier name of it."""
+        return self.name in ("data", "jsonl")

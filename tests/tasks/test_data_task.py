@@ -16,7 +16,7 @@ from asyncrl.config import ConfigError
 from asyncrl.config.schema import TaskConfig
 from asyncrl.tasks import NoReward, Several, TaskError, open_task
 from asyncrl.tasks.answer import Answer
-from asyncrl.tasks.jsonl import JsonlTask
+from asyncrl.tasks.data.data_task import DataTask
 
 Write = Callable[..., Path]
 
@@ -60,7 +60,7 @@ def judging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def config(path: Path, **more: Any) -> TaskConfig:
-    return TaskConfig(**{"name": "jsonl", "path": str(path), "eval_size": 2, **more})
+    return TaskConfig(**{"name": "data", "path": str(path), "eval_size": 2, **more})
 
 
 def test_the_last_lines_are_held_out(write: Write) -> None:
@@ -89,25 +89,25 @@ def test_a_held_out_prompt_is_not_trained(write: Write) -> None:
     assert task.size("evaluation") == 2
     assert {task.prompt("train", i) for i in range(task.size("train"))} == {"0", "1", "2"}
     with pytest.raises(
-        TaskError, match="of its 20 lines 5 are held out, and 15 have the prompt of a held-out one"
+        TaskError, match="of its 20 rows 5 are held out, and 15 have the prompt of a held-out one"
     ):
         open_task(config(train, eval_size=5), 0)
 
 
 def test_lines_with_a_held_out_prompt_are_counted(write: Write) -> None:
     path = write(*({"prompt": str(i % 8), "answer": "a"} for i in range(20)))
-    task = JsonlTask(config(path, eval_size=2))
+    task = DataTask(config(path, eval_size=2))
     assert task.size("train") == 14
     assert task.notes == [
-        "4 lines have the prompt of a held-out one and do not train: 14 are left",
-        "8 lines have the prompt of an earlier line; each trains as a prompt of its own",
+        "4 rows have the prompt of a held-out one and do not train: 14 are left",
+        "8 rows have the prompt of an earlier row; each trains as a prompt of its own",
     ]
     again = write(*({"prompt": "1", "answer": answer} for answer in "ab"), name="again.jsonl")
-    (note,) = JsonlTask(config(again, eval_size=0)).notes
-    assert note.startswith("1 line has the prompt of an earlier line;")
+    (note,) = DataTask(config(again, eval_size=0)).notes
+    assert note.startswith("1 row has the prompt of an earlier row;")
     path = write(*({"prompt": str(i), "answer": "a"} for i in range(4)), name="other.jsonl")
-    assert JsonlTask(config(path)).notes == []
-    mix = TaskConfig(mix={"a": {"name": "jsonl", "path": str(path)}}, eval_size=0)
+    assert DataTask(config(path)).notes == []
+    mix = TaskConfig(mix={"a": {"name": "data", "path": str(path)}}, eval_size=0)
     assert open_task(mix, 0).notes == []
 
 
@@ -116,9 +116,9 @@ def test_an_empty_answer_is_noted_where_a_response_without_text_gets_it_right(
 ) -> None:
     lines = [{"prompt": str(n), "answer": " " * n, "worth": 1} for n in range(3)]
     path = write(*lines, {"prompt": "x", "answer": "x"})
-    mix = TaskConfig(mix={"a": {"name": "jsonl", "path": str(path)}}, eval_size=1)
+    mix = TaskConfig(mix={"a": {"name": "data", "path": str(path)}}, eval_size=1)
     assert open_task(mix, 0).notes == [
-        "a: 3 lines have an empty answer, which a response without text gets right"
+        "a: 3 rows have an empty answer, which a response without text gets right"
     ]
     assert open_task(config(path, verifier=f"{judging}:half"), 0).notes == []
 
@@ -170,12 +170,12 @@ def test_a_line_longer_than_a_block_is_read_whole(write: Write) -> None:
     ("line", "said"),
     [
         ("{", "JSON is malformed|Input data was truncated"),
-        ("[1]", "Expected `object`"),
+        ("[1]", "it is a list, and each row is an object"),
         ('{"prompt": "x", "answer": 1e400}', "is too large to be read: write it as text, in quot"),
         ('{"prompt": "x", "answer": 1, "y": [%s]}' % ("9" * 5000), "write it as text, in quotes"),
-        ({"prompt": "x"}, "missing required field `answer`"),
-        ({"prompt": 3, "answer": "x"}, "Expected `str`, got `int` - at `$.prompt`"),
-        ({"prompt": "x", "answer": None}, "at `$.answer`"),
+        ({"prompt": "x"}, "answer is missing: it has prompt"),
+        ({"prompt": 3, "answer": "x"}, "its prompt is a number, and must be a text"),
+        ({"prompt": "x", "answer": None}, "its answer is null"),
         ({"prompt": "x", "answer": "x", "verifier": "exakt"}, "did you mean 'exact'"),
         (
             {"prompt": "x", "answer": "ten", "verifier": "number"},
@@ -203,16 +203,17 @@ def test_bytes_that_are_no_text_are_a_bad_line(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_empty_file_is_said(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
     for path, said in [
         (tmp_path / "no.jsonl", "cannot be read"),
-        (write("", ""), "has no lines"),
-        (tmp_path, "cannot be read"),
+        (write("", ""), "has no rows"),
+        (tmp_path / "run", "a folder without files of rows"),
         (Path("/proc/self/mem"), "cannot be read: Input/output error"),  # it opens, and fails then
     ]:
         with pytest.raises(TaskError, match=said):
             open_task(config(path), 0)
     with pytest.raises(TaskError, match=r"needs task\.path"):
-        open_task(TaskConfig(name="jsonl"), 0)
+        open_task(TaskConfig(name="data"), 0)
 
 
 # answers, and expected answers, as they are in JSON: right by `exact`, right by `number`; None: the
@@ -428,7 +429,7 @@ def test_a_verifier_without_a_name_is_no_setting(verifier: str) -> None:
     with pytest.raises(
         ConfigError, match=r"task\.verifier is .*, and must be one of exact, number"
     ):
-        TaskConfig(name="jsonl", verifier=verifier)
+        TaskConfig(name="data", verifier=verifier)
 
 
 # ---------------------------------------------------------------------- the answer and its reward

@@ -1,0 +1,144 @@
+"""Messages of a conversation, as data sets have them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from asyncrl.escape import escaped
+from asyncrl.tasks.prompt import Messages
+
+ROLES = {
+    **{role: role for role in ("system", "developer", "user", "assistant", "tool", "function")},
+    "human": "user",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "chatgpt": "assistant",
+    "observation": "tool",
+    "function_call": "assistant",
+}
+"""Roles, and other names of them."""
+FIRST = ("system", "developer")
+"""Roles of messages that stand before all others."""
+
+
+def conversation(listed: Sequence[Any]) -> Messages:
+    """Messages with the usual names, without empty fields. Raises LookupError for what is no
+    conversation, and for roles out of order.
+
+    >>> conversation([{"from": "human", "value": "1 + 1?", "weight": None}])
+    [{'role': 'user', 'content': '1 + 1?'}]
+    """
+    messages = [_message(number, one) for number, one in enumerate(listed, 1)]
+    roles = [message["role"] for message in messages]
+    if "user" not in roles:
+        said = ", ".join(dict.fromkeys(roles)) or "none"
+        raise LookupError(f"its messages have no user's among them (the roles are: {said})")
+    for number, (role, before) in enumerate(zip(roles[1:], roles, strict=False), 2):
+        if role in FIRST and before not in FIRST:
+            raise LookupError(
+                f"its message {number} is the {role}'s, behind one of the {before}: the system "
+                "speaks before all others"
+            )
+        if role == "tool" and before not in ("assistant", "tool"):
+            raise LookupError(
+                f"its message {number} is a tool's, behind one of the {before}: a tool answers a "
+                "call of the assistant"
+            )
+    return messages
+
+
+def _message(number: int, one: Any) -> dict[str, Any]:
+    if not isinstance(one, Mapping):
+        raise LookupError(f"its message {number} is {kind(one)}, and must be an object with a role")
+    fields = {key: pruned(value) for key, value in one.items() if value is not None}
+    role = fields.pop("from", None) if "role" not in fields else fields.pop("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise LookupError(
+            f"its message {number} has the role {escaped(str(role), 40)!r}; there are "
+            "system, user, assistant and tool"
+        )
+    content = fields.pop("content", fields.pop("value", None))
+    if isinstance(content, list):
+        content = _joined(number, content)
+    if content is None and fields.get("tool_calls"):
+        content = ""
+    if not isinstance(content, str):
+        raise LookupError(
+            f"the content of its message {number} is {kind(content)}, and must be a text"
+        )
+    fields.pop("weight", None)
+    return {"role": ROLES[role], "content": content, **fields}
+
+
+def _joined(number: int, parts: Sequence[Any]) -> str:
+    """Parts of a content as one text."""
+    texts = [one if isinstance(one, str) else _part(one) for one in parts]
+    if any(text is None for text in texts):
+        raise LookupError(f"its message {number} has a part that is no text: only text can be read")
+    return "".join(text or "" for text in texts)
+
+
+def _part(part: Any) -> str | None:
+    text = part.get("text") if isinstance(part, Mapping) else None
+    return text if isinstance(text, str) and part.get("type", "text") == "text" else None
+
+
+def tools_of(value: Any) -> Messages:
+    """The tools of a row: a list of objects, or the JSON of one. Raises LookupError.
+
+    >>> tools_of('[{"type": "function"}]'), tools_of(None)
+    ([{'type': 'function'}], [])
+    """
+    if isinstance(value, str) and value.strip():
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise LookupError(f"its tools are no JSON ({error})") from error
+    if not value:
+        return []
+    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+        raise LookupError("its tools are no list of objects, as chat templates take them")
+    return [pruned(one) for one in value]
+
+
+def pruned(value: Any) -> Any:
+    """A value without the keys that tables fill with null."""
+    if isinstance(value, Mapping):
+        return {key: pruned(one) for key, one in value.items() if one is not None}
+    return [pruned(one) for one in value] if isinstance(value, list) else value
+
+
+def as_text(messages: Messages) -> str:
+    """A conversation as one text: its contents, each with who said it once there is a reply in it.
+
+    >>> as_text([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}])
+    'Be brief.\\n1 + 1?'
+    """
+    replies = any(message["role"] in ("assistant", "tool") for message in messages)
+    if not replies:
+        return "\n".join(message["content"] for message in messages)
+    lines = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
+    return "\n".join([*lines, "Assistant:"])
+
+
+def kind(value: object) -> str:
+    """The kind of a value, in words.
+
+    >>> [kind(value) for value in (None, True, 1, "", [], {})]
+    ['null', 'true or false', 'a number', 'a text', 'a list', 'an object']
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, str):
+        return "a text"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return "an object" if isinstance(value, Mapping) else f"a {type(value).__name__}"

@@ -1,0 +1,87 @@
+"""The rows of a path, whatever its format."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+from asyncrl.config.paths import is_hub_name
+from asyncrl.files import open_regular
+from asyncrl.os_errors import machine_lacks
+from asyncrl.tasks import TaskError
+from asyncrl.tasks.data.arrow_rows import FILE, PARQUET, STREAM, ArrowRows
+from asyncrl.tasks.data.data_files import data_files
+from asyncrl.tasks.data.hub_rows import HubRows
+from asyncrl.tasks.data.line_rows import LineRows, refuse_empty
+
+
+class Rows(Protocol):
+    """Rows of data, numbered from 0."""
+
+    @property
+    def small(self) -> bool:
+        """True if all rows can be looked at, at the start."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def row(self, index: int) -> Any:
+        """A row. Raises LookupError if it cannot be read, with the reason as the end of a
+        sentence."""
+        ...
+
+    def place(self, index: int) -> str:
+        """The place of a row, in words."""
+        ...
+
+
+class JoinedRows:
+    """The rows of several files, one after the other, and a sentence on them, if one is needed."""
+
+    def __init__(self, parts: Sequence[Rows], note: str = "") -> None:
+        self._parts, self.note = parts, note
+        self._ends = list(accumulate(map(len, parts)))
+        self.small = all(part.small for part in parts) and len(parts) < 64
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def row(self, index: int) -> Any:
+        part, own = self._own(index)
+        return part.row(own)
+
+    def place(self, index: int) -> str:
+        part, own = self._own(index)
+        return part.place(own)
+
+    def _own(self, index: int) -> tuple[Rows, int]:
+        part = bisect_right(self._ends, index)
+        return self._parts[part], index - (self._ends[part - 1] if part else 0)
+
+
+def open_rows(path: str) -> JoinedRows:
+    """The rows of a file, a folder, a pattern, or a data set by its name. Raises TaskError."""
+    if is_hub_name(path):
+        return JoinedRows([HubRows(path)])
+    files = data_files(path)
+    try:
+        rows = JoinedRows([_of_file(file) for file in files.paths], files.note)
+    except OSError as error:
+        if machine_lacks(error):
+            raise
+        raise TaskError(
+            f"{error.filename or path} cannot be read: {error.strerror}; task.path and "
+            "task.eval_path name files of rows"
+        ) from error
+    refuse_empty(len(rows), path)
+    return rows
+
+
+def _of_file(path: Path) -> Rows:
+    with open_regular(path) as file:
+        head = file.read(8)
+    arrow = head.startswith((PARQUET, FILE, STREAM))
+    return ArrowRows(path) if arrow else LineRows(path)

@@ -1,0 +1,261 @@
+"""The task of a data set. Invariant: held-out prompts never train, and a row that cannot be read
+ends no run.
+
+Every row of a small data set is checked before the first prompt is returned. Of a large one the
+first rows, some that are drawn and the held-out ones are; another that is bad raises TaskError when
+its turn comes, and so does one with a held-out prompt, and the run drops that prompt by name.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from asyncrl.config.schema import TaskConfig
+from asyncrl.messages import Split
+from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
+from asyncrl.tasks import MaskedReward, NoReward, TaskError, as_number
+from asyncrl.tasks.answer import Answer
+from asyncrl.tasks.data.data_set import DataSet, digest_of
+from asyncrl.tasks.data.row_forms import RowForm
+from asyncrl.tasks.data.row_keys import keys_of, listed, nearest_key
+from asyncrl.tasks.data.row_reader import ReadRow
+from asyncrl.tasks.data.taught_rows import prompt_of
+from asyncrl.tasks.partial_credit import settled_reward
+from asyncrl.tasks.program_cases import CasesVerifier
+from asyncrl.tasks.prompt import ChatPrompt, Prompt, text_of
+from asyncrl.tasks.template import RIGHT
+from asyncrl.tasks.verifiers import VerifierTable, rewarded
+
+
+class DataTask:
+    """`task.path`, with `task.eval_path` or its own last `task.eval_size` rows held out.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> lines = [f'{{"prompt": "{n} + {n} =", "answer": {2 * n}}}\\n' for n in range(3)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (file := Path(folder, "sums.jsonl")).write_text("".join(lines))
+    ...     task = DataTask(TaskConfig(name="data", path=str(file), eval_size=1))
+    ...     task.prompt("evaluation", 0), task.verify("evaluation", 0, " 4")
+    ('2 + 2 =\\n', 1.0)
+    """
+
+    def __init__(self, config: TaskConfig) -> None:
+        """Raises TaskError, with the place of a row that is wrong."""
+        if not config.path:
+            raise TaskError("task.name = 'data' needs task.path, the data set of prompts")
+        self._config = config
+        self._exact = settled_reward(config) == "exact"
+        run = CasesVerifier(Bubblewrap(), config.verdict_s, all_or_nothing=self._exact)
+        self._verifiers = VerifierTable(config.verifier, run)
+        train = held_out = DataSet(config.path, config.prompt_key, config.answer_key)
+        rows, held_rows = range(len(train)), range(0)
+        if config.eval_path and config.eval_size:
+            held_out = DataSet(config.eval_path, config.prompt_key, config.answer_key)
+            held_rows = range(min(config.eval_size, len(held_out)))
+        else:
+            first = max(len(train) - config.eval_size, 0)
+            rows, held_rows = range(first), range(first, len(train))
+        self._sets: dict[Split, DataSet] = {"train": train, "evaluation": held_out}
+        self._held_out = {self._digest(held_out, row) for row in held_rows}
+        self._repeated = self._shared = 0
+        left: Sequence[int] = self._checked(train, rows)
+        if held_out is not train and held_out.small:
+            for row in range(len(held_rows), len(held_out)):
+                self._digest(held_out, row)
+        self._rows: dict[Split, Sequence[int]] = {"train": left, "evaluation": held_rows}
+        if self._exact and (several := self._verifiers.several):
+            raise TaskError(
+                f"task.reward = 'exact' is one number, and the verifier {several!r} gives several "
+                "rewards by name: set task.reward = 'score'"
+            )
+        if not left:
+            last = 0 if held_out is not train else len(held_rows)
+            raise TaskError(
+                f"{config.path} leaves no prompt to train on: "
+                f"{_left(len(train), last, self._shared)}; "
+                "set task.eval_size lower, or give other prompts in task.eval_path"
+            )
+
+    def _checked(self, train: DataSet, rows: range) -> Sequence[int]:
+        """Check rows of the training split. Returns those that train."""
+        if not train.small:
+            for row in train.sample():
+                if row < len(rows):
+                    self._digest(train, row)
+            return rows
+        digests = array("Q", (self._digest(train, row) for row in rows))
+        left = array("Q", (row for row in rows if digests[row] not in self._held_out))
+        self._repeated = _repeated(array("Q", (digests[row] for row in left)))
+        self._shared = len(rows) - len(left)
+        return left
+
+    def _digest(self, rows: DataSet, index: int) -> int:
+        """Check a row. Returns the digest of its prompt."""
+        row = rows.row(index)
+        read, verifier = rows.read_as_it_is(index, row), None
+        try:
+            verifier = self._verifiers.find(_named(row))
+            if isinstance(read.answer, list | dict) and ":" not in self._config.verifier:
+                raise LookupError(
+                    f"its {rows.form.answer} is a list or an object: name a key of it in "
+                    "task.answer_key, or a function of yours in task.verifier"
+                )
+            self._verifiers.check(verifier, _entry(row, read))
+        except LookupError as error:
+            lacks = read.answer is None and not isinstance(verifier, CasesVerifier)
+            why = _no_answer(rows.form, row) if lacks else error
+            raise TaskError(f"{rows.place(index)}: {why}") from error
+        return digest_of(read)
+
+    @property
+    def executes(self) -> bool:
+        return self._verifiers.executes
+
+    @property
+    def languages(self) -> frozenset[str]:
+        return frozenset(self._verifiers.languages)
+
+    @property
+    def writes(self) -> bool:
+        return True  # its verifiers are the user's
+
+    @property
+    def notes(self) -> list[str]:
+        train, held_out = self._sets["train"], self._sets["evaluation"]
+        notes = list(filter(None, (train.said, train.note)))
+        if held_out.said != train.said:
+            notes.append(f"held-out {held_out.said or 'rows have prompt and answer'}")
+        if not train.small:
+            notes.append(
+                f"{len(train.sample()):,} of {len(train):,} rows were checked: another that cannot "
+                "be read, or has a held-out prompt, is dropped when its turn comes"
+            )
+        if self._shared:
+            notes.append(
+                f"{self._shared:,} rows have the prompt of a held-out one and do not train: "
+                f"{self.size('train'):,} are left"
+            )
+        if count := self._repeated:
+            notes.append(
+                f"{count:,} {'row has' if count == 1 else 'rows have'} the prompt of an earlier "
+                "row; each trains as a prompt of its own"
+            )
+        if empty := self._verifiers.empty:
+            notes.append(
+                f"{empty:,} {'row has an' if empty == 1 else 'rows have an'} empty answer, which "
+                "a response without text gets right"
+            )
+        return notes
+
+    def warm(self) -> str:
+        return text_of(self.prompt("train", 0))
+
+    def size(self, split: Split) -> int:
+        return len(self._rows[split])
+
+    def prompt(self, split: Split, prompt_index: int) -> Prompt:
+        """Also raises TaskError for a row of a large data set that cannot be read, or that has a
+        held-out prompt."""
+        rows, row = self._of(split, prompt_index)
+        read = rows.read(row)
+        if split == "train" and not rows.small and digest_of(read) in self._held_out:
+            raise TaskError(f"{rows.place(row)}: its prompt is held out")
+        return prompt_of(self._config, read)
+
+    def answer(self, split: Split, prompt_index: int) -> str | None:
+        rows, row = self._of(split, prompt_index)
+        answer = rows.read(row).answer
+        return None if answer is None or isinstance(answer, list | dict) else str(answer)
+
+    def verify(self, split: Split, prompt_index: int, answer: str) -> float:
+        rows, row = self._of(split, prompt_index)
+        whole = rows.row(row)
+        read = rows.read_as_it_is(row, whole)
+        prompt = prompt_of(self._config, read)
+        asked = Answer.of(answer)
+        if isinstance(prompt, ChatPrompt):
+            asked = asked.behind(prompt.messages)
+        verifier = self._verifiers.find(_named(whole))
+        reward: float = rewarded(verifier, verifier(asked, _entry(whole, read)))
+        if self._exact and isinstance(reward, MaskedReward):
+            return MaskedReward(_exactly(reward), reward.errors)
+        return _exactly(reward) if self._exact else reward
+
+    def entry(self, split: Split, prompt_index: int) -> dict[str, Any]:
+        """The row, as an object: its own keys, with `prompt` and `answer` as they were read."""
+        rows, row = self._of(split, prompt_index)
+        whole = rows.row(row)
+        return _entry(whole, rows.read_as_it_is(row, whole))
+
+    def _of(self, split: Split, prompt_index: int) -> tuple[DataSet, int]:
+        if not 0 <= prompt_index < self.size(split):
+            raise IndexError(
+                f"prompt {prompt_index} is outside the {split} split of {self.size(split)}"
+            )
+        return self._sets[split], self._rows[split][prompt_index]
+
+
+def _entry(row: dict[str, Any], read: ReadRow) -> dict[str, Any]:
+    entry = {**row, "prompt": read.prompt, "answer": read.answer}
+    if read.answer is None:
+        del entry["answer"]
+    if read.tools:
+        entry["tools"] = read.tools
+    return entry
+
+
+def _no_answer(form: RowForm, row: dict[str, Any]) -> str:
+    """The reason why a row has no answer, in words."""
+    keys = keys_of(row)
+    if not form.answer:
+        return (
+            f"it has {listed(keys)}, and none of these is known as an answer: name its key in "
+            "task.answer_key"
+        )
+    if form.answer.partition(".")[0] in row:
+        return f"its {form.answer} is null"
+    return f"{form.answer} is missing: it has {listed(keys)}{nearest_key(form.answer, keys)}"
+
+
+def _named(row: dict[str, Any]) -> str:
+    """The verifier that a row names, or none. Raises LookupError."""
+    name = row.get("verifier") or ""
+    if not isinstance(name, str):
+        raise LookupError("its verifier is no text: it is the name of one, or left out")
+    return name
+
+
+def _left(rows: int, last: int, shared: int) -> str:
+    """The reason why no row trains, in words.
+
+    >>> _left(12, 4, 8)
+    'of its 12 rows 4 are held out, and 8 have the prompt of a held-out one'
+    """
+    counts = [f"{last} are held out"] * bool(last)
+    counts += [f"{shared} have the prompt of a held-out one"] * bool(shared)
+    return f"of its {rows} rows {', and '.join(counts)}"
+
+
+def _repeated(digests: array[int]) -> int:
+    """Number of digests that are equal to an earlier one.
+
+    >>> _repeated(array("Q", [1, 2, 1, 1]))
+    2
+    """
+    return len(digests) - len(np.unique(np.frombuffer(digests, np.uint64)))
+
+
+def _exactly(reward: Any) -> Any:
+    """1 for a right answer and 0 for any other; a value that is not a finite number, or too large
+    for a float, stays as it is."""
+    try:
+        number = as_number(reward)
+    except NoReward:
+        return reward
+    return float(number >= RIGHT) if math.isfinite(number) else reward

@@ -1,0 +1,99 @@
+"""Rows of a data set by its name, through the package `datasets`: from its cache, or from the hub.
+No code of a data set runs: the versions that are allowed have no way to."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from asyncrl.config.errors import installs
+from asyncrl.config.paths import HUB
+from asyncrl.escape import escaped
+from asyncrl.tasks import TaskError
+
+SPLIT = "train"
+"""The split of a name without one."""
+
+
+class HubName(NamedTuple):
+    """The parts of a path that is a name: `hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]]`.
+
+    >>> HubName.of("hub:org/sums@v1:main:test")
+    HubName(name='org/sums', revision='v1', config='main', split='test')
+    """
+
+    name: str
+    revision: str | None
+    config: str | None
+    split: str
+
+    @classmethod
+    def of(cls, path: str) -> HubName:
+        """Read a path. Raises TaskError."""
+        name, *rest = path.removeprefix(HUB).split(":")
+        name, _, revision = name.partition("@")
+        if not name or len(rest) > 2:
+            raise TaskError(
+                f"task.path is {path!r}, and a data set's name is "
+                "hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]]"
+            )
+        config, split = [*rest, "", ""][:2]
+        return cls(name, revision or None, config or None, split or SPLIT)
+
+
+class HubRows:
+    """The rows of a data set, which `datasets` maps from its cache."""
+
+    small = False
+
+    def __init__(self, path: str) -> None:
+        """Raises TaskError."""
+        self._path = path
+        self._rows: Any = _loaded(path)
+        self.small = (self._rows.dataset_size or 2**62) <= 2**26
+
+    @property
+    def digest(self) -> str:
+        """A name for what the rows follow from."""
+        return str(self._rows._fingerprint)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, index: int) -> Any:
+        """A row. Raises LookupError if it cannot be read."""
+        try:
+            return self._rows[index]
+        except Exception as error:  # decoders of features are the package's
+            raise LookupError(f"it cannot be read ({escaped(str(error), 200)})") from error
+
+    def place(self, index: int) -> str:
+        return f"{self._path}, row {index + 1}"
+
+
+def _loaded(path: str) -> Any:
+    """The data set: from the cache if it is there, so that all processes read the same."""
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise TaskError(
+            f"task.path is {path!r}, which the package datasets loads: {installs('datasets')}, or "
+            "give the path of its files"
+        ) from error
+    wanted = HubName.of(path)
+    errors = list[Exception]()
+    for local in (True, False):
+        try:
+            return datasets.load_dataset(
+                wanted.name,
+                wanted.config,
+                split=wanted.split,
+                revision=wanted.revision,
+                download_config=datasets.DownloadConfig(local_files_only=local),
+            )
+        except Exception as error:  # noqa: BLE001  of the package, the network, or files
+            errors.append(error)
+    said = escaped(str(errors[-1]).strip().partition("\n")[0], 300)
+    raise TaskError(
+        f"task.path is {path!r}, which is not in the cache of datasets and cannot be loaded "
+        f"({said}); look at the name and the network, or give the path of its files"
+    ) from errors[-1]
