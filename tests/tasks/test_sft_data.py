@@ -76,11 +76,7 @@ def test_rows_are_read_in_any_form_of_data(
 
 
 def test_a_model_without_a_template_gets_a_conversation_as_text(tmp_path: Path) -> None:
-    messages = [
-        *ANSWERED,
-        {"role": "user", "content": "and 1?"},
-        {"role": "assistant", "content": "3"},
-    ]
+    messages = [*ANSWERED, *ASKED, {"role": "assistant", "content": "3"}]
     data = opened(tmp_path, [{"messages": messages}], template=False)
     assert texts(data.train) == ["User: 1 + 1?\nAssistant: 2\nUser: 1 + 1?\nAssistant:\n3."]
     assert data.train.learned == 2
