@@ -85,7 +85,7 @@ def first_run(what: str, file: str) -> str:
     head = HEAD.format(
         what=what if not of_file else f"the prompts of {what}",
         file=file,
-        held_out=_held_out_words(config, task) if of_file else "",
+        held_out=_held_out_words(config, task) + _read_words(task) if of_file else "",
         verdict=verdict(catalog()[what]) if what in catalog() else _unknown(task),
     )
     return head + text
@@ -115,6 +115,11 @@ def _held_out_words(config: TaskConfig, whole: Task) -> str:
         f"\n# Nothing is held out of {lines:,} rows, so nothing is evaluated: give prompts in\n"
         "# task.eval_path, and their number in task.eval_size."
     )
+
+
+def _read_words(whole: Task) -> str:
+    """Comments on how rows are read, and on what is left out."""
+    return "".join(f"\n# {note[0].upper()}{note[1:]}." for note in whole.notes)
 
 
 def _unknown(task: Task) -> str:

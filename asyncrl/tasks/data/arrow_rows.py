@@ -9,10 +9,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from asyncrl.config.errors import installs
 from asyncrl.escape import escaped
 from asyncrl.files import open_regular
 from asyncrl.tasks import TaskError
+from asyncrl.tasks.data.arrow_library import arrow
 from asyncrl.tasks.data.kept_files import SMALL, kept
 
 BATCH = 4096
@@ -22,14 +22,19 @@ PARQUET, FILE, STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 
 
 class ArrowRows:
-    """The rows of a Parquet file, or of an Arrow file, as `datasets` keeps them."""
+    """The rows of a Parquet file, or of an Arrow file, as `datasets` keeps them.
+
+    >>> import pyarrow, tempfile
+    >>> from pyarrow import feather
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     feather.write_feather(pyarrow.table({"prompt": ["1 + 1 ="]}), f"{folder}/a.arrow")
+    ...     ArrowRows(Path(folder, "a.arrow")).row(0)
+    {'prompt': '1 + 1 ='}
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises TaskError where the file is not what its first bytes say, and OSError."""
-        try:
-            import pyarrow
-        except ModuleNotFoundError as error:
-            raise TaskError(f"{path} is read by pyarrow: {installs('parquet')}") from error
+        pyarrow = arrow(str(path))
         self._path = path
         try:
             data = kept(path, "arrow", lambda out: _unpack(path, out))
@@ -71,10 +76,9 @@ def _unreadable(path: Path, error: Exception) -> str:
 
 def _unpack(path: Path, out: BinaryIO) -> None:
     """Write the records of a file in Arrow's format, each checked."""
-    import pyarrow
-
+    pyarrow = arrow(str(path))
     with open_regular(path) as file:
-        schema, batches = _batches(file)
+        schema, batches = _batches(pyarrow, file)
         with pyarrow.ipc.new_file(pyarrow.PythonFile(out, "w"), schema) as writer:
             for batch in batches:
                 batch.validate(full=True)  # else a lie of the file ends the process
@@ -82,15 +86,12 @@ def _unpack(path: Path, out: BinaryIO) -> None:
                     writer.write_batch(batch.slice(start, BATCH))
 
 
-def _batches(file: BinaryIO) -> tuple[Any, Iterator[Any]]:
-    import pyarrow
-    from pyarrow import parquet
-
+def _batches(pyarrow: Any, file: BinaryIO) -> tuple[Any, Iterator[Any]]:
     head = file.read(8)
     file.seek(0)
     if head.startswith(PARQUET):
         # no threads: processes that fork read rows, too
-        opened = parquet.ParquetFile(pyarrow.PythonFile(file, "r"), pre_buffer=False)
+        opened = pyarrow.parquet.ParquetFile(pyarrow.PythonFile(file, "r"), pre_buffer=False)
         return opened.schema_arrow, opened.iter_batches(BATCH, use_threads=False)
     opened = (pyarrow.ipc.open_file if head.startswith(FILE) else pyarrow.ipc.open_stream)(file)
     if head.startswith(FILE):

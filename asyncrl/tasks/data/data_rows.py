@@ -19,7 +19,12 @@ from asyncrl.tasks.data.line_rows import LineRows, refuse_empty
 
 
 class Rows(Protocol):
-    """Rows of data, numbered from 0."""
+    """Rows of data, numbered from 0.
+
+    >>> rows: Rows = open_rows("docs/examples/own_data/prompts.jsonl")
+    >>> sorted(rows.row(0)), rows.place(0).partition(", ")[2]
+    (['answer', 'prompt'], 'line 1')
+    """
 
     @property
     def small(self) -> bool:
@@ -39,7 +44,12 @@ class Rows(Protocol):
 
 
 class JoinedRows:
-    """The rows of several files, one after the other, and a sentence on them, if one is needed."""
+    """The rows of several files, one after the other, and a sentence on them, if one is needed.
+
+    >>> rows = open_rows("docs/examples/own_data/prompts.jsonl")
+    >>> len(JoinedRows([rows, rows])) == 2 * len(rows)
+    True
+    """
 
     def __init__(self, parts: Sequence[Rows], note: str = "") -> None:
         self._parts, self.note = parts, note

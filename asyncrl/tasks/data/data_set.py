@@ -25,7 +25,11 @@ LOOKED_AT = 1024
 
 
 class DataSet:
-    """The rows of a path, read by their form."""
+    """The rows of a path, read by their form.
+
+    >>> DataSet("docs/examples/own_data/prompts.jsonl").form.keys
+    'prompt, answer'
+    """
 
     def __init__(self, path: str, prompt_key: str = "", answer_key: str = "") -> None:
         """Raises TaskError."""

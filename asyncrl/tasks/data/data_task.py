@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,20 +54,25 @@ class DataTask:
         run = CasesVerifier(Bubblewrap(), config.verdict_s, all_or_nothing=self._exact)
         self._verifiers = VerifierTable(config.verifier, run)
         train = held_out = DataSet(config.path, config.prompt_key, config.answer_key)
-        rows, held_rows = range(len(train)), range(0)
-        if config.eval_path and config.eval_size:
+        own = not (config.eval_path and config.eval_size)
+        first = max(len(train) - config.eval_size, 0) if own else len(train)
+        held_rows = range(first, len(train))
+        digests = [self._digest(train, row) for row in train.sample() if train.small or row < first]
+        if own:
+            of_held_out = digests[first:] if train.small else self._digests(train, held_rows)
+        else:
             held_out = DataSet(config.eval_path, config.prompt_key, config.answer_key)
             held_rows = range(min(config.eval_size, len(held_out)))
-        else:
-            first = max(len(train) - config.eval_size, 0)
-            rows, held_rows = range(first), range(first, len(train))
+            looked_at = range(len(held_out)) if held_out.small else held_rows
+            of_held_out = self._digests(held_out, looked_at)[: len(held_rows)]
+        self._held_out = frozenset(of_held_out)
         self._sets: dict[Split, DataSet] = {"train": train, "evaluation": held_out}
-        self._held_out = {self._digest(held_out, row) for row in held_rows}
+        left: Sequence[int] = range(first)
         self._repeated = self._shared = 0
-        left: Sequence[int] = self._checked(train, rows)
-        if held_out is not train and held_out.small:
-            for row in range(len(held_rows), len(held_out)):
-                self._digest(held_out, row)
+        if train.small:
+            left = array("Q", (row for row in left if digests[row] not in self._held_out))
+            self._repeated = _repeated(array("Q", (digests[row] for row in left)))
+            self._shared = first - len(left)
         self._rows: dict[Split, Sequence[int]] = {"train": left, "evaluation": held_rows}
         if self._exact and (several := self._verifiers.several):
             raise TaskError(
@@ -75,25 +80,15 @@ class DataTask:
                 "rewards by name: set task.reward = 'score'"
             )
         if not left:
-            last = 0 if held_out is not train else len(held_rows)
+            last = len(held_rows) if own else 0
             raise TaskError(
                 f"{config.path} leaves no prompt to train on: "
                 f"{_left(len(train), last, self._shared)}; "
                 "set task.eval_size lower, or give other prompts in task.eval_path"
             )
 
-    def _checked(self, train: DataSet, rows: range) -> Sequence[int]:
-        """Check rows of the training split. Returns those that train."""
-        if not train.small:
-            for row in train.sample():
-                if row < len(rows):
-                    self._digest(train, row)
-            return rows
-        digests = array("Q", (self._digest(train, row) for row in rows))
-        left = array("Q", (row for row in rows if digests[row] not in self._held_out))
-        self._repeated = _repeated(array("Q", (digests[row] for row in left)))
-        self._shared = len(rows) - len(left)
-        return left
+    def _digests(self, rows: DataSet, indices: Iterable[int]) -> list[int]:
+        return [self._digest(rows, index) for index in indices]
 
     def _digest(self, rows: DataSet, index: int) -> int:
         """Check a row. Returns the digest of its prompt."""
@@ -108,7 +103,7 @@ class DataTask:
                 )
             self._verifiers.check(verifier, _entry(row, read))
         except LookupError as error:
-            lacks = read.answer is None and not isinstance(verifier, CasesVerifier)
+            lacks = read.answer is None and verifier and not isinstance(verifier, CasesVerifier)
             why = _no_answer(rows.form, row) if lacks else error
             raise TaskError(f"{rows.place(index)}: {why}") from error
         return digest_of(read)

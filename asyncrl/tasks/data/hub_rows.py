@@ -9,7 +9,10 @@ from asyncrl.config.errors import installs
 from asyncrl.config.paths import HUB
 from asyncrl.escape import escaped
 from asyncrl.tasks import TaskError
+from asyncrl.tasks.data.arrow_library import arrow
 
+REACH_S = 10.0
+"""Seconds in which the hub answers at first; the package itself asks for a minute."""
 SPLIT = "train"
 """The split of a name without one."""
 
@@ -41,7 +44,13 @@ class HubName(NamedTuple):
 
 
 class HubRows:
-    """The rows of a data set, which `datasets` maps from its cache."""
+    """The rows of a data set, which `datasets` maps from its cache.
+
+    >>> HubRows("hub:org/sums:a:b:c")
+    Traceback (most recent call last):
+    asyncrl.tasks.TaskError: task.path is 'hub:org/sums:a:b:c', and a data set's name is \
+hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]]
+    """
 
     small = False
 
@@ -72,6 +81,8 @@ class HubRows:
 
 def _loaded(path: str) -> Any:
     """The data set: from the cache if it is there, so that all processes read the same."""
+    wanted = HubName.of(path)
+    arrow(path)
     try:
         import datasets
     except ModuleNotFoundError as error:
@@ -79,17 +90,14 @@ def _loaded(path: str) -> Any:
             f"task.path is {path!r}, which the package datasets loads: {installs('datasets')}, or "
             "give the path of its files"
         ) from error
-    wanted = HubName.of(path)
+    import tqdm
+
+    datasets.disable_progress_bars()
+    tqdm.tqdm.monitor_interval = 0  # its thread
     errors = list[Exception]()
-    for local in (True, False):
+    for load in (_of_cache, _of_hub):
         try:
-            return datasets.load_dataset(
-                wanted.name,
-                wanted.config,
-                split=wanted.split,
-                revision=wanted.revision,
-                download_config=datasets.DownloadConfig(local_files_only=local),
-            )
+            return load(datasets, wanted)
         except Exception as error:  # noqa: BLE001  of the package, the network, or files
             errors.append(error)
     said = escaped(str(errors[-1]).strip().partition("\n")[0], 300)
@@ -97,3 +105,27 @@ def _loaded(path: str) -> Any:
         f"task.path is {path!r}, which is not in the cache of datasets and cannot be loaded "
         f"({said}); look at the name and the network, or give the path of its files"
     ) from errors[-1]
+
+
+def _load(datasets: Any, wanted: HubName) -> Any:
+    return datasets.load_dataset(
+        wanted.name, wanted.config, split=wanted.split, revision=wanted.revision
+    )
+
+
+def _of_cache(datasets: Any, wanted: HubName) -> Any:
+    from huggingface_hub import constants
+
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        return _load(datasets, wanted)
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
+
+
+def _of_hub(datasets: Any, wanted: HubName) -> Any:
+    from huggingface_hub import HfApi
+
+    HfApi().dataset_info(wanted.name, revision=wanted.revision, timeout=REACH_S)
+    return _load(datasets, wanted)

@@ -33,7 +33,12 @@ _END, _WHITE = 10, (9, 10, 11, 12, 13, 32)
 
 
 class Bytes(Protocol):
-    """Bytes that are read when they are asked for."""
+    """Bytes that are read when they are asked for.
+
+    >>> data: Bytes = _Memory(memoryview(b"1 + 1 ="))
+    >>> data.read(4, 99), data.size
+    (b'1 =', 7)
+    """
 
     @property
     def size(self) -> int: ...

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, TextIO, cast
 
 import msgspec
 
-from asyncrl.config.errors import installs
 from asyncrl.files import open_regular
 from asyncrl.tasks import TaskError
+from asyncrl.tasks.data.arrow_library import arrow
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -55,10 +55,7 @@ class _ReadBytes(io.RawIOBase):
 
 
 def _zstd(file: BinaryIO) -> BinaryIO:
-    try:
-        import pyarrow
-    except ModuleNotFoundError as error:
-        raise TaskError(f"a file of zstd is read by pyarrow: {installs('parquet')}") from error
+    pyarrow = arrow("a file of zstd")
     stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file), "zstd")
     return io.BufferedReader(_ReadBytes(stream.read))
 
