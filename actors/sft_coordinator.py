@@ -243,20 +243,17 @@ class _Driver:
 
     async def conduct(self, launcher: Link) -> Outcome:
         """Run to the end, and drain. Raises TaskError for data that cannot be learned."""
-        supervision = self.config.supervision
         try:
-            outcome = await self._conduct(launcher)
+            if (outcome := await self._conduct(launcher)) is None:
+                with trio.move_on_after(self.config.supervision.grace_s):
+                    await self._drain(launcher)
         except TrainerLost:
             return Outcome(False, "the trainer was lost; its log says why", "lost")
         except WaitExpired as late:
             _keep(self.status, self.run / STALL)
             reason = f"the trainer did not answer in time: {late}"
             return Outcome(False, reason, "stalled" if self._ready is not None else None)
-        if outcome is not None:
-            return outcome
-        with trio.move_on_after(supervision.grace_s):
-            await self._drain(launcher)
-        return Outcome(True, "stopped early, as asked; continue with --resume")
+        return outcome or Outcome(True, "stopped early, as asked; continue with --resume")
 
     def _stoppable(self) -> trio.CancelScope:
         """A scope that ends when the run is to stop."""
