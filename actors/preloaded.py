@@ -26,6 +26,7 @@ MODULES = (
     "asyncrl.actors.roles",
     "asyncrl.actors.rollout_actor",
     "asyncrl.actors.scoring_servers",
+    "asyncrl.actors.sft_coordinator",
     "asyncrl.actors.trainer_process",
     "asyncrl.engines.embedded.engine",
     "asyncrl.engines.scripted",

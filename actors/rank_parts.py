@@ -15,7 +15,16 @@ from asyncrl.actors.actor_context import ActorContext
 from asyncrl.actors.rank_orders import RankOrders
 from asyncrl.actors.scoring_servers import ScoringServers
 from asyncrl.actors.trainer_actor import Write
-from asyncrl.messages import CloseStep, Gather, Message, MicroBatch, Save, ScoreProximal, TokenCount
+from asyncrl.messages import (
+    CloseStep,
+    Gather,
+    MeasureLoss,
+    Message,
+    MicroBatch,
+    Save,
+    ScoreProximal,
+    TokenCount,
+)
 from asyncrl.runtime.run_dir import ADAPTER, MODEL, MODEL_EMA
 from asyncrl.training.adapters import adapted, merged_model
 from asyncrl.training.checkpoint_index import checkpoint_path
@@ -64,6 +73,12 @@ class RankedLearner:
     async def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
         await trio.to_thread.run_sync(self.learner.score_proximal, message, buffers)
 
+    async def measure(
+        self, message: MeasureLoss, buffers: Sequence[memoryview]
+    ) -> tuple[float, int]:
+        own = partial(self.learner.measure, message, buffers)
+        return await self.orders.give(message, buffers, own)
+
     async def step(self) -> dict[str, float]:
         metrics = await self.orders.give(CloseStep(self.version), (), self.learner.step)
         if falls_back(self.learner.model):
@@ -93,6 +108,8 @@ class CarriedOrder:
         match order:
             case MicroBatch():
                 self.learner.accumulate(order, buffers)
+            case MeasureLoss():
+                self.learner.measure(order, buffers)
             case CloseStep():
                 self.learner.step()
             case Save():

@@ -65,6 +65,11 @@ logger = logging.getLogger(__name__)
 
 async def coordinator(context: ActorContext) -> None:
     """The coordinator's process. It ends when the launcher has heard that the run is over."""
+    if context.config.sft.run:
+        from asyncrl.actors.sft_coordinator import sft_coordinator
+
+        await sft_coordinator(context)
+        return
     from asyncrl.actors.coordinator.components import Observers
     from asyncrl.actors.coordinator.coordinator import Coordinator
     from asyncrl.actors.coordinator.event_store import EventStore

@@ -4,6 +4,7 @@ Invariant: commands that compute are carried out one at a time, in the order in 
 
     MicroBatch      accumulate its gradients                       → Consumed
     ScoreProximal   score tokens under the present weights, and keep the scores → ScoredProximal
+    MeasureLoss     measure the loss of held-out samples           → MeasuredLoss
     CloseStep       one optimizer step, one version more           → Stepped
     Publish         send the present weights                       → Transferred
                     (a direct one: join → Joined; send at Transfer)
@@ -33,6 +34,8 @@ from asyncrl.messages import (
     Drain,
     Drained,
     Joined,
+    MeasuredLoss,
+    MeasureLoss,
     Message,
     MicroBatch,
     Publish,
@@ -60,6 +63,7 @@ COMMANDS = 64
 COMPUTED: dict[type[Message], Command] = {
     MicroBatch: "micro-batch",
     ScoreProximal: "proximal scores",
+    MeasureLoss: "held-out loss",
     CloseStep: "optimizer step",
     Save: "checkpoint",
 }
@@ -88,6 +92,12 @@ class LearnerProtocol(Protocol):
     async def score_proximal(
         self, message: ScoreProximal, buffers: Sequence[memoryview]
     ) -> None: ...
+
+    async def measure(
+        self, message: MeasureLoss, buffers: Sequence[memoryview]
+    ) -> tuple[float, int]:
+        """The loss of held-out samples: nats, and the tokens that they are of."""
+        ...
 
     async def step(self) -> dict[str, float]: ...
 
@@ -130,6 +140,8 @@ async def trainer_actor(
                 case ScoreProximal(step):
                     await learner.score_proximal(message, buffers)
                     await link.send(ScoredProximal(step))
+                case MeasureLoss(index):
+                    await link.send(MeasuredLoss(index, *await learner.measure(message, buffers)))
                 case CloseStep():
                     async with publications.weights:
                         metrics = await learner.step()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         RewardConfig,
         RolloutConfig,
         RunConfig,
+        SftConfig,
         SglangConfig,
         StalenessConfig,
         SupervisedConfig,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from asyncrl.library.opened_run import Run, open_run, runs
     from asyncrl.library.starting_model import starting_model
     from asyncrl.library.task import ListTask, open_task
-    from asyncrl.library.trained_run import train
+    from asyncrl.library.trained_run import sft, train
     from asyncrl.staleness.admission import AdmissionPolicy
     from asyncrl.staleness.corrections import Corrected, Correction
     from asyncrl.tasks.answer import Answer
@@ -73,6 +74,7 @@ _HOMES = {
         "RewardConfig",
         "RolloutConfig",
         "RunConfig",
+        "SftConfig",
         "SglangConfig",
         "StalenessConfig",
         "SupervisedConfig",
@@ -89,7 +91,7 @@ _HOMES = {
     "asyncrl.library.hand_sampler": ("Sampler",),
     "asyncrl.library.arrays": ("Sequence",),
     "asyncrl.library.task": ("ListTask", "open_task"),
-    "asyncrl.library.trained_run": ("train",),
+    "asyncrl.library.trained_run": ("sft", "train"),
     "asyncrl.algorithms.selection.curriculum": ("Curriculum", "PromptOrder"),
     "asyncrl.tasks.answer": ("Answer",),
     "asyncrl.tasks.own_task": ("Task",),
@@ -135,6 +137,7 @@ __all__ = [
     "RunConfig",
     "Sampler",
     "Sequence",
+    "SftConfig",
     "SglangConfig",
     "StalenessConfig",
     "StepFigures",
@@ -150,6 +153,7 @@ __all__ = [
     "open_run",
     "open_task",
     "runs",
+    "sft",
     "starting_model",
     "train",
 ]

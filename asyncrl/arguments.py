@@ -14,6 +14,10 @@ from asyncrl.words import whole
 
 DESCRIPTION = "Train language models with reinforcement learning while generation never stops."
 TRAIN = "Train: start rollout, reward and trainer actors on this machine, and show what they do."
+SFT = (
+    "Learn the data's own answers (supervised fine-tuning) with the trainer, checkpoints and curve "
+    "of any run. Its model is a model.path for reinforcement learning."
+)
 WHY = (
     "Explain in a few sentences the state of a run: which side is idle, and what it waits for. The "
     "run may be alive, stalled, or killed."
@@ -150,6 +154,16 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="RUN",
         help="go on with the run in this directory, from its last checkpoint",
+    )
+    supervised = add("sft", SFT, SOURCES)
+    supervised.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on with the run in this directory, from its last checkpoint",
+    )
+    supervised.add_argument(
+        "--check", action="store_true", help="count rows, tokens and steps, and start nothing"
     )
     add("check", CHECK, SOURCES)
     tried = add("play", PLAY, PLAYED)

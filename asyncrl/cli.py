@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asyncrl.config import Config
 
 INTERRUPTED = 130
-LONG = ("train", "agent", "play")
+LONG = ("train", "sft", "agent", "play")
 """Verbs in which an error after the start is no matter of the input."""
 
 
@@ -65,6 +65,22 @@ def _train(args: argparse.Namespace) -> int:
     console = Console(file=Output(sys.stdout))  # type: ignore[arg-type]
     models = _models(args, args.resume)
     return start(config, {}, resume=args.resume, console=console, models=models).status
+
+
+def _sft(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from asyncrl.config.sft import supervised_run
+    from asyncrl.library.train import checked, start
+    from asyncrl.runtime.output import Output
+
+    config = supervised_run(_loaded(args, args.resume))
+    if args.check:
+        checked(config, args.resume, Console(), None, architecture=True)
+        print("This configuration can run.")
+        return 0
+    console = Console(file=Output(sys.stdout))  # type: ignore[arg-type]
+    return start(config, {}, resume=args.resume, console=console).status
 
 
 def _simulate(args: argparse.Namespace) -> int:
@@ -335,6 +351,7 @@ def _models(args: argparse.Namespace, resume: Path | None) -> Path | None:
 
 VERBS = {
     "train": _train,
+    "sft": _sft,
     "agent": _agent,
     "check": _check,
     "play": _play,

@@ -29,8 +29,6 @@ from asyncrl.explain.run_status import NAMED, ActorStatus, AwaitedRollout, Group
 from asyncrl.explain.summary import RolloutTotals, TokenTotals
 from asyncrl.messages import Report, Role, StatusUpdate
 
-RESPONSES = ("exact", "truncated", "response_tokens", "entropy")
-"""Figures of the last step's responses that are shown under their own names."""
 TOLD = 8
 """Attempts after which it is shown that all have failed."""
 
@@ -197,7 +195,10 @@ def collect_update(parts: Components) -> StatusUpdate:
         idle_rollout=statistics.idle("rollout"),
         pause_seconds=max(pauses[-1].values(), default=None) if pauses else None,
         note=note,
-        **{name: metrics.get(name) for name in RESPONSES},
+        exact=metrics.get("exact"),
+        truncated=metrics.get("truncated"),
+        response_tokens=metrics.get("response_tokens"),
+        entropy=metrics.get("entropy"),
         progress=parts.underway.shown,
         done={
             "rollout": experience.ledger.tokens.total,

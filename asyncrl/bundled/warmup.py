@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from asyncrl.bundled import bundled_model
+from asyncrl.bundled.frame import frame_of
 from asyncrl.bundled.outlook import Lesson
 from asyncrl.config import read
 from asyncrl.config.mix import each, is_counted, named
@@ -91,7 +92,8 @@ def recipe(config: Config) -> str:
     """A name for what the warm-up's result follows from, and for nothing else: the examples that it
     can come to, the weights that it begins with, and when it stops. Raises TaskError for a file
     that cannot be read."""
-    tasks = each(config.task)
+    of_file = config.sft.run and config.task.reads_data  # nothing of it is in the model
+    tasks = () if of_file else each(config.task)
     steps = config.model.warmup_steps
     examples = max(steps * BATCH, bundled_model.FRAMED)
     parts = [
@@ -214,12 +216,14 @@ def _readable(task: Task, items: Iterator[int]) -> tuple[int, Prompt]:
 
 def _make(config: Config, directory: Path, on_lesson: Callable[[Lesson], None]) -> None:
     """Make and warm up the bundled model in `directory`."""
-    task = open_task(config.task, config.run.seed)
-    bundled_model.write_tokenizer(directory, bundled_model.task_frame(task))
+    bundled_model.write_tokenizer(directory, frame_of(config))
     model = bundled_model.new_model(config.run.seed)
     steps, enough = config.model.warmup_steps, config.model.warmup_accuracy
     accuracy = 0.0
-    for lesson in teach(model, Tokenizer(directory), task, steps=steps, enough=enough):
+    task = open_task(config.task, config.run.seed) if steps else None
+    for lesson in (
+        teach(model, Tokenizer(directory), task, steps=steps, enough=enough) if task else ()
+    ):
         accuracy = lesson.accuracy
         on_lesson(lesson)
     model.save_pretrained(str(directory))

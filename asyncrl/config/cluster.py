@@ -23,8 +23,8 @@ def agent_cores(config: Config) -> int:
 
 
 def local_rollouts(config: Config) -> int:
-    """Number of rollout actors on this machine."""
-    return 0 if joined(config) else config.rollout.actors
+    """Number of rollout actors on this machine; a supervised run has none."""
+    return 0 if joined(config) or config.sft.run else config.rollout.actors
 
 
 def reward_room_of(config: Config) -> int:

@@ -107,8 +107,9 @@ def _large_state(config: Config, routing: int) -> list[Row]:
 
 def steps(config: Config) -> int:
     """Most optimizer steps: `train.steps`, or as many as the data gives. Example: 2 epochs of 100
-    prompts, 16 in a step, give at most 13."""
-    if not config.task.epochs:
+    prompts, 16 in a step, give at most 13. A supervised run has counted its data: `train.steps` are
+    its steps."""
+    if config.sft.run or not config.task.epochs:
         return config.train.steps
     return min(
         config.train.steps,

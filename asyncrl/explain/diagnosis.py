@@ -41,6 +41,8 @@ def _candidates(status: RunStatus) -> Iterator[str]:
     yield from _broken(status)
     if status.phase in ("drain", "stop"):
         yield f"It drains, and waits for {_waits(status) or 'nobody'}."
+    if status.sft is not None:
+        yield _supervised(status)
     trainer, rollout = idle(status, "trainer") or 0.0, idle(status, "rollout") or 0.0
     still = stands_still(status)
     if trainer >= max(IDLE, rollout) or (still and not status.rollouts.get("taken")):
@@ -50,6 +52,18 @@ def _candidates(status: RunStatus) -> Iterator[str]:
     if still:
         yield f"Nobody says what it waits for but by name: {_waits(status) or 'nothing'}."
     yield "Both sides work, and neither waits long for the other."
+
+
+def _supervised(status: RunStatus) -> str:
+    """Say what a supervised run waits for: it has the trainer alone."""
+    if status.evaluating is not None:
+        return f"The trainer measures the held-out loss of version {status.evaluating}."
+    if (idle(status, "trainer") or 0.0) >= IDLE:
+        return (
+            "The trainer waits for the coordinator, which packs its rows: raise "
+            "train.batch_groups, or give the model longer rows."
+        )
+    return "The trainer computes, and waits for nothing: a supervised run has no other side."
 
 
 def _broken(status: RunStatus) -> Iterator[str]:

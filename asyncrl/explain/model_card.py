@@ -22,7 +22,16 @@ from asyncrl.words import number
 
 CARD = "README.md"
 RESULTS = frozenset(
-    {"result", "held-out accuracy", "evaluated", "reward", "responses", "length", "tokens"}
+    {
+        "result",
+        "held-out accuracy",
+        "held-out loss",
+        "evaluated",
+        "reward",
+        "responses",
+        "length",
+        "tokens",
+    }
 )
 """The rows of the summary that a card has."""
 
@@ -48,10 +57,11 @@ def card(config: Config, summary: Summary, version: str) -> str:
     task, base = named(config.task), said(config.model.path) or "asyncrl's bundled small model"
     of_hub = of_snapshot(config.model.path)
     end, quoted = summary.accuracy.end, json.dumps(escaped(task))
+    kind = "supervised fine-tuning" if config.sft.run else "reinforcement learning"
     head = [
         "library_name: transformers",
         "license: unknown",
-        "tags: [reinforcement-learning, asyncrl]",
+        f"tags: [{kind.replace(' ', '-')}, asyncrl]",
     ]
     if of_hub is not None:
         head += ["base_model: " + json.dumps(of_hub.repository)]
@@ -65,15 +75,18 @@ def card(config: Config, summary: Summary, version: str) -> str:
             f"    metrics: [{{name: held-out accuracy, type: accuracy, value: {end:.4f}}}]",
         ]
     train, staleness = config.train, config.staleness
-    facts = [
-        ("base model", base),
-        ("task", task),
+    of_rollouts = [
         ("reward", config.task.reward),
         ("advantage, objective", f"{train.advantage}, {train.objective}"),
         ("groups a step, rollouts a group", f"{train.batch_groups}, {config.rollout.group_size}"),
-        ("learning rate", f"{train.lr:g}"),
         ("lag", f"at most {staleness.max_lag} versions; {number(summary.lag.mean)} in the mean"),
         ("corrections", ", ".join(each.kind for each in staleness.correction) or "none"),
+    ]
+    facts = [
+        ("base model", base),
+        ("task", task),
+        *([("loss on", config.sft.loss_on)] if config.sft.run else of_rollouts),
+        ("learning rate", f"{train.lr:g}"),
         ("seed", str(config.run.seed)),
         ("steps", f"{summary.steps} of {steps(config)}"),
         ("asyncrl", version),
@@ -85,7 +98,7 @@ def card(config: Config, summary: Summary, version: str) -> str:
             *head,
             "---",
             "",
-            "# A model trained by reinforcement learning with asyncrl",
+            f"# A model trained by {kind} with asyncrl",
             "",
             *_table(facts),
             "",

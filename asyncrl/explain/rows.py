@@ -25,6 +25,13 @@ OF_WEIGHTS = {"current": "", "ema": ", of the average of weights"}
 def update_rows(now: StatusUpdate) -> list[FigureRow]:
     """A run that goes on: rates and idle shares of the last seconds, else figures of the last step
     and of the last evaluation."""
+    if (sft := now.sft) is not None:
+        return [
+            ("loss", f"{number(sft.loss)} nats a token"),
+            ("held-out loss", _at(sft.held_out, sft.held_out_version)),
+            ("tokens/s", f"{count(now.trained_per_s)} trained"),
+            ("epochs", number(sft.epochs)),
+        ]
     accuracy = _at(now.accuracy, now.accuracy_version)
     accuracy += OF_WEIGHTS[now.accuracy_weights] * (accuracy != NONE)
     over = _over(now.accuracy_asked, now.accuracy_prompts)
@@ -44,6 +51,16 @@ def update_rows(now: StatusUpdate) -> list[FigureRow]:
 def summary_rows(summary: Summary) -> list[FigureRow]:
     """A run that has ended."""
     s, publication = summary, summary.publication
+    if (sft := s.sft) is not None:
+        return [
+            ("result", s.reason),
+            ("steps", count(s.steps)),
+            ("time", clock(s.seconds)),
+            ("loss", f"{number(sft.loss)} nats a token"),
+            ("held-out loss", _losses(sft.held_out_first, sft.held_out)),
+            ("tokens", f"{count(s.tokens.trained)} trained"),
+            ("epochs", number(sft.epochs)),
+        ]
     rows = [
         ("result", s.reason),
         ("steps", count(s.steps)),
@@ -87,8 +104,12 @@ def summary_rows(summary: Summary) -> list[FigureRow]:
     return rows
 
 
-def figure_rows(figures: RunFigures, accuracy: float | None = None) -> list[FigureRow]:
-    """Any run so far; with an `accuracy`, also the time until an evaluation had it."""
+def figure_rows(
+    figures: RunFigures, accuracy: float | None = None, *, losses: bool = False
+) -> list[FigureRow]:
+    """Any run so far; with an `accuracy`, also the time until an evaluation had it, and with
+    `losses` the held-out loss of supervised runs."""
+    first_loss, last_loss = figures.held_out_loss or (None, None)
     of, evaluations, best = figures.steps, figures.evaluations, figures.best
     accuracies = Accuracy()
     if evaluations:
@@ -101,6 +122,7 @@ def figure_rows(figures: RunFigures, accuracy: float | None = None) -> list[Figu
         _accuracy(accuracies),
         ("best accuracy", NONE if best is None else _at(best.accuracy, best.version)),
         *([] if accuracy is None else [_until(figures, accuracy)]),
+        *([("held-out loss", _losses(first_loss, last_loss))] if losses else []),
         ("reward, first steps", number(figures.reward_first)),
         ("reward, last steps", number(figures.reward_last)),
         _rates(figures.generated_per_s, figures.trained_per_s),
@@ -114,6 +136,10 @@ def figure_rows(figures: RunFigures, accuracy: float | None = None) -> list[Figu
 
 
 # ----------------------------------------------------------------------------------- single figures
+
+
+def _losses(first: float | None, last: float | None) -> str:
+    return f"{number(first, 3)} → {number(last, 3)}"
 
 
 def _responses(

@@ -15,6 +15,7 @@ from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.curve import EvaluationPoint, Point, StepPoint
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_status import RunStatus
+from asyncrl.explain.sft_figures import LOSS
 from asyncrl.explain.summary import Summary, TokenTotals
 
 REWARD_STEPS = 10
@@ -42,7 +43,8 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     last step, in tokens. Idle shares are from 0 to 1, lag in versions, by trained token;
     `pause_seconds` the mean of those that decoding stood still at a publication. `tokens` say what
     became of all that were generated; `alarms` counts the steps that raised one, and `raised` are
-    the sentences of those that the last step raised.
+    the sentences of those that the last step raised. `held_out_loss` is the first and the last one
+    of a supervised run.
     """
 
     run: str
@@ -64,6 +66,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
     alarms: int
     raised: list[str] = []
+    held_out_loss: tuple[float, float] | None = None
 
     @property
     def best(self) -> EvaluatedAt | None:
@@ -132,6 +135,7 @@ class CurveSums:
         self.seconds = self.lag_sum = self.pause_sum = 0.0
         self.pauses = self.lagged = self.lag_max = self.alarms = self.trained = 0
         self.discarded: dict[str, int] = {}
+        self.losses: tuple[float, float] | None = None  # held out: the first, and the last
         for point in points:
             self.add(point)
 
@@ -139,6 +143,8 @@ class CurveSums:
         """Count a point."""
         self.seconds = max(self.seconds, point.seconds)
         if isinstance(point, EvaluationPoint):
+            if (loss := point.figures.get(LOSS)) is not None:
+                self.losses = (self.losses or (loss, loss))[0], loss
             self.evaluations.append(
                 EvaluatedAt(
                     point.version, point.seconds, point.accuracy, point.asked, point.prompts
@@ -200,6 +206,7 @@ def counted(
         restarts=sum(status.restarts.values()) if status is not None else 0,
         alarms=sums.alarms,
         raised=status.alarms if status is not None else [],
+        held_out_loss=sums.losses,
     )
 
 

@@ -99,6 +99,11 @@ class RunFiles:
         return {".".join(setting.path): setting.value for setting in settings_in(path)}
 
     @property
+    def supervised(self) -> bool:
+        """True if the run is one of `asyncrl sft`."""
+        return self.settings.get("sft.run") is True
+
+    @property
     def tables(self) -> dict[str, Any]:
         """The settings as the tables of run.toml, for other tools."""
         return tomllib.loads(read_regular(self.path / RUN_TOML, TOML_BYTES).decode())
@@ -174,6 +179,11 @@ class RunFiles:
         from asyncrl.journal import JournalError, SqliteHistory  # who asks `why` waits for neither
 
         path = self.path / run_dir.JOURNAL
+        if self.supervised:
+            raise ConfigError(
+                f"{self.path}: this run is supervised (asyncrl sft) and samples nothing, so there "
+                "are no rollouts; its curve is shown by asyncrl report."
+            )
         try:
             with SqliteHistory(path) as history:
                 yield history

@@ -16,6 +16,7 @@ from asyncrl.experience.ledger import Account, Ledger
 from asyncrl.explain.curve import Curve
 from asyncrl.explain.evaluation_figures import EvaluatedWeights
 from asyncrl.explain.json_files import read_json, write_json
+from asyncrl.explain.sft_figures import SftFigures
 from asyncrl.runtime.reasons import same
 
 UNREPORTED = "the run was ended before it could report why"
@@ -169,7 +170,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     were not started again, and why. `published_gap` is what rounded weights change of
     log-probabilities after the last step (nats a token; None where engines are sent the trainer's
     own: `publication.dtype`). `bias` measures how far the trained rollouts are from the
-    generated ones (`asyncrl.experience.audit`)."""
+    generated ones (`asyncrl.experience.audit`). `sft` is of a supervised run, None for any
+    other."""
 
     ok: bool
     reason: str
@@ -191,6 +193,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     removed: dict[str, str] = {}
     slowest_verifier: SlowestVerifier | None = None
     verdicts: JudgedAnswers = JudgedAnswers()
+    sft: SftFigures | None = None
 
     def balances(self) -> bool:
         """True if both ledgers balance."""

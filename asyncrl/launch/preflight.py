@@ -153,6 +153,10 @@ def _resolved_mix(task: TaskConfig) -> dict[str, Any]:
     }
 
 
+def _named(config: Config) -> str:
+    return f"sft-{named(config.task)}" if config.sft.run else named(config.task)
+
+
 def _elsewhere(path: str) -> bool:
     """True for a setting in place of a path that names nothing on this disk."""
     return is_stored(path) or is_hub_name(path)
@@ -160,7 +164,7 @@ def _elsewhere(path: str) -> bool:
 
 def directory(config: Config, now: datetime) -> Path:
     """The directory of a new run: the one set, or one that is not there yet."""
-    return Path(config.run.dir) if config.run.dir else _fresh(named(config.task), now)
+    return Path(config.run.dir) if config.run.dir else _fresh(_named(config), now)
 
 
 def _fresh(task: str, now: datetime) -> Path:
@@ -185,8 +189,8 @@ def check(
     number of cores; `doing` is called with each work that may take long. Raises ConfigError."""
     doing("looking at the run directory, and at this machine")
     check_cores(config, available)
-    _paths(config)
-    _directory(config, resume)
+    check_paths(config)
+    check_run_directory(config, resume)
     refuse_unfit(config, resume)
     notes = list[Row]()
     if resume:
@@ -239,7 +243,7 @@ def _opening(task: TaskConfig) -> str:
     )
 
 
-def _paths(config: Config) -> None:
+def check_paths(config: Config) -> None:
     """Check that the system can look at each path of the settings, whatever is there."""
     for key, field in FIELDS.items():
         value = lookup(config, key)
@@ -336,7 +340,9 @@ def _lock(run: Path) -> BinaryIO:
         raise ConfigError(_unwritable(run, error)) from None
 
 
-def _directory(config: Config, resume: Path | None) -> None:
+def check_run_directory(config: Config, resume: Path | None) -> None:
+    """Check that the run directory is free, or that of the run which is resumed. Raises
+    ConfigError."""
     run = Path(config.run.dir)
     toml = run / RUN_TOML
     refuse_foreign(run)
@@ -388,7 +394,7 @@ def refuse_taken(run: Path) -> None:
 def refuse_unreadable(run: Path) -> None:
     """Check that a resumed run can read its journal, which must give a state for each checkpoint,
     and its curve. Damaged checkpoints are put aside later."""
-    steps = _curve(run)
+    steps = check_curve(run)
     path = run / JOURNAL
     if not exists(path):
         if (checkpoints := bool(complete(run))) or steps:
@@ -417,7 +423,7 @@ def refuse_unreadable(run: Path) -> None:
         ) from None
 
 
-def _curve(run: Path) -> int:
+def check_curve(run: Path) -> int:
     """Check that a resumed run can go on with its curve. Lines that are damaged are left out.
     Returns the steps in it."""
     path = run / METRICS

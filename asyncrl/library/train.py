@@ -20,6 +20,7 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import Row, derived
 from asyncrl.config.paths import exists, is_file, reachable
 from asyncrl.config.plugins import importing
+from asyncrl.config.sft import supervised_run
 from asyncrl.explain.cell import console_here
 from asyncrl.explain.display import show_rows
 from asyncrl.launch import model_directories, preflight
@@ -28,6 +29,7 @@ from asyncrl.launch.private import private_files, refuse_foreign
 from asyncrl.launch.publication_row import publication_row, weights_row
 from asyncrl.launch.routing_bytes import routing_bytes
 from asyncrl.launch.scale_rows import scale_rows
+from asyncrl.launch.sft_checks import check_sft
 from asyncrl.launch.trainer_memory import memory_rows
 from asyncrl.library.kept_code import kept_code
 from asyncrl.library.own_code import own_code
@@ -121,6 +123,8 @@ def checked(
     `architecture` the model is made, without weights, before its memory is predicted, which would
     take minutes for sizes that no model has. Raises ConfigError."""
     cores = available_cores()
+    if config.sft.run:
+        config = supervised_run(config)
     with waiting() as doing, named_models(doing) as named:
         config = named.find(config, resume)
         if named.missing and not architecture:  # what would refuse the run does so before that
@@ -129,6 +133,10 @@ def checked(
             config = named.settled(config)
         config, notes = _tried(config, resume, cores, doing, architecture=architecture)
         doing("computing sizes and memory")
+        if config.sft.run:
+            rows = [*named.rows, *notes, *memory_rows(config)]
+            show_rows([Row(*map(named.by_name, row)) for row in rows], console)
+            return config
         sent = [*weights_row(config), publication_row(config, _measured_pause(models))]
         scale = [*memory_rows(config), *scale_rows(config)]
         rows = [*derived(config, cores, routing_bytes(config)), *named.rows, *sent, *scale, *notes]
@@ -150,7 +158,8 @@ def _tried(
         config = preflight.resolved(config, resume, datetime.now())
         if resume is None:
             _refuse_code_of(Path(config.run.dir))
-        config, notes = preflight.check(config, resume, cores, doing)
+        checks = check_sft if config.sft.run else preflight.check
+        config, notes = checks(config, resume, cores, doing)
     if architecture and config.model.path:
         doing("making the model, without weights")
         notes += model_directories.check_architecture(Path(config.model.path), config)

@@ -13,6 +13,7 @@ from asyncrl.algorithms.advantages.credit import Credit
 from asyncrl.algorithms.advantages.group_weight import GroupWeight
 from asyncrl.algorithms.objectives import Objective
 from asyncrl.config import Config
+from asyncrl.config.sft import supervised_run
 from asyncrl.library.opened_run import Run
 from asyncrl.library.own_code import Corrections
 from asyncrl.library.task import ListTask
@@ -69,3 +70,16 @@ def train(
         models=models,
     )
     return Run(over.run, over.status, code=over.code)
+
+
+def sft(
+    config: Config,
+    *,
+    task: type[RowTask] | ListTask | None = None,
+    resume: str | Path | None = None,
+    console: Console | None = None,
+) -> Run:
+    """Learn the data's own answers to the end (docs/sft.md), as `train` trains: the run's
+    `model_path` is what `model.path` of another run takes. Settings that only rewarded rollouts
+    have are left out. Raises ConfigError if the run cannot start as configured."""
+    return train(supervised_run(config), task=task, resume=resume, console=console)

@@ -39,6 +39,7 @@ from asyncrl.messages.launcher_messages import (
     Progress,
     Replace,
     RunFinished,
+    SftUpdate,
     StatusUpdate,
 )
 from asyncrl.messages.machine_messages import (
@@ -102,6 +103,8 @@ from asyncrl.messages.trainer_messages import (
     TRUNCATED_TOKEN,
     CloseStep,
     Consumed,
+    MeasuredLoss,
+    MeasureLoss,
     MicroBatch,
     PromptFacts,
     Sample,
@@ -163,6 +166,8 @@ __all__ = [
     "Leaving",
     "MachineAdmitted",
     "MachineLeaving",
+    "MeasureLoss",
+    "MeasuredLoss",
     "Meet",
     "Message",
     "MicroBatch",
@@ -195,6 +200,7 @@ __all__ = [
     "ScoreResult",
     "Scored",
     "ScoredProximal",
+    "SftUpdate",
     "Span",
     "Split",
     "StartActor",

@@ -45,7 +45,7 @@ Increase = Annotated[float, msgspec.Meta(ge=0)]
 """Increase of a counter; a negative one does not parse."""
 
 
-Command = Literal["micro-batch", "proximal scores", "optimizer step", "checkpoint"]
+Command = Literal["micro-batch", "proximal scores", "optimizer step", "checkpoint", "held-out loss"]
 """The commands of a trainer, one at a time."""
 
 

@@ -50,6 +50,16 @@ class Progress(Part, frozen=True):
         return self.of > 0
 
 
+class SftUpdate(Part, frozen=True):
+    """Numbers of a supervised run: the `loss` of the last step, that of held-out rows at
+    `held_out_version` (nats a token; None before there is one), and the passes over the rows."""
+
+    loss: float | None
+    held_out: float | None
+    held_out_version: int
+    epochs: float
+
+
 class StatusUpdate(Message, frozen=True):
     """Coordinator to launcher, about once a second: what the display shows. Rates are over the last
     seconds; shares are 0 to 1. `evaluated` are figures of sampled answers, by name;
@@ -58,7 +68,7 @@ class StatusUpdate(Message, frozen=True):
     the last step's responses there are the mean `reward`, the shares that are `exact` and
     `truncated`, their mean length and their entropy (nats a token); None before there are any.
     `done` counts what each role has done so far: tokens, verdicts, episodes, steps. `alarms` are
-    sentences about the disk, as it is now."""
+    sentences about the disk, as it is now. `sft` is of a supervised run, None for any other."""
 
     seconds: float
     phase: str
@@ -88,6 +98,7 @@ class StatusUpdate(Message, frozen=True):
     accuracy_asked: int = 0
     accuracy_prompts: int = 0
     alarms: list[str] = []
+    sft: SftUpdate | None = None
 
 
 Healable = Literal["lost", "stalled"]

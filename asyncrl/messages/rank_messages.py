@@ -1,6 +1,6 @@
 """Messages between the ranks of a trainer. Rank 0's orders are the coordinator's commands to a
-trainer (`MicroBatch`, `CloseStep`, `Save`, `Drain`) as they came, and `Gather`; before them comes
-`Meet`."""
+trainer (`MicroBatch`, `MeasureLoss`, `CloseStep`, `Save`, `Drain`) as they came, and `Gather`;
+before them comes `Meet`."""
 
 from __future__ import annotations
 

@@ -127,6 +127,23 @@ class ScoredProximal(Message, frozen=True):
     step: int
 
 
+class MeasureLoss(Message, frozen=True):
+    """Coordinator to trainer, in a supervised run: measure the loss of held-out samples under the
+    present weights, which do not change. Buffer 0: as of `MicroBatch`."""
+
+    index: int
+    samples: list[Sample]
+
+
+class MeasuredLoss(Message, frozen=True):
+    """Trainer to coordinator: the sum of the losses of the marked tokens (nats), and their
+    number."""
+
+    index: int
+    nats: float
+    tokens: int
+
+
 class TokenCount(Part, frozen=True):
     """Counts of one sequence's sampled tokens: `trained` entered a loss, the rest was left out, by
     reason. Example: `TokenCount(7, 90, {"stale": 6, "icepop": 4})` of 100 tokens."""

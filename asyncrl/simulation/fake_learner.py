@@ -14,7 +14,15 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from asyncrl.messages import MicroBatch, Publish, Sample, Save, ScoreProximal, TokenCount
+from asyncrl.messages import (
+    MeasureLoss,
+    MicroBatch,
+    Publish,
+    Sample,
+    Save,
+    ScoreProximal,
+    TokenCount,
+)
 from asyncrl.simulation import policy
 from asyncrl.simulation.observer import WorldObserver
 from asyncrl.weightsync.errors import TransferError
@@ -175,6 +183,11 @@ class FakeLearner:
             return counts
         self._held += counts
         return []
+
+    async def measure(
+        self, message: MeasureLoss, buffers: Sequence[memoryview]
+    ) -> tuple[float, int]:
+        raise ValueError("no simulated run is supervised")
 
     async def _compute(self, seconds: float) -> None:
         self.computing(seconds)

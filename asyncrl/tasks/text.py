@@ -8,8 +8,8 @@ torch. A chat template is Jinja that `transformers` renders, in a process of its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from asyncrl.escape import escaped
 from asyncrl.files import JSON_BYTES, read_regular
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.prompt import ChatPrompt, Prompt
-from asyncrl.tasks.template_process import Render, TemplateFailed, TemplateProcess
+from asyncrl.tasks.template_process import TemplateFailed, TemplateProcess
 
 _USUAL = 8
 """Characters a token, up to which a text is tokenized without counting first."""
@@ -60,9 +60,8 @@ class Tokenizer:
         self._fast.no_truncation()
         self._fast.no_padding()
         self._directory, self._own_chat = directory, chat
-        self._template: TemplateProcess | None = None
+        self._templates: tuple[TemplateProcess, TemplateProcess] | None = None
         if chat:
-            self._template = TemplateProcess(_chat_template(directory))
             self._refuse_deaf_template(directory)
         self.stop_ids: tuple[int, ...] = _stop_ids(Path(directory), self._fast)
         self.end_id = _end_id(Path(directory), self._fast)
@@ -99,17 +98,36 @@ class Tokenizer:
     @cached_property
     def has_template(self) -> bool:
         """True if the model's files have a chat template."""
-        return self._template is not None or _has_template(Path(self._directory))
+        return self._templates is not None or _has_template(Path(self._directory))
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
         """A conversation in the model's chat template, ready for the answer. Raises TaskError if
         there is none, or the template cannot render it."""
-        if self._template is None:
-            self._template = TemplateProcess(_chat_template(self._directory))
+        return self._rendered(0, messages, tools)
+
+    def written(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """A conversation in the model's chat template, as it stands: no answer begins behind it.
+        Raises TaskError as `render`."""
+        return self._rendered(1, messages, tools)
+
+    def _rendered(
+        self,
+        written: int,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> str:
+        if self._templates is None:
+            template = _chat_template(self._directory)
+            self._templates = (
+                TemplateProcess(partial(template, ready=True)),
+                TemplateProcess(partial(template, ready=False)),
+            )
         try:
-            return self._template.render(messages, tools)
+            return self._templates[written].render(messages, tools)
         except TemplateFailed as error:
             raise TaskError(
                 f"the model's chat template cannot render this: {escaped(str(error), 300)}"
@@ -192,8 +210,9 @@ class Tokenizer:
         return self.decode(ids[:-1] if ids and self.ends(ids[-1]) else ids, special=True)
 
 
-def _chat_template(directory: str | Path) -> Render:
-    """The chat template of a model directory. Raises TaskError."""
+def _chat_template(directory: str | Path) -> Callable[..., str]:
+    """The chat template of a model directory, which renders messages and tools, and where it is
+    `ready` the beginning of an answer behind them. Raises TaskError."""
     from transformers import AutoTokenizer
 
     try:
@@ -212,9 +231,11 @@ def _chat_template(directory: str | Path) -> Render:
             "task.template"
         )
 
-    def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, ready: bool
+    ) -> str:
         text = tokenizer.apply_chat_template(
-            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=ready
         )
         return str(text)
 

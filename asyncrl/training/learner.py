@@ -24,13 +24,19 @@ from asyncrl.algorithms.routing.balance import RoutedTokens
 from asyncrl.algorithms.tokens import Tokens
 from asyncrl.config.losses import clips_nothing, credited, group_weight_of, updates
 from asyncrl.config.schema import StalenessConfig, TrainConfig
-from asyncrl.messages import MicroBatch, ScoreProximal, TokenCount
+from asyncrl.messages import MeasureLoss, MicroBatch, ScoreProximal, TokenCount
 from asyncrl.staleness import proximal
 from asyncrl.staleness.corrections import Folded
 from asyncrl.staleness.vcpo import learning_rate_scale
 from asyncrl.training.batch import Batch, read
 from asyncrl.training.expert_balance import ExpertBalance
-from asyncrl.training.forward import entropies, log_probability, measured, shares
+from asyncrl.training.forward import (
+    entropies,
+    log_probabilities,
+    log_probability,
+    measured,
+    shares,
+)
 from asyncrl.training.gradients import token_advantages
 from asyncrl.training.held import HeldBatch, HeldPart, minibatches, token_counts
 from asyncrl.training.kl_terms import KlAdded, KlTerms, Served
@@ -142,6 +148,24 @@ class Learner:
                 f"{self.version} was being accumulated"
             )
         self.proximal_logprobs.score_proximal(message, buffers, self.version)
+
+    def measure(
+        self, message: MeasureLoss, buffers: Sequence[memoryview | bytes]
+    ) -> tuple[float, int]:
+        """The sum of the losses (nats) of the marked tokens of held-out samples, and their number;
+        the gradients that are being accumulated do not change. All ranks get the sum. Raises
+        ValueError where samples and buffers do not match."""
+        batch = MicroBatch(self.version, message.index, message.samples, {})
+        tensors = read(batch, buffers, shared=shares(self.model), device=self.model.device.type)
+        nats = torch.zeros(1)
+        for index in self.rank.share(tensors.packed):
+            if index is None:
+                self.rank.keep_up(self.model, backward=False)
+                continue
+            with torch.no_grad():
+                current = log_probabilities(self.model, tensors.packed[index], 1.0)
+            nats -= current.sum().cpu()
+        return float(self.rank.added(nats)), len(tensors.mask)
 
     def accumulate(
         self,

@@ -86,6 +86,7 @@ def test_the_keys_are_the_promised_ones(tmp_path: Path) -> None:
         "removed": {"rollout-1"},
         "slowest_verifier": {"prompt_index", "seconds", "reason"},
         "verdicts": {"answers", "without", "reasons"},
+        "sft": None,
     }  # fmt: skip
     assert tree["tokens"]["discarded"] == {"filtered": 30, "evaluation": 4}
 

@@ -30,6 +30,7 @@ from asyncrl.explain.run_status import (
     PublicationStatus,
     RunStatus,
 )
+from asyncrl.explain.sft_figures import SftFigures
 from asyncrl.explain.summary import RolloutTotals, Summary, TokenTotals
 from asyncrl.explain.why import answer, why
 from asyncrl.messages import Busy, Wait
@@ -373,6 +374,19 @@ def test_a_live_run_says_which_side_is_idle() -> None:
         == "Over the last 10 s the trainer was idle for 80% of its time, and rollout actors for 5%."
     )
     assert "generation is the slow side" in sentences[2] and len(sentences) == 3
+
+
+def test_a_supervised_run_has_the_trainer_alone() -> None:
+    at_work = standing(sft=SftFigures(loss=1.0), idle={"trainer": {}}, publication=None)
+    assert diagnose(at_work).startswith("The trainer computes, and waits for nothing")
+    waits = msgspec.structs.replace(at_work, idle={"trainer": {"command": 0.9}})
+    assert diagnose(waits).startswith("The trainer waits for the coordinator, which packs")
+    measures = msgspec.structs.replace(at_work, evaluating=7)
+    assert diagnose(measures) == "The trainer measures the held-out loss of version 7."
+    lost = msgspec.structs.replace(
+        at_work, actors=[actor("trainer-0", role="trainer", here=False, seconds=3.0)]
+    )
+    assert diagnose(lost).startswith("trainer-0 is gone")
 
 
 def test_what_the_last_step_raised_is_said_last() -> None:

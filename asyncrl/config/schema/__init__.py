@@ -34,6 +34,7 @@ from asyncrl.config.schema.section import (
     Share,
     Whole,
 )
+from asyncrl.config.schema.sft_section import SftConfig
 from asyncrl.config.schema.staleness_section import StalenessConfig
 from asyncrl.config.schema.supervised_section import SupervisedConfig
 from asyncrl.config.schema.supervision_section import SupervisionConfig
@@ -66,6 +67,7 @@ __all__ = [
     "Seconds",
     "Section",
     "ServersConfig",
+    "SftConfig",
     "SglangConfig",
     "Share",
     "SinkName",

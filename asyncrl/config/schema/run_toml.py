@@ -22,6 +22,7 @@ from asyncrl.config.schema.reward_section import RewardConfig
 from asyncrl.config.schema.rollout_section import RolloutConfig
 from asyncrl.config.schema.run_section import RunConfig
 from asyncrl.config.schema.section import Section
+from asyncrl.config.schema.sft_section import SftConfig
 from asyncrl.config.schema.staleness_section import StalenessConfig
 from asyncrl.config.schema.supervised_section import SupervisedConfig
 from asyncrl.config.schema.supervision_section import SupervisionConfig
@@ -50,6 +51,7 @@ class Config(Section, frozen=True):
     reference: ReferenceConfig = ReferenceConfig()
     teacher: TeacherConfig = TeacherConfig()
     supervised: SupervisedConfig = SupervisedConfig()
+    sft: SftConfig = SftConfig()
     staleness: StalenessConfig = StalenessConfig()
     publication: PublicationConfig = PublicationConfig()
     journal: JournalConfig = JournalConfig()

@@ -80,6 +80,7 @@ def rows(found: ComparedRuns) -> list[tuple[str, ...]]:
         (key, *(NONE if value is None else quoted(value) for value in values))
         for key, values in found.differing.items()
     ]
-    columns = [figure_rows(figures, found.accuracy) for figures in found.runs]
+    losses = any(figures.held_out_loss for figures in found.runs)
+    columns = [figure_rows(figures, found.accuracy, losses=losses) for figures in found.runs]
     figures = [(each[0][0], *(said for _, said in each)) for each in zip(*columns, strict=True)]
     return [("", *(figures.run for figures in found.runs)), *settings, *figures]

@@ -20,9 +20,11 @@ from asyncrl.explain.views.flow_part import flow
 from asyncrl.explain.views.html_page import Html, joined, meter, table, tag
 from asyncrl.explain.views.plots import line_plot
 from asyncrl.explain.views.rollout_part import rollouts
-from asyncrl.explain.views.seen_curve import SeenCurve, SeenCurves
+from asyncrl.explain.views.seen_curve import HELD_OUT, SUPERVISED, SeenCurve, SeenCurves
 from asyncrl.explain.why import why
 from asyncrl.words import count, duration, share
+
+UNSAMPLED = "A supervised run samples nothing."
 
 
 class SeenRun:
@@ -53,17 +55,20 @@ class SeenRun:
 class RunPart(msgspec.Struct, frozen=True):
     """A part: its `title`, empty for the first, what makes it of a run, and the seconds after which
     a page asks for it again. It is not made again for `rest` times the processor time that it took.
+    One of what was `sampled` is not of a supervised run.
     What `make` raises as ConfigError is said in its place."""
 
     title: str
     make: Callable[[SeenRun], Html]
     every_s: float
     rest: float = 1000.0
+    sampled: bool = False
 
     def of(self, seen: SeenRun, name: str) -> Html:
         """The part under its name."""
         try:
-            body = self.make(seen)
+            supervised = self.sampled and seen.files.supervised
+            body = tag("p", UNSAMPLED, class_="dim") if supervised else self.make(seen)
         except ConfigError as error:
             body = tag("p", str(error), class_="dim")
         return self.section(name, body)
@@ -85,14 +90,22 @@ def _changes(seen: SeenRun) -> Html:
 
 def _happened(seen: SeenRun) -> Html:
     summary = seen.files.summary
-    return table(figure_rows(seen.figures) if summary is None else summary_rows(summary))
+    losses = seen.files.supervised
+    figures = seen.figures
+    return table(figure_rows(figures, losses=losses) if summary is None else summary_rows(summary))
 
 
 # ------------------------------------------------------------------------------------------ curves
 
 
 def _plots(seen: SeenRun) -> Html:
-    plots = (line_plot(title, "version", named) for title, named in seen.curves.series.items())
+    shown = seen.curves.series
+    of_losses = (HELD_OUT, *SUPERVISED)
+    if seen.files.supervised:
+        shown = {title: shown[title] for title in (*of_losses, "tokens/s")}
+    else:
+        shown = {title: named for title, named in shown.items() if title not in of_losses}
+    plots = (line_plot(title, "version", named) for title, named in shown.items())
     return tag("div", *plots, class_="plots")
 
 
@@ -164,18 +177,19 @@ def _alarms(seen: SeenRun) -> Html:
 PARTS = {
     "standing": RunPart("", _standing, 2.0),
     "changes": RunPart("What to change next", _changes, 10.0),
-    "flow": RunPart("The flow", lambda seen: flow(seen.files.status), 2.0),
+    "flow": RunPart("The flow", lambda seen: flow(seen.files.status), 2.0, sampled=True),
     "happened": RunPart("What happened", _happened, 5.0),
     "curves": RunPart("Curves", _plots, 5.0),
     "time": RunPart("Where time went", _idle, 5.0),
-    "tokens": RunPart("Where tokens went", _ledger, 5.0),
-    "publications": RunPart("Publications", _publications, 5.0),
+    "tokens": RunPart("Where tokens went", _ledger, 5.0, sampled=True),
+    "publications": RunPart("Publications", _publications, 5.0, sampled=True),
     "alarms": RunPart("Alarms", _alarms, 5.0),
     "rollouts": RunPart(
         "Newest rollouts",
         lambda seen: tag("div", rollouts(seen.files), class_="said"),
         10.0,
         rest=400.0,  # the dear one, which may take seconds
+        sampled=True,
     ),
 }
 """The parts, in their order, by the names that they have in a page."""

@@ -16,6 +16,7 @@ import msgspec
 from asyncrl.explain.curve import Point, StepPoint
 from asyncrl.explain.run_figures import CurveSums
 from asyncrl.explain.run_files import curve_of
+from asyncrl.explain.sft_figures import LOSS
 from asyncrl.explain.views.plots import PlotSeries
 
 LAST = 10
@@ -33,6 +34,13 @@ LINES: dict[str, list[tuple[str, Callable[[StepPoint], float | None]]]] = {
     "pause, seconds": [("pause", lambda p: p.pause_seconds)],
 }
 """The lines of each plot, and what a step says for each."""
+HELD_OUT = "held-out loss, nats a token"
+SUPERVISED: dict[str, list[tuple[str, Callable[[StepPoint], float | None]]]] = {
+    "loss, nats a token": [("loss", lambda p: p.metrics.get("loss"))],
+    "gradient norm": [("gradient norm", lambda p: p.metrics.get("grad_norm"))],
+}
+"""The same of a supervised run, beside the plot HELD_OUT."""
+ALL = LINES | SUPERVISED
 
 
 class SeenCurves(msgspec.Struct, frozen=True):
@@ -69,9 +77,11 @@ class SeenCurve:
     def _begin(self) -> None:
         self._sums = CurveSums()
         self._accuracy = PlotSeries("accuracy")
-        self._series = {"held-out accuracy": [self._accuracy]} | {
-            title: [PlotSeries(name) for name, _ in named] for title, named in LINES.items()
-        }
+        self._loss = PlotSeries("held-out loss")
+        self._series = {
+            "held-out accuracy": [self._accuracy],
+            HELD_OUT: [self._loss],
+        } | {title: [PlotSeries(name) for name, _ in named] for title, named in ALL.items()}
         self._last: deque[StepPoint] = deque(maxlen=LAST)
         self._alarmed: deque[StepPoint] = deque(maxlen=LAST)
 
@@ -85,10 +95,11 @@ class SeenCurve:
         self._sums.add(point)
         if not isinstance(point, StepPoint):
             self._accuracy.add(point.version, point.accuracy)
+            self._loss.add(point.version, point.figures.get(LOSS))
             return
         self._last.append(point)
         if point.alarms:
             self._alarmed.append(point)
-        for title, named in LINES.items():
+        for title, named in ALL.items():
             for series, (_, says) in zip(self._series[title], named, strict=True):
                 series.add(point.version, says(point))

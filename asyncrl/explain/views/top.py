@@ -23,7 +23,7 @@ from asyncrl.explain.display import Display, show_summary
 from asyncrl.explain.run_files import RunFiles, curve_of
 from asyncrl.explain.run_status import RunStatus
 from asyncrl.explain.why import OLD_S, why
-from asyncrl.messages import Progress, StatusUpdate
+from asyncrl.messages import Progress, SftUpdate, StatusUpdate
 from asyncrl.words import duration
 
 EVERY_S = 1.0
@@ -115,6 +115,7 @@ def update_of(
         response_tokens=metrics.get("response_tokens"),
         entropy=metrics.get("entropy"),
         alarms=[found.sentence for found in findings(outside_facts(status))],
+        sft=None if (sft := status.sft) is None else SftUpdate(*sft.shown),
     )
 
 

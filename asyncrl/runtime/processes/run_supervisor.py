@@ -208,8 +208,10 @@ class RunSupervisor:
     # ------------------------------------------------------------------------------------- actors
 
     def _others(self) -> Iterator[tuple[Role, int]]:
-        """Every actor but the coordinator."""
+        """Every actor but the coordinator; a supervised run samples and judges nothing."""
         yield from (("trainer", index) for index in range(ranks_of(self._config.train)))
+        if self._config.sft.run:
+            return
         yield from (("rollout", index) for index in range(self._config.rollout.actors))
         yield from (("reward", index) for index in range(self._config.reward.actors))
         if self._config.agent.run:

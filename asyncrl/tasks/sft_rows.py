@@ -1,0 +1,182 @@
+"""Rows of a supervised run: conversations, or prompts with their answers. Invariant: the held-out
+rows are those of an RL run of the same settings, and no row with the prompt of one is trained.
+
+They come from a data set, in any of its forms (`asyncrl/tasks/data/`), or from a task that knows
+answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from asyncrl.config.schema import TaskConfig
+from asyncrl.messages import Split
+from asyncrl.tasks import Task, TaskError, open_task
+from asyncrl.tasks.conversations import ASSISTANT
+from asyncrl.tasks.data.chat_messages import as_text, conversation, tools_of
+from asyncrl.tasks.data.data_set import DataSet
+from asyncrl.tasks.data.row_forms import LAST, messages_in
+from asyncrl.tasks.data.row_keys import value_at
+from asyncrl.tasks.data.row_reader import messages_of_prompt
+from asyncrl.tasks.prompt import ChatPrompt, Prompt
+from asyncrl.tasks.template import render
+
+
+class SftRow(NamedTuple):
+    """One row, from the place `where`: a `prompt`, and the `answer` to it. Of a conversation there
+    are all `messages`, with the `tools` that it names.
+
+    >>> SftRow("line 3", "2 + 2 =", "4").messages
+    ()
+    """
+
+    where: str
+    prompt: Prompt
+    answer: str
+    messages: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def asked(self) -> bytes:
+        """Bytes that tell its prompt from others."""
+        return msgspec.json.encode(self.prompt)
+
+
+class RowSplit(NamedTuple):
+    """The rows of a split: how many there are, and each in turn.
+
+    >>> RowSplit(0, lambda: iter(())).size
+    0
+    """
+
+    size: int
+    rows: Callable[[], Iterator[SftRow]]
+
+
+class RowSplits(NamedTuple):
+    """The rows that are trained, the held-out ones, and how they are read, in words.
+
+    >>> none = RowSplit(0, lambda: iter(()))
+    >>> RowSplits(none, none).said
+    ''
+    """
+
+    train: RowSplit
+    held_out: RowSplit
+    said: str = ""
+
+
+def sft_rows(config: TaskConfig, seed: int, most: int = 0) -> RowSplits:
+    """The rows that `[task]` names; of a task that makes its rows at most `most` (0: all). Raises
+    TaskError."""
+    if config.reads_data:
+        return _of_data(config)
+    task = open_task(config, seed)
+    size, held = task.size("train"), task.size("evaluation")
+    count = min(size, most or size)
+    return RowSplits(
+        RowSplit(count, partial(_of_task, config, task, "train", count)),
+        RowSplit(held, partial(_of_task, config, task, "evaluation", held)),
+    )
+
+
+def _of_task(config: TaskConfig, task: Task, split: Split, count: int) -> Iterator[SftRow]:
+    for index in range(count):
+        answer = task.answer(split, index)
+        where = f"row {index + 1} of {config.name}"
+        yield _asked(config, where, task.prompt(split, index), answer or "")
+
+
+def _of_data(config: TaskConfig) -> RowSplits:
+    """The rows of a data set: held out are those of task.eval_path, or its last ones."""
+    if not config.path:
+        raise TaskError(f"task.name = {config.name!r} needs task.path, the data set of rows")
+    data = _opened(config, config.path)
+    if config.eval_path and config.eval_size:
+        apart = _opened(config, config.eval_path)
+        held = min(config.eval_size, len(apart))
+        return RowSplits(
+            RowSplit(len(data), partial(_read, config, data, range(len(data)))),
+            RowSplit(held, partial(_read, config, apart, range(held))),
+            data.said,
+        )
+    first = len(data) - config.eval_size
+    if first < 1:
+        raise TaskError(
+            f"{config.path} leaves no row to train on: all {len(data)} are held out; set "
+            "task.eval_size lower, or give other rows in task.eval_path"
+        )
+    return RowSplits(
+        RowSplit(first, partial(_read, config, data, range(first))),
+        RowSplit(config.eval_size, partial(_read, config, data, range(first, len(data)))),
+        data.said,
+    )
+
+
+def _opened(config: TaskConfig, path: str) -> DataSet:
+    return DataSet(path, config.prompt_key, config.answer_key)
+
+
+def _read(config: TaskConfig, data: DataSet, rows: range) -> Iterator[SftRow]:
+    for index in rows:
+        yield _row(config, data, index)
+
+
+def _row(config: TaskConfig, data: DataSet, index: int) -> SftRow:
+    """A row of a data set. A conversation is learned as a whole, if it has an answer; to one that
+    has none the answer is another key's. Raises TaskError, with its place."""
+    raw, where, form = data.row(index), data.place(index), data.form
+    try:
+        talk = messages_in(value_at(raw, form.prompt[0])) if isinstance(raw, Mapping) else []
+        if talk:
+            messages, tools = conversation(talk), tools_of(raw.get("tools"))
+            if form.answer == LAST or messages[-1]["role"] == ASSISTANT:
+                return _talk(config, where, messages, tools)
+    except LookupError as error:
+        raise TaskError(f"{where}: {error}") from error
+    read = data.read_as_it_is(index, raw)
+    if messages := messages_of_prompt(read.prompt):
+        _refuse_silent(where, read.response)
+        whole = [*messages, {"role": ASSISTANT, "content": read.response}]
+        return _talk(config, where, whole, read.tools)
+    prompt = render(config, read.prompt) if isinstance(read.prompt, str) else read.prompt
+    return _asked(config, where, prompt, read.response)  # type: ignore[arg-type]  # ids
+
+
+def _talk(
+    config: TaskConfig,
+    where: str,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+) -> SftRow:
+    """A conversation. Raises TaskError if the assistant says nothing."""
+    last = max(
+        (at for at, message in enumerate(messages) if message["role"] == ASSISTANT), default=0
+    )
+    if not last:
+        raise TaskError(f"{where}: it has no answer of the assistant to learn")
+    before = [dict(message) for message in messages[:last]]
+    text = render(config, as_text(before))
+    prompt = ChatPrompt(before, text, [dict(tool) for tool in tools])
+    return SftRow(where, prompt, str(messages[last]["content"]), messages, tools)
+
+
+def _asked(config: TaskConfig, where: str, prompt: Prompt, answer: str) -> SftRow:
+    """A prompt and its answer, as a conversation where the chat template gives the form."""
+    _refuse_silent(where, answer)
+    if isinstance(prompt, str) and config.chat:
+        pair = {"role": "user", "content": prompt}, {"role": ASSISTANT, "content": answer}
+        return SftRow(where, prompt, answer, pair)
+    return SftRow(where, prompt, answer)
+
+
+def _refuse_silent(where: str, answer: str) -> None:
+    if not answer.strip():
+        raise TaskError(
+            f"{where}: it has no answer, and a supervised run learns answers: give rows with "
+            "messages, or with prompt and answer (task.answer_key)"
+        )
