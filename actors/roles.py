@@ -25,6 +25,7 @@ from asyncrl.config.cluster import joined
 from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.judging import asks
 from asyncrl.config.mix import named
+from asyncrl.config.plugins import without_folder
 from asyncrl.explain import run_status
 from asyncrl.files import write_whole
 from asyncrl.messages import Hello
@@ -85,7 +86,9 @@ async def coordinator(context: ActorContext) -> None:
     prompts = _prompts(context)
     metrics = Metrics()
     metrics.describe(
-        task=named(config.task), engine=config.engine.kind, evaluated=config.evaluation.weights
+        task=named(config.task),
+        engine=without_folder(config.engine.kind),
+        evaluated=config.evaluation.weights,
     )
     checkpoints = complete(context.run)
     resume = context.resume and (

@@ -30,6 +30,7 @@ from asyncrl.algorithms.selection.keep import KeepAll, number_kept, positions
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
 from asyncrl.config.losses import credit_of, filter_of, keep_of
+from asyncrl.config.plugins import without_folder
 from asyncrl.config.strategies import StrategyError, blamed
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.events import AnyEvent, Discarded, Dropped
@@ -102,7 +103,7 @@ class Eligibility:
             if group.complete:
                 self._remove(Discarded(rollout.id, "k_min"), [rollout], filtered=True)
         elif not self._passes_alone(group, rollout, rollout.verdict.reward):
-            reason = self._config.rollout.filter
+            reason = without_folder(self._config.rollout.filter)
             self._remove(Discarded(rollout.id, reason), [rollout], filtered=True)
         elif self._stale([rollout], step):
             self._remove(Discarded(rollout.id, "stale"), [rollout])
@@ -137,7 +138,8 @@ class Eligibility:
 
     def _filter_out(self, group: Group) -> list[Rollout]:
         """Drop a group that the filter leaves out. Returns that nothing of it is trained."""
-        self._remove(Dropped(group.id, self._config.rollout.filter), group.scored, filtered=True)
+        reason = without_folder(self._config.rollout.filter)
+        self._remove(Dropped(group.id, reason), group.scored, filtered=True)
         return []
 
     def _passes(self, group: Group) -> bool:

@@ -238,6 +238,15 @@ def module_and_name(text: str) -> tuple[str, str] | None:
     return (module, name) if whole else None
 
 
+def without_folder(text: str) -> str:
+    """A name for reasons and metrics, which hold no path.
+
+    >>> without_folder("/home/me/filters.py:Hard"), without_folder("zero_variance")
+    ('filters.py:Hard', 'zero_variance')
+    """
+    return text.rpartition("/")[2] if module_and_name(text) else text
+
+
 def file_stem(text: str) -> str:
     """The name, without its end, of the file in which the object called `text` probably is.
 
