@@ -176,7 +176,9 @@ def messages_in(value: Any) -> list[Any]:
     >>> messages_in('[{"role": "user", "content": "1 + 1?"}]')
     [{'role': 'user', 'content': '1 + 1?'}]
     """
-    if isinstance(value, str) and value.lstrip()[:1] == "[":
+    if isinstance(value, str):
+        if value.lstrip()[:1] != "[":
+            return []
         value = value_at({"json": f'{{"of": {value}}}'}, "json.of")
     good = isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value)
     keys = ("role", "from")

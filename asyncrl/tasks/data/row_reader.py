@@ -41,7 +41,7 @@ def read_row(row: Any, form: RowForm, rule: str = "") -> ReadRow:
     >>> read_row(row, RowForm("gsm8k", ("question",), "answer"), "mark").answer
     '2'
     """
-    if not isinstance(row, Mapping):
+    if not isinstance(row, dict):
         raise LookupError(f"it is {kind(row)}, and each row is an object with prompt and answer")
     prompt, given = _with_system(_prompt(row, form), row), None
     tools = tools_of(row.get("tools"))
@@ -62,23 +62,26 @@ def read_row(row: Any, form: RowForm, rule: str = "") -> ReadRow:
     return _with_answer(row, form, rule, prompt, given, tools)
 
 
-def system_of(row: Any) -> str:
+def system_of(row: Mapping[str, Any]) -> str:
     """The system's message of a row that has it at a key of its own; else an empty text.
 
     >>> system_of({"system": "Be brief.", "prompt": "1 + 1?"}), system_of({"system": 7})
     ('Be brief.', '')
     """
-    found = [row.get(key) for key in SYSTEM] if isinstance(row, Mapping) else []
-    return next((one for one in found if isinstance(one, str) and one.strip()), "")
+    for key in SYSTEM:
+        if key in row and isinstance(one := row[key], str) and one.strip():
+            return one
+    return ""
 
 
 def _with_system(
     prompt: str | Messages | list[int], row: Mapping[str, Any]
 ) -> str | Messages | list[int]:
     """The prompt as a conversation that begins with the row's system message, if it has one."""
+    if not (system := system_of(row)):
+        return prompt
     messages = messages_of_prompt(prompt)
-    system = system_of(row)
-    if not system or not (messages or isinstance(prompt, str)):
+    if not messages and not isinstance(prompt, str):
         return prompt
     if messages and messages[0]["role"] in FIRST:
         return prompt
@@ -88,6 +91,8 @@ def _with_system(
 
 def messages_of_prompt(prompt: str | Messages | list[int]) -> Messages:
     """The prompt as messages; none if it is a text or ids."""
+    if isinstance(prompt, str) or not isinstance(prompt[0], dict):
+        return []
     return [one for one in prompt if isinstance(one, dict)]
 
 
