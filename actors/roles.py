@@ -320,6 +320,7 @@ async def _judge(context: ActorContext, waits: Waits) -> AsyncIterator[Ask | Non
         return
     from asyncrl.judges.judge import open_judge
 
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # else each answer is a line of the log
     file = context.run / JUDGED / f"reward-{context.index}"
     async with open_judge(context.config, waits, file) as judge:
         yield judge.ask
