@@ -11,6 +11,7 @@ reward of zero, with one of these reasons:
     not a number: …, not finite, too large
     unnamed rewards: …, other rewards: …    not the rewards that the verifier has named before
     error spans: …       spans that are none, or not in the answer
+    figures: …           too many, with long names, or not finite
 
 Each answer has a worker process of its own while it is judged, so no other answer is touched. Where
 its task executes answers, that worker has judged no other one before, and judges none after. A
@@ -55,7 +56,7 @@ from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 from asyncrl.runtime.processes.process import isolated
 from asyncrl.sandbox.environment import allowed
-from asyncrl.tasks import Several
+from asyncrl.tasks import Several, wrong_figures
 
 OPENING_S = 120.0
 """Seconds in which a task must be opened: imports, and a pass over a JSONL file."""
@@ -69,6 +70,7 @@ REASONS = {
     "unnamed rewards",
     "other rewards",
     "error spans",
+    "figures",
 }
 """Kinds of reasons that a worker may give for no verdict."""
 REASON = 400
@@ -237,7 +239,8 @@ def _verdict(verdict: Verdict) -> Verdict | None:
         parts = {str(number): part for number, part in enumerate(verdict.parts)}
         checked = read(Several(parts) if parts else verdict.reward)
         if isinstance(checked, Scored):  # the coordinator checks that they lie in the response
-            return msgspec.structs.replace(checked, errors=verdict.errors)
+            figures = {} if wrong_figures(verdict.figures) else verdict.figures
+            return msgspec.structs.replace(checked, errors=verdict.errors, figures=figures)
         return checked
     if verdict.reason.partition(":")[0] not in REASONS:
         return None

@@ -32,7 +32,7 @@ from asyncrl.messages import Finish, NoVerdict, Scored, Split, Verdict
 from asyncrl.sandbox.forks import Forks, PlainForks
 from asyncrl.sandbox.limits import Limits
 from asyncrl.sandbox.zygote import Zygote
-from asyncrl.tasks import MaskedReward, NoReward, Several, Task, as_number, open_task
+from asyncrl.tasks import Figures, MaskedReward, NoReward, Several, Task, as_number, open_task
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.error_spans import token_spans
 from asyncrl.tasks.mixed import executed_prompts
@@ -99,10 +99,14 @@ def judge(
             ids=ids,
         )
         value = task.verify(answer.split, answer.prompt_index, text)
+        figures = value.figures if isinstance(value, Figures) else {}
+        value = value.reward if isinstance(value, Figures) else value
         verdict = read(value)
         if isinstance(verdict, Scored) and isinstance(value, MaskedReward):
             errors = token_spans(value.errors, text, ids, tokenizer.decode)
-            verdict = Scored(verdict.reward, verdict.parts, errors=errors)
+            verdict = msgspec.structs.replace(verdict, errors=errors)
+        if isinstance(verdict, Scored) and figures:
+            verdict = msgspec.structs.replace(verdict, figures=figures)
     except NoReward as error:
         verdict = NoVerdict(text_of(error))
     except KeyboardInterrupt:

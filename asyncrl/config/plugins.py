@@ -241,8 +241,8 @@ def module_and_name(text: str) -> tuple[str, str] | None:
 def file_stem(text: str) -> str:
     """The name, without its end, of the file in which the object called `text` probably is.
 
-    >>> file_stem("my.rewards:judge"), file_stem("/a/rewards.py:judge")
-    ('rewards', 'rewards')
+    >>> file_stem("my.rewards:judge"), file_stem("/a/rewards.py:judge"), file_stem("rewards.py:f")
+    ('rewards', 'rewards', 'rewards')
     """
     module, _ = module_and_name(text) or (text, "")
-    return Path(module).stem if "/" in module else module.rpartition(".")[2]
+    return module.removesuffix(".py").replace("/", ".").rpartition(".")[2]

@@ -150,7 +150,8 @@ def _judged(state: ExperienceState, event: e.Judged) -> None:
     rollout = state.find(event.rollout, RolloutStatus.SEALED)
     group = state.groups[rollout.group]
     if isinstance(event.verdict, Scored):
-        numbers = [event.verdict.reward, *event.verdict.parts]
+        figures = event.verdict.figures.values()
+        numbers = [event.verdict.reward, *event.verdict.parts, *figures]
         if not all(map(math.isfinite, numbers)):
             raise ImpossibleEvent(
                 f"rollout {rollout.id} was scored {numbers}: only finite rewards are verdicts"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import add
 from typing import NamedTuple, Self
 
@@ -12,12 +12,17 @@ from asyncrl.experience.episode import rewritten
 from asyncrl.experience.rollout import Rollout
 from asyncrl.messages import Scored
 
+MOST_FIGURES = 64
+"""Names of figures that a step has, at most: those of several verifiers."""
+
 
 class ResponseSums(NamedTuple):
     """Sums over `responses` that have a reward: of their rewards, of those that are `exact` (fully
     right) and `truncated` (cut at their budget), of their `tokens`, and of the `surprise` of these
     (minus the log-probability that they were sampled with, in nats). Of episodes also their calls
     behind the first one (`later`), and those of them in whose context a reply was `rewritten`.
+
+    `figures` are those of verifiers, each with its number of responses and their sum.
 
     >>> some = ResponseSums(2, reward=1.0, exact=1, truncated=0, tokens=10, surprise=5.0)
     >>> some.metrics()["reward"], some.metrics()["entropy"]
@@ -32,6 +37,7 @@ class ResponseSums(NamedTuple):
     surprise: float = 0.0
     later: int = 0
     rewritten: int = 0
+    figures: Mapping[str, tuple[int, float]] = {}
 
     @classmethod
     def of(cls, rollouts: Iterable[Rollout]) -> Self:
@@ -50,19 +56,22 @@ class ResponseSums(NamedTuple):
                         -float(logprobs.sum(dtype=np.float64)),
                         max(0, len(rollout.turns) - 1),
                         rewritten(rollout.turns, rollout.strands),
+                        {name: (1, value) for name, value in rollout.verdict.figures.items()},
                     )
                 )
         return sums
 
     def merge(self, other: ResponseSums) -> Self:
         """The sums of both."""
-        return type(self)(*map(add, self, other))
+        sums = type(self)(*map(add, self[:-1], other[:-1]))
+        return sums._replace(figures=_merged(self.figures, other.figures))
 
     def metrics(self) -> dict[str, float]:
         """The number of `responses`, and means by name: `reward`, `exact` and `truncated` (shares),
         `response_tokens`, and `entropy`, nats a token (the surprise of what was sampled is the
         entropy in expectation). Of episodes their `turns`, and the share of the calls behind the
-        first one that are `rewritten`. Nothing where there is no response."""
+        first one that are `rewritten`; of each figure of a verifier its mean over the responses
+        that have it, as `figure_` and its name. Nothing where there is no response."""
         if not self.responses:
             return {}
         of_episodes = {
@@ -77,4 +86,18 @@ class ResponseSums(NamedTuple):
             "response_tokens": self.tokens / self.responses,
             "entropy": self.surprise / self.tokens if self.tokens else 0.0,
             **(of_episodes if self.later else {}),
+            **{f"figure_{name}": total / count for name, (count, total) in self.figures.items()},
         }
+
+
+def _merged(
+    some: Mapping[str, tuple[int, float]], others: Mapping[str, tuple[int, float]]
+) -> dict[str, tuple[int, float]]:
+    """The sums of figures of both; of those that one has already, where together they are too
+    many."""
+    found = dict(some)
+    for name, (count, total) in others.items():
+        before = found.get(name, (0, 0.0))
+        if name in found or len(found) < MOST_FIGURES:
+            found[name] = before[0] + count, before[1] + total
+    return found

@@ -42,12 +42,14 @@ class Scored(Part, frozen=True, tag=True):
     several (GDPO), in the task's order. `score` is the verifier's own number where the reward is
     another one, because a penalty was added; None: it is the reward. `errors` are the response
     tokens [start, end) that the verifier found wrong: they stay out of the loss. Of an episode it
-    sees the last reply; from the coordinator on they count among the tokens of all turns."""
+    sees the last reply; from the coordinator on they count among the tokens of all turns. `figures`
+    are what the verifier logs of the answer, by name."""
 
     reward: float
     parts: list[float] = []
     score: float | None = None
     errors: list[tuple[int, int]] = []
+    figures: dict[str, float] = {}
 
     def fits(self, tokens: int) -> bool:
         """True if its errors lie in a response of this many tokens, ascend, and do not overlap."""
@@ -65,7 +67,7 @@ class Scored(Part, frozen=True, tag=True):
     def penalized(self, penalty: float) -> Scored:
         """The verdict with a penalty added, which is one part more where there are parts."""
         parts = [*self.parts, penalty] if self.parts else []
-        return Scored(self.reward + penalty, parts, self.reward, self.errors)
+        return Scored(self.reward + penalty, parts, self.reward, self.errors, self.figures)
 
 
 class NoVerdict(Part, frozen=True, tag=True):

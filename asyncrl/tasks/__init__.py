@@ -10,6 +10,7 @@ which the launcher gives to every actor.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
@@ -18,7 +19,21 @@ from asyncrl.config.mix import members
 from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Split
 
-__all__ = ["MaskedReward", "NoReward", "Several", "Task", "TaskError", "as_number", "open_task"]
+__all__ = [
+    "Figures",
+    "MaskedReward",
+    "NoReward",
+    "Several",
+    "Task",
+    "TaskError",
+    "as_number",
+    "open_task",
+    "wrong_figures",
+]
+
+FIGURES = 16
+"""Figures that a verifier may log of an answer, at most, and that a step has."""
+_FIGURE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
 class TaskError(InputError):
@@ -86,6 +101,48 @@ class MaskedReward(float):
         self = super().__new__(cls, as_number(reward))
         self.errors = list(errors)
         return self
+
+
+class Figures(float):
+    """A reward of any of these forms, and `figures` of the answer by name: their means are curves
+    of the run. They change nothing of what is trained.
+
+    >>> logged = Figures(1.0, {"brief": True, "steps": 3})
+    >>> float(logged), logged.reward, logged.figures["brief"]
+    (1.0, 1.0, 1.0)
+    """
+
+    reward: Any
+    figures: dict[str, float]
+
+    def __new__(cls, reward: Any, figures: Mapping[str, float]) -> Self:
+        """Raises NoReward for figures that are no finite numbers, too many, or of long names."""
+        try:
+            self = super().__new__(cls, reward)
+        except (TypeError, ValueError, OverflowError):
+            self = super().__new__(cls, math.nan)  # a mapping, or what is no reward
+        self.reward = reward
+        self.figures = {str(name): as_number(value, str(name)) for name, value in figures.items()}
+        if problem := wrong_figures(self.figures):
+            raise NoReward(f"figures: {problem}")
+        return self
+
+
+def wrong_figures(figures: Mapping[str, float]) -> str:
+    """The reason why figures are none that a verifier may log; empty if they are.
+
+    >>> wrong_figures({"brief": 1.0}), wrong_figures({"a b": 1.0})
+    ('', "the name 'a b', which may have letters, digits, _, - and . alone, at most 40")
+    """
+    if len(figures) > FIGURES:
+        return f"{len(figures)} of them, where {FIGURES} are the most"
+    for name, value in figures.items():
+        if not _FIGURE.fullmatch(name):
+            allowed = "which may have letters, digits, _, - and . alone, at most 40"
+            return f"the name {name[:40]!r}, {allowed}"
+        if not math.isfinite(value):
+            return f"{name} is not finite"
+    return ""
 
 
 class Task(Protocol):

@@ -79,6 +79,8 @@ def last_number(text: str) -> str | None:
     ['12', '-3/4', '1,234.50', None]
     """
     text = text.translate(_DIGITS)
+    for typeset, plain in (("{,}", ","), ("\\,", ""), ("\\!", "")):
+        text = text.replace(typeset, plain)
     found = None
     for run in _RUN.finditer(text):
         before = text[max(run.start() - 1, 0) : run.start()]
@@ -210,9 +212,11 @@ _END = r"(?=\s{0,4}(?:[.,;:!?)\]}*<$'\"]|\\|$))"
 """A mark, or the end of its line: they stand behind a letter that is no word."""
 _OPEN = r"[\s:*_(\[{$\"'=]{0,8}(?:\\(?:text|textbf|mathrm|mathbf|boxed)\{){0,2}[\s*(\[\"']{0,4}"
 _LETTER = rf"(?:(?P<large>[A-HJ])(?![\w'])|(?P<small>[A-Ja-j])(?![\w']){_END})"
-_SAID = re.compile(
-    rf"(?i:\b(?:answer|option|choice)\b)(?i:\s{{1,3}}(?:is|(?:would|should|must) be))?"
-    rf"(?i:[\s:]{{1,4}}(?:option|choice|letter))?{_OPEN}{_LETTER}",
+_IS = r"(?i:\s{1,3}(?:is|(?:would|should|must) be))?(?i:[\s:]{1,4}(?:option|choice|letter))?"
+_SAID = re.compile(rf"(?i:\b(?:answer|ans)\b){_IS}{_OPEN}{_LETTER}", re.MULTILINE)
+_CHOSEN = re.compile(
+    rf"(?i:\b(?:option|choice|choose|select|pick|go with)\b){_IS}{_OPEN}{_LETTER}"
+    r"|(?<![\w'])(?P<right>[A-HJ])[)\]*]{0,3} (?i:is (?:the )?(?:correct|right|best)\b)",
     re.MULTILINE,
 )
 _BARE_LETTER = re.compile(r"^[\s*_(\[]{0,4}(?P<letter>[A-J])[\s.:)\]*_]{0,6}$")
@@ -225,8 +229,9 @@ _IN_BRACKETS = re.compile(r"[(\[](?P<letter>[A-J])[)\]]")
 
 def chosen_letter(text: str) -> str:
     r"""The letter from A to J that a response chooses; empty if it names none. A box counts first,
-    then the last "answer is B", then a last line with one ("B. red", "so it is (B)"), a line with
-    nothing else, a first line with one, and the last letter in brackets.
+    then the last "answer is B", then the last "option B" or "B is correct", then a last line with
+    one ("B. red", "so it is (B)"), a line with nothing else, a first line with one, and the last
+    letter in brackets.
 
     >>> [chosen_letter(text) for text in (r"\boxed{\text{B}}", "B. red", "I take (C).", "a cat")]
     ['B', 'B', 'C', '']
@@ -236,8 +241,9 @@ def chosen_letter(text: str) -> str:
         inner = re.fullmatch(r"\W*([A-Ja-j])(?:[).:]\s*.*|\W*)", _WORDS.sub(r"\1", box), re.DOTALL)
         if inner:
             return inner[1].upper()
-    if said := _last(_SAID, text):
-        return (said["large"] or said["small"]).upper()
+    if said := _last(_SAID, text) or _last(_CHOSEN, text):
+        letter: str = next(filter(None, said.groups()))
+        return letter.upper()
     lines = [line for line in text.splitlines() if len(line) < LONG and line.strip()]
     tried = (
         (_ALONE, lines[-1:]),

@@ -24,7 +24,7 @@ import numpy as np
 from asyncrl.config.schema import TaskConfig
 from asyncrl.files import open_regular
 from asyncrl.messages import Split
-from asyncrl.tasks import MaskedReward, NoReward, TaskError, as_number
+from asyncrl.tasks import Figures, MaskedReward, NoReward, TaskError, as_number
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.line_hints import hint
 from asyncrl.tasks.partial_credit import settled_reward
@@ -147,8 +147,6 @@ class JsonlTask:
         entry = self.entry(split, prompt_index)
         verifier = self._verifiers.find(entry.get("verifier", ""))
         reward: float = rewarded(verifier, verifier(Answer.of(answer), entry))
-        if self._exact and isinstance(reward, MaskedReward):
-            return MaskedReward(_exactly(reward), reward.errors)
         return _exactly(reward) if self._exact else reward
 
     def entry(self, split: Split, prompt_index: int) -> dict[str, Any]:
@@ -184,6 +182,10 @@ def _repeated(digests: array[int]) -> int:
 def _exactly(reward: Any) -> Any:
     """1 for a right answer and 0 for any other; a value that is not a finite number, or too large
     for a float, stays as it is."""
+    if isinstance(reward, Figures):
+        return Figures(_exactly(reward.reward), reward.figures)
+    if isinstance(reward, MaskedReward):
+        return MaskedReward(_exactly(float(reward)), reward.errors)
     try:
         number = as_number(reward)
     except NoReward:

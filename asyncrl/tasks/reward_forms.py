@@ -22,9 +22,9 @@ from inspect import Parameter
 from typing import Any, NamedTuple
 
 from asyncrl.config.setting import nearest
-from asyncrl.tasks import NoReward
+from asyncrl.tasks import Figures, NoReward, wrong_figures
 from asyncrl.tasks.answer import Answer
-from asyncrl.tasks.verifiers import Verifier, shown
+from asyncrl.tasks.verifiers import NoAnswer, Verifier, shown
 
 FORMS = (
     "(answer, line), (completion, answer), (answer), verl's (data_source, solution_str, "
@@ -117,12 +117,14 @@ class OwnVerifier:
     def check(self, line: Mapping[str, Any]) -> None:
         """Check that a line has what the function reads. Raises LookupError."""
         for one in self._given:
-            if one.required and not _has(one, line):
-                key = "answer" if one.role == "label" else one.name
-                raise LookupError(
-                    f"its function reads {key!r}, which is not among the keys of the line; the "
-                    f"nearest is {nearest(key, line)!r}"
-                )
+            if not one.required or _has(one, line):
+                continue
+            if one.role == "label":
+                raise NoAnswer
+            raise LookupError(
+                f"its function reads {one.name!r}, which is not among the keys of the line; the "
+                f"nearest is {nearest(one.name, line)!r}"
+            )
 
     def _value(self, given: _Given, answer: Answer, line: Mapping[str, Any]) -> Any:
         """The value of a parameter: a list of one in a batch."""
@@ -271,7 +273,13 @@ def _only(returned: Any) -> Any:
 
 
 def _score(returned: Any) -> Any:
-    """The reward in what verl's functions return: a number, or a mapping with a `score`."""
-    if isinstance(returned, Mapping) and "score" in returned:
-        return returned["score"]
-    return returned
+    """The reward in what verl's functions return: a number, or a mapping with a `score`, whose
+    other numbers are figures."""
+    if not isinstance(returned, Mapping) or "score" not in returned:
+        return returned
+    figures = {
+        name: float(value)
+        for name, value in returned.items()
+        if name != "score" and isinstance(value, int | float)
+    }
+    return returned["score"] if wrong_figures(figures) else Figures(returned["score"], figures)

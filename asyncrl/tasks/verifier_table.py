@@ -42,7 +42,7 @@ from asyncrl.config.plugins import Registry, in_folder, module_and_name, reason
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.program_cases import CasesVerifier
 from asyncrl.tasks.reward_forms import OwnVerifier, as_verifier
-from asyncrl.tasks.verifiers import BuiltIn, Verifier, names
+from asyncrl.tasks.verifiers import BuiltIn, NoAnswer, Verifier, names
 from asyncrl.tasks.verifiers.exact import Exact
 from asyncrl.tasks.verifiers.run import ProgramRun
 
@@ -106,7 +106,7 @@ function of 'os' if you trust it, as its code would be run
         elif isinstance(verifier, OwnVerifier):
             verifier.check(line)
         elif "answer" not in line:
-            raise LookupError("Object missing required field `answer`")
+            raise NoAnswer
 
     def find(self, name: str) -> Verifier:
         """The verifier of a name in a line; an empty name is that of `task.verifier`. Raises

@@ -36,16 +36,16 @@ class Correction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """One entry of the list `staleness.correction`.
 
     `kind` is its name in run.toml, and the reason that its rejected tokens are discarded for; of a
-    user's own it is `module:name`. `reads`: the fields of `Tokens` that it looks at, beside `mask`
-    and `sample_index`; all of them but `entropy` unless it says otherwise. `weighs_by_ratio`: where
-    weights apply, its weight is a ratio of policies; two of these in one list would count the ratio
-    twice. `rejects`: it may leave tokens out of the loss. `band`: its fields `lo` and `hi` are
-    numbers, the two ends of one band. `bounds_ratio`: it keeps no token, or no rollout, of a ratio
-    far above 1. `trust_region`: it rejects what an update would take too far from the behaviour
-    policy, whatever the ratio is, so that an objective without a bound may stand on it.
-    `whole_step`: it compares tokens of different rollouts, so it is given all those that are
-    updated with together. `by_design`: what it leaves out is no sign of a fault, and raises no
-    alarm.
+    user's own it is `module:name`, or `file.py:name`. `reads`: the fields of `Tokens` that it looks
+    at, beside `mask` and `sample_index`; all of them but `entropy` unless it says otherwise.
+    `weighs_by_ratio`: where weights apply, its weight is a ratio of policies; two of these in one
+    list would count the ratio twice. `rejects`: it may leave tokens out of the loss. `band`: its
+    fields `lo` and `hi` are numbers, the two ends of one band. `bounds_ratio`: it keeps no token,
+    or no rollout, of a ratio far above 1. `trust_region`: it rejects what an update would take too
+    far from the behaviour policy, whatever the ratio is, so that an objective without a bound may
+    stand on it. `whole_step`: it compares tokens of different rollouts, so it is given all those
+    that are updated with together. `by_design`: what it leaves out is no sign of a fault, and
+    raises no alarm.
 
     >>> from asyncrl.staleness.corrections import IcePop
     >>> IcePop(hi=2.0).kind, IcePop.rejects, sorted(IcePop.reads)
@@ -69,7 +69,7 @@ class Correction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "kind" not in cls.__dict__:
-            cls.kind = f"{cls.__module__}:{cls.__qualname__}"
+            cls.kind = f"{cls.__module__.rpartition('/')[2]}:{cls.__qualname__}"
 
     @property
     def only_weighs(self) -> bool:
@@ -84,8 +84,10 @@ class Correction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return self.band and ends["lo"] >= ends["hi"]
 
     def table(self) -> dict[str, object]:
-        """Its table in run.toml."""
-        return {"kind": self.kind, **msgspec.structs.asdict(self)}
+        """Its table in run.toml, which names the file of a user's own with its whole path."""
+        module, name = type(self).__module__, type(self).__qualname__
+        kind = f"{module}:{name}" if "/" in module else self.kind
+        return {"kind": kind, **msgspec.structs.asdict(self)}
 
     def apply(self, tokens: Tokens, mask: Tensor) -> Corrected:
         """Correct the tokens of `mask`, bool [tokens], which the corrections before this one left.

@@ -4,6 +4,7 @@ and nothing else."""
 from __future__ import annotations
 
 import gc
+import json
 import math
 import os
 import signal
@@ -53,6 +54,7 @@ pytestmark = pytest.mark.processes
 VERIFIERS = '''
 import multiprocessing, os, signal, subprocess, sys
 from pathlib import Path
+from asyncrl.tasks import Figures
 
 REMEMBERED = []
 
@@ -81,6 +83,7 @@ def do(answer, entry):
             os.write(1, b"zzz")
             return 0.5
         case "text": return "0.5"
+        case "log": return Figures(0.5, {argument: len(argument)})
         case "rewards": return dict(zip(("right", "brief"), map(float, argument.split())))
         case "nothing": return None
         case "ended": return answer.tokens + (0.5 if answer.finish == "length" else 0.0)
@@ -202,6 +205,11 @@ async def test_every_way_to_give_no_verdict(opened: Open, sandbox: str) -> None:
             "give inf": NoVerdict("not finite"),
             "give -1e300": NoVerdict("too large"),
             "text": NoVerdict("not a number: str"),
+            "log words": Scored(0.5, figures={"words": 5.0}),
+            "log two words": NoVerdict(
+                "figures: the name 'two words', which may have letters, digits, _, - and . alone, "
+                "at most 40"
+            ),
             "nothing": NoVerdict("not a number: NoneType"),
             "raise no such luck": NoVerdict("raised: ValueError: no such luck"),
             "raise " + "x" * 999: NoVerdict("raised: ValueError: " + "x" * 200),
@@ -210,6 +218,16 @@ async def test_every_way_to_give_no_verdict(opened: Open, sandbox: str) -> None:
             "print": Scored(0.5),
         }
         assert {answer: await verdict(verifiers, answer) for answer in expected} == expected
+
+
+async def test_a_pattern_without_an_end_is_no_verdict(opened: Open, tmp_path: Path) -> None:
+    """Python's `re` hears no signal and releases no lock: the process is killed."""
+    data = tmp_path / "patterns.jsonl"
+    data.write_text(json.dumps({"prompt": "do", "pattern": "^(a+)+$", "verifier": "regex"}) + "\n")
+    async with opened(path=str(data), verdict_s=0.5) as verifiers:
+        with trio.fail_after(60):
+            assert await verdict(verifiers, "a" * 50 + "!") == NoVerdict("timeout")
+        assert await verdict(verifiers, "aaa") == Scored(1.0)
 
 
 @pytest.mark.parametrize("huge", [10**400, -(10**400), Fraction(10**400)], ids=type)

@@ -107,6 +107,7 @@ def test_a_correction_of_a_file_is_one(put: Put, tmp_path: Path) -> None:
         "kind": str(tmp_path / "mine/own.py:Own"),
         "hi": 3.0,
     }
+    assert config.staleness.correction[0].kind == "own.py:Own", "reasons and metrics have no path"
     write(config, tmp_path / "copy.toml")
     assert read(tmp_path / "copy.toml").staleness == config.staleness
     listed = load(None, ["staleness.correction=../mine/own.py:Own, icepop"], {})
@@ -217,6 +218,8 @@ def test_a_strategy_of_a_file_is_blamed_with_its_line(put: Put) -> None:
         pytest.raises(StrategyError, match=r"in sizes\.py, line 2 \(ZeroDivision"),
         blamed("sizing", f"{path}:size"),
     ):
+        size()
+    with pytest.raises(StrategyError, match=r"line 2"), blamed("correction", "sizes.py:size"):
         size()
 
 

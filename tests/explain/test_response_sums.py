@@ -11,8 +11,8 @@ from asyncrl.explain.response_sums import ResponseSums
 from asyncrl.messages import Finish, NoVerdict, Scored
 
 RESPONSES: list[tuple[list[float], Finish, Scored | NoVerdict]] = [
-    ([-1.0, -2.0], "stop", Scored(1.0)),
-    ([-0.5], "length", Scored(0.25)),
+    ([-1.0, -2.0], "stop", Scored(1.0, figures={"brief": 1.0})),
+    ([-0.5], "length", Scored(0.25, figures={"brief": 0.0, "steps": -4.0})),
     ([-4.0, -0.25, -1.0], "length", Scored(0.0)),
     ([-9.0], "length", NoVerdict("timeout")),
 ]
@@ -43,6 +43,8 @@ def test_figures_are_means_over_responses_with_a_reward() -> None:
         "truncated": 2 / 3,
         "response_tokens": len(tokens) / 3,
         "entropy": -math.fsum(tokens) / len(tokens),
+        "figure_brief": 0.5,
+        "figure_steps": -4.0,
     }
     assert ResponseSums.of(rollouts).metrics() == expected
     parts = ResponseSums.of(rollouts[:1]).merge(ResponseSums.of(rollouts[1:]))

@@ -187,6 +187,9 @@ def test_a_fraction_has_the_value_that_arithmetic_says(above: int, below: int) -
         ("none, nan or inf", None),
         ("", None),
         ("7</think>8", "8"),
+        ("$1{,}234$", "1,234"),
+        (r"$1\,234$", "1234"),
+        ("**-12**", "-12"),
     ],
 )
 def test_the_last_number_is_found_with_its_sign_and_form(text: str, found: str | None) -> None:
@@ -235,6 +238,12 @@ def test_a_number_in_words_is_found_again(value: Any) -> None:
         "The answer should be: (b)",
         "(B) The red one\n\n(A) is no colour.\nThe rest is wrong, too.",
         "A. no\nB. yes\nC. no\n\nB",
+        "Answer: (B) 5\nExplanation: option A is wrong because of C.",
+        "Therefore, B is correct.",
+        "**Final Answer**\n\n**(B)**",
+        "I choose B",
+        "So (B) is the right one.",
+        "The best choice is B, not A.",
     ],
 )
 def test_a_letter_is_read_as_people_write_it(text: str) -> None:
@@ -244,7 +253,17 @@ def test_a_letter_is_read_as_people_write_it(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "A or B", "It is a cat.", "The answer is a hard one", "Both of them", "42", "BB"]
+    "text",
+    [
+        "",
+        "A or B",
+        "It is a cat.",
+        "The answer is not B",
+        "The answer is a hard one",
+        "Both of them",
+        "42",
+        "BB",
+    ],
 )
 def test_what_names_no_letter_is_wrong(text: str) -> None:
     assert all(judged("choice", text, answer=letter) == 0.0 for letter in "ABCD")
@@ -377,6 +396,15 @@ def test_a_package_that_is_missing_is_a_sentence(
     monkeypatch.setattr(type(verifier), "package", "no_such_package")
     with pytest.raises(LookupError, match=rf"no-such-package is not installed: .*{verifier.extra}"):
         verifier.check({"answer": "1", "schema": {}})
+
+
+@pytest.mark.parametrize("kind", ["number", "last_number", "choice", "regex", "boxed"])
+def test_a_line_that_nobody_checked_is_no_zero(kind: str) -> None:
+    """Of a large data set not every line is checked before a run."""
+    verifier = VERIFIERS.find(kind)
+    for line in [{}] if kind in ("regex", "boxed") else [{}, {"answer": "none of these"}]:
+        with pytest.raises(LookupError):
+            verifier(Answer("\\boxed{1}"), line)
 
 
 # --------------------------------------------------------------------------------- hostile answers

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from asyncrl.tasks import NoReward
+from asyncrl.tasks import Figures, NoReward
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.reward_forms import OwnVerifier, as_verifier
-from asyncrl.tasks.verifiers import rewarded
+from asyncrl.tasks.verifiers import NoAnswer, rewarded
 
 LINE = {"prompt": "2 + 2 =", "answer": 4, "solution": "4", "level": 3, "extra_info": {"index": 7}}
 ANSWER = Answer(" 4", finish="stop", tokens=2, ids=[5, 6])
@@ -172,6 +172,36 @@ def test_a_batch_of_one_returns_one_reward(returned: Any, says: str) -> None:
         judged(batch)
 
 
+def test_other_numbers_of_a_score_are_figures() -> None:
+    logged = judged(compute_details)
+    assert float(logged) == logged.reward == 1.0 and logged.figures == {"acc": 1.0}
+
+
+def test_figures_stand_beside_a_reward_of_any_form() -> None:
+    def both(answer: str, line: Any) -> Figures:
+        return Figures({"right": 1.0, "brief": 0.5}, {"words": len(answer.split())})
+
+    both.rewards = ("right", "brief")  # type: ignore[attr-defined]
+    logged = judged(both)
+    assert logged.reward.parts == {"right": 1.0, "brief": 0.5} and logged.figures == {"words": 1.0}
+    assert float(logged) == 1.5
+
+
+@pytest.mark.parametrize(
+    ("figures", "says"),
+    [
+        ({"a": float("nan")}, "figures: a is not finite"),
+        ({"a": "1"}, "not a number: str, as a"),
+        ({"a b": 1.0}, "figures: the name 'a b'"),
+        ({"a" * 41: 1.0}, "figures: the name"),
+        ({str(n): 0.0 for n in range(17)}, "figures: 17 of them"),
+    ],
+)
+def test_other_figures_are_no_verdict(figures: Any, says: str) -> None:
+    with pytest.raises(NoReward, match=says):
+        judged(lambda answer, line: Figures(1.0, figures))
+
+
 def test_a_mapping_without_a_score_is_no_reward() -> None:
     def details(solution_str: str, ground_truth: str) -> dict[str, float]:
         return {"acc": 1.0}
@@ -209,6 +239,6 @@ def test_a_key_that_the_line_lacks_is_named_with_the_nearest() -> None:
 
     with pytest.raises(LookupError, match=r"reads 'solutoin'.*nearest is 'solution'"):
         judged(wants)
-    with pytest.raises(LookupError, match="reads 'answer'"):
+    with pytest.raises(NoAnswer, match="required field `answer`"):
         judged(pair, {"prompt": ""})
     assert judged(bare, {"prompt": ""}) == 1.0, "it reads no answer of the line"

@@ -123,7 +123,7 @@ class Advantage(ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "kind" not in cls.__dict__:
-            cls.kind = f"{cls.__module__}:{cls.__qualname__}"
+            cls.kind = f"{cls.__module__.rpartition('/')[2]}:{cls.__qualname__}"
 
     @abstractmethod
     def of(self, batch: RewardedSamples) -> Sequence[Value]:

@@ -69,7 +69,7 @@ class Objective(ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "kind" not in cls.__dict__:
-            cls.kind = f"{cls.__module__}:{cls.__qualname__}"
+            cls.kind = f"{cls.__module__.rpartition('/')[2]}:{cls.__qualname__}"
 
     @abstractmethod
     def per_token(self, tokens: Tokens, bounds: ClipBounds) -> TokenLoss:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from asyncrl.config.errors import installs
-from asyncrl.tasks import NoReward, Several, as_number
+from asyncrl.tasks import Figures, NoReward, Several, as_number
 from asyncrl.tasks.answer import Answer
 
 Verifier = Callable[[Answer, Mapping[str, Any]], Any]
@@ -21,6 +21,13 @@ Verifier = Callable[[Answer, Mapping[str, Any]], Any]
 and be slow. The answer is a text that knows its `finish` and its length in `tokens`."""
 SHOWN = 100
 """Characters of foreign names and values that an error quotes, at most."""
+
+
+class NoAnswer(LookupError):
+    """A line has no `answer`, which its verifier reads."""
+
+    def __init__(self) -> None:
+        super().__init__("Object missing required field `answer`")
 
 
 class BuiltIn:
@@ -48,7 +55,7 @@ class BuiltIn:
         """Check that a line has what this verifier reads, here an `answer`, and the machine its
         package. Raises LookupError with the end of a sentence about the line."""
         if "answer" not in line:
-            raise LookupError("Object missing required field `answer`")
+            raise NoAnswer
         self.refuse_missing()
 
     def refuse_missing(self) -> None:
@@ -83,6 +90,8 @@ def rewarded(verifier: Verifier, returned: Any) -> Any:
     """Return the reward of a verifier, as `Several` in their order if it declares names.
     Raises NoReward if it returned other names, and for a reward that is no number,
     or too large a one."""
+    if isinstance(returned, Figures):
+        return Figures(rewarded(verifier, returned.reward), returned.figures)
     expected = names(verifier)
     if not expected:
         if isinstance(returned, Mapping):

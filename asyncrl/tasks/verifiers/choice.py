@@ -22,13 +22,19 @@ class ChosenLetter(BuiltIn):
     kind: ClassVar[str] = "choice"
 
     def __call__(self, answer: str, line: Mapping[str, Any]) -> float:
-        expected = _LETTER.fullmatch(str(line["answer"]).strip())
-        return float(expected is not None and chosen_letter(spoken(answer)) == expected[1].upper())
+        return float(chosen_letter(spoken(answer)) == _letter(line["answer"]))
 
     def check(self, line: Mapping[str, Any]) -> None:
         super().check(line)
-        if not _LETTER.fullmatch(str(line["answer"]).strip()):
-            raise LookupError(
-                f"its verifier is `choice` and its answer {shown(line['answer'])} is no letter "
-                "from A to J: write the letter of the right option, or name another verifier"
-            )
+        _letter(line["answer"])
+
+
+def _letter(answer: Any) -> str:
+    """The letter of the right option. Raises LookupError."""
+    found = _LETTER.fullmatch(str(answer).strip())
+    if found is None:
+        raise LookupError(
+            f"its verifier is `choice` and its answer {shown(answer)} is no letter from A to J: "
+            "write the letter of the right option, or name another verifier"
+        )
+    return found[1].upper()
