@@ -90,7 +90,7 @@ def test_objects_of_cells_become_files_that_settings_name(
     assert made.train.advantage == f"{code}/advantage.py:Mine"
     pop, own = made.staleness.correction
     assert pop == IcePop(hi=3.0) and own.hi == 5.0  # type: ignore[attr-defined]
-    assert own.kind == f"{code}/correction_2.py:Own"
+    assert own.table()["kind"] == f"{code}/correction_2.py:Own"
 
 
 def test_an_object_of_a_module_is_named_and_not_copied(
