@@ -58,8 +58,12 @@ class Tokenizer:
         # Training scripts save these with the file; a prompt is never cut or padded here.
         self._fast.no_truncation()
         self._fast.no_padding()
-        self._chat = TemplateProcess(_chat_template(directory)) if chat else None
+        self._chat: TemplateProcess | None = None
+        self.template = ""
+        """The source of the chat template; empty if it was not asked for."""
         if chat:
+            render, self.template = _chat_template(directory)
+            self._chat = TemplateProcess(render)
             self._refuse_deaf_template(directory)
         self.stop_ids: tuple[int, ...] = _stop_ids(Path(directory), self._fast)
         self.end_id = _end_id(Path(directory), self._fast)
@@ -140,6 +144,12 @@ class Tokenizer:
         return dict(self._fast.get_vocab(with_added_tokens=True))
 
     @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """The special tokens, by their names."""
+        added = self._fast.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items() if token.special}
+
+    @cached_property
     def longest(self) -> int:
         """Number of characters of the longest token, at least 1."""
         return max(map(len, self._fast.get_vocab(with_added_tokens=True)), default=1)
@@ -177,8 +187,8 @@ class Tokenizer:
         return self.decode(ids[:-1] if ids and self.ends(ids[-1]) else ids, special=True)
 
 
-def _chat_template(directory: str | Path) -> Render:
-    """The chat template of a model directory. Raises TaskError."""
+def _chat_template(directory: str | Path) -> tuple[Render, str]:
+    """The chat template of a model directory, and its source. Raises TaskError."""
     from transformers import AutoTokenizer
 
     try:
@@ -203,7 +213,8 @@ def _chat_template(directory: str | Path) -> Render:
         )
         return str(text)
 
-    return render
+    source = tokenizer.chat_template
+    return render, source if isinstance(source, str) else "\n".join(map(str, source.values()))
 
 
 def _embedded(directory: Path) -> int:
