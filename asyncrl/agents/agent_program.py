@@ -2,7 +2,9 @@
 
 Its environment has what an `AgentEpisode` has:
 
-    OPENAI_BASE_URL, OPENAI_API_KEY     what the official clients read by themselves
+    OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL             what the official clients read
+    ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_MODEL    by themselves; ANTHROPIC_AUTH_TOKEN
+                                                              has the key, too
     ASYNCRL_PROMPT, ASYNCRL_ENTRY       the prompt; the task's entry, as JSON
     ASYNCRL_PROMPT_INDEX, ASYNCRL_SEED, ASYNCRL_ATTEMPT
     ASYNCRL_SESSION_URL, ASYNCRL_REWARD_KEY     for notes, and for rewards of turns
@@ -28,7 +30,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from asyncrl.agents.agent_episode import EpisodeFacts
+from asyncrl.agents.agent_episode import MODEL, EpisodeFacts
 from asyncrl.agents.agent_sandbox import base_url, program_of_command, with_model
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.sandbox.programs.under_asyncio import run_in_asyncio
@@ -48,6 +50,11 @@ def environment_of(facts: EpisodeFacts) -> dict[str, str]:
     return {
         "OPENAI_BASE_URL": facts.base_url,
         "OPENAI_API_KEY": facts.api_key,
+        "OPENAI_MODEL": MODEL,
+        "ANTHROPIC_BASE_URL": facts.base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": facts.api_key,
+        "ANTHROPIC_AUTH_TOKEN": facts.api_key,
+        "ANTHROPIC_MODEL": MODEL,
         "ASYNCRL_PROMPT": facts.prompt,
         "ASYNCRL_ENTRY": json.dumps(facts.entry),
         "ASYNCRL_PROMPT_INDEX": str(facts.prompt_index),

@@ -190,6 +190,7 @@ class Tokenizer:
 def _chat_template(directory: str | Path) -> tuple[Render, str]:
     """The chat template of a model directory, and its source. Raises TaskError."""
     from transformers import AutoTokenizer
+    from transformers.utils.chat_template_utils import render_jinja_template
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -208,6 +209,16 @@ def _chat_template(directory: str | Path) -> tuple[Render, str]:
         )
 
     def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        if any(message.get("content", "") is None for message in messages):
+            # the method below drops what is None, and some templates tell calls by it
+            texts, _ = render_jinja_template(
+                conversations=[list(messages)],
+                tools=list(tools) or None,
+                chat_template=tokenizer.get_chat_template(None, list(tools) or None),
+                add_generation_prompt=True,
+                **tokenizer.special_tokens_map,
+            )
+            return str(texts[0])
         text = tokenizer.apply_chat_template(
             list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
         )

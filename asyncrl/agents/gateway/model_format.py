@@ -8,6 +8,7 @@ refused then.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, Protocol
@@ -21,7 +22,8 @@ from asyncrl.agents.gateway.formats.tool_format import ToolFormat
 from asyncrl.agents.gateway.tools import PlainText, Schemas, ToolCall, ToolParser
 from asyncrl.tasks import TaskError
 
-_NAME, _QUESTION = "find_papers", "asyncrl2question7"
+_NAME, _QUESTION, _ANSWER = "find_papers", "asyncrl2question7", "asyncrl4answer6"
+_MARK = re.compile(r"\s*(<[^<>]+>|\[[^\[\]]+\])")
 _ARGUMENTS = {"query": 'a "b" é', "limit": 3, "tags": ["x", "y"]}
 _SCHEMA = {
     "type": "object",
@@ -180,17 +182,28 @@ def _reply(
         return None
     before, behind = asked.rpartition(_QUESTION)[2], whole.rpartition(_QUESTION)[2]
     rest = behind[_common(before, behind) :]
-    ends = [at for name in _stops(tokenizer) if (at := rest.find(name)) >= 0]
+    ends = [at for name in _ends(tokenizer, question) if (at := rest.find(name)) >= 0]
     return rest[: min(ends)] if ends else rest
 
 
 def _common(one: str, other: str) -> int:
-    """The number of characters with which both begin."""
+    """The number of characters with which both begin, up to the mark in which they part: `<think>`
+    and `<tool_call>` have none in common."""
     pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    size = next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    for start, end in ("<>", "[]"):
+        if (at := one.rfind(start, 0, size)) >= 0 and end not in one[at:size]:
+            size = at
+    return size
 
 
-def _stops(tokenizer: Renders) -> Iterator[str]:
+def _ends(tokenizer: Renders, question: list[dict[str, Any]]) -> Iterator[str]:
+    """The marks that end a reply: the names of the model's tokens, and the mark that the template
+    puts behind one."""
+    answered = [*question, {"role": "assistant", "content": _ANSWER}]
+    behind = (_rendered(tokenizer, answered, []) or "").rpartition(_ANSWER)[2]
+    if (mark := _MARK.match(behind)) is not None:
+        yield mark[1]
     for number in tokenizer.stop_ids:
         if name := tokenizer.decode([number], special=True):
             yield name
