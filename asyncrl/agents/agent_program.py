@@ -30,8 +30,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from asyncrl.agents.agent_episode import MODEL, EpisodeFacts
-from asyncrl.agents.agent_sandbox import base_url, program_of_command, with_model
+from asyncrl.agents.agent_episode import EpisodeFacts
+from asyncrl.agents.agent_sandbox import (
+    base_url,
+    client_variables,
+    program_of_command,
+    with_model,
+)
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.sandbox.programs.under_asyncio import run_in_asyncio
 
@@ -48,13 +53,7 @@ class ProgramFailed(Exception):
 def environment_of(facts: EpisodeFacts) -> dict[str, str]:
     """The environment variables of a program, without the key for rewards."""
     return {
-        "OPENAI_BASE_URL": facts.base_url,
-        "OPENAI_API_KEY": facts.api_key,
-        "OPENAI_MODEL": MODEL,
-        "ANTHROPIC_BASE_URL": facts.base_url.removesuffix("/v1"),
-        "ANTHROPIC_API_KEY": facts.api_key,
-        "ANTHROPIC_AUTH_TOKEN": facts.api_key,
-        "ANTHROPIC_MODEL": MODEL,
+        **client_variables(facts.base_url, facts.api_key),
         "ASYNCRL_PROMPT": facts.prompt,
         "ASYNCRL_ENTRY": json.dumps(facts.entry),
         "ASYNCRL_PROMPT_INDEX": str(facts.prompt_index),

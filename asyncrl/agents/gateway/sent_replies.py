@@ -7,7 +7,6 @@ Invariant: a reply that came back changed is not recognized, and stays as it cam
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,7 +41,7 @@ class SentReplies:
         thoughts = [delta for delta in deltas if isinstance(delta, Thought)]
         try:
             key = _key(text_of(deltas), [(c.name, msgspec.json.decode(c.arguments)) for c in calls])
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, RecursionError, ValueError):
             return
         self._replies[key] = SentReply(
             "".join(one.text for one in thoughts),
@@ -76,7 +75,7 @@ def as_message(deltas: Sequence[Delta]) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+                "function": {"name": call.name, "arguments": msgspec.json.decode(call.arguments)},
             }
             for call in calls
         ]

@@ -249,7 +249,8 @@ async def test_garbage_is_an_error_of_the_dialect(
         body = answer.json()
         assert "Traceback" not in answer.text and len(body["error"]["message"]) > 10
         assert (body.get("type") == "error") == (form == "anthropic")
-        if (types := anthropic_types()) is not None and form == "anthropic":
+        types = anthropic_types()
+        if types is not None and form == "anthropic" and status != 413:  # it is in no type
             strictly(types.ErrorResponse, body | {"request_id": None})
 
     async with opened(engine, tokenizer) as (coordinator, client):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -373,6 +374,19 @@ def test_any_text_is_read_the_same_in_any_pieces(
             assert text_of(whole) == text, "what is no call is text"
     for call in calls_in(whole):
         assert isinstance(json.loads(call.arguments), dict) and call.name
+
+
+@pytest.mark.parametrize("form", every_format(), ids=lambda form: form.name)
+def test_a_call_that_never_ends_costs_little(form: ToolFormat) -> None:
+    """It is read on the event loop: the more there is, the less often."""
+    for mark in form.marks:
+        for piece in (mark, f"{mark}{{[(", "</function>", "]", "}", "<arg_key>", "x"):
+            parser, begun = form.parser({}), time.process_time()
+            deltas = [*parser.push(form.marks[0]), *parser.push(mark)]
+            for _ in range(2000):
+                deltas += parser.push(piece)
+            deltas += parser.end()
+            assert time.process_time() - begun < 2.0, (mark, piece)
 
 
 @given(

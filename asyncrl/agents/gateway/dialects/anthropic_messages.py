@@ -36,7 +36,7 @@ from asyncrl.agents.gateway.inner_call import (
 from asyncrl.agents.gateway.tools import Delta, Thought, ToolCall
 
 STOPS = 16
-VERSIONS = ("2023-06-01",)
+VERSIONS = ("2023-06-01", "2026-10-21")
 IGNORED = (
     "temperature",
     "top_p",
@@ -56,10 +56,12 @@ _KINDS = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "request_too_large",
     422: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 _HOSTED = re.compile(r"[a-z_]+_[0-9]{8}")
 """Types of tools of Anthropic's own, such as `web_search_20250305`."""

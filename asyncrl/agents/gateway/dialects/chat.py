@@ -254,7 +254,7 @@ def _message(
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         present = {name: value for name, value in fields.items() if bytes(value) != _NULL}
         message = msgspec.json.decode(msgspec.json.encode(present), type=_OpenAiMessage)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise bad(f"{where}: {error}", "messages") from error
     for name in present:
         if name in ("function_call", "audio"):

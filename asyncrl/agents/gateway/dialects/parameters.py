@@ -45,7 +45,7 @@ def decode(body: bytes | msgspec.Raw, kind: type[_Type]) -> _Type:
             r"required field `(\w+)`", str(error)
         )
         raise bad(str(error), field[1] if field else None) from error
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise GatewayError(
             400, "invalid_json", f"the body is not the JSON of a request: {error}"
         ) from error
@@ -169,7 +169,7 @@ def arguments_of(where: str, name: str, text: str, settings: Settings) -> dict[s
     few(text.count(","), settings.items)
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise bad(
             f"{where}: the arguments of {name!r} are not a JSON object", where_of(where)
         ) from error

@@ -11,6 +11,8 @@ import msgspec
 
 from asyncrl.agents.gateway.tools import Delta, Schemas, ToolCall, ToolParser
 
+_OFTEN, _PART = 64, 16
+"""Reads of a call that is not complete, from which on it is read when it is a part longer."""
 _DECODER = json.JSONDecoder()
 
 
@@ -51,9 +53,12 @@ class MarkedParser:
         self._opens, self._read = opens, read
         self._held = ""
         self._after_call = False
+        self._waits, self._due = 0, 0
 
     def push(self, text: str) -> list[Delta]:
         self._held += text
+        if len(self._held) < self._due:
+            return []
         return self._deltas(whole=False)
 
     def end(self) -> list[Delta]:
@@ -80,7 +85,15 @@ class MarkedParser:
                 case NoCall():
                     deltas += self._text(len(self._held) - len(body) - size)
                 case _:
+                    self._wait()
                     return deltas
+            self._waits, self._due = 0, 0
+
+    def _wait(self) -> None:
+        """Read a call that goes on and on less and less often: reading costs its length."""
+        self._waits += 1
+        if self._waits > _OFTEN:
+            self._due = len(self._held) + len(self._held) // _PART
 
     def _text(self, size: int) -> list[Delta]:
         """Release `size` characters of the held text; white space that follows a call is part of
@@ -142,7 +155,7 @@ def calls_of(text: str) -> list[ToolCall] | None:
     it is none. `parameters` stands for `arguments`."""
     try:
         bodies = msgspec.json.decode(text, type=_Body | list[_Body])
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
+    except (msgspec.DecodeError, RecursionError, ValueError):
         return None
     found = []
     for body in bodies if isinstance(bodies, list) else [bodies]:
@@ -160,7 +173,7 @@ def object_of(text: str) -> str | None:
     try:
         msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
+    except (msgspec.DecodeError, RecursionError, ValueError):
         return None
     return text
 

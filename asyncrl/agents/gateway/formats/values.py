@@ -32,7 +32,7 @@ def typed(text: str, schema: Any) -> Any:
         return text
     try:
         value = _PYTHON[text] if text in _PYTHON else msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
+    except (msgspec.DecodeError, RecursionError, ValueError):
         return text
     if isinstance(value, str):
         return text
