@@ -69,7 +69,14 @@ async def open_episodes(
     sessions = PlayedSessions(read_private(run / GATEWAY_KEY, 1024))
     tokenizer = await trio.to_thread.run_sync(chat_tokenizer, initial)
     task = await trio.to_thread.run_sync(open_task, config.task, config.run.seed)
-    gateway = Gateway(sessions, tokenizer, settings(config, tokenizer.sampled), waits)
+    limits = settings(config, tokenizer.sampled)
+    gateway = await trio.to_thread.run_sync(
+        Gateway, sessions, tokenizer, limits, waits, reporter.count
+    )
+    if gateway.format.refusal:
+        logger.warning("calls that offer tools are refused: %s", gateway.format.refusal)
+    elif gateway.format.calls is not None:
+        logger.info("calls of tools are read in the form of %s", gateway.format.calls.name)
     offers = Offers() if agent.run == PLAYED_ELSEWHERE else None
     app = watch.around(application(gateway, sessions, offers))
     reading = trio.CapacityLimiter(1)
@@ -159,4 +166,5 @@ def settings(config: Config, vocabulary: int) -> Settings:
         calls=max(256, CALLS * agent.concurrency),
         call_s=agent.call_s,
         as_sampled=agent.history == "as_sampled",
+        strict=agent.strict_parameters,
     )

@@ -2,7 +2,9 @@
 
 Its environment has what an `AgentEpisode` has:
 
-    OPENAI_BASE_URL, OPENAI_API_KEY     what the official clients read by themselves
+    OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL             what the official clients read
+    ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_MODEL    by themselves; ANTHROPIC_AUTH_TOKEN
+                                                              has the key, too
     ASYNCRL_PROMPT, ASYNCRL_ENTRY       the prompt; the task's entry, as JSON
     ASYNCRL_PROMPT_INDEX, ASYNCRL_SEED, ASYNCRL_ATTEMPT
     ASYNCRL_SESSION_URL, ASYNCRL_REWARD_KEY     for notes, and for rewards of turns
@@ -29,7 +31,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from asyncrl.agents.agent_episode import EpisodeFacts
-from asyncrl.agents.agent_sandbox import base_url, program_of_command, with_model
+from asyncrl.agents.agent_sandbox import (
+    base_url,
+    client_variables,
+    program_of_command,
+    with_model,
+)
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.sandbox.programs.under_asyncio import run_in_asyncio
 
@@ -46,8 +53,7 @@ class ProgramFailed(Exception):
 def environment_of(facts: EpisodeFacts) -> dict[str, str]:
     """The environment variables of a program, without the key for rewards."""
     return {
-        "OPENAI_BASE_URL": facts.base_url,
-        "OPENAI_API_KEY": facts.api_key,
+        **client_variables(facts.base_url, facts.api_key),
         "ASYNCRL_PROMPT": facts.prompt,
         "ASYNCRL_ENTRY": json.dumps(facts.entry),
         "ASYNCRL_PROMPT_INDEX": str(facts.prompt_index),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.agents.agent_episode import AgentEpisode, BlockingEpisode, EpisodeFacts
+from asyncrl.agents.agent_episode import MODEL, AgentEpisode, BlockingEpisode, EpisodeFacts
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.paths import exists
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
@@ -42,9 +42,27 @@ def base_url(session: str) -> str:
     return f"http://127.0.0.1:{PORT}/sessions/{session}/v1"
 
 
+def client_variables(url: str, key: str) -> dict[str, str]:
+    """The environment variables that OpenAI's and Anthropic's clients read, for the base URL and
+    the key for calls of a session.
+
+    >>> client_variables("http://127.0.0.1:80/sessions/a/v1", "k")["ANTHROPIC_BASE_URL"]
+    'http://127.0.0.1:80/sessions/a'
+    """
+    return {
+        "OPENAI_BASE_URL": url,
+        "OPENAI_API_KEY": key,
+        "OPENAI_MODEL": MODEL,
+        "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": key,
+        "ANTHROPIC_AUTH_TOKEN": key,
+        "ANTHROPIC_MODEL": MODEL,
+    }
+
+
 def with_model(program: Program, episode: AgentEpisode | BlockingEpisode | EpisodeFacts) -> Program:
-    """Return the program with access to the model from inside the sandbox: an OpenAI client finds
-    the URL and the key in its environment. Raises NoSocketError.
+    """Return the program with access to the model from inside the sandbox: an OpenAI or
+    Anthropic client finds the URL and the key in its environment. Raises NoSocketError.
 
     ran = await run_in_asyncio(with_model(program, episode), Bubblewrap())
     """
@@ -52,7 +70,7 @@ def with_model(program: Program, episode: AgentEpisode | BlockingEpisode | Episo
         raise NoSocketError(
             "the run has no gateway for programs in a sandbox: set agent.sandbox to bwrap"
         )
-    variables = {"OPENAI_BASE_URL": base_url(episode.session), "OPENAI_API_KEY": episode.api_key}
+    variables = client_variables(base_url(episode.session), episode.api_key)
     return by_loopback(
         msgspec.structs.replace(
             program, gateway=episode.socket, environment={**program.environment, **variables}

@@ -61,6 +61,8 @@ class Tokenizer:
         self._fast.no_padding()
         self._directory, self._own_chat = directory, chat
         self._templates: tuple[TemplateProcess, TemplateProcess] | None = None
+        self.template = ""
+        """The source of the chat template; empty if nothing was rendered, as with `chat` it is."""
         if chat:
             self._refuse_deaf_template(directory)
         self.stop_ids: tuple[int, ...] = _stop_ids(Path(directory), self._fast)
@@ -121,7 +123,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]],
     ) -> str:
         if self._templates is None:
-            template = _chat_template(self._directory)
+            template, self.template = _chat_template(self._directory)
             self._templates = (
                 TemplateProcess(partial(template, ready=True)),
                 TemplateProcess(partial(template, ready=False)),
@@ -173,6 +175,12 @@ class Tokenizer:
         return dict(self._fast.get_vocab(with_added_tokens=True))
 
     @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """The special tokens, by their names."""
+        added = self._fast.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items() if token.special}
+
+    @cached_property
     def longest(self) -> int:
         """Number of characters of the longest token, at least 1."""
         return max(map(len, self._fast.get_vocab(with_added_tokens=True)), default=1)
@@ -210,10 +218,11 @@ class Tokenizer:
         return self.decode(ids[:-1] if ids and self.ends(ids[-1]) else ids, special=True)
 
 
-def _chat_template(directory: str | Path) -> Callable[..., str]:
+def _chat_template(directory: str | Path) -> tuple[Callable[..., str], str]:
     """The chat template of a model directory, which renders messages and tools, and where it is
-    `ready` the beginning of an answer behind them. Raises TaskError."""
+    `ready` the beginning of an answer behind them; and its source. Raises TaskError."""
     from transformers import AutoTokenizer
+    from transformers.utils.chat_template_utils import render_jinja_template
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -234,12 +243,23 @@ def _chat_template(directory: str | Path) -> Callable[..., str]:
     def render(
         messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, ready: bool
     ) -> str:
+        if any(message.get("content", "") is None for message in messages):
+            # the method below drops what is None, and some templates tell calls by it
+            texts, _ = render_jinja_template(
+                conversations=[list(messages)],
+                tools=list(tools) or None,
+                chat_template=tokenizer.get_chat_template(None, list(tools) or None),
+                add_generation_prompt=ready,
+                **tokenizer.special_tokens_map,
+            )
+            return str(texts[0])
         text = tokenizer.apply_chat_template(
             list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=ready
         )
         return str(text)
 
-    return render
+    source = tokenizer.chat_template
+    return render, source if isinstance(source, str) else "\n".join(map(str, source.values()))
 
 
 def _has_template(directory: Path) -> bool:

@@ -300,6 +300,10 @@ def test_what_a_program_is_told(gateway: FakeGateway, tmp_path: Path) -> None:
     told = json.loads(out.read_text())
     url = f"http://127.0.0.1:{gateway.port}"
     assert told["OPENAI_BASE_URL"] == f"{url}/sessions/episode-3/v1"
+    assert told["ANTHROPIC_BASE_URL"] == f"{url}/sessions/episode-3"
+    keys = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+    assert {told[key] for key in keys} == {told["OPENAI_API_KEY"]}
+    assert told["OPENAI_MODEL"] == told["ANTHROPIC_MODEL"] == "policy"
     assert told["ASYNCRL_SESSION_URL"] == f"{url}/v1/sessions/episode-3"
     assert told["ASYNCRL_REWARD_KEY"] == REWARDS != told["OPENAI_API_KEY"]
     assert told["ASYNCRL_ATTEMPT"] == "2" and json.loads(told["ASYNCRL_ENTRY"])["answer"] == 4

@@ -137,14 +137,21 @@ class AnsweringCoordinator:
 
 @asynccontextmanager
 async def opened(
-    engine: Engine, tokenizer: Tokenizer, **settings: Any
+    engine: Engine,
+    tokenizer: Tokenizer,
+    count: Callable[[str], None] = lambda name: None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[AnsweringCoordinator, httpx2.AsyncClient]]:
     """A gateway before a coordinator with `engine`, with the session r1-1, and a client of it
     without a socket, who has the run's key. Nothing is loaded."""
     sessions = PlayedSessions(KEY.encode())
-    limits = Settings(model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY, **settings)
+    limits = Settings(
+        model=MODEL,
+        context_tokens=CONTEXT,
+        **{"vocabulary": VOCABULARY, **settings},
+    )
     gateway, coordinator = (
-        Gateway(sessions, tokenizer, limits, Waits()),
+        Gateway(sessions, tokenizer, limits, Waits(), count),
         AnsweringCoordinator(engine, sessions),
     )
     app = application(gateway, sessions, None)

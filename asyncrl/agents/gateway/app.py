@@ -1,7 +1,7 @@
 """The gateway as an ASGI application: calls, notes and rewards of the episodes that agents play.
 Invariant: no body is read before the key is proved.
 
-    …      /sessions/NAME/v1/…             OpenAI's API (`call_routes`), with the key for calls
+    …      /sessions/NAME/v1/…             a dialect (`call_routes`), with the key for calls
     GET    /v1/sessions/NAME/notes/KEY     {"value": …}, or 404; with the key for calls
     POST   /v1/sessions/NAME/notes/KEY     {"value": …}: the first of a key is kept, and returned
     POST   /v1/sessions/NAME/reward        {"reward": 1.0, "turn": -1}, with the key for rewards: of
@@ -18,6 +18,7 @@ The run's key opens everything.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -31,6 +32,7 @@ from starlette.types import Receive, Scope, Send
 from asyncrl.agents.gateway import api_requests
 from asyncrl.agents.gateway.call_routes import HANDLERS, CallRoutes, Handler, session_of, whole
 from asyncrl.agents.gateway.capability import Right, has_right
+from asyncrl.agents.gateway.dialects.every_dialect import every_dialect
 from asyncrl.agents.gateway.errors import GatewayError
 from asyncrl.agents.gateway.gateway import Gateway
 from asyncrl.agents.gateway.offers import Offers
@@ -51,9 +53,9 @@ def application(gateway: Gateway, sessions: PlayedSessions, offers: Offers | Non
     note = session + "/notes/{name:path}"
     routes: list[BaseRoute] = [
         Route("/ready", app.ready, methods=["GET"]),
-        Route(f"{calls}/chat/completions", app.of("call", app.chat), methods=["POST"]),
-        Route(f"{calls}/completions", app.of("call", app.text), methods=["POST"]),
+        *_dialect_routes(app, calls),
         Route(f"{calls}/models", app.of("call", app.models), methods=["GET"]),
+        Route(f"{calls}/models/{{model:path}}", app.of("call", app.one_model), methods=["GET"]),
         Route(note, app.of("call", app.noted), methods=["GET"]),
         Route(note, app.of("call", app.note), methods=["POST"]),
         Route(f"{session}/reward", app.of("reward", app.reward), methods=["POST"]),
@@ -67,6 +69,15 @@ def application(gateway: Gateway, sessions: PlayedSessions, offers: Offers | Non
     return Starlette(routes=routes, exception_handlers=HANDLERS)
 
 
+def _dialect_routes(app: _EpisodeRoutes, calls: str) -> Iterator[BaseRoute]:
+    for dialect in every_dialect():
+        spoken = app.of("call", app.spoken(dialect))
+        yield Route(f"{calls}{dialect.path}", spoken, methods=["POST"])
+        if dialect.counts is not None:
+            counted = app.of("call", app.counted(dialect))
+            yield Route(f"{calls}{dialect.counts[0]}", counted, methods=["POST"])
+
+
 class _KeyGuarded:
     """An ASGI endpoint that requires its session's key for `right`, or the run's key."""
 
@@ -78,6 +89,7 @@ class _KeyGuarded:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        key = key or request.headers.get("x-api-key", "")
         if not self._sessions.is_run_key(key) and (
             self._right == "run"
             or not has_right(key, self._sessions.key, session_of(request), self._right)

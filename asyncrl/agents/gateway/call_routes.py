@@ -1,10 +1,9 @@
-"""OpenAI's part of the gateway, as ASGI handlers. Invariant: every failed request is
-answered with one sentence in OpenAI's form.
+"""The model's part of the gateway, as ASGI handlers. Invariant: every failed request is answered
+with one sentence in its dialect's form.
 
-    POST   /sessions/NAME/v1/chat/completions   `stream` or not
-    POST   /sessions/NAME/v1/completions        `stream` or not
-    GET    /sessions/NAME/v1/models
-    GET    /ready                               200 if calls are answered, else 503
+    POST   /sessions/NAME/v1/…       a path of a dialect (`dialects`), with the key for calls
+    GET    /sessions/NAME/v1/models, /sessions/NAME/v1/models/MODEL
+    GET    /ready                    200 if calls are answered, else 503
 
 The session is in the base URL, so that an agent needs no change. The temperature is the run's: that
 of a call is ignored, and named in the header `x-ignored`, because an agent is trained at one
@@ -17,21 +16,33 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
 
+import msgspec
+import trio
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from asyncrl.agents.gateway import api_answers, api_requests
-from asyncrl.agents.gateway.api_answers import AnswerPart, Envelope
+from asyncrl.agents.gateway.dialects.every_dialect import error_body
+from asyncrl.agents.gateway.dialects.parameters import MESSAGES, named, shown
 from asyncrl.agents.gateway.errors import GatewayError, bad
 from asyncrl.agents.gateway.gateway import FULL, Gateway
+from asyncrl.agents.gateway.inner_call import (
+    AnswerFacts,
+    AnswerPart,
+    CallEnd,
+    Dialect,
+    ModelCall,
+    SampledChoice,
+)
 from asyncrl.agents.gateway.played_session import PlayedSession
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.agents.gateway.prompt_reader import Prompt
-from asyncrl.agents.gateway.tools import Hermes, PlainText
+from asyncrl.agents.gateway.sent_replies import RESPONSES, as_message
 from asyncrl.runtime.ipc.waits import WaitExpired
 
 ENDS = (FULL, "context_length_exceeded")
@@ -40,10 +51,12 @@ _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _JSON = "application/json"
 
 Handler = Callable[[Request, Send], Awaitable[None]]
+Gone = Callable[[], Awaitable[None]]
+"""Returns when the client has disconnected."""
 
 
 class CallRoutes:
-    """The handlers of OpenAI's API."""
+    """The handlers of the model's calls."""
 
     def __init__(self, gateway: Gateway, sessions: PlayedSessions) -> None:
         self._gateway, self._sessions = gateway, sessions
@@ -52,72 +65,144 @@ class CallRoutes:
         return Response(status_code=200 if self._gateway.ready else 503)
 
     async def models(self, request: Request, send: Send) -> None:
-        await whole(request, send, api_answers.models(self._gateway.settings.model))
+        await whole(request, send, models_body(self._gateway.settings.model))
 
-    async def chat(self, request: Request, send: Send) -> None:
-        with self._called(request) as session, self._gateway.slot():
-            body = await self.body(request)
-            asked, prompt = await self._gateway.reader.chat(session.known, body)
-            envelope = self._envelope(api_answers.Chat, "chatcmpl", asked)
-            tools = bool(asked.offered)
-            await self._answer(request, send, session, asked, prompt, envelope, tools=tools)
+    async def one_model(self, request: Request, send: Send) -> None:
+        name: str = request.path_params["model"]
+        await whole(request, send, msgspec.json.encode(model_object(name)))
 
-    async def text(self, request: Request, send: Send) -> None:
+    def spoken(self, dialect: Dialect) -> Handler:
+        """The handler of a dialect's calls."""
+        return partial(self._call, dialect)
+
+    def counted(self, dialect: Dialect) -> Handler:
+        """The handler of a dialect's counts of tokens."""
+        return partial(self._count, dialect)
+
+    async def _call(self, dialect: Dialect, request: Request, send: Send) -> None:
         with self._called(request) as session, self._gateway.slot():
-            body = await self.body(request)
-            asked, prompt = await self._gateway.reader.text(session.known, body)
-            envelope = self._envelope(api_answers.Text, "cmpl", asked)
-            await self._answer(request, send, session, asked, prompt, envelope, tools=False)
+            call, prompt = await self._read(dialect, request, session)
+            with ExitStack() as slots:
+                for _ in range(call.choices - 1):
+                    slots.enter_context(self._gateway.slot())
+                await self._answer(dialect, request, send, session, call, prompt)
+
+    async def _count(self, dialect: Dialect, request: Request, send: Send) -> None:
+        assert dialect.counts is not None, "there is this route with counts alone"
+        with self._called(request) as session, self._gateway.slot():
+            _, prompt = await self._read(dialect, request, session)
+            await whole(request, send, dialect.counts[1](len(prompt.ids)))
+
+    async def _read(
+        self, dialect: Dialect, request: Request, session: PlayedSession
+    ) -> tuple[ModelCall, Prompt]:
+        """The call in a request, and its context. Raises GatewayError."""
+        version = request.headers.get(dialect.version_header or "-")
+        if version is not None and version not in dialect.versions:
+            raise bad(
+                f"{dialect.version_header} must be {' or '.join(dialect.versions)}, not "
+                f"{version!r}",
+                dialect.version_header,
+                "unknown_version",
+            )
+        call = await self._gateway.reader.call(dialect, await self.body(request))
+        if call.after:
+            before = session.sent.chat(call.after)
+            if before is None:
+                raise bad(
+                    f"no answer {call.after!r} is kept in this session (the last {RESPONSES} are, "
+                    "unless store is false); send all messages as input",
+                    "previous_response_id",
+                )
+            messages = [*before, *call.messages]
+            call = msgspec.structs.replace(call, messages=named(messages))
+        if call.head:
+            whole_chat = [*call.head, *call.messages]
+            call = msgspec.structs.replace(call, messages=whole_chat)
+        if len(call.messages) > MESSAGES:
+            raise bad(f"a call may have {MESSAGES} messages", "messages")
+        self._gateway.warn(call.ignored)
+        return call, await self._gateway.reader.prompt(session, call)
 
     async def _answer(
         self,
+        dialect: Dialect,
         request: Request,
         send: Send,
         session: PlayedSession,
-        asked: api_requests.CallRequest,
+        call: ModelCall,
         prompt: Prompt,
-        envelope: Envelope,
-        *,
-        tools: bool,
     ) -> None:
         """Sample, and answer at once or as a stream."""
-        ignored = [name for name in api_requests.IGNORED if getattr(asked, name) is not None]
-        headers = {"x-ignored": ", ".join(ignored)} if ignored else {}
-        stream = _Stream(send, headers) if asked.stream else None
-        parts: list[AnswerPart] = []
+        facts = AnswerFacts(secrets.token_hex(12), int(time.time()), len(prompt.ids))
+        envelope = dialect.envelope(call, facts)
+        headers = {"x-ignored": shown(call.ignored)} if call.ignored else {}
+        stream = _Stream(send, headers) if call.stream else None
+        parts: list[list[AnswerPart]] = [[] for _ in range(call.choices)]
+        ends: list[CallEnd | None] = [None] * call.choices
 
-        async def write(read: AnswerPart) -> None:
-            if stream is None:
-                parts.append(read)
-            else:
-                await stream.send(envelope.part(read))
+        async def sample(index: int, left: Gone) -> None:
+            async def write(read: AnswerPart) -> None:
+                if stream is None or call.keeps:
+                    parts[index].append(read)
+                if stream is not None and (sent := envelope.part(index, read)):
+                    await stream.send(sent)
+
+            end = await self._gateway.answer(session, call, prompt, write=write, gone=left)
+            if end is not None and stream is not None:
+                await stream.send(envelope.last(index, end))
+            ends[index] = end
 
         try:
-            answer = await self._gateway.answer(
-                session,
-                prompt,
-                budget=asked.budget,
-                stops=asked.stops,
-                parser=Hermes() if tools else PlainText(),
-                scored=asked.scored,
-                special=asked.special,
-                write=write,
-                gone=lambda: self.gone(request),
-            )
+            await self._sample_all(request, call.choices, sample)
         except GatewayError as error:
             if stream is None or not stream.begun:
                 raise
-            await stream.end(api_answers.failed(error))
+            await stream.end(envelope.failed(error))
             return
-        if answer is None:
-            return
+        done = [end for end in ends if end is not None]
+        if len(done) < call.choices:
+            return  # the client has left
+        if call.keeps and envelope.id:
+            said = as_message([delta for part in parts[0] for delta in part.deltas])
+            own = call.messages[len(call.head) :]
+            session.sent.keep(envelope.id, [*own, said])
         if stream is None:
-            await whole(request, send, envelope.whole(parts, answer.finish, answer.usage), headers)
+            choices = [SampledChoice(*both) for both in zip(parts, done, strict=True)]
+            await whole(request, send, envelope.whole(choices), headers)
         else:
-            await stream.end(
-                envelope.last(answer.finish, answer.usage if asked.usage else None)
-                + api_answers.DONE
-            )
+            await stream.end(envelope.done(done))
+
+    async def _sample_all(
+        self, request: Request, choices: int, sample: Callable[[int, Gone], Awaitable[None]]
+    ) -> None:
+        """Sample every choice at a time. Raises GatewayError, the first one's."""
+        if choices == 1:
+            await sample(0, lambda: self.gone(request))
+            return
+        left = trio.Event()
+        failed: list[GatewayError] = []
+
+        async def watch() -> None:
+            await self.gone(request)
+            left.set()
+
+        async def one(index: int) -> None:
+            try:
+                await sample(index, left.wait)
+            except GatewayError as error:
+                failed.append(error)
+                scope.cancel()
+
+        async with trio.open_nursery() as watching:
+            watching.start_soon(watch)
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    for index in range(choices):
+                        nursery.start_soon(one, index)
+            watching.cancel_scope.cancel()
+        if failed:
+            raise failed[0]
 
     def session(self, request: Request) -> PlayedSession:
         """The session of a request. Raises GatewayError (404) if it is not played."""
@@ -141,16 +226,6 @@ class CallRoutes:
         """Return when the client has disconnected."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
-
-    def _envelope(
-        self, kind: type[Envelope], prefix: str, asked: api_requests.CallRequest
-    ) -> Envelope:
-        return kind(
-            number=f"{prefix}-{secrets.token_hex(12)}",
-            model=asked.model,
-            created=int(time.time()),
-            scored=asked.scored,
-        )
 
     async def body(self, request: Request) -> bytes:
         """The whole body. Raises GatewayError if it is too large, or too slow."""
@@ -197,6 +272,25 @@ class _Stream:
         await self.send(data, more=False)
 
 
+def model_object(name: str) -> dict[str, Any]:
+    """A model as OpenAI's and Anthropic's clients know it."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "asyncrl",
+        "type": "model",
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+    }
+
+
+def models_body(name: str) -> bytes:
+    """The answer of `/v1/models`."""
+    listed = {"object": "list", "data": [model_object(name)]}
+    return msgspec.json.encode(listed | {"has_more": False, "first_id": name, "last_id": name})
+
+
 async def whole(
     request: Request, send: Send, body: bytes, headers: dict[str, str] | None = None
 ) -> None:
@@ -224,7 +318,7 @@ def _too_large(most: int) -> GatewayError:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, GatewayError)
-    return error.response()
+    return _said(request, error)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -234,16 +328,22 @@ async def _no_route(request: Request, error: Exception) -> Response:
         if error.status_code == 404
         else "this path does not take this method"
     )
-    return GatewayError(error.status_code, "no_route", what).response()
+    return _said(request, GatewayError(error.status_code, "no_route", what))
 
 
 async def _left(request: Request, error: Exception) -> Response:
-    return GatewayError(400, "gone", "the request ended before its body did").response()
+    return _said(request, GatewayError(400, "gone", "the request ended before its body did"))
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def _failed(request: Request, raised: Exception) -> Response:
     """Starlette raises the error again after this, so that the server logs it."""
-    return GatewayError(500, "internal_error", "the gateway failed; its log says why").response()
+    error = GatewayError(500, "internal_error", "the gateway failed; its log says why")
+    return _said(request, error)
+
+
+def _said(request: Request, error: GatewayError) -> Response:
+    """An error in the form of the dialect that the path speaks."""
+    return error.response(error_body(request.url.path, error))
 
 
 HANDLERS = {

@@ -11,7 +11,7 @@ template makes of the messages that follow.
 
 Invariant: a reply is recognized if all messages before it, the tools and the reply itself are those
 of the call that sampled it. White space around a reply, and the numbers of its tool calls, may
-differ.
+differ; and clients may leave thoughts out.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.agents.gateway.inner_call import text_of, thoughts_of
 from asyncrl.agents.gateway.tools import Delta, ToolCall
 
 Messages = Sequence[Mapping[str, Any]]
@@ -44,16 +45,16 @@ class Conversation:
             if self.messages[at]["role"] == "assistant":
                 yield at, self._digests[at]
 
-    def replied(self, deltas: Sequence[Delta]) -> bytes | None:
-        """The digest of the conversation with this reply at its end; None if the reply is nested
-        too deeply to be read again."""
+    def replied(self, deltas: Sequence[Delta]) -> list[bytes]:
+        """The digests of the conversation with this reply at its end, with its thoughts and without
+        them; none if the reply is nested too deeply to be read again."""
         hasher = self._hasher.copy()
         try:
-            reply = _reply("".join(d for d in deltas if isinstance(d, str)), _calls(deltas))
+            reply = _reply(text_of(deltas), _calls(deltas))
         except (msgspec.DecodeError, RecursionError):
-            return None
+            return []
         hasher.update(reply)
-        return hasher.digest()
+        return [_thought(hasher, thoughts) for thoughts in {"", thoughts_of(deltas)}]
 
     def rest(self, at: int, render: Render) -> str | None:
         """The text that the template puts behind the reply at this position; None if that cannot be
@@ -67,14 +68,22 @@ class Conversation:
         for message in self.messages:
             if message["role"] == "assistant":
                 calls = [call["function"] for call in message.get("tool_calls", ())]
-                self._hasher.update(_reply(message["content"], calls, _thoughts(message)))
+                self._hasher.update(_reply(message["content"], calls))
+                yield _thought(self._hasher, message.get("reasoning_content", ""))
             else:
                 self._hasher.update(msgspec.json.encode(message, order="sorted"))
-            yield self._hasher.digest()
+                yield self._hasher.digest()
 
 
-def _reply(text: str, calls: Sequence[Mapping[str, Any]], thoughts: str = "") -> bytes:
-    return msgspec.json.encode(["assistant", text.strip(), calls, thoughts], order="sorted")
+def _reply(text: str, calls: Sequence[Mapping[str, Any]]) -> bytes:
+    return msgspec.json.encode(["assistant", text.strip(), calls], order="sorted")
+
+
+def _thought(hasher: hashlib.blake2b, thoughts: str) -> bytes:
+    """The digest of a conversation up to a reply that came with these thoughts."""
+    hasher = hasher.copy()
+    hasher.update(b"\0" + thoughts.strip().encode(errors="surrogatepass"))
+    return hasher.digest()
 
 
 def _calls(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
@@ -83,8 +92,3 @@ def _calls(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
         for call in deltas
         if isinstance(call, ToolCall)
     ]
-
-
-def _thoughts(message: Mapping[str, Any]) -> str:
-    thoughts: str = message.get("reasoning_content", "")
-    return thoughts

@@ -50,9 +50,10 @@ class GatewayError(Exception):
             }
         )
 
-    def response(self) -> Response:
+    def response(self, body: bytes | None = None) -> Response:
+        """The answer, with this body or OpenAI's."""
         headers = {} if self.retry_s is None else {"retry-after": str(self.retry_s)}
-        return Response(self.body(), self.status, headers, "application/json")
+        return Response(body or self.body(), self.status, headers, "application/json")
 
 
 def bad(message: str, param: str | None = None, code: str = "invalid_value") -> GatewayError:

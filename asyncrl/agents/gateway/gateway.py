@@ -4,60 +4,74 @@ disconnects, the end of its attempt or its deadline."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
-import msgspec
 import numpy as np
 import trio
 
-from asyncrl.agents.gateway.api_answers import AnswerPart
 from asyncrl.agents.gateway.call_record import CallRecord
 from asyncrl.agents.gateway.errors import GatewayError, bad
+from asyncrl.agents.gateway.formats.every_format import looks_like_a_call
 from asyncrl.agents.gateway.gateway_settings import Settings
 from asyncrl.agents.gateway.generation import Generation
+from asyncrl.agents.gateway.inner_call import AnswerPart, CallEnd, ModelCall, text_of
+from asyncrl.agents.gateway.model_format import format_of
 from asyncrl.agents.gateway.played_session import PlayedSession, ended
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.agents.gateway.prompt_reader import Prompt, PromptReader
 from asyncrl.agents.gateway.reading import ReplyReader
-from asyncrl.agents.gateway.tools import ToolParser
+from asyncrl.agents.gateway.tools import PlainText, ToolParser
+from asyncrl.escape import escaped
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 from asyncrl.tasks.text import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 FULL = "episode_full"
 """The code of a call that is refused because the episode is as long as it may be."""
+_WARNINGS = 64
+"""Parameters without effect that the log names, at most."""
+UNREAD, _FEW = 0.1, 32
+"""Share of replies that look like a call and are none, above which the log says so; and the number
+of replies below which none is judged."""
 _GRACE_S = 60.0
 """Seconds that an engine may take to react to an interrupt."""
-
-
-class CallAnswer(msgspec.Struct, frozen=True):
-    """The end of a call: OpenAI's reason, and the number of tokens of context and reply."""
-
-    finish: Literal["stop", "length", "tool_calls"]
-    prompt_tokens: int
-    tokens: int
-
-    @property
-    def usage(self) -> dict[str, int]:
-        total = self.prompt_tokens + self.tokens
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.tokens,
-            "total_tokens": total,
-        }
 
 
 class Gateway:
     """The calls of all agents of one actor, each of a session that is played."""
 
     def __init__(
-        self, sessions: PlayedSessions, tokenizer: Tokenizer, settings: Settings, waits: Waits
+        self,
+        sessions: PlayedSessions,
+        tokenizer: Tokenizer,
+        settings: Settings,
+        waits: Waits,
+        count: Callable[[str], None] = lambda name: None,
     ) -> None:
+        """Renders some calls with the chat template. `count` adds one to a counter."""
         self.settings, self.waits = settings, waits
-        self._sessions, self._tokenizer = sessions, tokenizer
-        self.reader = PromptReader(tokenizer, settings, waits)
+        self._sessions, self._tokenizer, self._count = sessions, tokenizer, count
+        self.format = format_of(tokenizer)
+        self.reader = PromptReader(tokenizer, settings, waits, self.format)
         self._calls = 0
+        self._warned = set[str]()
+        self._offered = self._unread = 0
+        self._said_unread = False
+
+    def warn(self, ignored: Sequence[str]) -> None:
+        """Say in the log, once for each parameter, that it has no effect."""
+        for name in ignored:
+            if name not in self._warned and len(self._warned) < _WARNINGS:
+                self._warned.add(name)
+                logger.warning(
+                    "the parameter %s of agents' calls has no effect: what training fixes is the "
+                    "run's, and the rest is not done here (agent.strict_parameters refuses it)",
+                    escaped(name, 80),
+                )
 
     @property
     def ready(self) -> bool:
@@ -90,26 +104,26 @@ class Gateway:
     async def answer(
         self,
         session: PlayedSession,
+        call: ModelCall,
         prompt: Prompt,
         *,
-        budget: int | None,
-        stops: Sequence[str],
-        parser: ToolParser,
-        scored: bool,
-        special: bool = False,
         write: Callable[[AnswerPart], Awaitable[None]],
         gone: Callable[[], Awaitable[None]],
-    ) -> CallAnswer | None:
-        """Answer one call. `write` gets each readable part as it comes, with the names of special
-        tokens if `special`. `gone` returns when the
-        client has disconnected: then the call is interrupted, and None is returned. Raises
+    ) -> CallEnd | None:
+        """Sample one answer to a call. `write` gets each readable part as it comes. `gone` returns
+        when the client has disconnected: then the call is interrupted, and None is returned. Raises
         GatewayError if there is no answer, or an incomplete one."""
-        tokens = self._budget(prompt.ids, budget)
+        tokens = self._budget(prompt.ids, call)
+        parser: ToolParser = PlainText()
+        if call.prompt is None:
+            parser = self.format.parser(call.tools, prompt.tail, special=call.special)
+        marks = self.format.marks if not isinstance(parser, PlainText) else ()
         record = CallRecord(
-            ReplyReader(self._tokenizer, stops, parser, special=special),
+            ReplyReader(self._tokenizer, call.stops, parser, special=call.special, marks=marks),
             self._tokenizer,
             self.settings.vocabulary,
-            scored=scored,
+            scored=call.scored,
+            context=np.array(prompt.ids, np.int32).tobytes(),
         )
         cut: list[Literal["late", "gone"]] = []
 
@@ -123,7 +137,7 @@ class Gateway:
         try:
             with (
                 self.waits.on("tokens", owner=f"session {session.name}", deadline_s=deadline_s),
-                session.ask(prompt.ids, tokens, stops) as generation,
+                session.ask(prompt.ids, tokens, call.stops) as generation,
             ):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(watch, generation)
@@ -141,10 +155,12 @@ class Gateway:
         finally:
             if record.ids:
                 context = np.array(prompt.ids, np.int32).tobytes()
-                texts, reply = self._texts(prompt, record), None
+                texts, replies = self._texts(prompt, record), list[bytes]()
                 if prompt.conversation is not None and record.finish != "interrupted":
-                    reply = prompt.conversation.replied(record.deltas)
-                session.known.add(context, np.array(record.ids, np.int32).tobytes(), texts, reply)
+                    replies = prompt.conversation.replied(record.deltas)
+                session.known.add(context, np.array(record.ids, np.int32).tobytes(), texts, replies)
+                if call.prompt is None and record.finish != "interrupted":
+                    session.sent.add(record.deltas)
         if "gone" in cut:
             return None
         if record.refused:
@@ -159,12 +175,34 @@ class Gateway:
         finish: Literal["stop", "length", "tool_calls"] = (
             "length" if record.finish == "length" else "tool_calls" if record.called else "stop"
         )
-        return CallAnswer(finish, len(prompt.ids), len(record.ids))
+        if call.tools and finish != "length":
+            self._judge(called=record.called, text=text_of(record.deltas))
+        return CallEnd(finish, len(prompt.ids), len(record.ids), record.stop)
 
-    def _budget(self, ids: list[int], budget: int | None) -> int:
+    def _judge(self, *, called: bool, text: str) -> None:
+        """Count a reply to a call with tools, and say so once if many look like calls that cannot
+        be read: an agent then does nothing, and the run trains that."""
+        self._offered += 1
+        self._count("agents_offered_tools")
+        if called or not looks_like_a_call(text):
+            return
+        self._unread += 1
+        self._count("agents_unread_calls")
+        share = self._unread / self._offered
+        if self._offered >= _FEW and share > UNREAD and not self._said_unread:
+            self._said_unread = True
+            form = "no form" if self.format.calls is None else self.format.calls.name
+            logger.warning(
+                "%.0f %% of the replies to calls with tools look like calls that cannot be read: "
+                "the model's chat template writes %s; compare replies with it (asyncrl rollouts)",
+                100 * share,
+                form,
+            )
+
+    def _budget(self, ids: list[int], call: ModelCall) -> int:
         """The number of tokens that may be sampled. Raises GatewayError (400) if context and
         budget do not fit, or ids are not the model's."""
-        settings = self.settings
+        settings, budget = self.settings, call.budget
         room = settings.context_tokens - len(ids)
         if not ids:
             raise bad("the prompt is empty; give at least one token", "prompt")
@@ -174,6 +212,8 @@ class Gateway:
                 "the model's own tokenizer",
                 "prompt",
             )
+        if call.capped and budget is not None:
+            budget = max(1, min(budget, room))
         if room < (budget or 1):
             raise bad(
                 f"{len(ids)} tokens of context and {budget or 1} to sample exceed the model's "

@@ -13,7 +13,8 @@ class Settings(msgspec.Struct, frozen=True):
     """`model` is the name that agents ask for; `context_tokens` and `vocabulary` are the engine's.
     At most `calls` run at a time, each for at most `call_s` seconds. A body arrives within `body_s`
     seconds, and waits at most as long to be read. With `as_sampled` a chat's earlier replies
-    are the tokens that were sampled, whatever its template makes of them."""
+    are the tokens that were sampled, whatever its template makes of them. `strict`: a parameter
+    without effect is refused, and so is another model's name."""
 
     model: str
     context_tokens: int
@@ -22,6 +23,7 @@ class Settings(msgspec.Struct, frozen=True):
     call_s: float = 600.0
     body_s: float = 30.0
     as_sampled: bool = False
+    strict: bool = False
 
     @property
     def body_bytes(self) -> int:

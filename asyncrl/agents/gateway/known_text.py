@@ -35,15 +35,15 @@ class KnownText:
         context: bytes,
         sampled: bytes,
         texts: Sequence[tuple[bytes, int]],
-        reply: bytes | None = None,
+        replies: Sequence[bytes] = (),
     ) -> None:
         """Add a call: its context and what it sampled (`int32` ids). `texts` are texts that
         later contexts may start with: pairs of a text (UTF-8) and its number of tokens, from the
-        start of `context` on. `reply` is the digest of its conversation up to its end. Of two calls
+        start of `context` on. `replies` are digests of its conversation up to its end. Of two calls
         with the same text the latest counts. Raises ValueError as `CallTree.add` does, with
         nothing changed."""
         end = self._tree.add(context, sampled)
-        if reply is not None:
+        for reply in replies:
             self._replies[reply] = end
         for text, tokens in texts:
             self._note(text, TreePosition(end.strand, tokens - end.strand.base))

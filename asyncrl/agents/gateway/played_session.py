@@ -25,6 +25,7 @@ import trio
 from asyncrl.agents.gateway.errors import GatewayError
 from asyncrl.agents.gateway.generation import GeneratedPiece, Generation
 from asyncrl.agents.gateway.known_text import KnownText
+from asyncrl.agents.gateway.sent_replies import SentReplies
 from asyncrl.messages import (
     Ask,
     Enough,
@@ -108,6 +109,8 @@ class PlayedSession:
         self._gone: list[Enough] = []
         self.known = KnownText()
         """Text that its model has seen or sampled."""
+        self.sent = SentReplies()
+        """Replies that its client was sent."""
         self.full = False
         """True if a call was refused because the episode is as long as it may be."""
         self.over = False

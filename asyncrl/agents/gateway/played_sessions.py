@@ -83,10 +83,10 @@ class PlayedSessions:
 
     def known(self, headers: Headers) -> bool:
         """True if a request with these headers has the run's key, or one of a played session."""
-        authorization = next((value for name, value in headers if name == b"authorization"), b"")
-        return (
-            authorization.startswith(_BEARER)
-            and _digest(authorization[len(_BEARER) :]) in self._known
+        return any(
+            _digest(value.removeprefix(_BEARER)) in self._known
+            for name, value in headers
+            if (name == b"authorization" and value.startswith(_BEARER)) or name == b"x-api-key"
         )
 
     def is_run_key(self, key: str) -> bool:

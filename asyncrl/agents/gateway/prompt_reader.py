@@ -6,7 +6,7 @@ those in which an engine decodes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,11 +14,13 @@ import msgspec
 import numpy as np
 import trio
 
-from asyncrl.agents.gateway import api_requests
 from asyncrl.agents.gateway.conversation import Conversation, Messages, Render
 from asyncrl.agents.gateway.errors import GatewayError, bad
 from asyncrl.agents.gateway.gateway_settings import Settings
+from asyncrl.agents.gateway.inner_call import Dialect, ModelCall
 from asyncrl.agents.gateway.known_text import KnownText
+from asyncrl.agents.gateway.model_format import ModelFormat
+from asyncrl.agents.gateway.played_session import PlayedSession
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
@@ -27,58 +29,87 @@ REST = 30
 """After a bad request, no other is read for this many times as long as that one took, so that
 clients that send bad requests leave most of the time to the run."""
 
+_TAIL = 200
+"""Characters at the end of a prompt that tell whether it opens a thought."""
+
 _T = TypeVar("_T")
 
 
 class Prompt(msgspec.Struct, frozen=True):
     """A call's context: its ids, and the text (UTF-8) that it was made of; None if ids were
-    sent, or sampled. Its conversation, if replies keep their sampled tokens."""
+    sent, or sampled. Its conversation, if replies keep their sampled tokens. `tail` is the end of
+    its text."""
 
     ids: list[int]
     text: bytes | None
     conversation: Conversation | None = None
+    tail: str = ""
 
 
 class PromptReader:
     """Reads one request at a time, each with what its session knows."""
 
-    def __init__(self, tokenizer: Tokenizer, settings: Settings, waits: Waits) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, settings: Settings, waits: Waits, model_format: ModelFormat
+    ) -> None:
         self._tokenizer, self._settings, self._waits = tokenizer, settings, waits
+        self._format = model_format
         self._turn, self._thread = trio.Lock(), trio.CapacityLimiter(1)
         self._due = -math.inf  # when the next request is read
 
-    async def chat(self, known: KnownText, body: bytes) -> tuple[api_requests.ChatRequest, Prompt]:
-        """The request in a body of `/v1/chat/completions`. Raises GatewayError."""
+    async def call(self, dialect: Dialect, body: bytes) -> ModelCall:
+        """The call in a body. Raises GatewayError."""
+        return await self._in_turn(partial(dialect.read, body, self._settings))
 
-        def read() -> tuple[api_requests.ChatRequest, list[dict[str, Any]]]:
-            asked = api_requests.parse(body, api_requests.ChatRequest, self._settings.items)
-            self._served(asked)
-            api_requests.tools(asked)
-            return asked, api_requests.messages(asked, self._settings.items)
-
-        asked, messages = await self._in_turn(read)
+    async def prompt(self, session: PlayedSession, call: ModelCall) -> Prompt:
+        """The context of a call. Raises GatewayError."""
+        if isinstance(call.prompt, str):
+            return await self._prompt(session.known, call.prompt, "prompt")
+        if call.prompt is not None:
+            return Prompt(call.prompt, None)
 
         def render(chat: Messages) -> str:
+            whole = [self._format.shaped(self._restored(session, message)) for message in chat]
             try:
-                return self._tokenizer.render(chat, asked.offered)
+                return self._tokenizer.render(whole, call.tools)
             except TaskError as error:
                 raise bad(str(error), "messages") from error
 
+        known, messages = session.known, call.messages
         if self._settings.as_sampled:
-            conversation = await self._in_turn(lambda: Conversation(messages, asked.offered))
-            if (ids := await self._as_sampled(known, conversation, render)) is not None:
-                return asked, Prompt(ids, None, conversation)
+            conversation = await self._in_turn(lambda: Conversation(messages, call.tools))
+            if (found := await self._as_sampled(known, conversation, render)) is not None:
+                ids, rest = found
+                return Prompt(ids, None, conversation, rest[-_TAIL:])
         else:
             conversation = None
         text = await self._in_turn(lambda: render(messages))
         prompt = await self._prompt(known, text, "messages")
-        return asked, msgspec.structs.replace(prompt, conversation=conversation)
+        return msgspec.structs.replace(prompt, conversation=conversation, tail=text[-_TAIL:])
+
+    def _restored(self, session: PlayedSession, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A reply that came back, with what the client left out of it."""
+        if message["role"] != "assistant" or (sent := session.sent.of(message)) is None:
+            return message
+        whole = dict(message)
+        if self._format.text_arguments and sent.arguments:
+            whole["tool_calls"] = [
+                {**call, "function": {**call["function"], "arguments": text}}
+                for call, text in zip(message["tool_calls"], sent.arguments, strict=True)
+            ]
+        if sent.thoughts and not message.get("reasoning_content"):
+            if self._format.thoughts_field:
+                whole["reasoning_content"] = sent.thoughts
+            else:
+                whole["content"] = sent.raw + whole["content"]
+        return whole
 
     async def _as_sampled(
         self, known: KnownText, conversation: Conversation, render: Render
-    ) -> list[int] | None:
-        """The ids of a conversation with its last known reply as it was sampled; None if no reply
-        is known, or the template does not show where the reply ends."""
+    ) -> tuple[list[int], str] | None:
+        """The ids of a conversation with its last known reply as it was sampled, and the text
+        behind it; None if no reply is known, or the template does not show where the reply
+        ends."""
 
         def rest(at: int) -> str | None:
             try:
@@ -89,26 +120,8 @@ class PromptReader:
         for at, digest in conversation.replies():
             if (sampled := known.replied(digest)) is not None:
                 text = await self._in_turn(partial(rest, at))
-                return None if text is None else await self._behind(sampled, text)
+                return None if text is None else (await self._behind(sampled, text), text)
         return None
-
-    async def text(self, known: KnownText, body: bytes) -> tuple[api_requests.TextRequest, Prompt]:
-        """The request in a body of `/v1/completions`. Raises GatewayError."""
-
-        def read() -> api_requests.TextRequest:
-            asked = api_requests.parse(body, api_requests.TextRequest, self._settings.items)
-            self._served(asked)
-            return asked
-
-        asked = await self._in_turn(read)
-        match asked.prompt:
-            case str(text) | [str(text)]:
-                return asked, await self._prompt(known, text, "prompt")
-            case several:
-                ids = [token for token in several if isinstance(token, int)]
-                if len(ids) < len(several):
-                    raise bad("prompt must be one text, or the ids of one", "prompt")
-                return asked, Prompt(ids, None)
 
     async def _prompt(self, known: KnownText, text: str, param: str) -> Prompt:
         """A text as the model will see it. What the session has seen or sampled of it keeps its
@@ -177,15 +190,6 @@ class PromptReader:
                 f"other requests were being read for {self._settings.body_s:g} s; try again",
                 retry_s=1,
             ) from error
-
-    def _served(self, asked: api_requests.CallRequest) -> None:
-        if asked.model != self._settings.model:
-            raise GatewayError(
-                404,
-                "model_not_found",
-                f"there is no model {asked.model!r}; ask for {self._settings.model!r}",
-                param="model",
-            )
 
 
 def _refusing(work: Callable[[], _T]) -> _T:

@@ -14,15 +14,24 @@ _PATIENCE = 8
 
 class Detokenizer:
     """Ids to text, one at a time. A text that ends in a broken character waits for the rest of
-    it. With `special` it has the names of special tokens, but for the one that ends the answer."""
+    it. With `special` it has the names of special tokens, but for the one that ends the answer; of
+    those in `marks`, in any case."""
 
-    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
-        self._tokenizer, self._special = tokenizer, special
+    def __init__(
+        self, tokenizer: Tokenizer, *, special: bool = False, marks: Sequence[str] = ()
+    ) -> None:
+        self._tokenizer, self._special = tokenizer, special or bool(marks)
+        self._skipped = frozenset[int]()
+        if marks and not special:
+            named = tokenizer.special_ids
+            self._skipped = frozenset(
+                token for name, token in named.items() if not any(name in m for m in marks)
+            )
         self._before: list[int] = []
         self._held: list[int] = []
 
     def push(self, token: int) -> str:
-        if self._special and self._tokenizer.ends(token):
+        if token in self._skipped or (self._special and self._tokenizer.ends(token)):
             return ""
         self._held.append(token)
         text = self._text(self._held)
@@ -59,14 +68,19 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
-        self.complete = False
+        self.found: str | None = None
+        """The first stop string, if there is one."""
+
+    @property
+    def complete(self) -> bool:
+        return self.found is not None
 
     def push(self, text: str) -> str:
         self._held += text
-        starts = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        starts = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if starts:
-            self.complete = True
-            return self._held[: min(starts)]
+            start, self.found = min(starts)
+            return self._held[:start]
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         start = max(0, len(self._held) - longest)
         keep = next(
@@ -95,9 +109,10 @@ class ReplyReader:
         parser: ToolParser,
         *,
         special: bool = False,
+        marks: Sequence[str] = (),
     ) -> None:
         self._detokenizer, self._stops, self._parser = (
-            Detokenizer(tokenizer, special=special),
+            Detokenizer(tokenizer, special=special, marks=marks),
             StopStrings(stops),
             parser,
         )
@@ -105,6 +120,11 @@ class ReplyReader:
     @property
     def stopped(self) -> bool:
         return self._stops.complete
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that is complete."""
+        return self._stops.found
 
     def push(self, token: int) -> list[Delta]:
         return self._parser.push(self._stops.push(self._detokenizer.push(token)))

@@ -29,6 +29,7 @@ class AgentConfig(Section, frozen=True):
         "paths",
         "mask_failed",
         "history",
+        "strict_parameters",
         "port",
     )
 
@@ -104,6 +105,15 @@ class AgentConfig(Section, frozen=True):
             )
         ),
     ] = "template"
+    strict_parameters: Annotated[
+        bool,
+        Meta(
+            description=(
+                "refuse calls with parameters that have no effect, such as top_p, or another "
+                "model's name, in place of naming them in a header and the log"
+            )
+        ),
+    ] = False
     port: Annotated[
         int,
         Meta(

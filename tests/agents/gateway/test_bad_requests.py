@@ -17,14 +17,17 @@ from some_values import drawn
 from trio.testing import MockClock
 
 from asyncrl.agents.gateway import api_requests
+from asyncrl.agents.gateway.dialects import anthropic_messages, completions, responses
+from asyncrl.agents.gateway.dialects.chat import ChatRequest
+from asyncrl.agents.gateway.dialects.every_dialect import every_dialect
 from asyncrl.agents.gateway.errors import GatewayError
 from asyncrl.agents.gateway.gateway_settings import Settings
 from asyncrl.bundled.bundled_model import VOCABULARY
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
 
-ITEMS = 1000
 LIMITS = Settings(model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY)
+STRICT = msgspec.structs.replace(LIMITS, strict=True)
 CHAT, TEXT = "/sessions/r1-1/v1/chat/completions", "/sessions/r1-1/v1/completions"
 
 
@@ -35,8 +38,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 NAMES = st.sampled_from(
     [
-        *api_requests.ChatRequest.__struct_fields__,
-        *api_requests.TextRequest.__struct_fields__,
+        *ChatRequest.__struct_fields__,
+        *completions.TextRequest.__struct_fields__,
+        *anthropic_messages.MessagesRequest.__struct_fields__,
+        *responses.ResponsesRequest.__struct_fields__,
+        "type",
+        "name",
+        "tool_use",
         "role",
         "content",
         "x",
@@ -58,20 +66,19 @@ ANY = st.recursive(
 def accepted(body: bytes, tokenizer: Tokenizer) -> None:
     """Take a body as far as its ids. Only GatewayError, or TaskError of the template, may come of
     it."""
-    for kind in (api_requests.ChatRequest, api_requests.TextRequest):
-        try:
-            asked = api_requests.parse(body, kind, ITEMS)
-            assert asked.budget is None or asked.budget > 0
-            assert len(asked.stops) <= 4 and all(asked.stops)
-            if isinstance(asked, api_requests.ChatRequest):
-                tokenizer.ids(
-                    tokenizer.render(api_requests.messages(asked, ITEMS), api_requests.tools(asked))
-                )
-        except GatewayError as error:
-            assert 400 <= error.status < 500 and len(error.message) > 5
-            assert msgspec.json.decode(error.response().body)["error"]["code"] == error.code
-        except TaskError as error:
-            assert "template" in str(error)
+    for dialect in every_dialect():
+        for limits in (LIMITS, STRICT):
+            try:
+                call = dialect.read(body, limits)
+                assert call.budget is None or call.budget > 0
+                assert len(call.stops) <= 16 and all(call.stops)
+                assert 1 <= call.choices <= 8 and (call.messages or call.prompt is not None)
+                tokenizer.ids(tokenizer.render(call.messages, call.tools))
+            except GatewayError as error:
+                assert 400 <= error.status < 500 and len(error.message) > 5
+                assert "error" in msgspec.json.decode(dialect.error(error))
+            except TaskError as error:
+                assert "template" in str(error)
 
 
 @settings(max_examples=drawn(300))
@@ -100,6 +107,10 @@ def test_almost_a_request_is_one_or_a_sentence(
     ]
     accepted(json.dumps({"model": MODEL, "messages": messages, **change}).encode(), tokenizer)
     accepted(json.dumps({"model": MODEL, "prompt": "a", **change}).encode(), tokenizer)
+    items = [{"type": "message", **messages[0]}, call if isinstance(call, dict) else {}]
+    accepted(json.dumps({"model": MODEL, "input": items, **change}).encode(), tokenizer)
+    blocks = [{"role": "user", "content": [call]}, messages[0]]
+    accepted(json.dumps({"model": MODEL, "messages": blocks, **change}).encode(), tokenizer)
 
 
 BROKEN = {"id": "1", "function": {"name": "f", "arguments": "{"}}
@@ -109,13 +120,16 @@ DEEP = b"[" * 200_000 + b"]" * 200_000
 @pytest.mark.parametrize(
     ("change", "param", "words"),
     [
-        ({"top_p": 0.9}, "top_p", "must be 1"),
-        ({"n": 2}, "n", "must be 1"),
-        ({"presence_penalty": 1}, "presence_penalty", "must be 0"),
-        ({"frequency_penalty": -1}, "frequency_penalty", "must be 0"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls", "must be true"),
-        ({"top_logprobs": 2}, "top_logprobs", "alone"),
-        ({"logit_bias": {}}, "logit_bias", "does not know 'logit_bias'"),
+        ({"n": 9}, "n", "<= 8"),
+        ({"n": 0}, "n", ">= 1"),
+        ({"top_p": "wide"}, "top_p", "Expected"),
+        ({"logit_bias": [1]}, "logit_bias", "Expected"),
+        ({"metadata": 1}, "metadata", "Expected"),
+        ({"store": "yes"}, "store", "Expected"),
+        ({"top_logprobs": 21}, "top_logprobs", "<= 20"),
+        ({"modalities": ["audio"]}, "modalities", "text alone"),
+        ({"functions": [{"name": "f"}]}, "functions", "use tools"),
+        ({"guided_json": {}}, "guided_json", "grammar"),
         ({"temperature": -1}, "temperature", ">= 0"),
         ({"temperature": "hot"}, "temperature", "Expected"),
         ({"max_tokens": 0}, "max_tokens", ">= 1"),
@@ -126,8 +140,21 @@ DEEP = b"[" * 200_000 + b"]" * 200_000
         ({"stop": "x" * 257}, "stop", "256 characters"),
         ({"messages": [{"role": "user"}] * 4097}, "messages", "<= 4096"),
         ({"messages": [5]}, "messages", "messages[0]"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "Invalid"),
-        ({"tool_choice": "required"}, "tool_choice", "Invalid"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "enforced"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "enforced"),
+        ({"tool_choice": "some"}, "tool_choice", "auto"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "'f'"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "list of tools"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": [1]}}]},
+            "tools",
+            "JSON schema",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": 5}}}]},
+            "tools",
+            "JSON schema",
+        ),
         ({"tools": [{"type": "function"}]}, "tools", "with a name"),
         ({"tools": [5]}, "tools", "Expected"),
         ({"messages": []}, "messages", "length >= 1"),
@@ -137,7 +164,11 @@ DEEP = b"[" * 200_000 + b"]" * 200_000
             "messages",
             "messages[0]",
         ),
-        ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages", "mood"),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "function_call": {}}]},
+            "messages",
+            "function_call",
+        ),
         (
             {
                 "messages": [
@@ -193,9 +224,8 @@ async def test_bodies_that_are_none(tokenizer: Tokenizer, virtual: MockClock) ->
         assert (await client.post(CHAT, content=DEEP)).json()["error"]["code"] == "too_large"
         large = chat("x" * LIMITS.body_bytes)
         assert (await client.post(CHAT, json=large)).status_code == 413
-        assert (await client.post(TEXT, json={"model": "other", "prompt": "x"})).json()["error"][
-            "code"
-        ] == "model_not_found"
+        echoed = await client.post(TEXT, json={"model": "other", "prompt": "x"})
+        assert echoed.json()["model"] == "other"
         assert (await client.get(CHAT)).status_code == 405
         missing = await client.post("/v1/embeddings")
         assert missing.status_code == 404 and missing.json()["error"]["code"] == "no_route"
@@ -213,7 +243,7 @@ async def test_an_answer_does_not_repeat_all_of_what_was_sent(
     tokenizer: Tokenizer, virtual: MockClock
 ) -> None:
     engine, long = scripted(Says(say("x"))), "x" * 50_000
-    async with opened(engine, tokenizer) as (_, client):
+    async with opened(engine, tokenizer, strict=True) as (_, client):
         await engine.load(0, None)
         role = {"messages": [{"role": long, "content": ""}]}
         for change in ({"model": long}, {long: 1}, {"tool_choice": long}, role):
@@ -256,8 +286,69 @@ def test_deep_json_is_a_sentence() -> None:
         DEEP,
         b'{"model": "m", "messages": [' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"]}",
     ):
-        with pytest.raises(GatewayError):
-            api_requests.parse(body, api_requests.ChatRequest, ITEMS)
+        for dialect in every_dialect():
+            with pytest.raises(GatewayError):
+                dialect.read(body, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"top_p": 0.9}, "top_p", "must be 1"),
+        ({"n": 2}, "n", "must be 1"),
+        ({"presence_penalty": 1}, "presence_penalty", "must be 0"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls", "must be true"),
+        ({"top_logprobs": 2}, "top_logprobs", "must be 0"),
+        ({"top_k": 5}, "top_k", "left out"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "does not know 'reasoning_effort'"),
+        ({"tool_choice": "required"}, "tool_choice", "'none'"),
+        ({"model": "other"}, "model", "no model 'other'"),
+        ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages", "mood"),
+    ],
+)
+async def test_strict_parameters_are_refused_by_name(
+    tokenizer: Tokenizer, change: dict[str, Any], param: str, words: str, virtual: MockClock
+) -> None:
+    """And without `agent.strict_parameters` each is taken, and named in a header."""
+    engine = scripted(Says(say("x")))
+    async with opened(engine, tokenizer, strict=True) as (_, client):
+        await engine.load(0, None)
+        response = await client.post(CHAT, json={**chat("hi"), **change})
+        error = response.json()["error"]
+        assert response.status_code in (400, 404) and error["param"] == param, error
+        assert words in error["message"]
+        neutral = {"top_p": 1.0, "n": 1, "store": False, "seed": 3, "temperature": 0.5}
+        assert (await client.post(CHAT, json=chat("hi", **neutral))).status_code == 200
+    engine = scripted(Says(say("x")))
+    async with opened(engine, tokenizer) as (_, client):
+        await engine.load(0, None)
+        response = await client.post(CHAT, json={**chat("hi"), **change})
+        assert response.status_code == 200, response.text
+        named = response.headers.get("x-ignored", "")
+        if param in ("model", "n"):
+            assert named == "" and response.json()["model"] == change.get("model", MODEL)
+        else:
+            assert named == ("messages.mood" if param == "messages" else param)
+
+
+async def test_names_of_parameters_cannot_forge_a_header_or_fill_the_log(
+    tokenizer: Tokenizer, virtual: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = scripted(Says(say("x")))
+    async with opened(engine, tokenizer) as (_, client):
+        await engine.load(0, None)
+        forged = {"a\r\nx-evil: 1": 1, "é": 1, "x" * 99: 1, "fine": 1}
+        for _ in range(2):
+            response = await client.post(CHAT, json=chat("hi", **forged))
+            assert response.headers["x-ignored"] == "?, fine"
+            assert "x-evil" not in response.headers
+        warned = [record.getMessage() for record in caplog.records]
+        assert len(warned) == 4, "one warning each"
+        many = {f"p{n}": n for n in range(500)}
+        response = await client.post(CHAT, json=chat("hi", **many))
+        assert response.status_code == 200 and len(response.headers["x-ignored"]) < 300
+        warned = [record.getMessage() for record in caplog.records]
+        assert len(warned) == 64 and not any("\n" in line for line in warned)
 
 
 async def test_a_template_that_refuses_is_a_sentence(tmp_path: Path, virtual: MockClock) -> None:

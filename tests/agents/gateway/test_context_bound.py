@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from asyncrl.agents.gateway.errors import GatewayError
 from asyncrl.agents.gateway.gateway_settings import Settings
 from asyncrl.agents.gateway.known_text import KnownText
+from asyncrl.agents.gateway.model_format import ModelFormat
 from asyncrl.agents.gateway.prompt_reader import PromptReader
 from asyncrl.bundled.bundled_model import VOCABULARY, write_tokenizer
 from asyncrl.runtime.ipc.waits import Waits
@@ -38,7 +39,7 @@ def test_what_was_sampled_counts_as_much_as_what_is_read(
 ) -> None:
     async def main() -> None:
         settings = Settings(MODEL, CONTEXT, VOCABULARY, calls=2, call_s=20.0, body_s=9.0)
-        reader = PromptReader(tokenizer, settings, Waits())
+        reader = PromptReader(tokenizer, settings, Waits(), ModelFormat())
         ids = np.full(sampled, 65, np.int32)
         if sampled + behind <= CONTEXT:
             assert (

@@ -8,12 +8,15 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from asyncrl.agents.gateway.api_answers import AnswerPart, Chat
-from asyncrl.agents.gateway.api_requests import ChatRequest, parse
 from asyncrl.agents.gateway.call_record import CallRecord
+from asyncrl.agents.gateway.dialects.chat import Chat
+from asyncrl.agents.gateway.dialects.chat import read as read_chat
+from asyncrl.agents.gateway.formats.hermes import Hermes
+from asyncrl.agents.gateway.gateway_settings import Settings
 from asyncrl.agents.gateway.generation import GeneratedPiece
+from asyncrl.agents.gateway.inner_call import AnswerFacts, AnswerPart, CallEnd
 from asyncrl.agents.gateway.reading import Detokenizer, ReplyReader, StopStrings
-from asyncrl.agents.gateway.tools import Delta, Hermes, PlainText, ToolCall
+from asyncrl.agents.gateway.tools import Delta, PlainText, ToolCall
 from asyncrl.bundled.bundled_model import END_ID, write_tokenizer
 from asyncrl.tasks.text import Tokenizer
 
@@ -177,9 +180,10 @@ def test_the_first_and_the_last_id_of_the_vocabulary_are_of_it(tokenizer: Tokeni
 def test_a_stream_tells_its_usage_where_that_is_asked_for_and_is_choice_0() -> None:
     for options, usage in [({}, False), ({"include_usage": False}, False)]:
         body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
-        asked = parse(msgspec.json.encode(body | {"stream_options": options}), ChatRequest, 99)
+        sent = msgspec.json.encode(body | {"stream_options": options})
+        asked = read_chat(sent, Settings("m", context_tokens=99, vocabulary=9))
         assert asked.usage is usage
-    chat = Chat(number="1", model="m", created=0, scored=False)
-    for sent in (chat.part(AnswerPart(["a"])), chat.last("stop", None)):
+    chat = Chat(asked, AnswerFacts("1", 0, 1))
+    for sent in (chat.part(0, AnswerPart(["a"])), chat.last(0, CallEnd("stop", 1, 1))):
         (choice,) = msgspec.json.decode(sent.removeprefix(b"data: "))["choices"]
         assert choice["index"] == 0

@@ -1,0 +1,218 @@
+"""Parts of reading a request that dialects share. Invariant: an accepted one is done as written,
+but for the parameters that `ignored` names; one that cannot be done is a 400 that names the
+parameter.
+
+Parameters that change the distribution which tokens are drawn from (`top_p`, penalties) have no
+effect, because the recorded log-probabilities must be those of the sampling. Those that the reply
+would be wrong without (a JSON schema, images) are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from asyncrl.agents.gateway.errors import GatewayError, bad
+from asyncrl.agents.gateway.gateway_settings import Settings
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+ModelName = Annotated[str, msgspec.Meta(max_length=256)]
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
+MESSAGES, STOP_CHARACTERS = 4096, 256
+CHOICES = 8
+"""Answers to one call, at most."""
+_NAMED = 32
+"""Parameters that an answer's header names, at most."""
+_NAME = re.compile(r"[A-Za-z0-9_.:\[\]-]{1,64}")
+_NULL = b"null"
+NO_FORMAT = (
+    "the reply's form cannot be enforced: sampling under a grammar would draw from another "
+    "distribution than the one that is trained; ask for it in the prompt, and reward it"
+)
+
+_Type = TypeVar("_Type")
+
+
+def decode(body: bytes | msgspec.Raw, kind: type[_Type]) -> _Type:
+    """JSON as a type. Raises GatewayError (400)."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        field = re.search(r"`\$\.(\w+)", str(error)) or re.search(
+            r"required field `(\w+)`", str(error)
+        )
+        raise bad(str(error), field[1] if field else None) from error
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise GatewayError(
+            400, "invalid_json", f"the body is not the JSON of a request: {error}"
+        ) from error
+
+
+def parse(
+    body: bytes,
+    kind: type[_Type],
+    settings: Settings,
+    *,
+    neutral: Mapping[str, Any],
+    ignored: Sequence[str],
+    refused: Mapping[str, str],
+) -> tuple[_Type, list[str]]:
+    """The request in a body, and its parameters without effect: those of `ignored` that are given
+    and not `neutral`, and those that `kind` does not have. With `settings.strict` these are
+    refused. Of `refused` each is refused with its reason. Raises GatewayError (400)."""
+    few(body.count(b","), settings.items)
+    fields = decode(body, dict[str, msgspec.Raw])
+    known = kind.__struct_fields__  # type: ignore[attr-defined]
+    given = {name for name, value in fields.items() if bytes(value) != _NULL}
+    for name, reason in refused.items():
+        if name in given:
+            raise bad(f"{name}: {reason}", name, "unsupported_parameter")
+    unknown = [name for name in fields if name not in known]
+    if unknown and settings.strict:
+        raise bad(
+            f"the gateway does not know {unknown[0]!r}; leave it out (it knows "
+            f"{', '.join(sorted(known))})",
+            unknown[0],
+            "unknown_parameter",
+        )
+    request = decode(body, kind)
+    without = []
+    for name in (*ignored, *neutral):
+        value = getattr(request, name, None)
+        if value is None or (name in neutral and value == neutral[name]):
+            continue
+        if settings.strict and name not in ALWAYS_IGNORED:
+            allowed = neutral.get(name)
+            must = (
+                f"must be {msgspec.json.encode(allowed).decode()} or"
+                if name in neutral
+                else "must be"
+            )
+            raise bad(f"{name} {must} left out, not {value!r}", name, "unsupported_value")
+        without.append(name)
+    return request, [*without, *(name for name in unknown if name in given)]
+
+
+ALWAYS_IGNORED = ("seed", "temperature")
+"""Parameters that are accepted without effect where the others are refused, too."""
+
+
+def served(model: str, settings: Settings) -> None:
+    """Refuse another model's name where parameters are strict."""
+    if settings.strict and model != settings.model:
+        raise GatewayError(
+            404,
+            "model_not_found",
+            f"there is no model {model!r}; ask for {settings.model!r}",
+            param="model",
+        )
+
+
+def shown(ignored: Sequence[str]) -> str:
+    """Names of parameters for a header, which holds no other characters."""
+    names = dict.fromkeys(name if _NAME.fullmatch(name) else "?" for name in ignored)
+    return ", ".join([*names][:_NAMED])
+
+
+def checked_stops(stop: str | list[str] | None, most: int, param: str) -> list[str]:
+    """Stop strings. Raises GatewayError (400)."""
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > most or not all(0 < len(one) <= STOP_CHARACTERS for one in stops):
+        raise bad(
+            f"{param} must be at most {most} strings, none of them empty or of more than "
+            f"{STOP_CHARACTERS} characters",
+            param,
+        )
+    return stops
+
+
+def function_tool(
+    at: int, name: Any, description: Any, parameters: Any, **more: Any
+) -> dict[str, Any]:
+    """A tool as chat templates know it. Raises GatewayError (400) for one that is none."""
+    if not isinstance(name, str) or not name:
+        raise bad(f"tools[{at}] must have a name", "tools")
+    if parameters is not None and not _is_schema(parameters):
+        raise bad(
+            f"tools[{at}]: the parameters of {name!r} must be the JSON schema of an object", "tools"
+        )
+    function = {"name": name, "description": description, "parameters": parameters, **more}
+    return {
+        "type": "function",
+        "function": {key: value for key, value in function.items() if value is not None},
+    }
+
+
+def _is_schema(parameters: Any) -> bool:
+    """True for an object whose type, if it has one, is `object`, and whose properties are
+    objects."""
+    if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
+        return False
+    properties = parameters.get("properties")
+    return properties is None or (
+        isinstance(properties, Mapping)
+        and all(isinstance(one, Mapping | bool) for one in properties.values())
+    )
+
+
+def is_named(tools: Sequence[Mapping[str, Any]], name: Any, param: str) -> None:
+    """Raise GatewayError (400) if a tool that must be called is not offered."""
+    if name not in [tool["function"]["name"] for tool in tools]:
+        raise bad(f"{param} names the tool {name!r}, which is not in tools", param)
+
+
+def arguments_of(where: str, name: str, text: str, settings: Settings) -> dict[str, Any]:
+    """The arguments of a call. Raises GatewayError (400)."""
+    few(text.count(","), settings.items)
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise bad(
+            f"{where}: the arguments of {name!r} are not a JSON object", where_of(where)
+        ) from error
+
+
+def where_of(where: str) -> str:
+    """The parameter of a place: `messages` of `messages[3]`."""
+    return where.partition("[")[0]
+
+
+def few(commas: int, items: int) -> None:
+    """Refuse JSON with more items than this, counted by commas, which costs one pass over it."""
+    if commas > items:
+        raise bad(f"the request's JSON has more than {items} items", code="too_many_items")
+
+
+def named(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, results of tools with the name of the tool: templates may need it."""
+    names: dict[str, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        name = names.get(message.get("tool_call_id", ""))
+        if message["role"] == "tool" and name and not message.get("name"):
+            message["name"] = name
+    return messages
+
+
+def text_blocks(content: Any, where: str, kinds: Sequence[str]) -> Iterator[str]:
+    """The texts in a message's content, which is a text or a list of blocks of these kinds. Raises
+    GatewayError (400)."""
+    if isinstance(content, str):
+        yield content
+        return
+    if not isinstance(content, list):
+        raise bad(f"{where}: content must be a text or a list of parts", where_of(where))
+    for block in content:
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if kind not in kinds:
+            raise bad(
+                f"{where}: a part of type {kind!r} cannot be read: this model reads text alone",
+                where_of(where),
+            )
+        if not isinstance(block.get("text"), str):
+            raise bad(f"{where}: a part of type {kind!r} must have a text", where_of(where))
+        yield block["text"]

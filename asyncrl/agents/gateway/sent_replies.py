@@ -1,0 +1,87 @@
+"""Replies that a session's client was sent. A client sends a reply back without its thoughts, and
+its calls as JSON of its own: so that the template gets all that was sampled, both are kept here.
+
+Invariant: a reply that came back changed is not recognized, and stays as it came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from asyncrl.agents.gateway.inner_call import calls_in, text_of
+from asyncrl.agents.gateway.tools import Delta, Thought
+
+RESPONSES = 32
+"""Answers of a session that a later call may follow, at most."""
+
+
+class SentReply(msgspec.Struct, frozen=True):
+    """Parts that clients may not send back: thoughts, how they were sampled, and the text of calls'
+    arguments."""
+
+    thoughts: str
+    raw: str
+    arguments: tuple[str, ...]
+
+
+class SentReplies:
+    """The replies of one attempt, bounded by its calls, and the chats of the last responses."""
+
+    def __init__(self) -> None:
+        self._replies: dict[bytes, SentReply] = {}
+        self._chats: dict[str, list[dict[str, Any]]] = {}
+
+    def add(self, deltas: Sequence[Delta]) -> None:
+        """Add a reply."""
+        calls = calls_in(deltas)
+        thoughts = [delta for delta in deltas if isinstance(delta, Thought)]
+        try:
+            key = _key(text_of(deltas), [(c.name, msgspec.json.decode(c.arguments)) for c in calls])
+        except (msgspec.DecodeError, RecursionError, ValueError):
+            return
+        self._replies[key] = SentReply(
+            "".join(one.text for one in thoughts),
+            "".join(one.raw for one in thoughts),
+            tuple(call.arguments for call in calls),
+        )
+
+    def of(self, message: Mapping[str, Any]) -> SentReply | None:
+        """The parts of a message that came back; None if it is not known."""
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        return self._replies.get(
+            _key(message["content"], [(f["name"], f["arguments"]) for f in functions])
+        )
+
+    def keep(self, name: str, chat: Sequence[dict[str, Any]]) -> None:
+        """Keep a chat that a later call may follow, by the name of its answer."""
+        self._chats[name] = [*chat]
+        while len(self._chats) > RESPONSES:
+            del self._chats[next(iter(self._chats))]
+
+    def chat(self, name: str) -> list[dict[str, Any]] | None:
+        """The chat up to an answer; None if it is not kept, or no longer."""
+        return self._chats.get(name)
+
+
+def as_message(deltas: Sequence[Delta]) -> dict[str, Any]:
+    """A reply as a message."""
+    message: dict[str, Any] = {"role": "assistant", "content": text_of(deltas)}
+    if calls := calls_in(deltas):
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": msgspec.json.decode(call.arguments)},
+            }
+            for call in calls
+        ]
+    return message
+
+
+def _key(text: str, calls: Sequence[tuple[str, Any]]) -> bytes:
+    said = msgspec.json.encode([text.strip(), calls], order="sorted")
+    return hashlib.blake2b(said, digest_size=16).digest()
