@@ -318,7 +318,7 @@ async def _judge(context: ActorContext, waits: Waits) -> AsyncIterator[Ask | Non
     if not asks(context.config):
         yield None
         return
-    from asyncrl.judges.judge import open_judge
+    from asyncrl.judges.judge_client import open_judge
 
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # else each answer is a line of the log
     file = context.run / JUDGED / f"reward-{context.index}"

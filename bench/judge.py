@@ -31,7 +31,7 @@ from asyncrl.actors.verifier_process import TimedVerdict
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
-from asyncrl.judges.judge import Judge, open_judge
+from asyncrl.judges.judge_client import Judge, open_judge
 from asyncrl.messages import NoVerdict, Scored
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks.judge_request import JudgeRequest

@@ -45,7 +45,7 @@ from asyncrl.tasks.program_cases import CasesVerifier
 from asyncrl.tasks.reward_forms import OwnVerifier, as_verifier
 from asyncrl.tasks.verifiers import BuiltIn, NoAnswer, Verifier, names
 from asyncrl.tasks.verifiers.exact import Exact
-from asyncrl.tasks.verifiers.judge import Judge
+from asyncrl.tasks.verifiers.judge import AskedJudge
 from asyncrl.tasks.verifiers.run import ProgramRun
 
 OFFERED = "VERIFIERS"
@@ -107,7 +107,7 @@ function of 'os' if you trust it, as its code would be run
         """Check that a line has what its verifier reads. Raises LookupError."""
         if isinstance(verifier, CasesVerifier):
             self.languages.add(verifier.language(line))
-        elif isinstance(verifier, Judge) and self._default != verifier.kind:
+        elif isinstance(verifier, AskedJudge) and self._default != verifier.kind:
             raise LookupError(
                 "its verifier is `judge`, which costs requests to a server: only task.verifier "
                 "chooses it"

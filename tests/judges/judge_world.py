@@ -12,7 +12,7 @@ import trio
 
 from asyncrl.config import Config
 from asyncrl.config.schema import JudgeConfig, TaskConfig
-from asyncrl.judges.judge import Judge, open_judge
+from asyncrl.judges.judge_client import Judge, open_judge
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks.judge_request import JudgeRequest
 

@@ -210,7 +210,7 @@ async def _verdict(config: Config, run: Path, waits: Waits, reply: VerifierReply
     """The verdict of a verifier's reply, which may be to ask a judge on a server."""
     if isinstance(reply, TimedVerdict):
         return reply.verdict
-    from asyncrl.judges.judge import open_judge
+    from asyncrl.judges.judge_client import open_judge
 
     async with open_judge(config, waits, run / JUDGED) as judge:
         return await judge.ask(reply)

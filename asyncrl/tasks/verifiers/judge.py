@@ -10,11 +10,11 @@ from asyncrl.tasks.judge_request import request_of
 from asyncrl.tasks.verifiers import BuiltIn
 
 
-class Judge(BuiltIn):
+class AskedJudge(BuiltIn):
     """The request to a judge on a server, which gives the reward (`asyncrl.judges`). An answer of
     the line is not needed.
 
-    >>> Judge()(Answer("5"), {"prompt": "2 + 2 =", "answer": 4}).expected
+    >>> AskedJudge()(Answer("5"), {"prompt": "2 + 2 =", "answer": 4}).expected
     '4'
     """
 
