@@ -313,6 +313,9 @@ def test_keys_that_settings_name_are_used_or_refused_with_those_that_are(tmp_pat
     one = [{"body": row["body"], "gold": row["gold"]} for row in rows]
     path.write_bytes(lines(one))
     holds_the_sums(opened(path, prompt_key="body.ask"))
+    inner = [{"body": {**row["body"], "Answer": row["gold"]}} for row in rows]
+    path.write_bytes(lines(inner))
+    holds_the_sums(opened(path, prompt_key="body.ask"))
     path.write_bytes(lines([{"prompt": row["body"]["ask"], "mine": row["gold"]} for row in rows]))
     holds_the_sums(opened(path, answer_key="mine"))
 

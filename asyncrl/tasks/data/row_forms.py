@@ -121,7 +121,7 @@ def _candidates(row: Mapping[str, Any], prompt_key: str, answer_key: str) -> Ite
     if prompt_key:
         forms = [form for form in FORMS if form.prompt == (prompt_key,)]
         yield from (form._replace(name="", kind="") for form in forms)
-        for answer in _same(row, ANSWERS):
+        for answer in [*_beside(row, prompt_key, ANSWERS), *_same(row, ANSWERS)]:
             if answer != prompt_key:
                 yield RowForm("", (prompt_key,), answer)
         yield RowForm("", (prompt_key,), LAST, "messages")
@@ -131,7 +131,7 @@ def _candidates(row: Mapping[str, Any], prompt_key: str, answer_key: str) -> Ite
         prompts = dict.fromkeys([form.prompt for form in FORMS])
         several = [form for form in prompts if answer_key not in form]
         yield from (RowForm("", form, answer_key) for form in several)
-        for name in _same(row, SIMPLE):
+        for name in [*_same(row, SIMPLE), *_beside(row, answer_key, SIMPLE)]:
             if name != answer_key:
                 yield RowForm("", (name,), answer_key)
         return
@@ -146,6 +146,14 @@ def _same(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     plain = {_plain(key): key for key in reversed(list(row))}
     found = [plain.get(_plain(name), name) for name in names]
     return [name for name in found if value_at(row, name) is not None]
+
+
+def _beside(row: Mapping[str, Any], key: str, names: Sequence[str]) -> list[str]:
+    """These names in the object that a dotted key goes into, as dotted keys."""
+    inside, dot, _ = key.rpartition(".")
+    inner = value_at(row, inside) if dot else None
+    found = _same(inner, names) if isinstance(inner, Mapping) else []
+    return [f"{inside}.{name}" for name in found]
 
 
 def _plain(name: str) -> str:
