@@ -59,7 +59,9 @@ async def open_episodes(
 
     async def prompt(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:
         def both() -> tuple[str, dict[str, Any]]:
-            return text_of(task.prompt(split, prompt_index)), entry_of(task, split, prompt_index)
+            asked = task.prompt(split, prompt_index)
+            text = tokenizer.decode(asked) if isinstance(asked, list) else text_of(asked)
+            return text, entry_of(task, split, prompt_index)
 
         return await trio.to_thread.run_sync(both, limiter=reading, abandon_on_cancel=True)
 

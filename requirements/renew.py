@@ -28,6 +28,7 @@ IN_RUN = ("gym",)
 IN_EXTRAS = (
     "agents",
     "cluster",
+    "datasets",
     "lora",
     "mlflow",
     "parquet",

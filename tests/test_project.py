@@ -31,6 +31,7 @@ IN_RUN = ("gym",)
 IN_EXTRAS = (
     "agents",
     "cluster",
+    "datasets",
     "lora",
     "mlflow",
     "parquet",

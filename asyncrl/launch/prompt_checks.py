@@ -72,7 +72,7 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
             notes = [
                 *(Row("note", "task.path", note) for note in task.notes),
                 *_of_tokenizer(config, tokenizer),
-                *_of_chats(config, task, tokenizer),
+                *chat_rows(config, task, tokenizer),
                 *_of_split(config, task, tokenizer, "train"),
                 *_of_split(config, task, tokenizer, "evaluation"),
             ]
@@ -104,7 +104,7 @@ def _of_tokenizer(config: Config, tokenizer: Tokenizer) -> Iterator[Row]:
         yield Row("note", "model.path", f"its tokenizer ends a text with {ending}: no prompt does")
 
 
-def _of_chats(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]:
+def chat_rows(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]:
     """Try the chat template on the roles of conversations. Returns a note on how conversations are
     written. Raises ConfigError for a template that leaves a role out."""
     chats = [

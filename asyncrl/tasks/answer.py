@@ -48,14 +48,8 @@ class Answer(str):
 
     def behind(self, messages: Messages) -> Answer:
         """The same answer, to this conversation."""
-        same = Answer(
-            self,
-            finish=self.finish,
-            tokens=self.tokens,
-            text_special=self.text_special,
-            prompt=self.prompt,
-        )
-        same.messages = messages
+        same = Answer(self)
+        same.__dict__ |= self.__dict__ | {"messages": messages}
         return same
 
     @classmethod

@@ -334,6 +334,35 @@ def test_ids_are_a_prompt_and_a_conversation_keeps_its_turns_and_tools(tmp_path:
     assert (entry["prompt"], entry["tools"], entry["answer"]) == (turns, tools, "2")
 
 
+def test_a_system_message_of_its_own_key_begins_the_conversation(tmp_path: Path) -> None:
+    rows: list[Row] = [
+        {"system": "Be brief.", "prompt": "1 + 1 =", "answer": "2"},
+        {"system": "", "prompt": "1 + 2 =", "answer": "3"},
+        {"system_prompt": "Be brief.", "prompt": [SYSTEM, user("1 + 3 =")], "answer": "4"},
+    ]
+    (path := tmp_path / "a.jsonl").write_bytes(lines(rows))
+    task = opened(path, eval_size=0)
+    chats = [task.prompt("train", n) for n in range(3)]
+    assert isinstance(chats[0], ChatPrompt) and chats[0].messages == [SYSTEM, user("1 + 1 =")]
+    assert chats[1] == "1 + 2 =\n"
+    assert isinstance(chats[2], ChatPrompt) and chats[2].messages == [SYSTEM, user("1 + 3 =")]
+    assert "each begins with its system message" in "".join(task.notes)
+
+
+def test_a_function_of_the_users_judges_prompts_without_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"brief_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text("def f(answer, line): return float(len(answer) < 9)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (path := tmp_path / "a.jsonl").write_bytes(lines([{"prompt": f"say {n}"} for n in range(3)]))
+    task = opened(path, verifier=f"{name}:f", eval_size=1)
+    assert [task.verify("train", 0, "x" * n) for n in (1, 9)] == [1.0, 0.0]
+    assert task.answer("train", 0) is None
+    with pytest.raises(TaskError, match="and none of these is known as an answer"):
+        opened(path, eval_size=1)
+
+
 def test_a_verifier_is_given_the_conversation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from asyncrl.tasks import TaskError
 from asyncrl.tasks.data.data_rows import open_rows
 from asyncrl.tasks.data.row_forms import LAST, RowForm, form_of
 from asyncrl.tasks.data.row_keys import value_at
-from asyncrl.tasks.data.row_reader import ReadRow, read_row
+from asyncrl.tasks.data.row_reader import ReadRow, read_row, system_of
 from asyncrl.tasks.data.taken_answers import RULES, rule_of
 
 FIRST = 64
@@ -39,6 +39,7 @@ class DataSet:
         first = list(islice(self._objects(), FIRST))
         if not first:
             self.read(0)  # says why
+        self._system = next(filter(None, map(system_of, first)), "")
         try:
             self.form = form_of(first, prompt_key, answer_key)
         except TaskError as error:
@@ -56,11 +57,12 @@ class DataSet:
     def said(self) -> str:
         """Words on how its rows are read; empty where they are as this project writes them."""
         form = self.form
-        if form == RowForm("asyncrl", ("prompt",), "answer") and not self.rule:
+        if form == RowForm("asyncrl", ("prompt",), "answer") and not self.rule + self._system:
             return ""
         name = f"as {form.name}: " if form.name else "by their keys "
         taken = f"; {RULES[self.rule][1]}" if self.rule else ""
-        return f"rows are read {name}{form.keys}{taken}"
+        system = "; each begins with its system message" if self._system else ""
+        return f"rows are read {name}{form.keys}{taken}{system}"
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -93,7 +93,7 @@ class DataTask:
     def _digest(self, rows: DataSet, index: int) -> int:
         """Check a row. Returns the digest of its prompt."""
         row = rows.row(index)
-        read, verifier = rows.read_as_it_is(index, row), None
+        read = rows.read_as_it_is(index, row)
         try:
             verifier = self._verifiers.find(_named(row))
             if isinstance(read.answer, list | dict) and ":" not in self._config.verifier:
@@ -103,9 +103,11 @@ class DataTask:
                 )
             self._verifiers.check(verifier, _entry(row, read))
         except LookupError as error:
-            lacks = read.answer is None and verifier and not isinstance(verifier, CasesVerifier)
-            why = _no_answer(rows.form, row) if lacks else error
-            raise TaskError(f"{rows.place(index)}: {why}") from error
+            if "required field `answer`" not in str(error):
+                raise TaskError(f"{rows.place(index)}: {error}") from error
+            # a function of the user's may judge prompts that have no answer
+            if rows.form.answer or ":" not in (_named(row) or self._config.verifier):
+                raise TaskError(f"{rows.place(index)}: {_no_answer(rows.form, row)}") from error
         return digest_of(read)
 
     @property

@@ -63,14 +63,13 @@ FORMS = (
     RowForm("sciq", ("question",), "correct_answer", "text"),
     RowForm("question", ("question",), "solution", "text"),
     RowForm("question", ("question",), "ground_truth", "text"),
-    RowForm("question", ("question",), "response", "text"),
     RowForm("alpaca", ("instruction", "input"), "output", "text"),
     RowForm("dolly", ("context", "instruction"), "response", "text"),
     RowForm("alpaca", ("instruction",), "output", "text"),
     RowForm("dolly", ("instruction",), "response", "text"),
     RowForm("metamath", ("query",), "response", "text"),
     RowForm("query", ("query",), "answer", "text"),
-    RowForm("orca", ("system_prompt", "question"), "response", "text"),
+    RowForm("orca", ("question",), "response", "text"),
     RowForm("inputs", ("input",), "target", "text"),
     RowForm("inputs", ("input",), "output"),
     RowForm("inputs", ("input",), "answer"),
@@ -177,7 +176,9 @@ def messages_in(value: Any) -> list[Any]:
     >>> messages_in('[{"role": "user", "content": "1 + 1?"}]')
     [{'role': 'user', 'content': '1 + 1?'}]
     """
-    if isinstance(value, str) and value.lstrip()[:1] == "[":
+    if isinstance(value, str):
+        if value.lstrip()[:1] != "[":
+            return []
         value = value_at({"json": f'{{"of": {value}}}'}, "json.of")
     good = isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value)
     keys = ("role", "from")

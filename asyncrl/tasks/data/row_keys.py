@@ -24,7 +24,7 @@ def value_at(row: Any, path: str) -> Any:
     >>> value_at({"info": '{"answers": [4]}', "a.b": 1}, "info.answers.0")
     4
     """
-    if isinstance(row, Mapping) and path in row:
+    if isinstance(row, dict) and path in row:
         return row[path]
     value = row
     for step in path.split("."):

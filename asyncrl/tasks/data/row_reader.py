@@ -7,12 +7,14 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from asyncrl.tasks.data.chat_messages import conversation, kind, tools_of
+from asyncrl.tasks.data.chat_messages import FIRST, conversation, kind, tools_of
 from asyncrl.tasks.data.row_forms import LAST, RowForm, messages_in
 from asyncrl.tasks.data.row_keys import keys_of, listed, value_at
 from asyncrl.tasks.data.taken_answers import RULES
 from asyncrl.tasks.prompt import Messages
 
+SYSTEM = ("system", "system_prompt")
+"""Keys of a row's system message."""
 LARGEST_ID = 2**31
 """Ids are smaller."""
 
@@ -39,9 +41,9 @@ def read_row(row: Any, form: RowForm, rule: str = "") -> ReadRow:
     >>> read_row(row, RowForm("gsm8k", ("question",), "answer"), "mark").answer
     '2'
     """
-    if not isinstance(row, Mapping):
+    if not isinstance(row, dict):
         raise LookupError(f"it is {kind(row)}, and each row is an object with prompt and answer")
-    prompt, given = _prompt(row, form), None
+    prompt, given = _with_system(_prompt(row, form), row), None
     tools = tools_of(row.get("tools"))
     if messages := messages_of_prompt(prompt):
         if form.answer == LAST:
@@ -60,8 +62,37 @@ def read_row(row: Any, form: RowForm, rule: str = "") -> ReadRow:
     return _with_answer(row, form, rule, prompt, given, tools)
 
 
+def system_of(row: Mapping[str, Any]) -> str:
+    """The system's message of a row that has it at a key of its own; else an empty text.
+
+    >>> system_of({"system": "Be brief.", "prompt": "1 + 1?"}), system_of({"system": 7})
+    ('Be brief.', '')
+    """
+    for key in SYSTEM:
+        if key in row and isinstance(one := row[key], str) and one.strip():
+            return one
+    return ""
+
+
+def _with_system(
+    prompt: str | Messages | list[int], row: Mapping[str, Any]
+) -> str | Messages | list[int]:
+    """The prompt as a conversation that begins with the row's system message, if it has one."""
+    if not (system := system_of(row)):
+        return prompt
+    messages = messages_of_prompt(prompt)
+    if not messages and not isinstance(prompt, str):
+        return prompt
+    if messages and messages[0]["role"] in FIRST:
+        return prompt
+    begin = {"role": "system", "content": system}
+    return [begin, *(messages or [{"role": "user", "content": prompt}])]
+
+
 def messages_of_prompt(prompt: str | Messages | list[int]) -> Messages:
     """The prompt as messages; none if it is a text or ids."""
+    if isinstance(prompt, str) or not isinstance(prompt[0], dict):
+        return []
     return [one for one in prompt if isinstance(one, dict)]
 
 
