@@ -51,7 +51,6 @@ def texts(split: SftSplit) -> list[str]:
     [
         ([{"messages": ANSWERED}], ["1 + 1?\n2."]),
         ([{"conversations": SHAREGPT}], ["a\nb."]),
-        ([{"conversations": SHAREGPT, "system": "S"}], ["Sa\nb."]),
         ([{"prompt": "1 =", "answer": 3}, {"prompt": "a", "answer": "b"}], ["1 =\n3.", "a\nb."]),
         ([{"question": "1 + 3?", "answer": "It is 4.\n#### 4"}], ["1 + 3?\nIt is 4.\n#### 4."]),
         ([{"prompt": "a", "completion": "b", "other": None}], ["a\nb."]),
@@ -66,6 +65,11 @@ def test_rows_are_read_in_any_form_of_data(
     assert texts(data.train) == expected and not data.held_out.rows
     answers = [text.removeprefix("AB").partition("\n")[2] or "5." for text in expected]
     assert data.train.learned == sum(map(len, answers))
+
+
+def test_a_row_may_have_its_system_message_at_a_key_of_its_own(tmp_path: Path) -> None:
+    data = opened(tmp_path, [{"conversations": SHAREGPT, "system": "S"}])
+    assert texts(data.train) == ["S\na\nb."] and data.train.learned == 2
 
 
 def test_a_model_without_a_template_gets_a_conversation_as_text(tmp_path: Path) -> None:
