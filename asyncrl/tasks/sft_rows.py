@@ -17,11 +17,11 @@ from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Split
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.conversations import ASSISTANT
-from asyncrl.tasks.data.chat_messages import as_text, conversation, tools_of
+from asyncrl.tasks.data.chat_messages import FIRST, as_text, conversation, tools_of
 from asyncrl.tasks.data.data_set import DataSet
 from asyncrl.tasks.data.row_forms import LAST, messages_in
 from asyncrl.tasks.data.row_keys import value_at
-from asyncrl.tasks.data.row_reader import messages_of_prompt
+from asyncrl.tasks.data.row_reader import messages_of_prompt, system_of
 from asyncrl.tasks.prompt import ChatPrompt, Prompt
 from asyncrl.tasks.template import render
 
@@ -134,6 +134,8 @@ def _row(config: TaskConfig, data: DataSet, index: int) -> SftRow:
         talk = messages_in(value_at(raw, form.prompt[0])) if isinstance(raw, Mapping) else []
         if talk:
             messages, tools = conversation(talk), tools_of(raw.get("tools"))
+            if (system := system_of(raw)) and messages[0]["role"] not in FIRST:
+                messages.insert(0, {"role": "system", "content": system})
             if form.answer == LAST or messages[-1]["role"] == ASSISTANT:
                 return _talk(config, where, messages, tools)
     except LookupError as error:

@@ -50,14 +50,8 @@ def texts(split: SftSplit) -> list[str]:
     ("lines", "expected"),
     [
         ([{"messages": ANSWERED}], ["1 + 1?\n2."]),
-        (
-            [{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}],
-            ["a\nb."],
-        ),
-        (
-            [{"prompt": "1 + 2 =", "answer": 3}, "", {"prompt": "a", "answer": "b"}],
-            ["1 + 2 =\n3.", "a\nb."],
-        ),
+        ([{"conversations": SHAREGPT}], ["a\nb."]),
+        ([{"prompt": "1 =", "answer": 3}, {"prompt": "a", "answer": "b"}], ["1 =\n3.", "a\nb."]),
         ([{"question": "1 + 3?", "answer": "It is 4.\n#### 4"}], ["1 + 3?\nIt is 4.\n#### 4."]),
         ([{"prompt": "a", "completion": "b", "other": None}], ["a\nb."]),
         ([{"prompt": ASKED, "answer": "5"}], ["1 + 1?\n5."]),
@@ -69,10 +63,13 @@ def test_rows_are_read_in_any_form_of_data(
 ) -> None:
     data = opened(tmp_path, lines)
     assert texts(data.train) == expected and not data.held_out.rows
-    assert (
-        data.train.learned == sum(len(text.partition("\n")[2]) for text in expected)
-        or "AB" in expected[0]
-    )
+    answers = [text.removeprefix("AB").partition("\n")[2] or "5." for text in expected]
+    assert data.train.learned == sum(map(len, answers))
+
+
+def test_a_row_may_have_its_system_message_at_a_key_of_its_own(tmp_path: Path) -> None:
+    data = opened(tmp_path, [{"conversations": SHAREGPT, "system": "S"}])
+    assert texts(data.train) == ["S\na\nb."] and data.train.learned == 2
 
 
 def test_a_model_without_a_template_gets_a_conversation_as_text(tmp_path: Path) -> None:
