@@ -92,7 +92,8 @@ class ModelFormat(msgspec.Struct, frozen=True):
             return message
         shaped = dict(message)
         thoughts = shaped.pop("reasoning_content", None)
-        if thoughts:
+        both = self.thoughts_field == "thinking" and message.get("tool_calls")
+        if thoughts and not (both and message["content"]):  # gpt-oss's template refuses all three
             shaped[self.thoughts_field or "reasoning_content"] = thoughts
         if calls := message.get("tool_calls"):
             if self.text_arguments:
