@@ -253,6 +253,24 @@ async def test_marks_that_are_special_tokens_are_read_and_not_shown(
         assert (plain["content"], plain["reasoning_content"]) == ("3", "So")
 
 
+async def test_tools_that_a_template_hides_are_named_and_calls_are_read(
+    tmp_path: Path, virtual: MockClock
+) -> None:
+    """DeepSeek's own template shows no tools: an agent describes them in its prompt."""
+    _, template, ends = FAMILIES["deepseek-v3"]
+    hiding = template.replace("{{ tool | tojson }}", "")
+    tokenizer = tokenizer_of(tmp_path, hiding, ends, special=False)
+    function = {"name": "add", "arguments": {"a": 1}}
+    reply = reply_of("deepseek-v3", [{"id": "1", "type": "function", "function": function}], 7)
+    engine = scripted(Says(say(f"</think>{reply}")))
+    async with opened(engine, tokenizer) as (_, client):
+        await engine.load(0, None)
+        answer = await client.post(CHAT, json=chat("hi", tools=[TOOL]))
+    assert answer.headers["x-ignored"] == "tools"
+    (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "add"
+
+
 def test_thoughts_have_the_name_that_the_template_knows_and_never_beside_text_and_calls() -> None:
     """The template of gpt-oss refuses a message that has all three."""
     harmony = ModelFormat(calls=FORMS["harmony"], thoughts_field="thinking")
