@@ -121,6 +121,8 @@ class CallRoutes:
             call = msgspec.structs.replace(call, messages=whole_chat)
         if len(call.messages) > MESSAGES:
             raise bad(f"a call may have {MESSAGES} messages", "messages")
+        if call.tools and self._gateway.format.hides_tools:
+            call = msgspec.structs.replace(call, ignored=(*call.ignored, "tools"))
         self._gateway.warn(call.ignored)
         return call, await self._gateway.reader.prompt(session, call)
 

@@ -58,13 +58,15 @@ class Renders(Protocol):
 class ModelFormat(msgspec.Struct, frozen=True):
     """`calls` is the form of calls, and `pair` the marks of thoughts; None: there are none. The
     template takes arguments as text with `text_arguments`, and no content beside calls with
-    `no_content`. Tools are refused with `refusal`, a sentence, if it is not empty."""
+    `no_content`. With `hides_tools` it shows no tools, though the model's calls can be
+    read. Tools are refused with `refusal`, a sentence, if it is not empty."""
 
     calls: ToolFormat | None = None
     pair: tuple[str, str] | None = None
     text_arguments: bool = False
     no_content: bool = False
     thoughts_field: str = ""
+    hides_tools: bool = False
     refusal: str = ""
 
     @property
@@ -92,7 +94,8 @@ class ModelFormat(msgspec.Struct, frozen=True):
             return message
         shaped = dict(message)
         thoughts = shaped.pop("reasoning_content", None)
-        if thoughts:
+        both = self.thoughts_field == "thinking" and message.get("tool_calls")
+        if thoughts and not (both and message["content"]):  # gpt-oss's template refuses all three
             shaped[self.thoughts_field or "reasoning_content"] = thoughts
         if calls := message.get("tool_calls"):
             if self.text_arguments:
@@ -125,9 +128,9 @@ def format_of(tokenizer: Renders) -> ModelFormat:
     plain = ModelFormat(pair=pair, thoughts_field=field)
     question = [{"role": "user", "content": _QUESTION}]
     asked = _rendered(tokenizer, question, [_TOOL])
-    if asked is None or _NAME not in asked:
-        return _refusing(plain, "does not show tools to it: describe tools in the prompt")
-    written = False
+    if asked is None:
+        return _refusing(plain, "cannot render tools: describe tools in the prompt")
+    shown, written = _NAME in asked, False
     for texts, none, number in product((False, True), (False, True), _IDS):
         shape = msgspec.structs.replace(plain, text_arguments=texts, no_content=none)
         reply = _reply(tokenizer, question, asked, shape, number)
@@ -135,7 +138,11 @@ def format_of(tokenizer: Renders) -> ModelFormat:
         for form in every_format():
             if reply and _NAME in reply and _reads(form, reply):
                 harmony = "thinking" if form.always else field
-                return msgspec.structs.replace(shape, calls=form, thoughts_field=harmony)
+                return msgspec.structs.replace(
+                    shape, calls=form, thoughts_field=harmony, hides_tools=not shown
+                )
+    if not shown:
+        return _refusing(plain, "does not show tools to it: describe tools in the prompt")
     if not written:
         return _refusing(plain, "does not write calls of tools: write them in the text of messages")
     names = ", ".join(form.name for form in every_format())

@@ -22,7 +22,7 @@ from asyncrl.agents.gateway.formats.every_format import every_format, looks_like
 from asyncrl.agents.gateway.formats.thoughts import Thoughts
 from asyncrl.agents.gateway.formats.tool_format import ToolFormat
 from asyncrl.agents.gateway.inner_call import calls_in, text_of, thoughts_of
-from asyncrl.agents.gateway.model_format import format_of
+from asyncrl.agents.gateway.model_format import ModelFormat, format_of
 from asyncrl.agents.gateway.tools import Delta, PlainText, Thought, ToolParser
 from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.engines.options import EngineOptions
@@ -251,6 +251,36 @@ async def test_marks_that_are_special_tokens_are_read_and_not_shown(
         assert body["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
         plain = (await client.post(CHAT, json=chat("q?"))).json()["choices"][0]["message"]
         assert (plain["content"], plain["reasoning_content"]) == ("3", "So")
+
+
+async def test_tools_that_a_template_hides_are_named_and_calls_are_read(
+    tmp_path: Path, virtual: MockClock
+) -> None:
+    """DeepSeek's own template shows no tools: an agent describes them in its prompt."""
+    _, template, ends = FAMILIES["deepseek-v3"]
+    hiding = template.replace("{{ tool | tojson }}", "")
+    tokenizer = tokenizer_of(tmp_path, hiding, ends, special=False)
+    function = {"name": "add", "arguments": {"a": 1}}
+    reply = reply_of("deepseek-v3", [{"id": "1", "type": "function", "function": function}], 7)
+    engine = scripted(Says(say(f"</think>{reply}")))
+    async with opened(engine, tokenizer) as (_, client):
+        await engine.load(0, None)
+        answer = await client.post(CHAT, json=chat("hi", tools=[TOOL]))
+    assert answer.headers["x-ignored"] == "tools"
+    (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "add"
+
+
+def test_thoughts_have_the_name_that_the_template_knows_and_never_beside_text_and_calls() -> None:
+    """The template of gpt-oss refuses a message that has all three."""
+    harmony = ModelFormat(calls=FORMS["harmony"], thoughts_field="thinking")
+    call: Any = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    said: Any = {"role": "assistant", "content": "", "reasoning_content": "why"}
+    assert harmony.shaped(said)["thinking"] == "why"
+    assert harmony.shaped({**said, "tool_calls": [call]})["thinking"] == "why"
+    all_three = harmony.shaped({**said, "content": "so", "tool_calls": [call]})
+    assert "thinking" not in all_three and "reasoning_content" not in all_three
+    assert ModelFormat().shaped(said) == said
 
 
 async def test_thoughts_are_split_off_and_come_back_to_the_template(
