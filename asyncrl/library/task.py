@@ -11,6 +11,7 @@ from asyncrl.messages import Split
 from asyncrl.tasks import Task, TaskError, as_number
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.judge_checks import opened
+from asyncrl.tasks.later import loop_of
 from asyncrl.tasks.own_task import RowTask, open_found
 from asyncrl.tasks.reward_forms import as_verifier
 from asyncrl.tasks.verifiers import Verifier, rewarded
@@ -99,6 +100,10 @@ class ListTask:
 
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
         line = deepcopy(self._line(split, prompt_index))  # the next answer is judged by the same
+        if loop_of(self._verifier):
+            raise ConfigError(
+                "a verifier that is `async` is waited for in a run: give a `def` here."
+            )
         reward = rewarded(self._verifier, self._verifier(Answer.of(answer), line))
         return as_number(reward)
 

@@ -29,10 +29,12 @@ from asyncrl.config.errors import ConfigError
 from asyncrl.config.plugins import Registry, derived_from, reason
 from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Split
-from asyncrl.tasks import MaskedReward, TaskError, as_number
+from asyncrl.tasks import TaskError
 from asyncrl.tasks.answer import Answer
-from asyncrl.tasks.partial_credit import settled_reward
-from asyncrl.tasks.template import RIGHT, render
+from asyncrl.tasks.data.chat_messages import as_text, conversation
+from asyncrl.tasks.partial_credit import exactly, settled_reward
+from asyncrl.tasks.prompt import ChatPrompt, Messages, Prompt, text_of
+from asyncrl.tasks.template import render
 from asyncrl.tasks.verifiers import names, rewarded
 from asyncrl.tasks.verifiers.exact import Exact
 
@@ -73,12 +75,14 @@ class RowTask(ABC):
         """Held-out rows; none if they are the last of `rows`."""
         return ()
 
-    def prompt(self, row: Any) -> str:
-        """The question of a row, which `task.template` or the model's chat template surrounds."""
+    def prompt(self, row: Any) -> str | Messages:
+        """The question of a row, which `task.template` or the model's chat template surrounds; or
+        the messages of a conversation that ends with a question."""
         if isinstance(row, str):
             return row
         if isinstance(row, Mapping) and "prompt" in row:
-            return str(row["prompt"]) if not isinstance(row["prompt"], str) else row["prompt"]
+            prompt: str | Messages = row["prompt"]
+            return prompt if isinstance(prompt, str | list) else str(prompt)
         raise LookupError("it has no key 'prompt': define prompt(self, row)")
 
     def answer(self, row: Any) -> str | None:
@@ -135,9 +139,11 @@ class OwnTask:
         elif config.eval_size:
             count = min(config.eval_size, len(train) // HELD_OUT_SHARE)
             train, held_out = train[: len(train) - count], train[len(train) - count :]
-        prompts = {self._question("evaluation", at, row) for at, row in enumerate(held_out)}
+        prompts = {repr(self._question("evaluation", at, row)) for at, row in enumerate(held_out)}
         kept = [
-            row for at, row in enumerate(train) if self._question("train", at, row) not in prompts
+            row
+            for at, row in enumerate(train)
+            if repr(self._question("train", at, row)) not in prompts
         ]
         self._rows: dict[Split, list[Any]] = {"train": kept, "evaluation": held_out}
         self.notes = list[str]()
@@ -166,14 +172,16 @@ class OwnTask:
         return frozenset(self._task.languages)
 
     def warm(self) -> str:
-        return self.prompt("train", 0)
+        return text_of(self.prompt("train", 0))
 
     def size(self, split: Split) -> int:
         return len(self._rows[split])
 
-    def prompt(self, split: Split, prompt_index: int) -> str:
+    def prompt(self, split: Split, prompt_index: int) -> Prompt:
         question = self._question(split, prompt_index, self._row(split, prompt_index))
-        return render(self._config, question)
+        if isinstance(question, str):
+            return render(self._config, question)
+        return ChatPrompt(question, render(self._config, as_text(question)))
 
     def answer(self, split: Split, prompt_index: int) -> str | None:
         row = self._row(split, prompt_index)
@@ -187,11 +195,12 @@ class OwnTask:
 
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
         row = deepcopy(self._row(split, prompt_index))  # the next answer is judged by the same
-        reward: float = rewarded(self._task, self._task.verify(Answer.of(answer), row))  # type: ignore[arg-type]
-        if not self._exact:
-            return reward
-        right = float(as_number(reward) >= RIGHT)
-        return MaskedReward(right, reward.errors) if isinstance(reward, MaskedReward) else right
+        asked, question = Answer.of(answer), self._question(split, prompt_index, row)
+        if not isinstance(question, str):
+            asked = asked.behind(question)
+        reward: float = rewarded(self._task, self._task.verify(asked, row))  # type: ignore[arg-type]
+        given: float = exactly(reward) if self._exact else reward
+        return given
 
     def entry(self, split: Split, prompt_index: int) -> dict[str, Any]:
         """The row, with its prompt and its answer."""
@@ -220,10 +229,13 @@ class OwnTask:
                 f"has no rows, because {method}() failed ({reason(error)})"
             ) from error
 
-    def _question(self, split: Split, at: int, row: Any) -> str:
-        """The prompt that the class makes of a row. Raises TaskError if that is no text."""
+    def _question(self, split: Split, at: int, row: Any) -> str | Messages:
+        """The prompt that the class makes of a row, a text or a conversation. Raises TaskError if
+        that is neither."""
         try:
-            question = self._task.prompt(row)
+            question: Any = self._task.prompt(row)
+            if isinstance(question, list | tuple):
+                return conversation(question)
         except Exception as error:
             raise self._error(
                 f"makes no prompt of row {at} of {split} ({reason(error)})"
@@ -231,7 +243,7 @@ class OwnTask:
         if not isinstance(question, str):
             raise self._error(
                 f"makes a {type(question).__name__} of row {at} of {split}: prompt(self, row) must "
-                "return text"
+                "return text, or a list of messages"
             )
         if not question.strip():
             raise self._error(f"makes an empty prompt of row {at} of {split}")

@@ -12,9 +12,12 @@ parts'.
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Any, Literal
 
 from asyncrl.config.schema import TaskConfig
+from asyncrl.tasks import Figures, MaskedReward, NoReward, as_number
+from asyncrl.tasks.template import RIGHT
 
 _NAMES = """
     acre advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf
@@ -42,3 +45,21 @@ def settled_reward(config: TaskConfig) -> Literal["exact", "score"]:
     if config.reward != "auto":
         return config.reward
     return "exact" if config.name in PARTIAL_CREDIT else "score"
+
+
+def exactly(reward: Any) -> Any:
+    """1 for a right answer and 0 for any other; a value that is not a finite number, or too large
+    for a float, stays as it is.
+
+    >>> exactly(0.4), exactly(1.5), exactly("no number")
+    (0.0, 1.0, 'no number')
+    """
+    if isinstance(reward, Figures):
+        return Figures(exactly(reward.reward), reward.figures)
+    if isinstance(reward, MaskedReward):
+        return MaskedReward(exactly(float(reward)), reward.errors)
+    try:
+        number = as_number(reward)
+    except NoReward:
+        return reward
+    return float(number >= RIGHT) if math.isfinite(number) else reward

@@ -8,7 +8,6 @@ its turn comes, and so does one with a held-out prompt, and the run drops that p
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -19,7 +18,7 @@ import numpy as np
 
 from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Split
-from asyncrl.tasks import Figures, MaskedReward, NoReward, TaskError, as_number
+from asyncrl.tasks import TaskError
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.data.data_set import DataSet, digest_of
 from asyncrl.tasks.data.row_forms import RowForm
@@ -28,10 +27,9 @@ from asyncrl.tasks.data.row_reader import ReadRow
 from asyncrl.tasks.data.taught_rows import prompt_of
 from asyncrl.tasks.judge_request import JudgeRequest
 from asyncrl.tasks.later import Later, Loop, loop_of
-from asyncrl.tasks.partial_credit import settled_reward
+from asyncrl.tasks.partial_credit import exactly, settled_reward
 from asyncrl.tasks.prompt import ChatPrompt, Prompt, text_of
 from asyncrl.tasks.reward_forms import OwnVerifier
-from asyncrl.tasks.template import RIGHT
 from asyncrl.tasks.verifier_table import VerifierTable
 from asyncrl.tasks.verifiers import BuiltIn, NoAnswer, Verifier, rewarded
 from asyncrl.tasks.verifiers.run import ProgramRun
@@ -203,7 +201,7 @@ class DataTask:
         reward = rewarded(verifier, returned)
         if self._exact and isinstance(reward, JudgeRequest):
             return msgspec.structs.replace(reward, exact=True)
-        return _exactly(reward) if self._exact else reward
+        return exactly(reward) if self._exact else reward
 
     def entry(self, split: Split, prompt_index: int) -> dict[str, Any]:
         """The row, as an object: its own keys, with `prompt` and `answer` as they were read."""
@@ -267,17 +265,3 @@ def _repeated(digests: array[int]) -> int:
     2
     """
     return len(digests) - len(np.unique(np.frombuffer(digests, np.uint64)))
-
-
-def _exactly(reward: Any) -> Any:
-    """1 for a right answer and 0 for any other; a value that is not a finite number, or too large
-    for a float, stays as it is."""
-    if isinstance(reward, Figures):
-        return Figures(_exactly(reward.reward), reward.figures)
-    if isinstance(reward, MaskedReward):
-        return MaskedReward(_exactly(float(reward)), reward.errors)
-    try:
-        number = as_number(reward)
-    except NoReward:
-        return reward
-    return float(number >= RIGHT) if math.isfinite(number) else reward
