@@ -92,7 +92,6 @@ REASONS = {
     "error spans",
     TOO_LONG,
     "figures",
-    "timeout",
 }
 """Kinds of reasons that a worker may give for no verdict."""
 Ask = Callable[[JudgeRequest], Awaitable[Verdict]]
@@ -165,8 +164,10 @@ class VerifierPool:
     async def _beside(self, shared: SharedWorker, answer: VerifyRequest) -> Reply | None:
         """The verdict of a worker with other answers; None if it died, whichever it was."""
         timed = await shared.judge(answer)
-        verdict = None if timed is None else _verdict(timed.verdict)
-        return None if timed is None or verdict is None else TimedVerdict(verdict, timed.seconds)
+        if timed is None or timed.verdict == NoVerdict("timeout"):  # it ends its answers itself
+            return timed
+        verdict = _verdict(timed.verdict)
+        return None if verdict is None else TimedVerdict(verdict, timed.seconds)
 
     async def _attempt(self, answer: VerifyRequest) -> Reply | None:
         """The reply of one worker; None if the worker died."""

@@ -48,7 +48,7 @@ async def solve(client, episode):
         case 2:
             return float("nan")
         case 3:
-            await say("x", top_p=0.5)
+            await say("x", response_format={"type": "json_object"})
 """
 
 

@@ -185,7 +185,7 @@ async def solve(client, episode):
     code = CLIENT + "print(ask('inside'), sorted(name for name in os.environ if 'KEY' in name))"
     program = program_of("python", code.encode(), Program(argv=(), seconds={PATIENCE_S}))
     ran = await run_in_asyncio(with_model(program, episode), Bubblewrap())
-    assert ran.well and ran.stdout == b"4 ['OPENAI_API_KEY']\\n", ran
+    assert ran.well and ran.stdout == b"4 ['ANTHROPIC_API_KEY', 'OPENAI_API_KEY']\\n", ran
     return 1.0
 """
 

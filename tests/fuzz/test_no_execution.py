@@ -75,6 +75,14 @@ JUSTIFIED = {
         "importlib.import_module",
     ): "imports the homes of the names that it exports, which it lists",
     (
+        "asyncrl/agents/gateway/dialects/every_dialect.py",
+        "importlib.import_module",
+    ): "imports the files of its own folder",
+    (
+        "asyncrl/agents/gateway/formats/every_format.py",
+        "importlib.import_module",
+    ): "likewise",
+    (
         "asyncrl/agents/__init__.py",
         "importlib.import_module",
     ): "likewise",

@@ -136,7 +136,8 @@ def test_an_episode_is_played_and_told(tmp_path: Path, monkeypatch: pytest.Monke
     assert play(config, "train", 0, 5, ["one", "two!three"], lines.append) == 0
     assert lines[0] == "chain_sum: prompt 0 of train, seed 5"
     story = [line for line in lines if line.startswith("── ")]
-    assert story[0].startswith("── error 400 at POST /sessions/r0-1/v1/chat/completions: n must be")
+    refused = "── error 400 at POST /sessions/r0-1/v1/chat/completions: Expected `int` >= 1"
+    assert story[0].startswith(refused)
     assert [line for line in story if "response" in line] == [
         "── call 0: response of 4 tokens",
         "── call 1: response of 10 tokens",

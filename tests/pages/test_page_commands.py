@@ -24,6 +24,7 @@ from warm_process import warm
 from asyncrl.arguments import parser
 from asyncrl.cli import VERBS
 from asyncrl.config import load
+from asyncrl.config.errors import ContradictionError
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -114,7 +115,10 @@ def test_each_command_is_one_that_there_is(
     except SystemExit as end:
         assert end.code == 0, capsys.readouterr().err  # --help
     else:
-        load(None, getattr(parsed, "sets", []), {})
+        try:
+            load(None, getattr(parsed, "sets", []), {})
+        except ContradictionError:
+            assert getattr(parsed, "resume", None), "of a run with other settings beside these"
 
 
 def program(folder: Path, name: str, *lines: str) -> None:
