@@ -40,6 +40,8 @@ def collect_status(parts: Components) -> RunStatus:
     statuses = experience.statuses()
     generated_per_s, trained_per_s = statistics.rates
     outcome, (unwritten, unwritten_why) = parts.outcome, unwritten_checkpoints(parts)
+    tool_replies = statistics.counts["agents_offered_tools"]
+    unread_calls = statistics.counts["agents_unread_calls"]
     return RunStatus(
         at=time.time(),
         seconds=statistics.seconds,
@@ -87,13 +89,21 @@ def collect_status(parts: Components) -> RunStatus:
             found.sentence
             for found in (
                 *parts.alarms,
-                *findings(RunFacts(starts=parts.episode_placement.starts)),
+                *findings(
+                    RunFacts(
+                        starts=parts.episode_placement.starts,
+                        tool_replies=tool_replies,
+                        unread_calls=unread_calls,
+                    )
+                ),
             )
         ],
         unwritten=unwritten,
         unwritten_why=unwritten_why,
         judge_missed=parts.scoring.judge.missed,
         judge_why=parts.scoring.judge.why,
+        tool_replies=tool_replies,
+        unread_calls=unread_calls,
         ok=outcome.ok if outcome and parts.lifecycle.phase is Phase.STOP else None,
         reason=outcome.reason if outcome else "",
     )

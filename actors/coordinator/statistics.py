@@ -43,6 +43,8 @@ class RunStatistics:
         """Seconds of machine time of the longest pass of the coordinator's loop in the last
         second."""
         self.restarts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        """Sums of what agents actors count (`Report.counts`), by name."""
 
     @property
     def seconds(self) -> float:
@@ -54,6 +56,8 @@ class RunStatistics:
         `working`, because idle time has no meaning then, nor for a lent engine, which is closed for
         much of its time."""
         peer.report = report
+        if peer.role == "agents":
+            self.counts.update(report.counts)
         if not working:
             return
         self._seconds[peer.role] += report.seconds  # type: ignore[assignment]

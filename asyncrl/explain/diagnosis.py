@@ -127,6 +127,7 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
     leased, sealed = status.rollouts.get("leased", 0), status.rollouts.get("sealed", 0)
     yield from _actors_gone(status)
     yield from _found(status, "judge_away")
+    yield from _found(status, "unread_calls")
     yield from _found(status, "no_verdict")
     yield from _found(status, "filtered_in_a_row")
     if sealed > leased:
@@ -249,6 +250,8 @@ def facts_of(status: RunStatus) -> RunFacts:
         unjudged=status.verdicts.without,
         unjudged_reason=status.verdicts.reason,
         starts=status.episodes.starts,
+        tool_replies=status.tool_replies,
+        unread_calls=status.unread_calls,
     )
 
 

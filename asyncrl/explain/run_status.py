@@ -146,7 +146,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     the same seconds. `rollouts` counts the live ones by status. `alarms` are the sentences of
     alarms: of the disk and the judge as they are now, and of the last step. The last `unwritten`
     checkpoints were not written, the last of them because of `unwritten_why`. Of the last answers
-    the judge gave a share no verdict (`judge_missed`), because of `judge_why`. `ok` is None while
+    the judge gave a share no verdict (`judge_missed`), because of `judge_why`. Of the
+    `tool_replies` to agents' calls with tools, `unread_calls` could not be read. `ok` is None while
     the run goes on, and `reason` says why it ended. `sft` is of a supervised run, None for any
     other.
     """
@@ -189,6 +190,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     unwritten_why: str = ""
     judge_missed: float = 0.0
     judge_why: str = ""
+    tool_replies: int = 0
+    unread_calls: int = 0
     ok: bool | None = None
     reason: str = ""
     sft: SftFigures | None = None

@@ -221,6 +221,14 @@ def test_slow_starts_are_judged_by_when_the_last_one_has_started_and_why_says_so
     assert "64 attempts wait to start; a start takes 9 s" in diagnose(waits)
 
 
+def test_calls_that_cannot_be_read_are_an_alarm_and_why_says_so() -> None:
+    [found] = findings(RunFacts(tool_replies=40, unread_calls=10))
+    assert found.name == "unread_calls" and found.sentence.startswith("25% of the 40 replies")
+    assert findings(RunFacts(tool_replies=31, unread_calls=31)) == (), "too few to say"
+    assert findings(RunFacts(tool_replies=40, unread_calls=4)) == ()
+    assert found.sentence in diagnose(standing(0.9, 0.9, tool_replies=40, unread_calls=10))
+
+
 def test_the_page_lists_the_table() -> None:
     page = (ROOT / "docs" / "looking.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `")]

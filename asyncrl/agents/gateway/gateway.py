@@ -34,9 +34,6 @@ FULL = "episode_full"
 """The code of a call that is refused because the episode is as long as it may be."""
 _WARNINGS = 64
 """Parameters without effect that the log names, at most."""
-UNREAD, _FEW = 0.1, 32
-"""Share of replies that look like a call and are none, above which the log says so; and the number
-of replies below which none is judged."""
 _GRACE_S = 60.0
 """Seconds that an engine may take to react to an interrupt."""
 
@@ -59,8 +56,6 @@ class Gateway:
         self.reader = PromptReader(tokenizer, settings, waits, self.format)
         self._calls = 0
         self._warned = set[str]()
-        self._offered = self._unread = 0
-        self._said_unread = False
 
     def warn(self, ignored: Sequence[str]) -> None:
         """Say in the log, once for each parameter, that it has no effect."""
@@ -176,28 +171,15 @@ class Gateway:
             "length" if record.finish == "length" else "tool_calls" if record.called else "stop"
         )
         if call.tools and finish != "length":
-            self._judge(called=record.called, text=text_of(record.deltas))
+            self._count_reply(called=record.called, text=text_of(record.deltas))
         return CallEnd(finish, len(prompt.ids), len(record.ids), record.stop)
 
-    def _judge(self, *, called: bool, text: str) -> None:
-        """Count a reply to a call with tools, and say so once if many look like calls that cannot
-        be read: an agent then does nothing, and the run trains that."""
-        self._offered += 1
+    def _count_reply(self, *, called: bool, text: str) -> None:
+        """Count a reply to a call with tools, and whether it looks like a call that cannot be read:
+        an agent then does nothing, and the run trains that (the condition `unread_calls`)."""
         self._count("agents_offered_tools")
-        if called or not looks_like_a_call(text):
-            return
-        self._unread += 1
-        self._count("agents_unread_calls")
-        share = self._unread / self._offered
-        if self._offered >= _FEW and share > UNREAD and not self._said_unread:
-            self._said_unread = True
-            form = "no form" if self.format.calls is None else self.format.calls.name
-            logger.warning(
-                "%.0f %% of the replies to calls with tools look like calls that cannot be read: "
-                "the model's chat template writes %s; compare replies with it (asyncrl rollouts)",
-                100 * share,
-                form,
-            )
+        if not called and looks_like_a_call(text):
+            self._count("agents_unread_calls")
 
     def _budget(self, ids: list[int], call: ModelCall) -> int:
         """The number of tokens that may be sampled. Raises GatewayError (400) if context and

@@ -25,7 +25,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     `max_live` groups may live at a time. The last `unwritten` checkpoints were not written, the
     last of them because of `unwritten_why`. The journal waits for its disk because of
     `journal_why`. Of the last answers the judge gave a share no verdict (`judge_missed`), most of
-    them because of `judge_why`. `starts` are those of agents' programs.
+    them because of `judge_why`. `starts` are those of agents' programs. Of the `tool_replies` to
+    calls with tools, `unread_calls` look like calls that cannot be read.
 
     >>> RunFacts(generated=10, discarded={"stale": 4}).discarded_share("stale")
     0.4
@@ -53,6 +54,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     judge_missed: float = 0.0
     judge_why: str = ""
     starts: StartCounts | None = None
+    tool_replies: int = 0
+    unread_calls: int = 0
 
     def discarded_share(self, reason: str) -> float:
         """The share of the generated tokens that was discarded for a reason, 0 to 1."""

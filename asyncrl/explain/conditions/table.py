@@ -16,6 +16,7 @@ from asyncrl.explain.conditions.rounded_apart import ROUNDED_APART
 from asyncrl.explain.conditions.sides import IDLE_SIDES
 from asyncrl.explain.conditions.slow_attention import SLOW_ATTENTION
 from asyncrl.explain.conditions.starts import SLOW_STARTS
+from asyncrl.explain.conditions.unread_calls import UNREAD_CALLS
 from asyncrl.explain.conditions.waste import WASTE
 
 CONDITIONS: tuple[Condition, ...] = (
@@ -27,6 +28,7 @@ CONDITIONS: tuple[Condition, ...] = (
     IDLE_SIDES,
     *WASTE,
     SLOW_STARTS,
+    UNREAD_CALLS,
     SLOW_ATTENTION,
 )
 
