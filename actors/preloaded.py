@@ -14,6 +14,7 @@ from pathlib import Path
 
 from asyncrl import config
 from asyncrl.config import Config
+from asyncrl.config.judging import asks
 from asyncrl.engines.spec import engine_kind
 from asyncrl.runtime.processes import forkserver
 
@@ -45,6 +46,8 @@ MODULES = (
 """Modules that the roles import when they start."""
 OF_AGENTS = ("asyncrl.actors.agents_actor", "asyncrl.actors.agents_gateway")
 """Modules that the role `agents` imports as well; a run without agents does not."""
+OF_JUDGES = ("asyncrl.judges.judge_client",)
+"""Likewise those of a run with a judge."""
 MAINS = {
     "asyncrl.actors": "asyncrl.actors.__main__",
     "asyncrl.bundled.prepare": "asyncrl.bundled.prepare",
@@ -67,7 +70,8 @@ def preload(settings: Config) -> None:
     import numpy as np
     import torch
 
-    for module in MODULES + (OF_AGENTS if settings.agent.run else ()):
+    needed = MODULES + (OF_AGENTS if settings.agent.run else ())
+    for module in needed + (OF_JUDGES if asks(settings) else ()):
         importlib.import_module(module)
     engine_kind(settings.engine.kind)  # which may be a user's own
     model_class(settings.model.path)

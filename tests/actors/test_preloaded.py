@@ -61,7 +61,12 @@ print(json.dumps(found))
 async def test_a_forked_actor_computes_with_its_threads_and_imports_nothing(tmp_path: Path) -> None:
     model = str(tiny_model(tmp_path / "model"))
     cores = sorted(os.sched_getaffinity(0))[:2]
-    settings = {"model": {"path": model}, "agent": {"run": "http"}}
+    settings = {
+        "model": {"path": model},
+        "agent": {"run": "http"},
+        "task": {"name": "data", "path": "any.jsonl", "verifier": "judge"},
+        "judge": {"url": "http://127.0.0.1:1/v1", "model": "any"},
+    }
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     drawn: set[float] = set()
     folder = Path(preloaded.__file__).parent
