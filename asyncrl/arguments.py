@@ -89,7 +89,7 @@ exit status: 0 the run ended well, 1 it failed, 2 the input is wrong and nothing
 PLAYED = """\
 examples:
   asyncrl play run.toml --prompt 3
-  asyncrl play --set agent.run=my_agent:solve --fake "I do not know" --fake "42"
+  asyncrl play --set agent.run=./my_agent.py:solve --fake "I do not know" --fake "42"
 
 settings: as for train. The model is decoded in this process, whatever engine.kind is.
 exit status: 0 there is a reward, 1 the agent failed or there is none, 2 the input is wrong.

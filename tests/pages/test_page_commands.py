@@ -17,6 +17,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from train_support import tiny_model
 from warm_process import warm
@@ -179,6 +181,9 @@ def desk(finished: Desk, tmp_path: Path) -> Desk:
     shutil.copy(ROOT / "run.toml", desk.folder)
     shutil.copy(ROOT / "docs/examples/own_data/prompts.jsonl", desk.folder)
     (desk.folder / "my_agent.py").write_text(own_agent())
+    asked = [{"role": "user", "content": "1 + 1 ="}]
+    rows = [{"prompt": asked, "reward_model": {"ground_truth": "2"}, "index": n} for n in range(8)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), desk.folder / "train.parquet")
     for name in (".venv-sglang", ".venv-vllm"):
         if (ROOT / name).exists():
             (desk.folder / name).symlink_to(ROOT / name)

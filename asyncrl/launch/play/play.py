@@ -141,12 +141,13 @@ def _of_one(config: Config, scripted: bool) -> Config:
 def _initial(config: Config, doing: Doing) -> Path:
     """The model that a run would start from, which may have to be warmed up now."""
     import torch
-    from transformers.utils.logging import disable_progress_bar
+    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
     from asyncrl.bundled.warmup import prepare_model
 
     torch.set_num_threads(1)  # as in a run: more make so small a model slower
     disable_progress_bar()
+    set_verbosity_error()
     doing("preparing the model")
     steps = count(1)
 
