@@ -92,9 +92,9 @@ class Registry(Generic[T]):
         if not isinstance(own, str):
             return own
         if module_and_name(own) is None:
+            known = f"{', '.join(self)}, or " if self._built_in else ""
             raise ConfigError(
-                f"{text!r} names no {self.kind}: give {', '.join(self)}, or the {OWN} of one of "
-                "your own."
+                f"{text!r} names no {self.kind}: give {known}the {OWN} of one of your own."
             )
         loaded = load_named(own, self.kind)
         if problem := self._wrong(loaded):

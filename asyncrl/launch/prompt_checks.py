@@ -40,11 +40,17 @@ PROBE = 4096
 """Characters of the first prompt that a strange tokenizer is tried with."""
 UNANSWERED = "0"
 """The answer that a verifier is tried with where the data has none."""
-REFUSED = ("not a number", "unnamed rewards", "other rewards")
-"""Kinds of verdict that no answer to the line can change."""
-
-UNBOUND = ("not finite", "too large")
-"""Kinds of verdict that another answer may change, by numbers that cannot be trained."""
+CURES = {
+    "raised": "fix it, and return 0.0 for an answer that it cannot read",
+    "not finite": "a reward is a finite number of at most 1e38",
+    "too large": "a reward is a finite number of at most 1e38",
+    **dict.fromkeys(
+        ("not a number", "unnamed rewards", "other rewards"),
+        "it must return a number, or a mapping of the rewards that it names",
+    ),
+}
+"""Kinds of reasons for no verdict on the data's own answer with which no run begins, and what to do
+about each."""
 
 
 @contextmanager
@@ -235,7 +241,8 @@ def _of_verifiers(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]
                 if isinstance(reply, JudgeRequest):  # a judge is asked nothing before a run
                     continue
                 if isinstance(reply.verdict, NoVerdict):
-                    notes.append(_failing(index, answer, reply.verdict.reason))
+                    own = task.answer("train", index) is not None
+                    notes.append(_failing(index, answer, reply.verdict.reason, own=own))
 
     with tempfile.TemporaryDirectory() as folder:
         if not config.model.path:
@@ -247,13 +254,14 @@ def _of_verifiers(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]
     return notes
 
 
-def _failing(index: int, answer: str, reason: str) -> Row:
-    """The note on a verifier without a verdict. Raises ConfigError if it never has one."""
-    words = f"on the data's own answer to prompt {index} ({escaped(answer, 40)!r})"
-    if reason.startswith(REFUSED):
+def _failing(index: int, answer: str, reason: str, *, own: bool) -> Row:
+    """The note on a verifier that was too slow, died, or raised on an answer that is not the
+    data's `own`. Raises ConfigError for any other reason."""
+    whose = "the data's own" if own else "an"
+    words = f"on {whose} answer to prompt {index} ({escaped(answer, 40)!r})"
+    kind = reason.partition(":")[0]
+    if kind in CURES and (own or kind != "raised"):
         raise ConfigError(
-            f"the verifier gives no reward {words}: {escaped(reason, 200)}; it must return a "
-            "number, or a mapping of the rewards that it names."
+            f"the verifier gives no reward {words}: {escaped(reason, 200)}; {CURES[kind]}."
         )
-    bound = "; a reward is a finite number of at most 1e38" * reason.startswith(UNBOUND)
-    return Row("note", "task.verifier", f"no verdict {words}: {escaped(reason, 200)}{bound}")
+    return Row("note", "task.verifier", f"no verdict {words}: {escaped(reason, 200)}")

@@ -284,6 +284,11 @@ class OwnTask:
 def open_own_task(config: TaskConfig, seed: int) -> OwnTask:
     """Open the task of the class that `task.name` names. Raises TaskError for a class that cannot
     be made with `task.params`, or whose rows, prompts or methods do not fit."""
+    if config.name.startswith("hub:"):
+        raise TaskError(
+            f"task.name is {config.name!r}: a data set by its name is task.path, with task.name = "
+            "data"
+        )
     try:
         found = TASKS.find(config.name)
     except ConfigError as error:

@@ -18,7 +18,7 @@ from asyncrl.messages import Split
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.conversations import ASSISTANT
 from asyncrl.tasks.data.chat_messages import FIRST, as_text, conversation, tools_of
-from asyncrl.tasks.data.data_set import DataSet
+from asyncrl.tasks.data.data_set import DataSet, held_out_count
 from asyncrl.tasks.data.row_forms import LAST, messages_in
 from asyncrl.tasks.data.row_keys import value_at
 from asyncrl.tasks.data.row_reader import messages_of_prompt, system_of
@@ -104,7 +104,8 @@ def _of_data(config: TaskConfig) -> RowSplits:
             RowSplit(held, partial(_read, config, apart, range(held))),
             data.said,
         )
-    first = len(data) - config.eval_size
+    held = held_out_count(config, len(data))
+    first = len(data) - held
     if first < 1:
         raise TaskError(
             f"{config.path} leaves no row to train on: all {len(data)} are held out; set "
@@ -112,7 +113,7 @@ def _of_data(config: TaskConfig) -> RowSplits:
         )
     return RowSplits(
         RowSplit(first, partial(_read, config, data, range(first))),
-        RowSplit(config.eval_size, partial(_read, config, data, range(first, len(data)))),
+        RowSplit(held, partial(_read, config, data, range(first, len(data)))),
         data.said,
     )
 

@@ -501,6 +501,7 @@ def test_a_verifier_judges_an_answer_of_the_data(monkeypatch: pytest.MonkeyPatch
     """In the sandbox and the process in which a reward actor has it judge."""
     lines = ["def listed(a, line): return [float(a == str(line['answer']))]"]
     lines += ["def lost(a, line): return float(a == open('/etc/nowhere').read())"]
+    lines += ["def endless(a, line): return float('nan')"]
     lines += ["def right(a, line): return float(a == str(line['answer']))"]
     Path("tried_by_check.py").write_text("\n".join(lines) + "\n")
     # else this process and the sandbox's make a folder of bytecode
@@ -510,9 +511,10 @@ def test_a_verifier_judges_an_answer_of_the_data(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
     said = refusal(config(*data("a", verifier="tried_by_check:listed")))
     assert "gives no reward" in said and "not a number: list" in said
-    (note,) = preflight.check(config(*data("a", verifier="tried_by_check:lost")), None, 2).notes
-    assert "no verdict on the data's own answer to prompt 0 ('12')" in note.meaning
-    assert "FileNotFoundError" in note.meaning
+    said = refusal(config(*data("a", verifier="tried_by_check:lost")))
+    assert "gives no reward on the data's own answer to prompt 0 ('12'): raised: File" in said
+    said = refusal(config(*data("a", verifier="tried_by_check:endless")))
+    assert "not finite; a reward is a finite number" in said
     assert not preflight.check(config(*data("a", verifier="tried_by_check:right")), None, 2).notes
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.config.schema import TaskConfig
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.data.data_rows import open_rows
 from asyncrl.tasks.data.row_forms import LAST, RowForm, form_of
@@ -22,6 +23,17 @@ FIRST = 64
 """Rows by which the form is told."""
 LOOKED_AT = 1024
 """Rows of a large data set that are checked at the start: as many first ones, and drawn ones."""
+
+
+def held_out_count(config: TaskConfig, rows: int) -> int:
+    """The number of rows that are held out, the last ones of so many: `task.eval_size`, and a fifth
+    of them at most where that is not set.
+
+    >>> [held_out_count(TaskConfig(eval_size=size), 100) for size in (128, 8, 99, 500)]
+    [20, 8, 99, 100]
+    """
+    unset = config.eval_size == TaskConfig().eval_size
+    return min(config.eval_size, rows // 5 if unset else rows)
 
 
 class DataSet:

@@ -20,7 +20,7 @@ from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Split
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.answer import Answer
-from asyncrl.tasks.data.data_set import DataSet, digest_of
+from asyncrl.tasks.data.data_set import DataSet, digest_of, held_out_count
 from asyncrl.tasks.data.row_forms import RowForm
 from asyncrl.tasks.data.row_keys import keys_of, listed, nearest_key
 from asyncrl.tasks.data.row_reader import ReadRow
@@ -36,7 +36,7 @@ from asyncrl.tasks.verifiers.run import ProgramRun
 
 
 class DataTask:
-    """`task.path`, with `task.eval_path` or its own last `task.eval_size` rows held out.
+    """`task.path`, with `task.eval_path` or its own last rows held out (`held_out_count`).
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -58,7 +58,7 @@ class DataTask:
         self._verifiers = VerifierTable(config.verifier, run)
         train = held_out = DataSet(config.path, config.prompt_key, config.answer_key)
         own = not (config.eval_path and config.eval_size)
-        first = max(len(train) - config.eval_size, 0) if own else len(train)
+        first = len(train) - (held_out_count(config, len(train)) if own else 0)
         held_rows = range(first, len(train))
         digests = [self._digest(train, row) for row in train.sample() if train.small or row < first]
         if own:
