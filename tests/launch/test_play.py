@@ -153,6 +153,13 @@ def test_an_episode_is_played_and_told(tmp_path: Path, monkeypatch: pytest.Monke
     plain = Config(task=config.task)
     with pytest.raises(ConfigError, match="--prompt is 8, and the train split has 8 prompts"):
         play(plain, "train", 8, 0, ["1"], lines.append)
+
+    def interrupting(line: str) -> None:
+        if line.startswith("── call 0"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # alone, whatever tasks it ended
+        play(plain, "train", 0, 0, ["1"], interrupting)
     alone: list[str] = []
     assert play(plain, "evaluation", 1, 0, ["surely not"], alone.append) == 0
     assert alone[-1] == "── reward by the task's verifier: 0"

@@ -16,6 +16,7 @@ from datetime import datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -63,6 +64,7 @@ from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.judge_checks import check_judging, opened
 from asyncrl.tasks.text import Tokenizer
 
+E = TypeVar("E", bound=BaseException)
 SLOTS = 8
 """Calls that the engine decodes at a time."""
 
@@ -104,8 +106,10 @@ def play(
         player = partial(_play, config, task, initial, Path(folder), one, replies, say)
         try:
             return trio.run(player)
-        except Exception as error:
-            if (wrong := input_error(error) or _lost(error)) is None:
+        except BaseException as error:
+            if _within(error, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            if (wrong := input_error(error) or _within(error, WorkersLost)) is None:
                 raise
             raise ConfigError(f"{escaped(str(wrong)).removesuffix('.')}.") from None
 
@@ -121,11 +125,12 @@ def _unlogged() -> Iterator[None]:
         root.removeHandler(nowhere)
 
 
-def _lost(error: BaseException) -> WorkersLost | None:
-    """The WorkersLost in an error, which may be a group of them; None if there is none."""
+def _within(error: BaseException, kind: type[E]) -> E | None:
+    """The first error of a kind in an error, which may be a group of them; None if there is
+    none."""
     if isinstance(error, BaseExceptionGroup):
-        return next(filter(None, map(_lost, error.exceptions)), None)
-    return error if isinstance(error, WorkersLost) else None
+        return next((found for one in error.exceptions if (found := _within(one, kind))), None)
+    return error if isinstance(error, kind) else None
 
 
 def _of_one(config: Config, scripted: bool) -> Config:
