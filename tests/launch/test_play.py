@@ -165,6 +165,11 @@ def test_an_episode_is_played_and_told(tmp_path: Path, monkeypatch: pytest.Monke
     assert alone[-1] == "── reward by the task's verifier: 0"
 
 
+def test_a_program_elsewhere_needs_a_port() -> None:
+    with pytest.raises(ConfigError, match="must find the gateway"):
+        play(Config(agent=AgentConfig(run="http")), "train", 0, 0, ["x"], print)
+
+
 def test_seeds_are_for_agents(capsys: pytest.CaptureFixture[str]) -> None:
     model = ModelConfig(warmup_steps=0)
     Config(task=TaskConfig(name="seeds"), agent=AgentConfig(run="mine:solve"), model=model)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from functools import partial
@@ -78,6 +79,8 @@ def play(
     same episode again, of an agent that draws by it. With `replies` the model is a script that says
     these in turn, the last one again and again. Returns the exit status: 0, or 1 if the agent
     failed or there is no reward. Raises ConfigError."""
+    if config.agent.run == PLAYED_ELSEWHERE and not config.agent.port:
+        raise ConfigError("agent.port is 0, and a program elsewhere must find the gateway: set it.")
     with waiting() as doing:
         with reachable():
             config = _of_one(preflight.resolved(config, None, datetime.now()), bool(replies))
@@ -102,10 +105,10 @@ def play(
         temperature=config.rollout.temperature,
         notes={},
     )
-    with _unlogged(), tempfile.TemporaryDirectory(prefix="asyncrl-play-") as folder:
+    with _unlogged(), _ended_once(), tempfile.TemporaryDirectory(prefix="asyncrl-play-") as folder:
         player = partial(_play, config, task, initial, Path(folder), one, replies, say)
         try:
-            return trio.run(player)
+            return trio.run(_unless_told_to_end, player)
         except BaseException as error:
             if _within(error, KeyboardInterrupt):
                 raise KeyboardInterrupt from None
@@ -123,6 +126,17 @@ def _unlogged() -> Iterator[None]:
         yield
     finally:
         root.removeHandler(nowhere)
+
+
+@contextmanager
+def _ended_once() -> Iterator[None]:
+    """Let no SIGTERM end the process in the block, where one is listened for: a second one would
+    leave behind what the block removes at its end."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _within(error: BaseException, kind: type[E]) -> E | None:
@@ -163,6 +177,23 @@ def _initial(config: Config, doing: Doing) -> Path:
         return prepare_model(config, lesson)
     except TaskError as error:
         raise ConfigError(f"{error}.") from None
+
+
+async def _unless_told_to_end(player: Callable[[], Awaitable[int]]) -> int:
+    """The exit status of what is played, or that of SIGTERM, which ends it with all that it
+    opened."""
+    status = 128 + signal.SIGTERM
+    async with trio.open_nursery() as nursery:
+
+        async def listen() -> None:
+            with trio.open_signal_receiver(signal.SIGTERM) as received:
+                async for _ in received:
+                    nursery.cancel_scope.cancel()
+
+        nursery.start_soon(listen)
+        status = await player()
+        nursery.cancel_scope.cancel()
+    return status
 
 
 async def _play(
@@ -260,7 +291,7 @@ async def _have_played(
         if config.agent.run == PLAYED_ELSEWHERE:
             say(
                 f"── a program elsewhere plays: its key is in {escaped(str(run / GATEWAY_KEY))}, "
-                f"the port is {config.agent.port or 'in the log'}"
+                f"the port is {config.agent.port}"
             )
         desk.answer = sessions.take
         nursery.start_soon(sessions.send, desk)
