@@ -145,6 +145,9 @@ def test_an_episode_is_played_and_told(tmp_path: Path, monkeypatch: pytest.Monke
     assert "one<|end|>" in lines and "two!three<|end|>" in lines
     assert "── call 1: context of 5 tokens" in story
     assert "── reward of call 0: 0.25" in story
+    assert story[-1] == "── reward by the task's verifier: 0", (
+        "a turn's reward is not the episode's"
+    )
     assert next(line for line in story if "noted tool" in line).endswith('"\\u001b[2J"]')
     assert lines[lines.index("── the end of the agent's output") + 1] == "seed 5"
     again: list[str] = []

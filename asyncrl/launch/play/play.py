@@ -32,12 +32,13 @@ from asyncrl.actors.verifier_process import TimedVerdict
 from asyncrl.actors.worker_forks import WorkersLost
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import input_error
-from asyncrl.config.mix import named
+from asyncrl.config.mix import named as task_name
 from asyncrl.config.paths import reachable
 from asyncrl.config.schema import PLAYED_ELSEWHERE
 from asyncrl.engines.protocol import Chunk, Engine, Request
 from asyncrl.escape import escaped
 from asyncrl.launch import preflight
+from asyncrl.launch.hub.hub_models import named_models
 from asyncrl.launch.model_directories import check_directory
 from asyncrl.launch.play.one_episode import OneEpisode
 from asyncrl.launch.play.refusals import Refusals
@@ -81,7 +82,11 @@ def play(
     failed or there is no reward. Raises ConfigError."""
     if config.agent.run == PLAYED_ELSEWHERE and not config.agent.port:
         raise ConfigError("agent.port is 0, and a program elsewhere must find the gateway: set it.")
-    with waiting() as doing:
+    with waiting() as doing, named_models(doing) as named:
+        config = named.find(config, None)
+        if named.missing:
+            named.download()
+            config = named.settled(config)
         with reachable():
             config = _of_one(preflight.resolved(config, None, datetime.now()), bool(replies))
             doing("opening the task")
@@ -209,7 +214,7 @@ async def _play(
     write_key(run / GATEWAY_KEY, secrets.token_urlsafe().encode())
     tokenizer = Tokenizer(initial, chat=config.task.chat)
     transcript = Transcript(say, partial(tokenizer.decode, special=True))
-    transcript.begin(one, named(config.task))
+    transcript.begin(one, task_name(config.task))
     engine = await _open_engine(config, initial, tokenizer, replies)
     episode = OneEpisode(
         one, max_calls=config.agent.max_calls, context_tokens=config.engine.context_tokens
@@ -333,7 +338,7 @@ class _Desk:
                     for number in stopped:
                         self._transcript.response(self.episode.turn(number))
             case Note() | GiveReward() | GiveFailure():
-                self.rewarded |= isinstance(message, GiveReward)
+                self.rewarded |= isinstance(message, GiveReward) and message.number is None
                 self._transcript.note(message)
             case Played():
                 self.failed = bool(message.failed)
