@@ -256,7 +256,8 @@ def _runs(args: argparse.Namespace) -> int:
     from asyncrl.runtime.output import Output
 
     output = Output(sys.stdout)  # its reader may leave before the end
-    show_rows(list(run_rows(args.folder, time.time())), Console(file=output))  # type: ignore[arg-type]
+    console = Console(file=output)  # type: ignore[arg-type]
+    show_rows(list(run_rows(args.folder, time.time())), console)
     output.flush()
     return 0
 

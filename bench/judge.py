@@ -1,5 +1,5 @@
 """A judge of 2 s latency that fails 5 % of its requests and takes 60 of them a minute: how busy it
-leaves the engines, and what becomes of the answers. The coordinator, the reward actor and the
+leaves the engines, and how each answer ends. The coordinator, the reward actor and the
 judge's client are the real ones, in virtual time; engines and learner are scripted, and the judge
 is a transport of HTTP.
 

@@ -282,13 +282,7 @@ class Playing:
             return
         budget = self._budget(rollout, message.max_new_tokens, len(context) // 4)
         if known is not None or len(attempt.calls) > self._limits.max_calls or budget < 1:
-            why = (
-                f"the episode has made {self._limits.max_calls} calls, which is as many as it may "
-                "(agent.max_calls)"
-                if known is None and budget > 0
-                else "the episode has no token left to sample: of its budget "
-                "(rollout.max_new_tokens), or of the context (engine.context_tokens)"
-            )
+            why = over_budget(self._limits.max_calls, tokens=known is not None or budget < 1)
             self._refuse(attempt, message.number, why, "length")
             return
         if earlier and not attempt.diverged:
@@ -508,6 +502,16 @@ class Playing:
         """True if the rollout of an attempt is neither buried nor dropped."""
         rollout = self._store.experience.rollouts.get(attempt.rollout)
         return rollout is not None and rollout.status is RolloutStatus.BEGUN
+
+
+def over_budget(max_calls: int, *, tokens: bool) -> str:
+    """The reason for which a call is refused: no `tokens` are left, or else no call."""
+    if tokens:
+        return (
+            "the episode has no token left to sample: of its budget (rollout.max_new_tokens), or "
+            "of the context (engine.context_tokens)"
+        )
+    return f"the episode has made {max_calls} calls, which is as many as it may (agent.max_calls)"
 
 
 def rollout_key(group: Group, rollout: Rollout) -> int:

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from asyncrl.config.chunk_tokens import chunk_tokens
+import msgspec
+
 from asyncrl.config.engines import Capabilities
 from asyncrl.engines.protocol import Engine
 from asyncrl.engines.spec import EngineContext, EngineKind
@@ -31,7 +32,7 @@ class Embedded(EngineKind):
         fastest."""
         import torch
 
-        from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
+        from asyncrl.engines.embedded.embedded_options import embedded_options
         from asyncrl.engines.embedded.engine import EmbeddedEngine
 
         config, run = context.config, context.run
@@ -40,14 +41,8 @@ class Embedded(EngineKind):
                 # any finite numbers, for the engine to try its fast paths with before the first
                 # publication
                 parameter.normal_(std=0.05)
-        options = EmbeddedOptions(
-            slots=config.engine.slots,
-            context_tokens=config.engine.context_tokens,
-            chunk_tokens=chunk_tokens(config),
-            stop_ids=frozenset(context.tokenizer.stop_ids),
-            run_seed=config.run.seed,
-            kv=config.engine.kv,
-            compile=config.engine.compile,
+        options = msgspec.structs.replace(
+            embedded_options(config, context.tokenizer.stop_ids),
             packed_from=_packed_from(run),
             records_routing=config.train.router_replay,
         )

@@ -64,7 +64,8 @@ def absolute(text: str, folder: Path | None = None) -> str:
         return text
     path, name = parts
     start = os.path.abspath(folder or "")  # noqa: PTH100  # it follows no links
-    return f"{os.path.normpath(os.path.join(start, os.path.expanduser(path)))}:{name}"  # noqa: PTH111, PTH118
+    whole = os.path.join(start, os.path.expanduser(path))  # noqa: PTH111, PTH118
+    return f"{os.path.normpath(whole)}:{name}"
 
 
 def located(value: Any, folder: Path | None = None) -> Any:

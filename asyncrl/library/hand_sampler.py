@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.engines.embedded.batcher import Batcher
-from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
+from asyncrl.engines.embedded.embedded_options import EmbeddedOptions, embedded_options
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.engines.request_checks import refuse_misfit
 from asyncrl.launch.hub.hub_models import model_directory
@@ -160,12 +160,4 @@ def _options(
 ) -> EmbeddedOptions:
     stops = model.config.eos_token_id
     of_model = [] if stops is None else [stops] if isinstance(stops, int) else stops
-    return EmbeddedOptions(
-        slots=config.engine.slots,
-        context_tokens=config.engine.context_tokens,
-        chunk_tokens=chunk_tokens(config),
-        stop_ids=frozenset(tokenizer.stop_ids if tokenizer else of_model),
-        run_seed=config.run.seed,
-        kv=config.engine.kv,
-        compile=config.engine.compile,
-    )
+    return embedded_options(config, tokenizer.stop_ids if tokenizer else of_model)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
+from asyncrl.config.chunk_tokens import chunk_tokens
+from asyncrl.config.schema import Config
 from asyncrl.engines.options import EngineOptions
 
 
@@ -25,3 +28,16 @@ class EmbeddedOptions(EngineOptions, frozen=True, kw_only=True):
     compile: bool = False
     packed_from: int | None = None
     records_routing: bool = False
+
+
+def embedded_options(config: Config, stop_ids: Iterable[int]) -> EmbeddedOptions:
+    """The options of an engine with a run's settings, which measures how it multiplies."""
+    return EmbeddedOptions(
+        slots=config.engine.slots,
+        context_tokens=config.engine.context_tokens,
+        chunk_tokens=chunk_tokens(config),
+        stop_ids=frozenset(stop_ids),
+        run_seed=config.run.seed,
+        kv=config.engine.kv,
+        compile=config.engine.compile,
+    )

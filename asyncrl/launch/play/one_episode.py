@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.actors.coordinator.playing import over_budget
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.messages import Ask, Enough, Finish, Play, Reply
 
@@ -62,13 +63,7 @@ class OneEpisode:
         self._asked += 1
         budget = min(message.max_new_tokens, self.left, self._context_tokens - len(context))
         if self._asked > self._max_calls or budget < 1:
-            why = (
-                f"the episode has made {self._max_calls} calls, which is as many as it may "
-                "(agent.max_calls)"
-                if budget > 0
-                else "the episode has no token left to sample: of its budget "
-                "(rollout.max_new_tokens), or of the context (engine.context_tokens)"
-            )
+            why = over_budget(self._max_calls, tokens=budget < 1)
             return Reply(message.rollout, message.attempt, message.number, 0, "length", why)
         self.turns.append(PlayedTurn(message.number, context, np.empty(0, np.int32)))
         return Request(

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from asyncrl.config import Config, ConfigError
-from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.config.published import engine_dtype
-from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
+from asyncrl.engines.embedded.embedded_options import embedded_options
 from asyncrl.engines.embedded.engine import EmbeddedEngine
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Request
@@ -30,15 +29,7 @@ def embedded(
         model = load_model(initial, getattr(torch, engine_dtype(config)))
         if config.model.output_dtype == "float32":
             float32_output(model)
-        options = EmbeddedOptions(
-            slots=config.engine.slots,
-            context_tokens=config.engine.context_tokens,
-            chunk_tokens=chunk_tokens(config),
-            stop_ids=frozenset(tokenizer.stop_ids),
-            run_seed=config.run.seed,
-            kv=config.engine.kv,
-            compile=config.engine.compile,
-        )
+        options = embedded_options(config, tokenizer.stop_ids)
         return EmbeddedEngine(model, options), dict(parameters_for_publication(model))
     except (ModelError, ValueError) as error:
         raise ConfigError(f"{error}.") from None

@@ -38,7 +38,8 @@ def data_files(path: str) -> DataFiles:
             return DataFiles([Path(path)])
     except ConfigError as error:
         raise TaskError(str(error).removesuffix(".")) from error
-    found = sorted(Path(name) for name in glob.glob(path, recursive=True))  # noqa: PTH207  absolute, too
+    # not Path.glob, which takes no absolute pattern
+    found = sorted(Path(name) for name in glob.glob(path, recursive=True))  # noqa: PTH207
     if paths := [one for one in found if one.is_file()]:
         return DataFiles(paths)
     raise TaskError(f"{path} fits no file; task.path is a file, a folder, or a pattern of files")

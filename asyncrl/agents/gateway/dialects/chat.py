@@ -51,7 +51,7 @@ NEUTRAL: dict[str, Any] = {
     "top_logprobs": 0,
     "logit_bias": {},
 }
-"""Values by which these parameters ask for nothing."""
+"""Values with which these parameters change nothing."""
 IGNORED = ("seed", "temperature", "top_k", "min_p", "repetition_penalty", "metadata")
 """Parameters without effect, whatever their value."""
 REFUSED = {
