@@ -240,9 +240,11 @@ def _of_verifiers(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]
                 reply = await verifiers.judge("train", index, ids, "stop", asked.tobytes())
                 if isinstance(reply, JudgeRequest):  # a judge is asked nothing before a run
                     continue
+                own = task.answer("train", index) is not None
                 if isinstance(reply.verdict, NoVerdict):
-                    own = task.answer("train", index) is not None
                     notes.append(_failing(index, answer, reply.verdict.reason, own=own))
+                elif own and reply.verdict.reward <= 0:
+                    notes.append(_worthless(index, answer))
 
     with tempfile.TemporaryDirectory() as folder:
         if not config.model.path:
@@ -252,6 +254,13 @@ def _of_verifiers(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]
         except WorkersLost as error:
             raise ConfigError(f"the verifier cannot be started: {escaped(str(error))}.") from None
     return notes
+
+
+def _worthless(index: int, answer: str) -> Row:
+    """The note on a verifier that gives nothing for a right answer: it may read another form, as
+    messages in place of texts."""
+    words = f"it gives no reward to the data's own answer to prompt {index}"
+    return Row("note", "task.verifier", f"{words} ({escaped(answer, 40)!r}): see that it should")
 
 
 def _failing(index: int, answer: str, reason: str, *, own: bool) -> Row:

@@ -502,6 +502,7 @@ def test_a_verifier_judges_an_answer_of_the_data(monkeypatch: pytest.MonkeyPatch
     lines = ["def listed(a, line): return [float(a == str(line['answer']))]"]
     lines += ["def lost(a, line): return float(a == open('/etc/nowhere').read())"]
     lines += ["def endless(a, line): return float('nan')"]
+    lines += ["def never(a, line): return 0.0"]
     lines += ["def right(a, line): return float(a == str(line['answer']))"]
     Path("tried_by_check.py").write_text("\n".join(lines) + "\n")
     # else this process and the sandbox's make a folder of bytecode
@@ -515,6 +516,8 @@ def test_a_verifier_judges_an_answer_of_the_data(monkeypatch: pytest.MonkeyPatch
     assert "gives no reward on the data's own answer to prompt 0 ('12'): raised: File" in said
     said = refusal(config(*data("a", verifier="tried_by_check:endless")))
     assert "not finite; a reward is a finite number" in said
+    (note,) = preflight.check(config(*data("a", verifier="tried_by_check:never")), None, 2).notes
+    assert "no reward to the data's own answer to prompt 0 ('12')" in note.meaning
     assert not preflight.check(config(*data("a", verifier="tried_by_check:right")), None, 2).notes
 
 
