@@ -53,6 +53,10 @@ FETCH = (
     "Fetch the copy of a run from an object store (run.copy) into a directory, which `asyncrl "
     "train --resume` goes on from. Credentials are those of the environment."
 )
+MERGE = (
+    "Merge models of one architecture into a new model directory: the mean of their weights, or "
+    "with --base the base plus their differences from it. A run stands for its model."
+)
 SETTINGS = "List the basic settings; or all settings of a section, with defaults, ranges and units."
 INIT = (
     "Write a run.toml with comments for a task, or for a JSONL file of prompts. It refuses to "
@@ -311,6 +315,31 @@ def parser() -> argparse.ArgumentParser:
     about.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="the file (default: RUN/report.html)"
     )
+    merged = verbs.add_parser("merge", help=MERGE.split(":")[0] + ".", description=MERGE)
+    merged.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="a run that has ended, a model directory, or the name of a model on a hub",
+    )
+    merged.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="the new directory"
+    )
+    merged.add_argument(
+        "--weights",
+        type=_numbers,
+        metavar="W,W",
+        help="one for each model: shares of the mean (default: equal), or with --base factors of "
+        "the differences (default: 1)",
+    )
+    merged.add_argument("--base", metavar="MODEL", help="the model that the others began with")
+    merged.add_argument(
+        "--evaluate",
+        type=Path,
+        metavar="run.toml",
+        help="print the accuracy of each model, and of the merged one, on this run's held-out "
+        "prompts",
+    )
     rollouts = verbs.add_parser("rollouts", help=ROLLOUTS.split(":")[0] + ".", description=ROLLOUTS)
     rollouts.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
     rollouts.add_argument("--split", choices=["train", "evaluation"], help="only of this split")
@@ -371,6 +400,15 @@ def _more_than_0(text: str) -> float:
     if not 0 < number < 1e9:
         raise argparse.ArgumentTypeError(f"{_cut(text)!r} is not a number above 0 and below 1e9")
     return number
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{_cut(text)!r} is not a list of numbers with commas, such as 0.7,0.3"
+        ) from None
 
 
 def _index(text: str) -> int:

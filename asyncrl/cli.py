@@ -289,6 +289,28 @@ def _rollouts(args: argparse.Namespace) -> int:
     return 0
 
 
+def _merge(args: argparse.Namespace) -> int:
+    from asyncrl import config as configuration
+    from asyncrl.escape import escaped
+    from asyncrl.library.held_out import HeldOutPrompts
+    from asyncrl.library.merging import merge, model_of
+    from asyncrl.runtime.waiting import waiting
+
+    held = None
+    if args.evaluate is not None:
+        held = HeldOutPrompts(configuration.load(args.evaluate, [], os.environ))
+    with waiting() as doing:
+        path = merge(args.models, args.output, weights=args.weights, base=args.base, say=doing)
+        print(f"{escaped(str(path))} is written.", flush=True)
+        if held is None:
+            return 0
+        for model in [*args.models, str(path)]:
+            right = held.right(model_of(model), doing)
+            told = f"{right / held.prompts:.3f} of {held.prompts} held-out prompts"
+            print(f"{told} by {escaped(model)}", flush=True)
+    return 0
+
+
 def _agent(args: argparse.Namespace) -> int:
     from asyncrl.launch.cluster.agent import agent
     from asyncrl.launch.cluster.join_token import JoinToken
@@ -366,6 +388,7 @@ VERBS = {
     "compare": _compare,
     "runs": _runs,
     "rollouts": _rollouts,
+    "merge": _merge,
     "top": _top,
     "report": _report,
 }
