@@ -211,7 +211,7 @@ def _init(args: argparse.Namespace) -> int:
     from asyncrl.launch.first_run import write_first_run
     from asyncrl.runtime.run_dir import RUN_TOML
 
-    write_first_run(args.task, Path(RUN_TOML))
+    write_first_run(args.task, Path(RUN_TOML), args.sets)
     what = args.task or "the bundled job"
     print(f"{RUN_TOML} is written, for {escaped(what)}. Look at it, then: asyncrl train {RUN_TOML}")
     return 0

@@ -205,7 +205,7 @@ def _chat(judge: JudgeConfig, text: str) -> dict[str, Any]:
 
 
 def _written(reply: bytes) -> tuple[str, str, int]:
-    """What a chat model wrote; a sentence if it was cut, else nothing; and the tokens of both
+    """The text of a chat model; a sentence if it was cut, else nothing; and the tokens of both
     texts, 0 if they are not known. Raises Unreadable."""
     said = _decoded(reply, _Completion)
     if not said.choices:

@@ -72,9 +72,9 @@ between those that are equally good, as in
 RANKING: 3 > 1 = 2 > 4
 """,
 }
-"""What a judge reads of a group, where no template is set."""
+"""Templates of a group, where none is set."""
 GROUP_MARKERS = {"scored": "SCORES:", "ranked": "RANKING:"}
-"""What stands before its verdict."""
+"""Words before the verdict on a group."""
 _SOLVE_RATES = {
     "task.curriculum": "in_order",
     "rollout.sizing": "fixed",
