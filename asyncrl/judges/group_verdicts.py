@@ -13,8 +13,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-_PAIR = re.compile(r"(\d+)[\s*_`]*(?:=|:|->)[\s*_`]*([-+]?\d+(?:\.\d+)?)")
-_ORDER = re.compile(r"[\s*_`]*(\d+(?:[ \t]*[>=,][ \t]*\d+)*)")
+_NUMBER = r"[0-9]{1,9}"
+_SCORE = r"[-+]?[0-9]{1,9}(?:\.[0-9]+)?"
+_PAIR = re.compile(rf"(?<![0-9])({_NUMBER})[\s*_`]*(?:=|:|->)[\s*_`]*({_SCORE})")
+_ORDER = re.compile(rf"[\s*_`]*({_NUMBER}(?:[ \t]*[>=,][ \t]*{_NUMBER})*)")
 
 
 def listed(answers: Sequence[str]) -> str:
