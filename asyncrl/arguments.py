@@ -59,8 +59,8 @@ MERGE = (
 )
 SETTINGS = "List the basic settings; or all settings of a section, with defaults, ranges and units."
 INIT = (
-    "Write a run.toml with comments for a task, or for a JSONL file of prompts. It refuses to "
-    "write over a file."
+    "Write a run.toml with comments for a task, or for a file of prompts, with its lengths. It "
+    "refuses to write over a file."
 )
 SIMULATE = (
     "Run the whole system in virtual time, in this process, with fake engines and every kind of "
@@ -77,6 +77,7 @@ EXAMPLES = """\
 examples:
   asyncrl tasks
   asyncrl init spell_backward
+  asyncrl init questions.parquet --set task.prompt_key=question --set task.answer_key=gold
   asyncrl train run.toml
   asyncrl settings rollout
   asyncrl train run.toml --set task.name=chain_sum --set train.steps=50
@@ -133,6 +134,10 @@ def parser() -> argparse.ArgumentParser:
             metavar="run.toml",
             help=config,
         )
+        add_sets(verb)
+        return verb
+
+    def add_sets(verb: argparse.ArgumentParser) -> None:
         verb.add_argument(
             "--set",
             action="append",
@@ -141,7 +146,6 @@ def parser() -> argparse.ArgumentParser:
             metavar="section.key=value",
             help="change one setting; repeatable",
         )
-        return verb
 
     root = _Parser(
         prog="asyncrl",
@@ -237,6 +241,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="TASK|FILE",
         help="a task of `asyncrl tasks`, or a file of prompts (default: the bundled job)",
     )
+    add_sets(first)
     trial = add("simulate", SIMULATE, SOURCES, "forecast this run (default: search for faults)")
     what = trial.add_mutually_exclusive_group()
     what.add_argument("--seed", type=_seed, metavar="N", help="one seed")

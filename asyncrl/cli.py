@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from asyncrl.arguments import parser
@@ -193,6 +194,7 @@ def _fetch(args: argparse.Namespace) -> int:
     from asyncrl.escape import escaped
     from asyncrl.launch.private import private_files
     from asyncrl.launch.stored_copy import fetch
+    from asyncrl.library.kept_code import kept_code
     from asyncrl.words import size
 
     def say(name: str, count: int) -> None:
@@ -200,8 +202,13 @@ def _fetch(args: argparse.Namespace) -> int:
 
     with private_files():
         fetch(args.url, args.directory, say)
+    kept = kept_code(args.directory)
+    for text in kept.values():
+        print(f"Its code is in it, and was not run: read {escaped(text.rpartition(':')[0])}")
+    named = "".join(f" --set {quote(f'{key}={text}')}" for key, text in kept.items())
     print(
-        f"The copy is complete. Go on with: asyncrl train --resume {escaped(str(args.directory))}"
+        "The copy is complete. Go on with: asyncrl train --resume "
+        f"{escaped(str(args.directory))}{escaped(named)}"
     )
     return 0
 
@@ -211,7 +218,7 @@ def _init(args: argparse.Namespace) -> int:
     from asyncrl.launch.first_run import write_first_run
     from asyncrl.runtime.run_dir import RUN_TOML
 
-    write_first_run(args.task, Path(RUN_TOML))
+    write_first_run(args.task, Path(RUN_TOML), args.sets)
     what = args.task or "the bundled job"
     print(f"{RUN_TOML} is written, for {escaped(what)}. Look at it, then: asyncrl train {RUN_TOML}")
     return 0

@@ -33,7 +33,7 @@ from asyncrl.launch.torch_process import ending, run_module
 from asyncrl.launch.weight_numbers import check_numbers
 from asyncrl.os_errors import machine_lacks, remedy
 from asyncrl.tasks import Task, TaskError
-from asyncrl.tasks.supervised_examples import read_examples, tokenized
+from asyncrl.tasks.supervised_examples import SupervisedExamples
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.architecture import Architecture
 from asyncrl.training.stored_weights import StoredWeight, stored_weights
@@ -243,9 +243,8 @@ def check_examples(config: Config, task: Task) -> None:
     if not config.supervised.coefficient:
         return
     try:
-        examples, most = read_examples(Path(config.supervised.path)), config.engine.context_tokens
         with own_tokenizer(config, task) as tokenizer:
-            tokenized(examples, tokenizer, config.task, most)
+            SupervisedExamples(config, tokenizer).check()
     except TaskError as error:
         raise ConfigError(f"{error}.") from None
 

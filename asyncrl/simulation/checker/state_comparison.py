@@ -257,7 +257,9 @@ def compare_shell(run: CheckedRun, coordinator: Coordinator) -> None:
     stray = {split: ids - given[split] for split, ids in marked.items() if ids - given[split]}
     run.hold("slots", not stray, "rollouts {} are to be given back, and nobody has them", stray)
     _compare_attempts(run, coordinator)
-    counted = Counter(name for name, _ in coordinator.parts.scoring._with.values())
+    counted = Counter[str]()
+    for question, (name, _) in coordinator.parts.scoring._with.items():
+        counted[name] += len(question)
     load = coordinator.parts.scoring._load
     run.hold(
         "slots",
