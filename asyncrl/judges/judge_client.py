@@ -20,10 +20,11 @@ import msgspec
 import trio
 
 from asyncrl.config import Config
+from asyncrl.config.api_keys import hidden
 from asyncrl.config.judging import AHEAD, at_a_time, judge_s, share_of
 from asyncrl.config.schema import JudgeConfig
 from asyncrl.escape import escaped
-from asyncrl.judges.api_key import hidden, read_key
+from asyncrl.judges.api_key import read_key
 from asyncrl.judges.forms import Form, Reading, Unreadable, form_of, key_of
 from asyncrl.judges.outcomes import (
     QUIET,
