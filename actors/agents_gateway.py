@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from asyncrl.actors.agent_pool import AgentAttempt, open_agent_pool
 from asyncrl.actors.agents_actor import EpisodePlayer, Player
 from asyncrl.actors.elsewhere import ElsewherePool
+from asyncrl.actors.entry_images import EntryImages
 from asyncrl.actors.episode_sockets import EpisodeSockets, private_folder
 from asyncrl.actors.reporting import Reporter
 from asyncrl.agents.gateway.app import application
@@ -24,12 +25,16 @@ from asyncrl.agents.gateway.offers import Offers
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.agents.gateway.serve import serve
 from asyncrl.config import Config
+from asyncrl.config.sandbox_hosts import NO_PROVIDER
 from asyncrl.config.schema import PLAYED_ELSEWHERE
 from asyncrl.messages import Split
 from asyncrl.runtime.httpd.asgi import HttpRefusal
 from asyncrl.runtime.ipc.keys import read_private
 from asyncrl.runtime.ipc.waits import Waits
-from asyncrl.runtime.run_dir import GATEWAY_KEY
+from asyncrl.runtime.run_dir import GATEWAY_KEY, SCRATCH
+from asyncrl.sandbox.boxes.box_names import run_id
+from asyncrl.sandbox.boxes.box_settings import BoxSettings
+from asyncrl.sandbox.boxes.open_boxes import BoxOrigin
 from asyncrl.tasks import TaskError, open_task
 from asyncrl.tasks.entry import entry_of
 from asyncrl.tasks.prompt import text_of
@@ -122,6 +127,7 @@ async def open_episodes(
                     url=url,
                     episode_s=agent.episode_s,
                     sockets=sockets,
+                    images=_images(config, run, waits),
                     ended=watch.ended,
                 ),
                 sessions,
@@ -145,6 +151,14 @@ async def _open_player(
     ) as pool:
         reporter.starts = lambda: pool.starts
         yield pool
+
+
+def _images(config: Config, run: Path, waits: Waits) -> EntryImages | None:
+    """The images of this actor's agents' sandboxes; None if they open none."""
+    if config.sandbox.kind == NO_PROVIDER or config.agent.run == PLAYED_ELSEWHERE:
+        return None
+    settings = BoxSettings.of(config.sandbox)
+    return EntryImages(BoxOrigin(settings, run_id(run), str(run / SCRATCH)), waits)
 
 
 def chat_tokenizer(initial: Path) -> Tokenizer:

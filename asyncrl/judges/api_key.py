@@ -5,16 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from asyncrl.config import Config
+from asyncrl.config.api_keys import key_of_file, right_key
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.judging import asks
 from asyncrl.config.schema import JudgeConfig
-from asyncrl.files import SMALL_BYTES, read_regular
-from asyncrl.os_errors import to_read
-
-HIDDEN = "[key]"
 
 
 def read_key(judge: JudgeConfig, environment: Mapping[str, str] = os.environ) -> str:
@@ -34,25 +30,10 @@ set: export it where the run, and each machine that judges for it, is started.
                 f"{where}, and that variable is not set: export it where the run, and each machine "
                 "that judges for it, is started."
             )
-    elif judge.api_key_file:
-        where = f"judge.api_key_file is {judge.api_key_file!r}"
-        try:
-            key = read_regular(Path(judge.api_key_file), SMALL_BYTES).decode().strip()
-        except UnicodeDecodeError:
-            key = "\0"
-        except OSError as error:
-            raise ConfigError(
-                f"{where}, which cannot be read ({error.strerror}); {to_read(error)}."
-            ) from None
-        if not key:
-            raise ConfigError(f"{where}, which is empty: write the key into it.")
-    else:
-        return ""
-    if not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigError(
-            f"{where}, and what is there is no key: it has more than one line or word."
-        )
-    return key
+        return right_key(where, key)
+    if judge.api_key_file:
+        return key_of_file("judge.api_key_file", judge.api_key_file)
+    return ""
 
 
 def check_judge(config: Config) -> None:
@@ -60,12 +41,3 @@ def check_judge(config: Config) -> None:
     nothing. Raises ConfigError."""
     if asks(config):
         read_key(config.judge)
-
-
-def hidden(text: str, key: str) -> str:
-    """The text without the key.
-
-    >>> hidden("Incorrect key: sk-1.", "sk-1")
-    'Incorrect key: [key].'
-    """
-    return text.replace(key, HIDDEN) if key else text

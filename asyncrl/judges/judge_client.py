@@ -21,10 +21,11 @@ import msgspec
 import trio
 
 from asyncrl.config import Config
+from asyncrl.config.api_keys import hidden
 from asyncrl.config.judging import judge_s, most_held, share_of
 from asyncrl.config.schema import JudgeConfig
 from asyncrl.escape import escaped
-from asyncrl.judges.api_key import hidden, read_key
+from asyncrl.judges.api_key import read_key
 from asyncrl.judges.forms import Ask, Form, GroupForm, Reading, Unreadable, form_of, keys_of
 from asyncrl.judges.group_verdicts import ranked
 from asyncrl.judges.outcomes import (

@@ -61,8 +61,10 @@ from asyncrl.launch.stored_copy import is_stored
 from asyncrl.launch.weight_numbers import check_numbers
 from asyncrl.os_errors import remedy
 from asyncrl.runtime.processes.machine import gpus_here
-from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
+from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML, SCRATCH
 from asyncrl.runtime.waiting import Doing
+from asyncrl.sandbox.boxes.box_settings import BoxSettings
+from asyncrl.sandbox.boxes.open_boxes import refuse_without_provider
 from asyncrl.sandbox.support import support
 from asyncrl.tasks import Task
 from asyncrl.tasks.judge_checks import check_judging, opened
@@ -230,6 +232,8 @@ def check(
     if config.agent.run and config.agent.run != PLAYED_ELSEWHERE:
         doing("loading agent.run")
         _agent(config.agent)
+        doing("looking at the sandboxes of agents")
+        refuse_without_provider(BoxSettings.of(config.sandbox), Path(config.run.dir) / SCRATCH)
     doing("trying prompts, and the verifier on an answer of the data")
     return Checked(_counted(config, task), [*notes, *check_prompts(config, task)])
 
