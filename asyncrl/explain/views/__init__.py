@@ -3,8 +3,12 @@ not changed, held up or waited for, and nothing of it is executed.
 
 seen_curve.py       its curve, read on as it grows
 compare.py          runs side by side
-seen_rollouts.py    the rollouts that a journal has
+seen_rollouts.py    a rollout as it is seen in a journal
+newest_rollouts.py  those that ended last, read from the journal's end
+seen_messages.py    a rollout as messages with roles, calls and results
+expected_answers.py right answers by the run's task
 rollout_records.py  what the model said, on a terminal and in a file
+followed_rollouts.py what it says, as rollouts end
 top.py              the live display, from outside
 html_page.py        HTML that cannot be broken out of
 plots.py            lines as SVG

@@ -6,7 +6,6 @@ episodes as trees. Which colours are shown is chosen with the style sheet alone,
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
@@ -15,7 +14,12 @@ import numpy as np
 from asyncrl.escape import CUT
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views.html_page import TEXT, Html, joined, lines, tag
-from asyncrl.explain.views.rollout_records import Decode, decoder, facts, since
+from asyncrl.explain.views.rollout_records import (
+    decoder,
+    facts,
+    newest_and_living,
+)
+from asyncrl.explain.views.seen_messages import Decode
 from asyncrl.explain.views.seen_rollouts import SeenRollout
 from asyncrl.explain.views.seen_turns import SeenTurn
 from asyncrl.words import share
@@ -64,9 +68,7 @@ STYLE += (
 def rollouts(files: RunFiles) -> Html:
     """The newest rollouts, the newest first, those that live before all. Raises ConfigError where
     the journal cannot be read."""
-    found = _newest(files, 1)
-    if len(found) < ENDED:  # the last checkpoint is new
-        found = _newest(files, 2)
+    found = newest_and_living(files, ENDED, LIVING)
     notes: list[str] = []
     decode = decoder(files, notes.append)
     said = [*notes, *([] if found else ["The journal has none."])]
@@ -75,17 +77,6 @@ def rollouts(files: RunFiles) -> Html:
         *([_choice(), *_legends(found)] if found else []),
         *(_rollout(seen, decode) for seen in reversed(found)),
     )
-
-
-def _newest(files: RunFiles, checkpoints: int) -> list[SeenRollout]:
-    """The newest of those since so many checkpoints, those that live behind all."""
-    ended, living = deque[SeenRollout](maxlen=ENDED), deque[SeenRollout](maxlen=LIVING)
-    for seen in since(files, checkpoints):
-        if seen.status in ("trained", "discarded", "buried"):
-            ended.append(seen)
-        elif seen.ids:
-            living.append(seen)
-    return [*ended, *living]
 
 
 def _choice() -> Html:
