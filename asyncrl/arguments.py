@@ -27,6 +27,12 @@ COMPARE = (
     "alive, or over."
 )
 RUNS = "List the runs in a directory, the newest first, each with its state and its steps."
+PAGE = (
+    "Serve a page for browsers: of a run that lives or is over, or of all runs in a folder. It has "
+    "curves that can be laid over each other, what limits the run, the flow, and rollouts to "
+    "browse. It changes nothing, and runs go on without it. On another host than loopback it has "
+    "a key."
+)
 ROLLOUTS = (
     "Show the model's responses: the newest rollouts that ended, the newest first, with messages, "
     "calls and results, reward, expected answer and versions; follow them; or write them to a file."
@@ -344,6 +350,20 @@ def parser() -> argparse.ArgumentParser:
         metavar="run.toml",
         help="print the accuracy of each model, and of the merged one, on this run's held-out "
         "prompts",
+    shown = verbs.add_parser("page", help=PAGE.split(":")[0] + ".", description=PAGE)
+    shown.add_argument(
+        "path",
+        type=Path,
+        nargs="?",
+        default=Path("runs"),
+        metavar="RUN|FOLDER",
+        help="the directory of a run, or of several (default: runs)",
+    )
+    shown.add_argument(
+        "--host", default="127.0.0.1", help="the address to answer at (default: 127.0.0.1)"
+    )
+    shown.add_argument(
+        "--port", type=_port, default=8080, metavar="N", help="its port; 0: any (default: 8080)"
     )
     rollouts = verbs.add_parser("rollouts", help=ROLLOUTS.split(":")[0] + ".", description=ROLLOUTS)
     _add_run(rollouts)
@@ -401,6 +421,14 @@ def _add_run(verb: argparse.ArgumentParser) -> None:
 def _cut(text: str) -> str:
     """A text for a sentence: thousands of digits would hide the rest."""
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _port(text: str) -> int:
+    """A port, or 0. Raises argparse.ArgumentTypeError."""
+    number = whole(text)
+    if number is None or number > 65535:
+        raise argparse.ArgumentTypeError(f"{_cut(text)!r} is no port, from 0 to 65535")
+    return number
 
 
 def _seeds(text: str) -> range:

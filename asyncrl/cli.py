@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from asyncrl.config import Config
 
 INTERRUPTED = 130
-LONG = ("train", "sft", "agent", "play")
+LONG = ("train", "sft", "agent", "play", "page")
 """Verbs in which an error after the start is no matter of the input."""
 
 
@@ -375,6 +375,20 @@ def _run(args: argparse.Namespace) -> Path:
     return run
 
 
+def _page(args: argparse.Namespace) -> int:
+    from asyncrl.explain.views.serving import serve
+    from asyncrl.runtime.output import Output
+
+    output = Output(sys.stdout)
+
+    def say(sentence: str) -> None:
+        print(sentence, file=output)
+        output.flush()
+
+    serve(args.path, args.host, args.port, say)
+    return INTERRUPTED
+
+
 def _loaded(args: argparse.Namespace, resume: Path | None) -> Config:
     """The configuration of the command line."""
     from asyncrl import config as configuration
@@ -425,6 +439,7 @@ VERBS = {
     "merge": _merge,
     "top": _top,
     "report": _report,
+    "page": _page,
 }
 
 
