@@ -1,5 +1,5 @@
-"""The key of a judge. Invariant: a key comes from a variable or a file, and goes into the header of
-a request alone: no message, log or file of a run holds it."""
+"""Keys of judges, and of other models that agents call. Invariant: a key comes from a variable or
+a file, and goes into the header of a request alone: no message, log or file of a run holds it."""
 
 from __future__ import annotations
 
@@ -10,34 +10,40 @@ from pathlib import Path
 from asyncrl.config import Config
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.judging import asks
-from asyncrl.config.schema import JudgeConfig
+from asyncrl.config.schema import AgentConfig, JudgeConfig
+from asyncrl.config.schema.other_models import OtherModel, other_models
 from asyncrl.files import SMALL_BYTES, read_regular
 from asyncrl.os_errors import to_read
 
 HIDDEN = "[key]"
 
 
-def read_key(judge: JudgeConfig, environment: Mapping[str, str] = os.environ) -> str:
-    """The judge's key; empty if it needs none. Raises ConfigError if it is not where the settings
-    say.
+def read_key(
+    table: str,
+    api_key_env: str,
+    api_key_file: str,
+    environment: Mapping[str, str] = os.environ,
+) -> str:
+    """The key of the server that a table of run.toml names; empty if it needs none. Raises
+    ConfigError if it is not where the settings say.
 
-    >>> read_key(JudgeConfig(api_key_env="JUDGE_KEY"), {})
+    >>> read_key("judge", "JUDGE_KEY", "", {})
     Traceback (most recent call last):
     asyncrl.config.errors.ConfigError: judge.api_key_env is 'JUDGE_KEY', and that variable is not \
-set: export it where the run, and each machine that judges for it, is started.
+set: export it where the run, and each machine that asks this server for it, is started.
     """
-    if judge.api_key_env:
-        where = f"judge.api_key_env is {judge.api_key_env!r}"
-        key = environment.get(judge.api_key_env, "").strip()
+    if api_key_env:
+        where = f"{table}.api_key_env is {api_key_env!r}"
+        key = environment.get(api_key_env, "").strip()
         if not key:
             raise ConfigError(
                 f"{where}, and that variable is not set: export it where the run, and each machine "
-                "that judges for it, is started."
+                "that asks this server for it, is started."
             )
-    elif judge.api_key_file:
-        where = f"judge.api_key_file is {judge.api_key_file!r}"
+    elif api_key_file:
+        where = f"{table}.api_key_file is {api_key_file!r}"
         try:
-            key = read_regular(Path(judge.api_key_file), SMALL_BYTES).decode().strip()
+            key = read_regular(Path(api_key_file), SMALL_BYTES).decode().strip()
         except UnicodeDecodeError:
             key = "\0"
         except OSError as error:
@@ -59,7 +65,21 @@ def check_judge(config: Config) -> None:
     """Check that this machine has the judge's key, if a judge will be asked. The judge is asked
     nothing. Raises ConfigError."""
     if asks(config):
-        read_key(config.judge)
+        read_judge_key(config.judge)
+
+
+def read_judge_key(judge: JudgeConfig) -> str:
+    """The judge's key; empty if it needs none. Raises ConfigError."""
+    return read_key("judge", judge.api_key_env, judge.api_key_file)
+
+
+def keyed_models(agent: AgentConfig) -> dict[str, tuple[OtherModel, str]]:
+    """The other models that agents may call, by name, each with its key; the models are asked
+    nothing. Raises ConfigError."""
+    return {
+        name: (other, read_key(f"agent.models.{name}", other.api_key_env, other.api_key_file))
+        for name, other in other_models(agent.models).items()
+    }
 
 
 def hidden(text: str, key: str) -> str:

@@ -23,7 +23,7 @@ from asyncrl.config import Config
 from asyncrl.config.judging import AHEAD, at_a_time, judge_s, share_of
 from asyncrl.config.schema import JudgeConfig
 from asyncrl.escape import escaped
-from asyncrl.judges.api_key import hidden, read_key
+from asyncrl.judges.api_key import hidden, read_judge_key
 from asyncrl.judges.forms import Form, Reading, Unreadable, form_of, key_of
 from asyncrl.judges.outcomes import (
     QUIET,
@@ -220,7 +220,7 @@ async def open_judge(
     """The judge of a reward actor, which keeps verdicts in `file`. Raises ConfigError if its key is
     missing."""
     judge = config.judge
-    key = read_key(judge)
+    key = read_judge_key(judge)
     limits = AskLimits(
         share_of(judge.requests_per_minute, config),
         share_of(judge.tokens_per_minute, config),

@@ -32,6 +32,7 @@ from asyncrl.config.plugins import module_and_name
 from asyncrl.config.ranks import settled_ranks
 from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
 from asyncrl.config.schema.engine_section import SERVER_TABLES
+from asyncrl.config.schema.other_models import with_key_files
 from asyncrl.config.schema.section import EVERY
 from asyncrl.config.selection_names import CURRICULA, KEEPS, REPLAYS, SIZINGS
 from asyncrl.config.setting import quoted
@@ -44,7 +45,7 @@ from asyncrl.explain import curve
 from asyncrl.explain.sinks.sink import refuse_unfit_sinks
 from asyncrl.files import open_growing
 from asyncrl.journal import JournalError, SqliteHistory
-from asyncrl.judges.api_key import check_judge
+from asyncrl.judges.api_key import check_judge, keyed_models
 from asyncrl.launch.checkpoint_room import room_rows
 from asyncrl.launch.data_origins import check_origins, note_origins
 from asyncrl.launch.machine_checks import check_certificates, check_cores, check_gpus, check_ports
@@ -130,6 +131,9 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
         reference=msgspec.structs.replace(config.reference, **absolute["reference"]),
         teacher=msgspec.structs.replace(config.teacher, **absolute["teacher"]),
         judge=msgspec.structs.replace(config.judge, **absolute["judge"]),
+        agent=msgspec.structs.replace(
+            config.agent, models=with_key_files(config.agent.models, Path.cwd())
+        ),
         supervised=msgspec.structs.replace(config.supervised, **absolute["supervised"]),
         engine=msgspec.structs.replace(config.engine, **servers),
         train=msgspec.structs.replace(config.train, ranks=settled_ranks(config, gpus_here())),
@@ -230,6 +234,7 @@ def check(
     if config.agent.run and config.agent.run != PLAYED_ELSEWHERE:
         doing("loading agent.run")
         _agent(config.agent)
+    keyed_models(config.agent)
     doing("trying prompts, and the verifier on an answer of the data")
     return Checked(_counted(config, task), [*notes, *check_prompts(config, task)])
 
