@@ -333,6 +333,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a new FILE.jsonl or FILE.parquet of them",
     )
+    rollouts.add_argument(
+        "--traces",
+        type=Path,
+        metavar="FILE",
+        help="a new FILE of agents' episodes as orchestration traces, a line of JSON each",
+    )
     return root
 
 

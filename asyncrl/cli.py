@@ -265,7 +265,7 @@ def _runs(args: argparse.Namespace) -> int:
 def _rollouts(args: argparse.Namespace) -> int:
     from asyncrl.escape import escaped, escaped_json
     from asyncrl.explain.run_files import RunFiles
-    from asyncrl.explain.views.record_files import write_records
+    from asyncrl.explain.views.record_files import write_records, write_traces
     from asyncrl.explain.views.rollout_records import Wanted, records, shown
     from asyncrl.runtime.output import Output, complain
     from asyncrl.words import count
@@ -278,6 +278,10 @@ def _rollouts(args: argparse.Namespace) -> int:
         finish=args.finish,
         last=args.last,
     )
+    if args.traces is not None:
+        written = write_traces(files, wanted, args.traces)
+        print(f"{count(written)} traces are written to {escaped(str(args.traces))}.")
+        return 0
     if args.output is not None:
         written = write_records(files, wanted, args.output, complain)
         print(f"{count(written)} rollouts are written to {escaped(str(args.output))}.")

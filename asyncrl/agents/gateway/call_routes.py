@@ -27,8 +27,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Send
 
+from asyncrl.agents.call_role import ROLE_HEADER
 from asyncrl.agents.gateway.dialects.every_dialect import error_body
-from asyncrl.agents.gateway.dialects.parameters import MESSAGES, named, shown
+from asyncrl.agents.gateway.dialects.parameters import MESSAGES, named, role_of, shown
 from asyncrl.agents.gateway.errors import GatewayError, bad
 from asyncrl.agents.gateway.forwarding import Forwarding, OtherAnswer
 from asyncrl.agents.gateway.gateway import FULL, Gateway
@@ -151,6 +152,8 @@ class CallRoutes:
                 "unknown_version",
             )
         call = await self._gateway.reader.call(dialect, body)
+        if (role := request.headers.get(ROLE_HEADER)) is not None:
+            call = msgspec.structs.replace(call, role=role_of(role, ROLE_HEADER))
         if call.after:
             before = session.sent.chat(call.after)
             if before is None:

@@ -126,10 +126,10 @@ class PlayedSession:
 
     @contextmanager
     def ask(
-        self, ids: Sequence[int], max_new_tokens: int, stops: Sequence[str]
+        self, ids: Sequence[int], max_new_tokens: int, stops: Sequence[str], role: str = ""
     ) -> Iterator[Generation]:
-        """Ask the model for at most `max_new_tokens` (at least 1) after `ids`. The caller
-        interrupts the answer at one of the texts `stops`. Leaving the block ends it, and its
+        """Ask the model for at most `max_new_tokens` (at least 1) after `ids`, in a `role`. The
+        caller interrupts the answer at one of the texts `stops`. Leaving the block ends it, and its
         remaining tokens are lost. Raises GatewayError if the attempt is over."""
         if self.over:
             raise ended(self.name)
@@ -144,7 +144,8 @@ class PlayedSession:
             self._gone.append(Enough(*ids_of, tokens))
 
         answer = self._answers[number] = _LinkAnswer(enough, gone)
-        self._say(Ask(*ids_of, max_new_tokens, list(stops)), np.array(ids, np.int32).tobytes())
+        asked = Ask(*ids_of, max_new_tokens, list(stops), role)
+        self._say(asked, np.array(ids, np.int32).tobytes())
         try:
             with self._paused():
                 yield answer

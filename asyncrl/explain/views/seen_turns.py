@@ -16,7 +16,7 @@ from asyncrl.messages import Finish
 class SeenTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A turn that goes on from turn `parent` (None: from the prompt). It was `given` these `int32`
     ids besides, and sampled `tokens`. `reward` is what its agent gave it; `failed` the tool whose
-    failed call it was, empty where it was none."""
+    failed call it was, and `role` what its agent called as; empty where there is none."""
 
     parent: int | None
     given: bytes
@@ -24,6 +24,7 @@ class SeenTurn(msgspec.Struct, frozen=True, kw_only=True):
     finish: Finish
     reward: float | None
     failed: str
+    role: str = ""
 
 
 def turns_of(turns: Sequence[Turn], strands: Sequence[Strand], prompt: bytes) -> list[SeenTurn]:
@@ -54,6 +55,7 @@ def turns_of(turns: Sequence[Turn], strands: Sequence[Strand], prompt: bytes) ->
                 finish=turn.finish,
                 reward=turn.reward,
                 failed=turn.failed,
+                role=turn.role,
             )
             last, given = piece, b""
             own.append((at, piece))
@@ -95,6 +97,7 @@ def calls_of(episode: Episode, prompt: bytes) -> list[SeenTurn]:
                 finish=call.finish,
                 reward=episode.rewards.get(call.id),
                 failed=episode.failed.get(call.id, ""),
+                role=call.role,
             )
         )
     return found

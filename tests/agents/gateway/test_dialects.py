@@ -426,3 +426,27 @@ def test_every_dialect_has_a_path_of_its_own() -> None:
     paths = [dialect.path for dialect in every_dialect()]
     assert sorted(paths) == ["/chat/completions", "/completions", "/messages", "/responses"]
     assert CONTEXT > 0
+
+
+async def test_a_call_names_its_role(tokenizer: Tokenizer, virtual: MockClock) -> None:
+    """By its metadata or a header, in each dialect; the context has nothing of it. One that is no
+    name is refused in the dialect's form, and others are not touched."""
+    says = Says(say("x"))
+    engine = scripted(says)
+    async with opened(engine, tokenizer) as (coordinator, client):
+        await engine.load(0, None)
+        for path in (CHAT, MESSAGES, RESPONSES):
+            planned = asked(path, "hi", metadata={"role": "planner"})
+            answer = await client.post(path, json=planned)
+            assert answer.status_code == 200 and "x-ignored" not in answer.headers
+            both = {"x-asyncrl-role": "tool.user-2"}
+            assert (await client.post(path, json=planned, headers=both)).status_code == 200
+            for role in (7, ["a"], "", "two words", "x" * 65, "é"):
+                bad = await client.post(path, json=asked(path, "hi", metadata={"role": role}))
+                assert bad.status_code == 400, role
+                assert "a role is 1 to 64" in bad.json()["error"]["message"]
+                assert bad.json()["error"]["param"] == "metadata.role"
+            wrong = {"x-asyncrl-role": "x" * 65}
+            assert (await client.post(path, json=asked(path, "hi"), headers=wrong)).is_client_error
+    assert [ask.role for ask in coordinator.asks] == ["planner", "tool.user-2"] * 3
+    assert len(set(says.asked())) == 1

@@ -17,6 +17,7 @@ from asyncrl.agents.gateway.dialects.parameters import (
     Temperature,
     arguments_of,
     function_tool,
+    metadata_role,
     named,
     parse,
     served,
@@ -110,6 +111,7 @@ def read(body: bytes, settings: Settings) -> ModelCall:
         stream=bool(asked.stream),
         ignored=(*ignored, *left, *chosen),
         after=asked.previous_response_id or "",
+        role=metadata_role(asked.metadata),
         keeps=asked.store is not False,
         asked={
             "instructions": asked.instructions,
