@@ -304,19 +304,21 @@ class _Stream:
 
     def __init__(self, send: Send, headers: dict[str, str]) -> None:
         self._send, self._headers = send, headers
+        self._turn = trio.Lock()  # several choices are written to one socket
         self.begun = False
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
-        if not self.begun:
-            self.begun = True
-            headers = {
-                "content-type": "text/event-stream; charset=utf-8",
-                "cache-control": "no-store",
-                **self._headers,
-            }
-            raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-            await self._send({"type": "http.response.start", "status": 200, "headers": raw})
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        async with self._turn:
+            if not self.begun:
+                self.begun = True
+                headers = {
+                    "content-type": "text/event-stream; charset=utf-8",
+                    "cache-control": "no-store",
+                    **self._headers,
+                }
+                raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+                await self._send({"type": "http.response.start", "status": 200, "headers": raw})
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def end(self, data: bytes) -> None:
         await self.send(data, more=False)

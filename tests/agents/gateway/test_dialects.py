@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -33,8 +34,22 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def strictly(kind: Any, body: Any) -> Any:
-    """A body as the client's own type; no field that it needs may be missing or of another type."""
-    return kind.model_validate(body)
+    """A body as the client's own type; no field that it needs may be missing or of another type,
+    and none may be there that it does not have."""
+    found = kind.model_validate(body)
+    assert set(unknown(found)) <= {"store"}, "OpenAI's API has it, and its client's type has not"
+    return found
+
+
+def unknown(found: Any) -> Iterator[str]:
+    """The fields that a client's type does not have, at any depth."""
+    if isinstance(found, list):
+        for one in found:
+            yield from unknown(one)
+    elif hasattr(found, "model_fields_set"):
+        yield from found.model_extra or {}
+        for name in type(found).model_fields:
+            yield from unknown(getattr(found, name))
 
 
 def anthropic_types() -> Any:
@@ -166,7 +181,7 @@ async def test_messages_are_in_anthropics_form(tokenizer: Tokenizer, virtual: Mo
         assert strictly(types.Message, body).content[1].name == "add"
         adapter = importlib.import_module("pydantic").TypeAdapter(types.RawMessageStreamEvent)
         for _, data in parts:
-            adapter.validate_python(data)
+            assert not [*unknown(adapter.validate_python(data))]
         strictly(types.MessageTokensCount, counted.json())
 
 
@@ -184,7 +199,7 @@ async def test_responses_are_in_openais_form(tokenizer: Tokenizer, virtual: Mock
     parts = streamed(stream.text)
     for at, (name, data) in enumerate(parts):
         assert name == data["type"] and data["sequence_number"] == at
-        adapter.validate_python(data)
+        assert set(unknown(adapter.validate_python(data))) <= {"store"}
     last = strictly(Response, parts[-1][1]["response"])
     assert parts[-1][0] == "response.completed" and last.output_text == "I add."
     joined = [d["delta"] for name, d in parts if name == "response.output_text.delta"]
