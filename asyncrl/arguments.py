@@ -350,6 +350,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="run.toml",
         help="print the accuracy of each model, and of the merged one, on this run's held-out "
         "prompts",
+    )
     shown = verbs.add_parser("page", help=PAGE.split(":")[0] + ".", description=PAGE)
     shown.add_argument(
         "path",
@@ -404,6 +405,12 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="a new FILE.jsonl or FILE.parquet of them",
+    )
+    rollouts.add_argument(
+        "--traces",
+        type=Path,
+        metavar="FILE",
+        help="a new FILE of agents' episodes as orchestration traces, a line of JSON each",
     )
     return root
 

@@ -272,7 +272,7 @@ def _runs(args: argparse.Namespace) -> int:
 def _rollouts(args: argparse.Namespace) -> int:
     from asyncrl.escape import escaped, escaped_json
     from asyncrl.explain.run_files import RunFiles
-    from asyncrl.explain.views.record_files import write_records
+    from asyncrl.explain.views.record_files import write_records, write_traces
     from asyncrl.explain.views.rollout_records import RolloutRecord, Wanted, records, shown
     from asyncrl.runtime.output import Output, complain
     from asyncrl.words import count
@@ -288,9 +288,15 @@ def _rollouts(args: argparse.Namespace) -> int:
     if args.follow:
         from asyncrl.explain.views.followed_rollouts import follow
 
-        if args.living or args.output is not None:
-            raise _excluded("--living" if args.living else "--output")
+        if args.living or args.output is not None or args.traces is not None:
+            raise _excluded(
+                "--living" if args.living else "--output" if args.output else "--traces"
+            )
         follow(files, wanted, show, complain)
+        return 0
+    if args.traces is not None:
+        written = write_traces(files, wanted, args.traces)
+        print(f"{count(written)} traces are written to {escaped(str(args.traces))}.")
         return 0
     if args.output is not None:
         written = write_records(files, wanted, args.output, complain)

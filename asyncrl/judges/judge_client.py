@@ -25,7 +25,7 @@ from asyncrl.config.api_keys import hidden
 from asyncrl.config.judging import judge_s, most_held, share_of
 from asyncrl.config.schema import JudgeConfig
 from asyncrl.escape import escaped
-from asyncrl.judges.api_key import read_key
+from asyncrl.judges.api_key import read_judge_key
 from asyncrl.judges.forms import Ask, Form, GroupForm, Reading, Unreadable, form_of, keys_of
 from asyncrl.judges.group_verdicts import ranked
 from asyncrl.judges.outcomes import (
@@ -257,7 +257,7 @@ async def open_judge(
     """The judge of a reward actor, which keeps verdicts in `file`. Raises ConfigError if its key is
     missing."""
     judge = config.judge
-    key = read_key(judge)
+    key = read_judge_key(judge)
     limits = AskLimits(
         share_of(judge.requests_per_minute, config),
         share_of(judge.tokens_per_minute, config),

@@ -5,14 +5,13 @@ Invariant: no setting holds a key, and no sentence repeats one that was put in t
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.errors import ConfigError
+from asyncrl.config.schema.keyed_address import address_contradictions, refuse_secrets
 from asyncrl.config.schema.section import BASIC, PATH, Contradictions, Section
-from asyncrl.messages.address import TcpAddress, url_parts
+from asyncrl.messages.address import url_parts
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -83,7 +82,6 @@ _SOLVE_RATES = {
 """Settings that ask how often a prompt is solved, and what they are where they do not."""
 _OWN = frozenset({"model", "messages", "max_tokens", "stream", "n"})
 """Keys of a request that `judge.params` cannot set."""
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class JudgeConfig(Section, frozen=True):
@@ -179,18 +177,7 @@ class JudgeConfig(Section, frozen=True):
     def __post_init__(self) -> None:
         """Raises ConfigError, which does not quote what may be a secret."""
         super().__post_init__()
-        if self.api_key_env and not _VARIABLE.fullmatch(self.api_key_env):
-            raise ConfigError(
-                "judge.api_key_env is not the name of a variable, as JUDGE_KEY is (what it says is "
-                "not repeated here: it may be a key): export the key under a name, and give that."
-            )
-        url = url_parts(self.url)
-        if url.username or url.password or url.query or url.fragment:
-            raise ConfigError(
-                "judge.url has a user, a password, or something behind ? or # in it (it is not "
-                "repeated here, as it may hold a key): give the key by judge.api_key_env or "
-                "judge.api_key_file."
-            )
+        refuse_secrets("judge", self.url, self.api_key_env, "JUDGE_KEY")
 
     @property
     def has_key(self) -> bool:
@@ -205,24 +192,10 @@ class JudgeConfig(Section, frozen=True):
     def contradictions(self, whole: Config) -> Contradictions:
         if not self.url:
             return
-        url = url_parts(self.url)
-        if url.scheme not in ("http", "https") or not url.hostname:
-            yield ("judge.url",), "an address is http://host:port/v1, or https"
-        elif url.scheme == "http" and self.has_key and not TcpAddress(url.hostname, 0).loopback:
-            key = "judge.api_key_env" if self.api_key_env else "judge.api_key_file"
-            yield (
-                ("judge.url", key),
-                "the key would cross the network for all to read: give an https address, or one of "
-                "this machine (127.0.0.1)",
-            )
-        if self.api_key_env and self.api_key_file:
-            yield (
-                ("judge.api_key_env", "judge.api_key_file"),
-                "a server has one key: set one of them",
-            )
+        yield from address_contradictions("judge", self.url, self.api_key_env, self.api_key_file)
         if self.kind == "chat" and not self.model:
             yield ("judge.url", "judge.model"), "name the model that the server is to ask"
-        if self.kind == "classifier" and url.path.rstrip("/").endswith("/v1"):
+        if self.kind == "classifier" and url_parts(self.url).path.rstrip("/").endswith("/v1"):
             yield (
                 ("judge.kind", "judge.url"),
                 "a classifier is asked at the root of its server: give the address without /v1 "

@@ -183,6 +183,7 @@ def _tree(
         turn = turns[number]
         facts = [
             f"turn {number}",
+            turn.role,
             f"{turn.tokens} tokens",
             f"reward {turn.reward:g}" if turn.reward is not None else "",
             f"failed call of {turn.failed}" if turn.failed else "",

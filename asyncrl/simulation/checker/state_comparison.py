@@ -112,8 +112,8 @@ def _episode(run: CheckedRun, mine: ReferenceEpisode, theirs: Episode | None) ->
         run.hold("parallel", same, "call {} is not what was sampled: spans {}", own.id, spans)
         run.hold(
             "leases",
-            (own.holder, own.attempt, own.failures, own.finish)
-            == (call.holder, call.attempt, call.failures, call.finish),
+            (own.holder, own.attempt, own.failures, own.finish, own.role)
+            == (call.holder, call.attempt, call.failures, call.finish, call.role),
             "call {} is with {!r}, not with {!r}",
             own.id,
             own.holder,
