@@ -37,7 +37,7 @@ from asyncrl.tasks.supervised_examples import SupervisedExamples
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.architecture import Architecture
 from asyncrl.training.stored_weights import StoredWeight, stored_weights
-from asyncrl.words import beyond_reading
+from asyncrl.words import beyond_reading, sentence
 
 DIRECTORY = (
     "a local Hugging Face model directory, or the name of a model on a hub (org/name, or "
@@ -226,7 +226,7 @@ def check_policies(config: Config, task: Task) -> list[Row]:
             try:
                 _same_vocabulary(config, task, key, path)
             except TaskError as error:
-                raise ConfigError(f"{error}.") from None
+                raise ConfigError(sentence(error)) from None
             if not policy.server:
                 notes += check_numbers(key, path)
         if policy.api_key_file and not is_file(Path(policy.api_key_file)):
@@ -246,7 +246,7 @@ def check_examples(config: Config, task: Task) -> None:
         with own_tokenizer(config, task) as tokenizer:
             SupervisedExamples(config, tokenizer).check()
     except TaskError as error:
-        raise ConfigError(f"{error}.") from None
+        raise ConfigError(sentence(error)) from None
 
 
 def _same_vocabulary(config: Config, task: Task, key: str, path: Path) -> None:
