@@ -52,6 +52,29 @@ INDEX = "model.safetensors.index.json"
 """The file that maps the weights of a divided model to its files."""
 
 
+FAMILIAR = frozenset(
+    {
+        *("gemma", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_oss", "granite", "llama"),
+        *("mistral", "mixtral", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_moe", "qwen3"),
+        *("qwen3_moe", "smollm3"),
+    }
+)
+"""Families that engines serve; another is tried before a run, which takes seconds."""
+
+
+class _Family(msgspec.Struct):
+    model_type: str = ""
+
+
+def familiar(path: Path) -> bool:
+    """True if the model in a directory is of a family that needs no trial before a run."""
+    try:
+        read = msgspec.json.decode(read_regular(path / "config.json", JSON_BYTES), type=_Family)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return read.model_type in FAMILIAR
+
+
 class _StoredIndex(msgspec.Struct):
     weight_map: dict[str, str]
 
