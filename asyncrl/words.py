@@ -38,6 +38,16 @@ def whole(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
+def sentence(error: Exception) -> str:
+    """The text of an error as a sentence, with a full stop unless it has an end.
+
+    >>> sentence(ValueError("it has no rows")), sentence(ValueError("did you mean answer?"))
+    ('it has no rows.', 'did you mean answer?')
+    """
+    text = str(error)
+    return text if text.endswith((".", "?")) else f"{text}."
+
+
 def beyond_reading(error: Exception) -> bool:
     """True if a parser failed at a number that is written right, and has more digits or a larger
     exponent than it reads.

@@ -31,6 +31,7 @@ from asyncrl.explain.summary import Summary
 from asyncrl.files import open_regular, read_regular
 from asyncrl.runtime import run_dir
 from asyncrl.runtime.run_dir import RUN_TOML
+from asyncrl.words import sentence
 
 if TYPE_CHECKING:
     from asyncrl.journal import SqliteHistory
@@ -188,7 +189,7 @@ class RunFiles:
             with SqliteHistory(path) as history:
                 yield history
         except JournalError as error:
-            raise ConfigError(f"{error}.") from None
+            raise ConfigError(sentence(error)) from None
         except ImpossibleEvent as error:
             raise ConfigError(
                 f"{path}: its events do not follow from one another ({error}), so that its "

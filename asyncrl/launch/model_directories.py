@@ -37,7 +37,7 @@ from asyncrl.tasks.supervised_examples import SupervisedExamples
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.architecture import Architecture
 from asyncrl.training.stored_weights import StoredWeight, stored_weights
-from asyncrl.words import beyond_reading
+from asyncrl.words import beyond_reading, sentence
 
 DIRECTORY = (
     "a local Hugging Face model directory, or the name of a model on a hub (org/name, or "
@@ -50,6 +50,29 @@ TRIAL_S = 120.0
 """Seconds in which a process must have made a model on no device."""
 INDEX = "model.safetensors.index.json"
 """The file that maps the weights of a divided model to its files."""
+
+
+FAMILIAR = frozenset(
+    {
+        *("gemma", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_oss", "granite", "llama"),
+        *("mistral", "mixtral", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_moe", "qwen3"),
+        *("qwen3_moe", "smollm3"),
+    }
+)
+"""Families that engines serve; another is tried before a run, which takes seconds."""
+
+
+class _Family(msgspec.Struct):
+    model_type: str = ""
+
+
+def familiar(path: Path) -> bool:
+    """True if the model in a directory is of a family that needs no trial before a run."""
+    try:
+        read = msgspec.json.decode(read_regular(path / "config.json", JSON_BYTES), type=_Family)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return read.model_type in FAMILIAR
 
 
 class _StoredIndex(msgspec.Struct):
@@ -226,7 +249,7 @@ def check_policies(config: Config, task: Task) -> list[Row]:
             try:
                 _same_vocabulary(config, task, key, path)
             except TaskError as error:
-                raise ConfigError(f"{error}.") from None
+                raise ConfigError(sentence(error)) from None
             if not policy.server:
                 notes += check_numbers(key, path)
         if policy.api_key_file and not is_file(Path(policy.api_key_file)):
@@ -246,7 +269,7 @@ def check_examples(config: Config, task: Task) -> None:
         with own_tokenizer(config, task) as tokenizer:
             SupervisedExamples(config, tokenizer).check()
     except TaskError as error:
-        raise ConfigError(f"{error}.") from None
+        raise ConfigError(sentence(error)) from None
 
 
 def _same_vocabulary(config: Config, task: Task, key: str, path: Path) -> None:

@@ -73,6 +73,7 @@ from asyncrl.tasks.judge_checks import check_judging, opened
 from asyncrl.tasks.mixed import size_of
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.training.checkpoint_index import complete
+from asyncrl.words import sentence
 
 FREE_BYTES = 100 * 2**20
 _CONTRADICTIONS = (LookupError, ArithmeticError, AttributeError, TypeError, ValueError)
@@ -425,7 +426,7 @@ def refuse_unreadable(run: Path) -> None:
             for _ in history.events(history.forgotten):
                 pass
     except JournalError as error:
-        raise ConfigError(f"{error}.") from None
+        raise ConfigError(sentence(error)) from None
     except (ImpossibleEvent, *_CONTRADICTIONS) as error:
         raise ConfigError(
             f"the journal {path} holds events that no run writes "

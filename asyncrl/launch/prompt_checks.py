@@ -31,6 +31,7 @@ from asyncrl.tasks.mixed import in_turn, tasks_of
 from asyncrl.tasks.prompt import ChatPrompt, text_of
 from asyncrl.tasks.template_process import TemplateEnded, TemplateFailed, TemplateProcess
 from asyncrl.tasks.text import Tokenizer
+from asyncrl.words import sentence
 
 MOST = 256
 """Prompts of a split that are checked, at most."""
@@ -89,7 +90,7 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
             if own and not config.cluster.reward_agents:  # else other machines judge
                 notes += _of_verifiers(config, task, tokenizer)
     except TaskError as error:
-        raise ConfigError(f"{error}.") from None
+        raise ConfigError(sentence(error)) from None
     return notes
 
 

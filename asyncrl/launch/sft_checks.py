@@ -28,7 +28,7 @@ from asyncrl.tasks import TaskError
 from asyncrl.tasks.sft_data import SftData, SftSplit, open_sft_data
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.checkpoint_index import complete
-from asyncrl.words import count
+from asyncrl.words import count, sentence
 
 
 def check_sft(
@@ -58,7 +58,7 @@ def check_sft(
             tokenizer = Tokenizer(directory, chat=config.task.chat)
             data = open_sft_data(config, tokenizer, partial(_say, doing))
     except TaskError as error:
-        raise ConfigError(f"{error}.") from None
+        raise ConfigError(sentence(error)) from None
     config = replace(config, train=replace(config.train, steps=data.steps))
     check_run_directory(config, resume)
     if resume:

@@ -32,6 +32,7 @@ from asyncrl.training.models import ModelError
 from asyncrl.training.rounding import round_in_training
 from asyncrl.training.supervised import open_supervised
 from asyncrl.training.trial import try_passes
+from asyncrl.words import sentence
 
 
 class StepFigures(NamedTuple):
@@ -97,7 +98,7 @@ class Learner:
             terms = open_kl_terms(config, initial, self.model.dtype, self.model)
             examples = open_supervised(config, initial)
         except (ModelError, TaskError) as error:
-            raise ConfigError(f"{error}.") from None
+            raise ConfigError(sentence(error)) from None
         self._core = core.Learner(
             self.model,
             config.train,

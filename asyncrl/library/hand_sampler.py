@@ -27,6 +27,7 @@ from asyncrl.tasks.prompt import ChatPrompt, Prompt
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.models import ModelError, parameters_for_publication
 from asyncrl.training.rounding import round_for_good
+from asyncrl.words import sentence
 
 FIRST = 1 << 20
 """Each sampler numbers its groups from another multiple of this, so that those of two differ."""
@@ -70,7 +71,7 @@ class Sampler:
             self.tokenizer = directory and Tokenizer(directory, chat=config.task.chat)
             self._batcher = Batcher(own, _options(config, own, self.tokenizer or None))
         except (ModelError, TaskError, ValueError) as error:
-            raise ConfigError(f"{error}.") from None
+            raise ConfigError(sentence(error)) from None
         self._groups = count(FIRST * next(_SAMPLERS))
         self._rollouts = count()
         self._batcher.load(0, self._batcher.weights, pin=False)

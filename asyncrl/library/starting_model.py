@@ -14,6 +14,7 @@ from asyncrl.launch.hub.hub_models import model_directory
 from asyncrl.tasks import TaskError
 from asyncrl.training.models import ModelError, load_model
 from asyncrl.training.output_layer import float32_output
+from asyncrl.words import sentence
 
 
 def starting_model(config: Config) -> Path:
@@ -25,7 +26,7 @@ def starting_model(config: Config) -> Path:
     try:
         return prepare_model(config)
     except TaskError as error:
-        raise ConfigError(f"{error}.") from None
+        raise ConfigError(sentence(error)) from None
 
 
 def opened(path: str | Path, config: Config) -> PreTrainedModel:
@@ -34,7 +35,7 @@ def opened(path: str | Path, config: Config) -> PreTrainedModel:
     try:
         model = load_model(model_directory(path), getattr(torch, config.model.dtype))
     except ModelError as error:
-        raise ConfigError(f"{error}.") from None
+        raise ConfigError(sentence(error)) from None
     if config.model.output_dtype == "float32":
         float32_output(model)
     return model

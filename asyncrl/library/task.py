@@ -15,6 +15,7 @@ from asyncrl.tasks.later import loop_of
 from asyncrl.tasks.own_task import RowTask, open_found
 from asyncrl.tasks.reward_forms import as_verifier
 from asyncrl.tasks.verifiers import Verifier, rewarded
+from asyncrl.words import sentence
 
 
 def open_task(config: Config, task: type[RowTask] | RowTask | None = None) -> Task:
@@ -26,7 +27,7 @@ def open_task(config: Config, task: type[RowTask] | RowTask | None = None) -> Ta
     try:
         own = open_found(task, config.task, config.run.seed)
     except TaskError as error:
-        raise ConfigError(f"{error}.") from None
+        raise ConfigError(sentence(error)) from None
     return _judged_here(own, "task")
 
 
@@ -72,7 +73,7 @@ class ListTask:
         try:
             self._verifier = as_verifier(verifier)
         except LookupError as error:
-            raise ConfigError(f"{error}.") from None
+            raise ConfigError(sentence(error)) from None
         if not self._lines["train"]:
             raise ConfigError("a task needs at least one line to train on.")
         for split, lines in self._lines.items():

@@ -121,7 +121,8 @@ def checked(
 ) -> Config:
     """Resolve a configuration, check it against this machine, and show what follows from it. With
     `architecture` the model is made, without weights, before its memory is predicted, which would
-    take minutes for sizes that no model has. Raises ConfigError."""
+    take minutes for sizes that no model has; one of an unusual family always is. Raises
+    ConfigError."""
     cores = available_cores()
     if config.sft.run:
         config = supervised_run(config)
@@ -160,7 +161,8 @@ def _tried(
             _refuse_code_of(Path(config.run.dir))
         checks = check_sft if config.sft.run else preflight.check
         config, notes = checks(config, resume, cores, doing)
-    if architecture and config.model.path:
+    model = Path(config.model.path)
+    if config.model.path and (architecture or not model_directories.familiar(model)):
         doing("making the model, without weights")
         notes += model_directories.check_architecture(Path(config.model.path), config)
     return preflight.Checked(config, notes)

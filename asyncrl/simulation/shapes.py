@@ -35,6 +35,7 @@ def configured(seed: int) -> Config:
     _publish_directly(settings, seed)
     _lend(settings, seed)
     _choose_members(settings, seed)
+    _judge_groups(settings, seed)
     return msgspec.convert(settings, Config)
 
 
@@ -405,6 +406,14 @@ def _choose_members(settings: Settings, seed: int) -> None:
         train["keep_members"] = draw.choice((0, 0, 2, 3))
 
 
+def _judge_groups(settings: Settings, seed: int) -> None:
+    """Have a fifth of the runs that may do so judge the answers of a group together."""
+    may = settings["train"]["unit"] == "group"
+    if may and random.Random(f"judged groups/{seed}").random() < 0.2:
+        settings["task"] |= {"name": "data", "path": "rows.jsonl", "verifier": "judge"}
+        settings["judge"] = {"url": "http://127.0.0.1:1/v1", "model": "m", "members": "scored"}
+
+
 def _credit_branches(settings: Settings, seed: int) -> None:
     """Have a quarter of the agents' runs that may do so credit a turn with what lies below it."""
     if (
@@ -424,6 +433,7 @@ def drawn(seed: int) -> Shape:
     _publish_directly(draft.settings, seed)
     _lend(draft.settings, seed)
     _choose_members(draft.settings, seed)
+    _judge_groups(draft.settings, seed)
     rollout = draft.settings["rollout"]  # a theme may have made responses shorter than the band
     rollout["overlong_band"] = min(rollout.get("overlong_band", 0), rollout["max_new_tokens"])
     config = msgspec.convert(draft.settings, Config)
@@ -473,6 +483,7 @@ def drawn_agents(seed: int) -> Shape:
     _publish_directly(settings, seed)
     _lend(settings, seed)
     _choose_members(settings, seed)
+    _judge_groups(settings, seed)
     _credit_branches(settings, seed)
     config = msgspec.convert(settings, Config)
     steady, errors = draw.random() < 0.6, draw.random() < 0.25

@@ -20,6 +20,7 @@ from asyncrl.sandbox.programs.languages import trial
 from asyncrl.sandbox.support import support
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.data.data_digest import data_digest
+from asyncrl.words import sentence
 
 GYM = "reasoning-gym"
 
@@ -29,8 +30,7 @@ def opened(config: TaskConfig, seed: int) -> Task:
     try:
         return open_task(config, seed)
     except TaskError as error:
-        text = str(error)
-        raise ConfigError(text if text.endswith((".", "?")) else f"{text}.") from None
+        raise ConfigError(sentence(error)) from None
 
 
 def check_judging(config: TaskConfig, task: Task) -> None:

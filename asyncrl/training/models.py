@@ -96,6 +96,12 @@ def empty_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrai
     """The model at `path` with arbitrary weights, which a publication replaces. It needs only
     config.json. Raises ModelError."""
     config = _config(Path(path))
+    if type(config) not in _AUTO._model_mapping:
+        raise ModelError(
+            f"{Path(path) / 'config.json'} is of the family {escaped(config.model_type, 60)!r}, "
+            f"which no engine serves: transformers {transformers.__version__} has no causal "
+            "language model of it; choose another model"
+        )
     try:
         with no_init_weights():
             model = _AUTO.from_config(config, dtype=dtype, trust_remote_code=False)

@@ -144,3 +144,17 @@ def test_weights_that_cannot_be_read_are_a_sentence(tmp_path: Path, frame: list[
     path = directory(tmp_path / "m", frame)  # its weights are an empty file
     said = refusal(f"model.path={path}", "model.lora.rank=2", "model.lora.targets=q_proj")
     assert "model.safetensors in it cannot be read" in said
+
+
+def test_a_family_that_needs_a_trial_is_told_from_its_config(tmp_path: Path) -> None:
+    """`train` makes the model before it begins, unless its family is one that engines serve."""
+    for text, known in (
+        ('{"model_type": "qwen3"}', True),
+        ('{"model_type": "t5"}', False),
+        ('{"model_type": 3}', False),
+        ("{", False),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        assert model_directories.familiar(tmp_path) is known
+    (tmp_path / "config.json").unlink()
+    assert not model_directories.familiar(tmp_path)

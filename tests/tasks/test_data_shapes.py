@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from asyncrl.config.schema import TaskConfig
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.data import kept_files
+from asyncrl.tasks.data.data_set import DataSet
 from asyncrl.tasks.data.data_task import DataTask
 from asyncrl.tasks.data.taught_rows import taught_rows
 from asyncrl.tasks.prompt import ChatPrompt, text_of
@@ -259,7 +260,16 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "no object.jsonl": (lines([*ROWS, 7]), "line 7: it is a number, and each row is an object"),
     "texts.json": (b'["1 + 1"]', "row 1: it is a text, and each row is an object"),
     "cells.csv": (b"question,answer\n1 + 1,2\n1, 2,3\n", "row 2: it has 3 cells"),
-    "one name twice.csv": (b"question,question\n1,2\n", "is not its columns' different names"),
+    "one name twice.csv": (b"question,question\n1,2\n", "several columns with the name question"),
+    "no name.csv": (b"question,\n1,2\n", "does not name each column"),
+    "several lines.jsonl": (
+        b'{\n "data": [\n',
+        "begins one JSON object",
+    ),
+    "tool first.jsonl": (
+        lines([{"messages": [{"role": "tool", "content": "1"}, user("1"), said("1")]}]),
+        "its first message is a tool's",
+    ),
     "latin.csv": (b"question,answer\n\xe4,2\n", "is no UTF-8 text"),
     "keys.jsonl": (lines([{"qestion": "1", "x": {"y": 2}}]), "the rows have qestion, x.y"),
     "many.jsonl": (lines([{f"k{n}": 1 for n in range(99)}]), "k7, 91 more"),
@@ -457,3 +467,19 @@ def test_any_bytes_are_rows_or_a_sentence(
     (path := tmp_path_factory.mktemp("bytes") / "data").write_bytes(begin + data)
     with pytest.raises(TaskError):
         opened(path, eval_size=0, prompt_key="none there")
+
+
+def test_a_table_of_arrow_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_arrays([pyarrow.array(["1"])] * 2, names=["prompt", "prompt"])
+    parquet.write_table(table, tmp_path / "twice.parquet")
+    with pytest.raises(TaskError, match="several columns with the name prompt"):
+        DataSet(str(tmp_path / "twice.parquet"))
+
+
+@pytest.mark.parametrize("answers", [{"text": ["4"], "answer_start": [0]}, ["4"], "4"])
+def test_answers_in_the_plural_are_found(answers: object, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(lines([{"question": "2 + 2?", "answers": answers}]))
+    assert DataSet(str(tmp_path / "rows.jsonl")).read(0).answer == "4"

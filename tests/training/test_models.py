@@ -166,3 +166,9 @@ def test_weights_that_are_not_finite_are_refused_by_name_and_file(
     save_file(large, directory / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match=r"a number of model\.norm\.weight is too large for its"):
         load_model(directory)
+
+
+def test_a_family_without_a_causal_language_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ModelError, match=r"the family 't5', which no engine serves"):
+        empty_model(tmp_path)

@@ -18,6 +18,7 @@ from asyncrl.engines.scripted import Script, ScriptedEngine
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.models import ModelError, load_model, parameters_for_publication
 from asyncrl.training.output_layer import float32_output
+from asyncrl.words import sentence
 
 
 def embedded(
@@ -32,7 +33,7 @@ def embedded(
         options = embedded_options(config, tokenizer.stop_ids)
         return EmbeddedEngine(model, options), dict(parameters_for_publication(model))
     except (ModelError, ValueError) as error:
-        raise ConfigError(f"{error}.") from None
+        raise ConfigError(sentence(error)) from None
 
 
 def scripted(config: Config, tokenizer: Tokenizer, replies: Sequence[str]) -> ScriptedEngine:

@@ -65,6 +65,7 @@ from asyncrl.runtime.waiting import Doing, waiting
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.judge_checks import check_judging, opened
 from asyncrl.tasks.text import Tokenizer
+from asyncrl.words import sentence
 
 E = TypeVar("E", bound=BaseException)
 SLOTS = 8
@@ -181,7 +182,7 @@ def _initial(config: Config, doing: Doing) -> Path:
     try:
         return prepare_model(config, lesson)
     except TaskError as error:
-        raise ConfigError(f"{error}.") from None
+        raise ConfigError(sentence(error)) from None
 
 
 async def _unless_told_to_end(player: Callable[[], Awaitable[int]]) -> int:

@@ -13,7 +13,7 @@ from asyncrl.actors.coordinator.prompts import PromptSource
 from asyncrl.config import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
-from asyncrl.messages import ScoreResult, Split
+from asyncrl.messages import Split, Verdict
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.episode_witness import EpisodeWitness
 from asyncrl.simulation.checker.reference_rollouts import (
@@ -84,7 +84,7 @@ class CheckedRun(ReferenceRules, WorldObserver):
         self.closable: dict[int, float] = {}  # by step: before then it was not closed
         self.delivered = 0  # tokens that the coordinator received
         self.excused = False  # what was delivered holds garbage, which is nobody's token
-        self.answered: ScoreResult | None = None  # the last verdict delivered, in this step
+        self.answered = list[tuple[int, Verdict]]()  # the last ones delivered, in this step
         self._ended: list[tuple[str, int, str]] = []  # leases: holder, number, and the reason
         self._ended_at = 0.0
 

@@ -31,7 +31,6 @@ from asyncrl.messages import (
     MicroBatch,
     Play,
     Sample,
-    ScoreResult,
     StatusUpdate,
     Stepped,
 )
@@ -125,7 +124,7 @@ class Checker(CheckedRun):
         self.closable.clear()
         self.proximal.begin()
         self._filtered, self._signals = 0, len(self.reference.signals)
-        self.answered = None
+        self.answered = []
         self.delivered = self.reference.tokens
         self.store = store
         self.closed = max(
@@ -449,8 +448,8 @@ class Checker(CheckedRun):
         self.leases.delivered(start, message)
         self.lending.delivered(message)
         self.schedule.delivered(message)
-        if self.verdicts.delivered(start, message) and isinstance(message, ScoreResult):
-            self.answered = message
+        if verdicts := self.verdicts.delivered(start, message):
+            self.answered = verdicts
             self._fresh = True
         if isinstance(message, Chunks):
             self.delivered += sum(head.count for head in message.heads)

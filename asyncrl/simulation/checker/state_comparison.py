@@ -268,11 +268,9 @@ def compare_shell(run: CheckedRun, coordinator: Coordinator) -> None:
         counted,
         load,
     )
-    if (
-        run.answered is not None
-        and (seen := run.reference.rollouts.get(run.answered.rollout)) is not None
-    ):
-        verdict = run.answered.verdict
+    for number, verdict in run.answered:
+        if (seen := run.reference.rollouts.get(number)) is None:
+            continue
         due = run.booked(seen, verdict) if isinstance(verdict, Scored) else verdict
         run.hold(
             "verdicts",
@@ -283,10 +281,10 @@ def compare_shell(run: CheckedRun, coordinator: Coordinator) -> None:
                 and run.refused > 0
             ),
             "{} was delivered, and booked is {}",
-            run.answered,
+            verdict,
             seen.verdict,
         )
-    run.answered = None
+    run.answered = []
     booked = run.reference.tokens
     if run.excused:
         run.delivered, run.excused = booked, False

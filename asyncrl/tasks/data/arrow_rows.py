@@ -14,6 +14,7 @@ from asyncrl.files import open_regular
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.data.arrow_library import arrow
 from asyncrl.tasks.data.kept_files import SMALL, kept
+from asyncrl.tasks.data.unpacked_lines import refuse_twice
 
 BATCH = 4096
 """Rows of a record."""
@@ -79,6 +80,7 @@ def _unpack(path: Path, out: BinaryIO) -> None:
     pyarrow = arrow(str(path))
     with open_regular(path) as file:
         schema, batches = _batches(pyarrow, file)
+        refuse_twice(path, schema.names)
         with pyarrow.ipc.new_file(pyarrow.PythonFile(out, "w"), schema) as writer:
             for batch in batches:
                 batch.validate(full=True)  # else a lie of the file ends the process

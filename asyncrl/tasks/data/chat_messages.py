@@ -37,6 +37,8 @@ def conversation(listed: Sequence[Any]) -> Messages:
     if "user" not in roles:
         said = ", ".join(dict.fromkeys(roles)) or "none"
         raise LookupError(f"its messages have no user's among them (the roles are: {said})")
+    if roles[0] == "tool":
+        raise LookupError("its first message is a tool's: a tool answers a call of the assistant")
     for number, (role, before) in enumerate(zip(roles[1:], roles, strict=False), 2):
         if role in FIRST and before not in FIRST:
             raise LookupError(

@@ -235,7 +235,7 @@ def _no_answer(form: RowForm, row: dict[str, Any]) -> str:
             "task.answer_key"
         )
     if form.answer.partition(".")[0] in row:
-        return f"its {form.answer} is null"
+        return f"its {form.answer} is null: take the row out, or name another task.answer_key"
     return f"{form.answer} is missing: it has {listed(keys)}{nearest_key(form.answer, keys)}"
 
 

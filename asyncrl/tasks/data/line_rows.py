@@ -145,6 +145,11 @@ def decoded(line: bytes) -> Any:
                 return json.loads(line)
             except (ValueError, RecursionError):
                 pass
+        if line.strip() in (b"{", b"[{"):
+            raise LookupError(
+                "it begins one JSON object of several lines: write a list of rows, as "
+                "[{…}, {…}], or each row on one line"
+            ) from error
         raise LookupError(f"it is no JSON: {error}") from error
 
 

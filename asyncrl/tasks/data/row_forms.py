@@ -95,6 +95,7 @@ ANSWERS = (
         "response",
     ),
     *("output", "completion", "result", "a", "reward_model.ground_truth"),
+    *("answers.text", "answers"),
 )
 """Names of answers, the likeliest first."""
 

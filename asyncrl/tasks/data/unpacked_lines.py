@@ -12,7 +12,8 @@ import json
 import lzma
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, TextIO, cast
 
 import msgspec
 
+from asyncrl.escape import escaped
 from asyncrl.files import open_regular
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.data.arrow_library import arrow
@@ -217,6 +219,15 @@ def _grown(
         waiting, step = waiting + more, 2 * step
 
 
+def refuse_twice(path: Path, columns: Sequence[str]) -> None:
+    """Raise TaskError for a table with two columns of one name, of which each row would have the
+    last."""
+    if twice := [name for name, many in Counter(columns).items() if many > 1]:
+        raise TaskError(
+            f"{path} has several columns with the name {escaped(twice[0], 40)}: rename all but one"
+        )
+
+
 def _write_table(path: Path, text: TextIO, out: BinaryIO) -> None:
     """Write the rows of a table, each as a line: an object by the names in the first row, or a
     sentence where it does not fit them."""
@@ -225,10 +236,9 @@ def _write_table(path: Path, text: TextIO, out: BinaryIO) -> None:
     before = csv.field_size_limit(ROW_BYTES)
     try:
         names = [name.strip() for name in next(csv.reader([header], delimiter=marked), [])]
-        if not names or not all(names) or len(set(names)) < len(names):
-            raise TaskError(
-                f"{path} is a table whose first row is not its columns' different names"
-            )
+        if not names or not all(names):
+            raise TaskError(f"{path} is a table whose first row does not name each column")
+        refuse_twice(path, names)
         for row in csv.reader(text, delimiter=marked):
             if not row:
                 continue
