@@ -141,9 +141,11 @@ def test_a_sandbox_that_fails_says_so_by_name(tmp_path: Path, double: Path) -> N
             await box.run(["true"])
 
     inside(opener(tmp_path, kind="docker", image=IMAGE), lost)
-    offers(double, "hangs:1")
+    offers(double, "late:1")
     with pytest.raises(BoxError, match=r"did not start within sandbox.start_s, 0.5 s"):
-        inside(opener(tmp_path, kind="docker", image="hangs:1", start_s=0.5), lost)
+        inside(opener(tmp_path, kind="docker", image="late:1", start_s=0.5), lost)
+    assert sum(call[0] == "run" for call in calls(double)) == 2
+    assert not list((double / "containers").iterdir()), "it came once its client was killed"
 
     async def wrong(box: Box) -> None:
         for argv in ([], ["a\0b"], ["a" * 70_000]):
