@@ -42,7 +42,7 @@ def inside(boxes: OpenBoxes, use: Callable[[Box], Awaitable[None]]) -> None:
 
 
 async def used(box: Box) -> None:
-    """What every kind of sandbox on this machine does."""
+    """The contract of every kind of sandbox on this machine."""
     ran = await box.run(
         ["sh", "-c", "cat; echo err >&2; echo $A; exit 3"],
         stdin="in\n",
