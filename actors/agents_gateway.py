@@ -37,7 +37,7 @@ from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.run_dir import GATEWAY_KEY, SCRATCH
 from asyncrl.sandbox.boxes.box_names import run_id
 from asyncrl.sandbox.boxes.box_settings import BoxSettings
-from asyncrl.sandbox.boxes.open_boxes import BoxOrigin
+from asyncrl.sandbox.boxes.open_boxes import BoxOrigin, refuse_without_provider
 from asyncrl.tasks import TaskError, open_task
 from asyncrl.tasks.entry import entry_of
 from asyncrl.tasks.prompt import text_of
@@ -83,6 +83,7 @@ async def open_episodes(
         logger.warning("calls that offer tools are refused: %s", gateway.format.refusal)
     elif gateway.format.calls is not None:
         logger.info("calls of tools are read in the form of %s", gateway.format.calls.name)
+    images = await _images(config, run, waits)
     offers = Offers() if agent.run == PLAYED_ELSEWHERE else None
     models = await trio.to_thread.run_sync(keyed_models, agent)
     reading = trio.CapacityLimiter(1)
@@ -131,7 +132,7 @@ async def open_episodes(
                     url=url,
                     episode_s=agent.episode_s,
                     sockets=sockets,
-                    images=_images(config, run, waits),
+                    images=images,
                     ended=watch.ended,
                 ),
                 sessions,
@@ -157,12 +158,16 @@ async def _open_player(
         yield pool
 
 
-def _images(config: Config, run: Path, waits: Waits) -> EntryImages | None:
-    """The images of this actor's agents' sandboxes; None if they open none."""
-    if config.sandbox.kind == NO_PROVIDER or config.agent.run == PLAYED_ELSEWHERE:
+async def _images(config: Config, run: Path, waits: Waits) -> EntryImages | None:
+    """The images of this actor's agents' sandboxes; None if they open none. Raises ConfigError if
+    this machine does not have what the sandboxes need."""
+    if config.sandbox.kind == NO_PROVIDER:
         return None
-    settings = BoxSettings.of(config.sandbox)
-    return EntryImages(BoxOrigin(settings, run_id(run), str(run / SCRATCH)), waits)
+    settings, scratch = BoxSettings.of(config.sandbox), run / SCRATCH
+    # also starts what rootless podman keeps, which an agent's process could not: it gains no
+    # privilege
+    await trio.to_thread.run_sync(refuse_without_provider, settings, scratch)
+    return EntryImages(BoxOrigin(settings, run_id(run), str(scratch)), waits)
 
 
 def chat_tokenizer(initial: Path) -> Tokenizer:

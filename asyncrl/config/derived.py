@@ -27,6 +27,7 @@ from asyncrl.config.losses import (
 from asyncrl.config.mix import each, members, shares, trained_size
 from asyncrl.config.other_policies import policy_rows
 from asyncrl.config.ranks import ranks_of
+from asyncrl.config.sandbox_row import sandbox_rows
 from asyncrl.config.schema import Config, TaskConfig, TrainConfig
 from asyncrl.staleness.admission import AdmissionPolicy
 from asyncrl.words import size
@@ -166,7 +167,10 @@ def _agent_rows(config: Config) -> list[Row]:
     run = agent.run if isinstance(agent.run, str) else " ".join(agent.run)
     means = f"plays each rollout, ≤ {agent.actors * agent.concurrency:,} at a time"
     sandbox = "" if agent.sandbox == "none" else f"; programs in {agent.sandbox}"
-    return [Row("agent", run, f"{means}, ≤ {agent.max_calls} calls each{sandbox}")]
+    return [
+        Row("agent", run, f"{means}, ≤ {agent.max_calls} calls each{sandbox}"),
+        *(Row(*row) for row in sandbox_rows(config.sandbox)),
+    ]
 
 
 def derived(config: Config, available: int, routing: int | None = 0) -> list[Row]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+from container_double import on_path
 
 from asyncrl.actors.agent_pool import AgentAttempt
 from asyncrl.agents.endings import AgentFailed
 from asyncrl.cli import main
 from asyncrl.config import Config, ConfigError
-from asyncrl.config.schema import AgentConfig, ModelConfig, TaskConfig
+from asyncrl.config.schema import AgentConfig, ModelConfig, SandboxConfig, TaskConfig
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.launch.play.one_episode import OneEpisode, PlayedTurn
 from asyncrl.launch.play.play import play
@@ -34,6 +36,8 @@ async def solve(client, episode):
     await episode.reward(0.25)
     await say(first.choices[0].message.content + "?", stop=["!"])
     await episode.once("tool", lambda: [1, "\\x1b[2J"])
+    async with episode.sandbox() as box:
+        print("boxed", (await box.run(["cat"], stdin="in")).stdout, flush=True)
     if episode.prompt_index:
         raise ValueError("no such tool")
 """
@@ -127,10 +131,11 @@ def test_an_episode_is_played_and_told(tmp_path: Path, monkeypatch: pytest.Monke
     path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    on_path(tmp_path, monkeypatch)
     config = Config(
         task=TaskConfig(name="chain_sum", train_size=8, eval_size=2),
         agent=AgentConfig(run="played_agent:solve"),
+        sandbox=SandboxConfig(kind="directory", hosts=("*",)),
     )
     lines: list[str] = []
     assert play(config, "train", 0, 5, ["one", "two!three"], lines.append) == 0
@@ -149,7 +154,13 @@ def test_an_episode_is_played_and_told(tmp_path: Path, monkeypatch: pytest.Monke
         "a turn's reward is not the episode's"
     )
     assert next(line for line in story if "noted tool" in line).endswith('"\\u001b[2J"]')
-    assert lines[lines.index("── the end of the agent's output") + 1] == "seed 5"
+    assert lines[lines.index("── the end of the agent's output") + 1] == "seed 5\nboxed b'in'"
+    docker = msgspec.structs.replace(config, sandbox=SandboxConfig(kind="docker", image="none:1"))
+    unpulled: list[str] = []
+    assert play(docker, "train", 0, 5, ["one"], unpulled.append) == 1
+    assert unpulled[1:] == [
+        "── the agent failed: image: the image none:1 cannot be pulled: Error: manifest unknown"
+    ], "no agent has started"
     again: list[str] = []
     assert play(config, "train", 1, 5, ["one"], again.append) == 1
     assert "── the agent failed: raised: ValueError: no such tool" in again[-1]

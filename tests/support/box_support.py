@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,17 @@ from asyncrl.sandbox.boxes.box_settings import BoxSettings
 from asyncrl.sandbox.boxes.open_boxes import BoxOrigin, OpenBoxes
 
 RUN = "0a1b2c3d4e5f"
+REAL_IMAGE = "busybox"
+"""An image that a real engine may have; no test pulls one."""
+
+
+def real_engine() -> str:
+    """The client of an engine of this machine that has REAL_IMAGE; "" if there is none."""
+    for client in filter(shutil.which, ("docker", "podman")):
+        asked = [client, "image", "inspect", REAL_IMAGE]
+        if not subprocess.run(asked, capture_output=True, timeout=60, check=False).returncode:
+            return client
+    return ""
 
 
 def settings(**given: Any) -> BoxSettings:

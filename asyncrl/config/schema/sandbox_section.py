@@ -12,7 +12,7 @@ from msgspec import Meta
 from asyncrl.config.plugins import Named, file_names
 from asyncrl.config.sandbox_hosts import ANY_HOST, NO_PROVIDER, is_host
 from asyncrl.config.schema.agent_section import PLAYED_ELSEWHERE
-from asyncrl.config.schema.section import BASIC, EVERY, PATH, Contradictions, Section
+from asyncrl.config.schema.section import EVERY, PATH, Contradictions, Section
 from asyncrl.messages.address import TcpAddress, url_parts
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ class SandboxConfig(Section, frozen=True):
 
     kind: Annotated[
         str,
-        BASIC,
         Named("sandbox", (NO_PROVIDER, *file_names("sandbox/boxes/providers"))),
         Meta(description="where agents' sandboxes are; none: they open none"),
     ] = NO_PROVIDER

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 import httpx2
@@ -31,6 +33,7 @@ CALL_S = 60.0
 PAUSES_S = (1.0, 4.0, 16.0)
 """Seconds before a call is sent again."""
 BUSY = (429, 503)
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SHOWN = 200
 """Characters of a refusal that an error quotes."""
 
@@ -103,11 +106,15 @@ class BoxApi:
         """Send a call, and give its answer to the block, which ends within these seconds. Raises
         BoxError."""
         try:
+            asked = httpx2.URL(url)
+            if asked.scheme != "https" and asked.host not in LOOPBACK:  # a provider may say it
+                raise self.error(url, "has an address at which the key would go in the clear")
             async with (
                 asyncio.timeout(seconds),
                 httpx2.AsyncClient(
                     timeout=httpx2.Timeout(None, connect=seconds),
                     trust_env=self._outside(url),
+                    verify=_tls(),
                     headers={"accept-encoding": "identity"},
                 ) as client,
                 client.stream(
@@ -150,7 +157,13 @@ class BoxApi:
     @staticmethod
     def _outside(url: str) -> bool:
         """True where the environment's proxy may be used: not on loopback."""
-        return httpx2.URL(url).host not in ("127.0.0.1", "localhost", "::1")
+        return httpx2.URL(url).host not in LOOPBACK
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """One for all calls: each would read all certificates."""
+    return ssl.create_default_context()
 
 
 def provider_key(settings: BoxSettings, variable: str) -> str:

@@ -122,7 +122,10 @@ class ContainerBox:
         if ran.timed_out or ran.truncated:
             await self._restart()
         elif not ran.stderr.startswith(b"\n"):
-            raise BoxError(f"the sandbox {self._name} did not begin a command: {last_line(ran)}")
+            ended = " (it ends by itself after sandbox.lasts_s)" if b"running" in ran.stderr else ""
+            raise BoxError(
+                f"the sandbox {self._name} did not begin a command: {last_line(ran)}{ended}"
+            )
         return msgspec.structs.replace(
             ran,
             stdout=ran.stdout[: command.output_bytes],

@@ -2,13 +2,16 @@
 
 It waits for the lock of the image, so that the second who wants it finds it there or learns why
 there is none; then for one of the places of those who pull. Who started it kills it at a deadline,
-with the client that it started, and the kernel gives back its locks.
+with the client that it started, and the kernel gives back its locks. If that one was killed, it
+ends by itself at the deadline: a registry that hangs must not keep a lock for ever.
 """
 
 from __future__ import annotations
 
 import fcntl
+import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -30,6 +33,8 @@ from asyncrl.sandbox.boxes.image_store import (
 )
 from asyncrl.words import whole
 
+ALONE_S = 10
+"""Seconds after its deadline at which it ends, if nobody is left to kill it."""
 SAID = 300
 """Characters of a client's error that are passed on."""
 
@@ -39,6 +44,7 @@ def main() -> int:
     standard error."""
     began = time.time()
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=PullOrder)
+    signal.alarm(math.ceil(order.seconds) + ALONE_S)
     folder = Path(order.folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(lock_path(folder, order.image)):
@@ -56,6 +62,7 @@ def main() -> int:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 check=False,
+                timeout=max(0.0, order.seconds - (time.time() - began)) + ALONE_S / 2,
             )
         size = _size(order)
         if pulled.returncode or size is None:

@@ -44,6 +44,7 @@ class PullOrder(msgspec.Struct, frozen=True):
     folder: str
     at_a_time: int
     most_bytes: int
+    seconds: float
 
 
 class PulledImage(msgspec.Struct, frozen=True):
@@ -92,6 +93,7 @@ class ImageStore:
             str(self._folder),
             self._settings.pulls,
             int(self._settings.images_gb * GIGABYTE),
+            self._settings.pull_s,
         )
         words = [sys.executable, "-P", "-m", "asyncrl.sandbox.boxes.image_pull"]
         return asked(words, self._settings.pull_s, msgspec.json.encode(order))

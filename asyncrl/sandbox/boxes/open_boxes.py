@@ -28,6 +28,8 @@ from asyncrl.sandbox.boxes.image_store import ImageStore
 
 MOST = 8
 """Sandboxes that an attempt may have open at a time."""
+SETTLE_S = 2.0
+"""Seconds after which a sandbox that was not created whole is looked for again."""
 END_S = 90.0
 """Seconds that the end of one may take."""
 
@@ -94,7 +96,7 @@ def image_of(entry: Mapping[str, Any], settings: BoxSettings) -> str:
 def end_now(settings: BoxSettings, scratch: Path, name: str) -> None:
     """End the sandbox of a name, which may be gone. It blocks, for END_S at most. Raises BoxError
     if it may live on."""
-    asyncio.run(_ended(provider_of(settings, scratch), name))
+    asyncio.run(_ended(provider_of(settings, scratch), name, SETTLE_S))
 
 
 class OpenBoxes:
@@ -140,15 +142,21 @@ class OpenBoxes:
     async def _created(self, spec: BoxSpec) -> AsyncIterator[Box]:
         thing = BoxThing(self._provider.thing, spec.name, self._provider.kind)
         self._hook("opens", thing)
+        settle_s = SETTLE_S
         try:
-            yield Box(spec.name, await self._provider.create(spec))
+            backend = await self._provider.create(spec)
+            settle_s = 0.0
+            yield Box(spec.name, backend)
+        except ImageError:  # then nothing was asked to create it
+            settle_s = 0.0
+            raise
         finally:
-            await self._end(thing)
+            await self._end(thing, settle_s)
 
-    async def _end(self, thing: BoxThing) -> None:
-        """End a sandbox. One that may live on is not told as gone, and the agent's own error is not
-        replaced."""
-        ending = asyncio.ensure_future(_ended(self._provider, thing.name))
+    async def _end(self, thing: BoxThing, settle_s: float) -> None:
+        """End a sandbox, and again after `settle_s`, if it is not 0. One that may live on is not
+        told as gone, and the agent's own error is not replaced."""
+        ending = asyncio.ensure_future(_ended(self._provider, thing.name, settle_s))
         try:
             await asyncio.shield(ending)
         except asyncio.CancelledError:
@@ -162,9 +170,15 @@ class OpenBoxes:
         self._hook("gone", thing)
 
 
-async def _ended(provider: BoxProvider, name: str) -> None:
+async def _ended(provider: BoxProvider, name: str, settle_s: float) -> None:
+    """End a sandbox. Where its creation failed or was stopped, the engine or the provider may have
+    the order by then, so it is looked for once more. Raises BoxError."""
     try:
-        await asyncio.wait_for(provider.end(name), END_S)
+        async with asyncio.timeout(END_S):
+            await provider.end(name)
+            if settle_s:
+                await asyncio.sleep(settle_s)
+                await provider.end(name)
     except TimeoutError:
         raise BoxError(
             f"the sandbox {name} may live on: it did not end within {END_S:g} s"

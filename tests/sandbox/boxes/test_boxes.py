@@ -9,14 +9,19 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from box_support import RUN, directories, opener, settings
+from box_support import REAL_IMAGE, RUN, directories, opener, real_engine, settings
 from container_double import calls, offers, on_path
 
 from asyncrl.config.errors import ConfigError
 from asyncrl.sandbox.boxes.box import Box, BoxThing
 from asyncrl.sandbox.boxes.box_errors import BoxError, ImageError
 from asyncrl.sandbox.boxes.box_names import wrong_image
-from asyncrl.sandbox.boxes.open_boxes import OpenBoxes, end_now, refuse_without_provider
+from asyncrl.sandbox.boxes.open_boxes import (
+    OpenBoxes,
+    end_now,
+    provider_of,
+    refuse_without_provider,
+)
 
 IMAGE = "team/task:1"
 
@@ -36,42 +41,60 @@ def inside(boxes: OpenBoxes, use: Callable[[Box], Awaitable[None]]) -> None:
     asyncio.run(both())
 
 
+async def used(box: Box) -> None:
+    """The contract of every kind of sandbox on this machine."""
+    ran = await box.run(
+        ["sh", "-c", "cat; echo err >&2; echo $A; exit 3"],
+        stdin="in\n",
+        environment={"A": "b c"},
+    )
+    assert (ran.stdout, ran.stderr, ran.code) == (b"in\nb c\n", b"err\n", 3)
+    assert (await box.run(["no-such-command"])).code == 127
+    await box.put("a/b", "text")
+    assert await box.get("a/b") == b"text"
+    assert (await box.run("cat b", cwd="a")).stdout == b"text"
+    with pytest.raises(FileNotFoundError):
+        await box.get("a/none")
+    with pytest.raises(BoxError, match=r"larger|more than"):
+        await box.get("a/b", 3)
+    began = time.monotonic()
+    ran = await box.run("sleep 99 & sleep 99", seconds=0.3)
+    assert ran.timed_out and time.monotonic() - began < 20
+    ran = await box.run(["yes"], output_bytes=1000)
+    assert ran.truncated and len(ran.stdout) == 1000
+    assert (await box.run(["cat", "a/b"])).stdout == b"text", "files outlive a command's end"
+
+
 @pytest.mark.parametrize("kind", ["docker", "podman", "directory"])
 def test_a_sandbox_runs_commands_and_keeps_files(kind: str, tmp_path: Path, double: Path) -> None:
     told: list[tuple[str, BoxThing]] = []
     hosts = ("*",) if kind == "directory" else ()
-
-    async def use(box: Box) -> None:
-        ran = await box.run(
-            ["sh", "-c", "cat; echo err >&2; echo $A; exit 3"],
-            stdin="in\n",
-            environment={"A": "b c"},
-        )
-        assert (ran.stdout, ran.stderr, ran.code) == (b"in\nb c\n", b"err\n", 3)
-        assert (await box.run(["no-such-command"])).code == 127
-        await box.put("a/b", "text")
-        assert await box.get("a/b") == b"text"
-        assert (await box.run("cat b", cwd="a")).stdout == b"text"
-        with pytest.raises(FileNotFoundError):
-            await box.get("a/none")
-        with pytest.raises(BoxError, match=r"larger|more than"):
-            await box.get("a/b", 3)
-        began = time.monotonic()
-        ran = await box.run("sleep 99 & sleep 99", seconds=0.3)
-        assert ran.timed_out and time.monotonic() - began < 20
-        ran = await box.run(["yes"], output_bytes=1000)
-        assert ran.truncated and len(ran.stdout) == 1000
-        assert (await box.run(["cat", "a/b"])).stdout == b"text", "files outlive a command's end"
-
     inside(
         opener(tmp_path, kind=kind, image=IMAGE, hosts=hosts, hook=lambda *one: told.append(one)),
-        use,
+        used,
     )
     thing = BoxThing("directory" if kind == "directory" else "container", told[0][1].name, kind)
     assert told == [("opens", thing), ("gone", thing)]
     assert thing.name == f"asyncrl-{RUN}-r12-1-0"
     assert not list((double / "containers").iterdir())
     assert not list((tmp_path / "scratch").glob("*"))
+
+
+@pytest.mark.processes
+def test_a_real_engine_does_the_same_and_holds_what_is_in_it(tmp_path: Path) -> None:
+    if not (kind := real_engine()):
+        pytest.skip(f"no docker or podman of this machine has the image {REAL_IMAGE}")
+
+    async def held(box: Box) -> None:
+        await used(box)
+        ran = await box.run("ls /sys/class/net; grep -E 'CapEff|NoNewPrivs' /proc/self/status")
+        assert ran.stdout.split() == [b"lo", b"CapEff:", b"0" * 16, b"NoNewPrivs:", b"1"]
+        assert (await box.run("dd if=/dev/zero of=/dev/null bs=200M count=1")).code == 137
+        assert (await box.run("for i in $(seq 60); do sleep 5 & done")).code != 0
+
+    boxes = opener(tmp_path, kind=kind, image=REAL_IMAGE, memory_gb=0.05, processes=20)
+    inside(boxes, held)
+    assert asyncio.run(provider_of(settings(kind=kind), tmp_path).of_run(RUN)) == []
 
 
 def test_a_container_has_no_network_no_privilege_and_limits(tmp_path: Path, double: Path) -> None:
@@ -141,9 +164,11 @@ def test_a_sandbox_that_fails_says_so_by_name(tmp_path: Path, double: Path) -> N
             await box.run(["true"])
 
     inside(opener(tmp_path, kind="docker", image=IMAGE), lost)
-    offers(double, "hangs:1")
+    offers(double, "late:1")
     with pytest.raises(BoxError, match=r"did not start within sandbox.start_s, 0.5 s"):
-        inside(opener(tmp_path, kind="docker", image="hangs:1", start_s=0.5), lost)
+        inside(opener(tmp_path, kind="docker", image="late:1", start_s=0.5), lost)
+    assert sum(call[0] == "run" for call in calls(double)) == 2
+    assert not list((double / "containers").iterdir()), "it came once its client was killed"
 
     async def wrong(box: Box) -> None:
         for argv in ([], ["a\0b"], ["a" * 70_000]):

@@ -15,6 +15,7 @@ from box_support import RUN, opener, settings
 from provider_double import KEY, ProviderDouble, provider_double
 
 from asyncrl.sandbox.boxes import box_api
+from asyncrl.sandbox.boxes.box_api import BoxApi
 from asyncrl.sandbox.boxes.box_errors import BoxError
 from asyncrl.sandbox.boxes.open_boxes import OpenBoxes, end_now, provider_of
 
@@ -24,6 +25,7 @@ KINDS = ("e2b", "daytona")
 @pytest.fixture
 def double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProviderDouble]:
     monkeypatch.setattr(box_api, "PAUSES_S", (0.01, 0.02))
+    monkeypatch.setattr("asyncrl.sandbox.boxes.open_boxes.SETTLE_S", 0.05)
     monkeypatch.setattr("asyncrl.sandbox.boxes.providers.daytona.LOOK_S", 0.01)
     (tmp_path / "key").write_text(f"{KEY}\n")
     with provider_double(tmp_path / "remote") as made:
@@ -136,6 +138,8 @@ def test_a_busy_provider_is_asked_again_and_a_wrong_key_is_said(
 
     double.busy = 2
     asyncio.run(opened())
+    with pytest.raises(BoxError, match="in the clear"):
+        asyncio.run(BoxApi("it", KEY, {}).ask("GET", "http://example.org/x", str))
     double.busy = 3
     with pytest.raises(BoxError, match=r"answered 429: .*slow down"):
         asyncio.run(opened())
