@@ -17,7 +17,6 @@ import trio
 
 from asyncrl.actors.agent_process import AgentOpening
 from asyncrl.actors.agent_starts import AgentStart, AgentStarts
-from asyncrl.actors.start_limit import StartLimit
 from asyncrl.actors.worker_forks import ENDING_S, ForkedWorker, WorkerForks, exactly, open_forks
 from asyncrl.actors.worker_process import LENGTH, frame, length
 from asyncrl.agents.agent_episode import EpisodeFacts
@@ -27,7 +26,6 @@ from asyncrl.config.errors import ConfigError
 from asyncrl.escape import escaped, escaped_lines
 from asyncrl.messages import StartCounts
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
-from asyncrl.runtime.processes.machine import available_cores
 from asyncrl.runtime.processes.process import isolated
 
 OPENING_S = 120.0
@@ -167,13 +165,13 @@ class AgentPool:
 async def open_agent_pool(
     run: str | tuple[str, ...],
     waits: Waits,
+    starts: AgentStarts,
     *,
     most_s: float,
-    actors: int = 1,
     paths: tuple[str, ...] | None = None,
 ) -> AsyncIterator[AgentPool]:
     """Open the agent of `agent.run`. An attempt takes at most `most_s` seconds, its calls included.
-    So many `actors` share the cores. With `paths` a program is run in the sandbox, and sees them.
+    `starts` are those of this actor. With `paths` a program is run in the sandbox, and sees them.
     None of its processes outlives the block. Raises ConfigError where there is no such agent, and
     WorkersLost."""
     environment = isolated(os.environ)
@@ -181,14 +179,9 @@ async def open_agent_pool(
         wrong = await forks.open(AgentOpening(run, paths), deadline_s=OPENING_S)
         if wrong:
             raise ConfigError(escaped(wrong.decode(errors="replace")))
-        if isinstance(run, str):  # it is imported already: a start costs milliseconds
-            yield AgentPool(forks, waits, most_s=most_s, starts=None)
-            return
-        starts = AgentStarts(StartLimit(max(1, available_cores() // actors)), waits)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(starts.run)
-            yield AgentPool(forks, waits, most_s=most_s, starts=starts)
-            nursery.cancel_scope.cancel()
+        # what is a function is imported already: a start costs milliseconds
+        program = None if isinstance(run, str) else starts
+        yield AgentPool(forks, waits, most_s=most_s, starts=program)
 
 
 async def _until_heard(clock: AgentClock, start: AgentStart) -> None:

@@ -36,6 +36,7 @@ from asyncrl.agents.warm import warm
 from asyncrl.config.errors import ConfigError
 from asyncrl.sandbox import syscalls
 from asyncrl.sandbox.forks import PlainForks
+from asyncrl.sandbox.opened import VARIABLE
 
 SENTENCE_BYTES = 2**14
 """Bytes of the longest error sentence about an agent."""
@@ -66,6 +67,8 @@ def play_episode(sockets: Sequence[socket.socket], agent: Agent) -> None:
     if facts is None:
         return
     _seed(facts.seed)
+    if facts.opened:
+        os.environ[VARIABLE] = facts.opened
 
     async def play() -> None:
         # sent here, because the loop's end waits for threads that the agent left

@@ -12,7 +12,9 @@ from typing import Any
 import trio
 from starlette.types import ASGIApp
 
+from asyncrl.actors.agent_openings import AgentOpenings
 from asyncrl.actors.agent_pool import AgentAttempt, open_agent_pool
+from asyncrl.actors.agent_starts import AgentStarts, open_starts
 from asyncrl.actors.agents_actor import EpisodePlayer, Player
 from asyncrl.actors.elsewhere import ElsewherePool
 from asyncrl.actors.episode_sockets import EpisodeSockets, private_folder
@@ -30,6 +32,7 @@ from asyncrl.runtime.httpd.asgi import HttpRefusal
 from asyncrl.runtime.ipc.keys import read_private
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.run_dir import GATEWAY_KEY
+from asyncrl.sandbox.enders import Enders
 from asyncrl.tasks import TaskError, open_task
 from asyncrl.tasks.entry import entry_of
 from asyncrl.tasks.prompt import text_of
@@ -78,7 +81,6 @@ async def open_episodes(
     elif gateway.format.calls is not None:
         logger.info("calls of tools are read in the form of %s", gateway.format.calls.name)
     offers = Offers() if agent.run == PLAYED_ELSEWHERE else None
-    app = watch.around(application(gateway, sessions, offers))
     reading = trio.CapacityLimiter(1)
 
     async def prompt(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:
@@ -92,46 +94,54 @@ async def open_episodes(
     def refused(refusal: HttpRefusal) -> None:
         reporter.count(f"agents_refused_{refusal}")
 
-    async def attend(*, task_status: trio.TaskStatus[str]) -> None:
-        await serve(
-            app,
-            sessions.known,
-            waits,
-            port=agent.port + index if agent.port else 0,
-            refused=refused,
-            task_status=task_status,
-        )
+    async with open_starts(waits, agent.actors) as starts:
+        openings = AgentOpenings(index, Enders(run, agent.end), starts, reporter.count)
+        await openings.end_predecessors()
+        app = watch.around(application(gateway, sessions, offers, openings))
 
-    with ExitStack() as opened:
-        sockets = None
-        if agent.sandbox != "none":
-            folder = opened.enter_context(private_folder(sessions.key, index))
-            sockets = EpisodeSockets(folder, app, sessions.known, refused, waits)
-        async with (
-            _open_player(config, offers, waits, reporter) as player,
-            trio.open_nursery() as nursery,
-        ):
-            url = await nursery.start(attend)
-            logger.info("agents are answered at %s", url)
-            yield (
-                EpisodePlayer(
-                    player,
-                    sessions,
-                    prompt,
-                    reporter,
-                    url=url,
-                    episode_s=agent.episode_s,
-                    sockets=sockets,
-                    ended=watch.ended,
-                ),
-                sessions,
+        async def attend(*, task_status: trio.TaskStatus[str]) -> None:
+            await serve(
+                app,
+                sessions.known,
+                waits,
+                port=agent.port + index if agent.port else 0,
+                refused=refused,
+                task_status=task_status,
             )
-            nursery.cancel_scope.cancel()
+
+        with ExitStack() as opened:
+            sockets = None
+            if agent.sandbox != "none":
+                folder = opened.enter_context(private_folder(sessions.key, index))
+                sockets = EpisodeSockets(folder, app, sessions.known, refused, waits)
+            async with (
+                _open_player(config, offers, waits, starts) as player,
+                trio.open_nursery() as nursery,
+            ):
+                program = offers is None and not isinstance(agent.run, str)
+                reporter.starts = lambda: starts.counts if program or openings.used else None
+                url = await nursery.start(attend)
+                logger.info("agents are answered at %s", url)
+                yield (
+                    EpisodePlayer(
+                        player,
+                        sessions,
+                        prompt,
+                        reporter,
+                        url=url,
+                        episode_s=agent.episode_s,
+                        sockets=sockets,
+                        openings=openings,
+                        ended=watch.ended,
+                    ),
+                    sessions,
+                )
+                nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
 async def _open_player(
-    config: Config, offers: Offers | None, waits: Waits, reporter: Reporter
+    config: Config, offers: Offers | None, waits: Waits, starts: AgentStarts
 ) -> AsyncIterator[Player]:
     """The run's agents: in processes of this actor, or elsewhere."""
     if offers is not None:
@@ -140,10 +150,7 @@ async def _open_player(
     agent = config.agent
     most_s = agent.episode_s + agent.max_calls * agent.call_s
     paths = None if agent.sandbox == "none" else agent.paths
-    async with open_agent_pool(
-        agent.run, waits, most_s=most_s, actors=agent.actors, paths=paths
-    ) as pool:
-        reporter.starts = lambda: pool.starts
+    async with open_agent_pool(agent.run, waits, starts, most_s=most_s, paths=paths) as pool:
         yield pool
 
 

@@ -28,6 +28,7 @@ class ElsewherePool:
         """Offer an episode, and wait for its end. The clock runs from when a program has it."""
         fields = {"session": facts.session, **msgspec.structs.asdict(facts)}
         del fields["socket"]  # programs elsewhere do not run in the run's sandbox
+        del fields["opened"]  # they say over HTTP what they open
         try:
             encoded = msgspec.json.encode(fields)
         except Exception as error:  # noqa: BLE001 (an entry may hold what no message can)

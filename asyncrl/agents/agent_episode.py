@@ -7,10 +7,12 @@ went through `once`.
 
 The gateway keeps notes and rewards:
 
-    GET  /v1/sessions/NAME/notes/KEY     200 {"value": …}, or 404
-    POST /v1/sessions/NAME/notes/KEY     {"value": …}
-    POST /v1/sessions/NAME/reward        {"reward": 1.0, "turn": -1}, with the key for rewards
-    POST /v1/sessions/NAME/failed        {"tool": "search", "turn": -1}, with the same
+    GET    /v1/sessions/NAME/notes/KEY     200 {"value": …}, or 404
+    POST   /v1/sessions/NAME/notes/KEY     {"value": …}
+    POST   /v1/sessions/NAME/reward        {"reward": 1.0, "turn": -1}, with the key for rewards
+    POST   /v1/sessions/NAME/failed        {"tool": "search", "turn": -1}, with the same
+    POST   /v1/sessions/NAME/opened        {"kind": …, "name": …, "end": […]}, with the same
+    DELETE /v1/sessions/NAME/opened        the same
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -28,6 +31,7 @@ import msgspec
 from asyncrl.agents.agent_rewards import NAME, as_key, as_reward
 from asyncrl.agents.gateway_client import GatewayAnswer, GatewayClient
 from asyncrl.escape import escaped
+from asyncrl.sandbox.opened import Opened, OpenedKind
 
 MODEL = "policy"
 """The name by which agents call the model that is trained."""
@@ -42,9 +46,10 @@ ANSWER_S = 60.0
 class EpisodeFacts(msgspec.Struct, frozen=True):
     """The facts of an episode. `base_url` is `http://…/sessions/NAME/v1`, `api_key` the session's
     key for calls, and `reward_key` the one for rewards, which code that the model wrote must not
-    get. `attempt` counts from 0. All other fields but `socket` are the same in each attempt.
+    get. `attempt` counts from 0. All other fields but these two are the same in each attempt:
     `socket` is the path of the Unix socket through which a program in the sandbox reaches the
-    gateway; "" if there is none."""
+    gateway, and `opened` the folder in which the attempt's processes note what they open outside
+    (`asyncrl.sandbox.opened`); "" if there is none."""
 
     prompt: str
     entry: dict[str, Any]
@@ -55,6 +60,7 @@ class EpisodeFacts(msgspec.Struct, frozen=True):
     api_key: str
     reward_key: str
     socket: str = ""
+    opened: str = ""
 
     @property
     def session(self) -> str:
@@ -153,11 +159,38 @@ class AgentEpisode(_Seen):
         sent = await self._send("POST", f"{self._path}/failed", self.reward_key, asked)
         _taken(sent, "the failed call")
 
+    @asynccontextmanager
+    async def opened(self, kind: OpenedKind, name: str, *end: str) -> AsyncIterator[str]:
+        """Note what is opened in the block, outside of the agent's processes, and end it at the
+        block's end; if the agent is killed before, the run ends it. Few attempts open something at
+        a time: this waits for its turn, while the attempt's clock stands. Gives the name, or the
+        path of a new directory. Raises EpisodeError if it could not be ended later, and ValueError
+        for what is no such thing.
+
+        async with episode.opened("container", f"asyncrl-{episode.session}", "docker") as name:
+            await start("docker", "run", "--detach", "--name", name, image)
+        """
+        thing = msgspec.structs.asdict(Opened(kind, name, end).checked())
+        path = f"{self._path}/opened"
+        sent = await self._send("POST", path, self.reward_key, thing, within_s=None)
+        given = str(_taken(sent, f"the note of {name}")["opened"])
+        try:
+            yield given
+        finally:
+            # what could not be ended has its note still, and the run's log says so
+            sent = await self._send("DELETE", path, self.reward_key, thing, within_s=None)
+            _taken(sent, f"the end of {name}")
+
     async def _send(
-        self, method: str, path: str, key: str, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        key: str,
+        body: Mapping[str, Any] | None = None,
+        within_s: float | None = ANSWER_S,
     ) -> GatewayAnswer:
         try:
-            return await self._gateway.ask(method, path, key, body, within_s=ANSWER_S)
+            return await self._gateway.ask(method, path, key, body, within_s=within_s)
         except OSError as error:
             raise EpisodeError(
                 f"the gateway cannot be reached ({type(error).__name__}); the run may be over"
@@ -185,6 +218,15 @@ class BlockingEpisode(_Seen):
     def failed(self, tool: str, call: int = -1) -> None:
         """As `AgentEpisode.failed`."""
         self._wait(self._episode.failed(tool, call))
+
+    @contextmanager
+    def opened(self, kind: OpenedKind, name: str, *end: str) -> Iterator[str]:
+        """As `AgentEpisode.opened`."""
+        block = self._episode.opened(kind, name, *end)
+        given: str = self._wait(block.__aenter__())
+        with ExitStack() as stack:
+            stack.push(lambda *error: self._wait(block.__aexit__(*error)))
+            yield given
 
     def _wait(self, coroutine: Any) -> Any:
         # bounded by the coroutine's own timeouts, and by the attempt's clock

@@ -17,7 +17,7 @@ from typing import Any
 
 from asyncrl.agents.agent_episode import AgentEpisode, BlockingEpisode, EpisodeFacts
 from asyncrl.agents.agent_program import run_in_sandbox, run_program
-from asyncrl.agents.environments import play
+from asyncrl.agents.environments import play, wants_episode
 from asyncrl.agents.gateway_client import GatewayClient
 from asyncrl.agents.model_call import RETRIES
 from asyncrl.config.errors import ConfigError
@@ -72,7 +72,8 @@ def _of_class(run: str, kind: type) -> Agent:
         ("step", 1, "step(self, reply)"),
     ):
         method = getattr(kind, name, None)
-        if not callable(method) or not _takes(method, 1 + arguments):
+        more = {"episode": None} if callable(method) and wants_episode(method) else {}
+        if not callable(method) or not _takes(method, 1 + arguments, **more):
             raise ConfigError(f"the agent {run!r} is a class without {form}; define it.")
     if not _takes(kind, 0):
         raise ConfigError(
@@ -86,10 +87,10 @@ def _of_class(run: str, kind: type) -> Agent:
     return agent
 
 
-def _takes(function: Callable[..., Any], arguments: int) -> bool:
-    """True if the signature of a function takes this many arguments."""
+def _takes(function: Callable[..., Any], arguments: int, **more: None) -> bool:
+    """True if the signature of a function takes this many arguments, and `more` by name."""
     try:
-        inspect.signature(function).bind(*[None] * arguments)
+        inspect.signature(function).bind(*[None] * arguments, **more)
     except TypeError:
         return False
     except ValueError:  # a C function without a signature

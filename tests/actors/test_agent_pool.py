@@ -18,6 +18,7 @@ from fake_gateway import FakeGateway, fake_gateway
 from some_values import some
 
 from asyncrl.actors.agent_pool import OUTPUT_BYTES, AgentClock, AgentPool, _ask, open_agent_pool
+from asyncrl.actors.agent_starts import open_starts
 from asyncrl.actors.worker_forks import WorkersLost
 from asyncrl.actors.worker_process import frame
 from asyncrl.agents.agent_episode import EpisodeFacts
@@ -103,7 +104,11 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
     async def opens(
         run: str | list[str] = "", most_s: float = PATIENCE_S
     ) -> AsyncIterator[AgentPool]:
-        async with open_agent_pool(run or f"{name}:do", Waits(), most_s=most_s) as pool:
+        waits = Waits()
+        async with (
+            open_starts(waits) as starts,
+            open_agent_pool(run or f"{name}:do", waits, starts, most_s=most_s) as pool,
+        ):
             yield pool
 
     return opens

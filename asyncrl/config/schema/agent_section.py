@@ -31,6 +31,7 @@ class AgentConfig(Section, frozen=True):
         "history",
         "strict_parameters",
         "port",
+        "end",
     )
 
     run: Annotated[
@@ -125,6 +126,16 @@ class AgentConfig(Section, frozen=True):
             ),
         ),
     ] = 0
+
+    end: Annotated[
+        tuple[str, ...],
+        Meta(
+            description=(
+                "a command, with its arguments, that ends what an agent opened outside as a thing "
+                "of kind `command`; its last argument will be that thing's name"
+            )
+        ),
+    ] = ()
 
     def contradictions(self, whole: Config) -> Contradictions:
         if not self.run:

@@ -1,0 +1,44 @@
+"""`asyncrl sweep RUN`: ends what the agents of a dead run left outside: containers, remote
+sandboxes, directories (`asyncrl.sandbox.opened`).
+
+Invariant: nothing of a living run is ended, and none begins meanwhile: the run is claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from asyncrl.config.errors import ConfigError
+from asyncrl.escape import escaped
+from asyncrl.explain.run_files import RunFiles
+from asyncrl.launch.claim import claimed
+from asyncrl.launch.private import refuse_foreign
+from asyncrl.sandbox.enders import Enders
+
+
+def sweep(run: Path, say: Callable[[str], None]) -> int:
+    """End what is left, and say for each thing if it is gone. Returns the exit status: 0 if nothing
+    is left, else 1. Raises ConfigError for what is no run, for one that lives, and for another
+    user's."""
+    files = RunFiles(run)
+    refuse_foreign(run.absolute())  # its run.toml may name a command
+    living = "this run lives, and ends itself what its attempts leave; sweep it when it is over"
+    with claimed(run, living):
+        done = Enders(run.absolute(), _command(files)).end_left()
+    for one in done:
+        say(escaped(str(one)))
+    left = sum(bool(one.wrong) for one in done)
+    if not done:
+        say("Nothing is left of this run.")
+    elif left:
+        say(f"{left} of {len(done)} are left: see to them, and sweep again.")
+    return int(bool(left))
+
+
+def _command(files: RunFiles) -> tuple[str, ...]:
+    """The run's agent.end, of which no module is imported. Raises ConfigError."""
+    words = files.settings.get("agent.end", ())
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        raise ConfigError(f"{files.path}: agent.end of its run.toml is no command; correct it.")
+    return tuple(words)
