@@ -1,4 +1,5 @@
-"""What the attempts of one agents actor open outside: containers, remote sandboxes, directories.
+"""Things that the attempts of one agents actor open outside: containers, remote sandboxes,
+directories.
 
     open → wait for a start → note → (the agent opens it, and ends it) → the attempt is over → end
     what it left
@@ -24,7 +25,7 @@ from asyncrl.actors.agent_starts import AgentStart, AgentStarts
 from asyncrl.agents.gateway.played_session import ended as over
 from asyncrl.escape import escaped
 from asyncrl.sandbox.enders import EndedNote, Enders
-from asyncrl.sandbox.opened import Note, NoteError, Opened, file_of, note, notes_of
+from asyncrl.sandbox.opened import LeftNote, NoteError, Opened, file_of, note, notes_of
 
 ENDING = 4
 """Attempts whose things are ended at a time."""
@@ -86,7 +87,7 @@ class AgentOpenings:
             if notes_of(self.enders.run, attempt.owner).exists():
                 await self._end_of(attempt.owner)
 
-    async def end_note(self, note: Note) -> EndedNote:
+    async def end_note(self, note: LeftNote) -> EndedNote:
         """End the thing of a note, and tell how that went."""
         done = await trio.to_thread.run_sync(self.enders.end_known, note, limiter=self._ending)
         tell([done], self._count)
@@ -150,7 +151,7 @@ class AttemptOpenings:
         if opened not in self._things:
             raise NoteError(f"this attempt has not opened {opened}")
         self.called()
-        note = Note(self.owner, self.folder / file_of(opened), opened)
+        note = LeftNote(self.owner, self.folder / file_of(opened), opened)
         done = await self._all.end_note(note)
         if not done.wrong:
             self._things.discard(opened)

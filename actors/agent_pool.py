@@ -6,22 +6,32 @@ failure affects another attempt, and none is a reward of zero.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 import trio
 
-from asyncrl.actors.agent_process import AgentOpening
+from asyncrl.actors.agent_process import GRACE_S, AgentOpening
 from asyncrl.actors.agent_starts import AgentStart, AgentStarts
 from asyncrl.actors.worker_forks import ENDING_S, ForkedWorker, WorkerForks, exactly, open_forks
 from asyncrl.actors.worker_process import LENGTH, frame, length
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.agent_rewards import WrongReward, as_outcome
-from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, failed, no_facts
+from asyncrl.agents.closing import CLOSE_S
+from asyncrl.agents.endings import (
+    CHARACTERS,
+    AgentClosed,
+    AgentEnd,
+    AgentEnded,
+    AgentFailed,
+    failed,
+    no_facts,
+)
 from asyncrl.config.errors import ConfigError
 from asyncrl.escape import escaped, escaped_lines
 from asyncrl.messages import StartCounts
@@ -34,7 +44,13 @@ END_BYTES = 2**16
 """Bytes of the largest frame of a worker."""
 OUTPUT_BYTES = 2**14
 """Bytes of an agent's output that are kept: the last ones."""
+_CLOSED: msgspec.msgpack.Decoder[AgentEnd | AgentClosed] = msgspec.msgpack.Decoder(
+    AgentEnd | AgentClosed
+)
 _END: msgspec.msgpack.Decoder[AgentEnd] = msgspec.msgpack.Decoder(AgentEnd)
+
+
+logger = logging.getLogger(__name__)
 
 
 class AgentClock:
@@ -102,9 +118,17 @@ class AgentPool:
     program that start."""
 
     def __init__(
-        self, forks: WorkerForks, waits: Waits, *, most_s: float, starts: AgentStarts | None
+        self,
+        forks: WorkerForks,
+        waits: Waits,
+        *,
+        most_s: float,
+        starts: AgentStarts | None,
+        grace_s: float,
+        count: Callable[[str, float], None],
     ) -> None:
         self._forks, self._waits, self._most_s, self._starts = forks, waits, most_s, starts
+        self._grace_s, self._count = grace_s, count
 
     @property
     def starts(self) -> StartCounts | None:
@@ -127,7 +151,7 @@ class AgentPool:
         async with stream:
             with theirs:
                 worker = await self._forks.start(theirs)
-            output = bytearray()
+            output, words = bytearray(), _LastWords()
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_hear, stream, output)
@@ -135,16 +159,33 @@ class AgentPool:
                         start.pid = worker.number
                         nursery.start_soon(_until_heard, clock, start)
                     end = await self._end(worker, facts, clock)
+                    if not (isinstance(end, AgentFailed) and end.kind in ("timeout", "crashed")):
+                        with trio.move_on_after(CLOSE_S + ENDING_S):
+                            await words.hear(worker.stream)
                     nursery.cancel_scope.cancel()
             finally:
-                await self._forks.bury(worker)
-            with trio.move_on_after(ENDING_S):  # its last output, until all writers have ended
-                await _hear(stream, output)
+                await self._bury(worker, stream, output, words)
+                if words.wrong:
+                    self._count("agents_close_failed", 1)
+                    said = escaped(" ".join(words.wrong.split()), CHARACTERS)
+                    logger.warning("close() of %s: %s", facts.session, said)
         text = escaped_lines(output.decode(errors="replace"))
         if isinstance(end, AgentFailed) and end.kind == "crashed" and text.strip():
             last = text.strip().rpartition("\n")[2]
             end = failed("crashed", f"{end.text}; the last that it said: {last}")
         return AgentAttempt(end, clock.spent_s, text)
+
+    async def _bury(
+        self, worker: ForkedWorker, stream: trio.SocketStream, output: bytearray, words: _LastWords
+    ) -> None:
+        """End an agent and what it started, within its grace, and hear its last words and its last
+        output, until all writers have ended."""
+        with trio.CancelScope(shield=True):
+            await self._forks.end(worker)
+            with trio.move_on_after(self._grace_s + ENDING_S):
+                await words.hear(worker.stream)
+                await _hear(stream, output)
+            await trio.aclose_forcefully(worker.stream)
 
     async def _end(self, worker: ForkedWorker, facts: EpisodeFacts, clock: AgentClock) -> AgentEnd:
         end: AgentEnd = failed("timeout", f"the agent had the ball for {clock.limit_s:g} s")
@@ -169,19 +210,24 @@ async def open_agent_pool(
     *,
     most_s: float,
     paths: tuple[str, ...] | None = None,
+    grace_s: float = GRACE_S,
+    count: Callable[[str, float], None] = lambda name, increase: None,
 ) -> AsyncIterator[AgentPool]:
     """Open the agent of `agent.run`. An attempt takes at most `most_s` seconds, its calls included.
     `starts` are those of this actor. With `paths` a program is run in the sandbox, and sees them.
+    An agent that is ended from outside has `grace_s` seconds for it. `count` gets the names of
+    counters: `agents_close_failed` of each `close()` that failed.
     None of its processes outlives the block. Raises ConfigError where there is no such agent, and
     WorkersLost."""
     environment = isolated(os.environ)
-    async with open_forks("asyncrl.actors.agent_process", waits, "agents", environment) as forks:
-        wrong = await forks.open(AgentOpening(run, paths), deadline_s=OPENING_S)
+    module, ending_s = "asyncrl.actors.agent_process", grace_s + ENDING_S
+    async with open_forks(module, waits, "agents", environment, ending_s) as forks:
+        wrong = await forks.open(AgentOpening(run, paths, grace_s), deadline_s=OPENING_S)
         if wrong:
             raise ConfigError(escaped(wrong.decode(errors="replace")))
         # what is a function is imported already: a start costs milliseconds
         program = None if isinstance(run, str) else starts
-        yield AgentPool(forks, waits, most_s=most_s, starts=program)
+        yield AgentPool(forks, waits, most_s=most_s, starts=program, grace_s=grace_s, count=count)
 
 
 async def _until_heard(clock: AgentClock, start: AgentStart) -> None:
@@ -198,6 +244,28 @@ async def _hear(stream: trio.SocketStream, output: bytearray) -> None:
             del output[:-OUTPUT_BYTES]
     except trio.BrokenResourceError:  # it was killed with unread bytes
         pass
+
+
+class _LastWords:
+    """A worker's words on what its agent closes: `wrong` is what went wrong by then, "" if
+    nothing did; `over` is True once it has ended."""
+
+    def __init__(self) -> None:
+        self.wrong, self.over = "", False
+
+    async def hear(self, stream: trio.SocketStream) -> None:
+        """Hear it to its end. What is said of the end of the attempt is left out: the worker was
+        told to end."""
+        try:
+            while not self.over:
+                head = await exactly(stream, LENGTH.size)
+                body = None if head is None else await exactly(stream, length(head, END_BYTES))
+                if body is None:
+                    self.over = True
+                elif isinstance(said := _CLOSED.decode(body), AgentClosed):
+                    self.wrong, self.over = said.wrong, said.over
+        except (trio.BrokenResourceError, ValueError, RecursionError):
+            self.over = True
 
 
 async def _ask(stream: trio.SocketStream, facts: EpisodeFacts) -> AgentEnd:

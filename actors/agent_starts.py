@@ -116,11 +116,6 @@ class AgentStarts:
             self._admitted[attempt].set()
 
 
-@asynccontextmanager
-async def open_starts(waits: Waits, actors: int = 1) -> AsyncIterator[AgentStarts]:
-    """Open the starts of an agents actor, of which so many `actors` share the cores."""
-    starts = AgentStarts(StartLimit(max(1, available_cores() // actors)), waits)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(starts.run)
-        yield starts
-        nursery.cancel_scope.cancel()
+def starts_of(waits: Waits, actors: int = 1) -> AgentStarts:
+    """The starts of an agents actor, of which so many `actors` share the cores."""
+    return AgentStarts(StartLimit(max(1, available_cores() // actors)), waits)

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from asyncrl.actors.agent_openings import AgentOpenings
 from asyncrl.actors.agent_pool import AgentAttempt, open_agent_pool
-from asyncrl.actors.agent_starts import AgentStarts, open_starts
+from asyncrl.actors.agent_starts import AgentStarts, starts_of
 from asyncrl.actors.agents_actor import EpisodePlayer, Player
 from asyncrl.actors.elsewhere import ElsewherePool
 from asyncrl.actors.episode_sockets import EpisodeSockets, private_folder
@@ -94,54 +94,59 @@ async def open_episodes(
     def refused(refusal: HttpRefusal) -> None:
         reporter.count(f"agents_refused_{refusal}")
 
-    async with open_starts(waits, agent.actors) as starts:
-        openings = AgentOpenings(index, Enders(run, agent.end), starts, reporter.count)
-        await openings.end_predecessors()
-        app = watch.around(application(gateway, sessions, offers, openings))
+    starts = starts_of(waits, agent.actors)
+    openings = AgentOpenings(index, Enders(run, agent.end), starts, reporter.count)
+    await openings.end_predecessors()
+    app = watch.around(application(gateway, sessions, offers, openings))
 
-        async def attend(*, task_status: trio.TaskStatus[str]) -> None:
-            await serve(
-                app,
-                sessions.known,
-                waits,
-                port=agent.port + index if agent.port else 0,
-                refused=refused,
-                task_status=task_status,
-            )
+    async def attend(*, task_status: trio.TaskStatus[str]) -> None:
+        await serve(
+            app,
+            sessions.known,
+            waits,
+            port=agent.port + index if agent.port else 0,
+            refused=refused,
+            task_status=task_status,
+        )
 
-        with ExitStack() as opened:
-            sockets = None
-            if agent.sandbox != "none":
-                folder = opened.enter_context(private_folder(sessions.key, index))
-                sockets = EpisodeSockets(folder, app, sessions.known, refused, waits)
-            async with (
-                _open_player(config, offers, waits, starts) as player,
-                trio.open_nursery() as nursery,
-            ):
-                program = offers is None and not isinstance(agent.run, str)
-                reporter.starts = lambda: starts.counts if program or openings.used else None
-                url = await nursery.start(attend)
-                logger.info("agents are answered at %s", url)
-                yield (
-                    EpisodePlayer(
-                        player,
-                        sessions,
-                        prompt,
-                        reporter,
-                        url=url,
-                        episode_s=agent.episode_s,
-                        sockets=sockets,
-                        openings=openings,
-                        ended=watch.ended,
-                    ),
+    with ExitStack() as opened:
+        sockets = None
+        if agent.sandbox != "none":
+            folder = opened.enter_context(private_folder(sessions.key, index))
+            sockets = EpisodeSockets(folder, app, sessions.known, refused, waits)
+        async with (
+            _open_player(config, offers, waits, starts, reporter) as player,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(starts.run)
+            program = offers is None and not isinstance(agent.run, str)
+            reporter.starts = lambda: starts.counts if program or openings.used else None
+            url = await nursery.start(attend)
+            logger.info("agents are answered at %s", url)
+            yield (
+                EpisodePlayer(
+                    player,
                     sessions,
-                )
-                nursery.cancel_scope.cancel()
+                    prompt,
+                    reporter,
+                    url=url,
+                    episode_s=agent.episode_s,
+                    sockets=sockets,
+                    openings=openings,
+                    ended=watch.ended,
+                ),
+                sessions,
+            )
+            nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
 async def _open_player(
-    config: Config, offers: Offers | None, waits: Waits, starts: AgentStarts
+    config: Config,
+    offers: Offers | None,
+    waits: Waits,
+    starts: AgentStarts,
+    reporter: Reporter,
 ) -> AsyncIterator[Player]:
     """The run's agents: in processes of this actor, or elsewhere."""
     if offers is not None:
@@ -150,7 +155,9 @@ async def _open_player(
     agent = config.agent
     most_s = agent.episode_s + agent.max_calls * agent.call_s
     paths = None if agent.sandbox == "none" else agent.paths
-    async with open_agent_pool(agent.run, waits, starts, most_s=most_s, paths=paths) as pool:
+    async with open_agent_pool(
+        agent.run, waits, starts, most_s=most_s, paths=paths, count=reporter.count
+    ) as pool:
         yield pool
 
 

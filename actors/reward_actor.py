@@ -40,9 +40,9 @@ from asyncrl.actors.reporting import Reporter
 from asyncrl.actors.shared_worker import GRACE_S, SharedWorker
 from asyncrl.actors.verifier_process import (
     TOO_LONG,
-    Opened,
     Opening,
     Reply,
+    TaskOpened,
     TimedVerdict,
     VerifyRequest,
     read,
@@ -206,7 +206,7 @@ async def open_verifiers(
     async with open_forks(
         "asyncrl.actors.verifier_process", waits, "verifiers", environment
     ) as forks:
-        said = decode(await forks.open(opening, deadline_s=OPENING_S), Opened)
+        said = decode(await forks.open(opening, deadline_s=OPENING_S), TaskOpened)
         yield VerifierPool(
             forks,
             waits,

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from asyncrl.sandbox.opened import SCRATCH, Note, NoteError, Opened, forget_empty, left
+from asyncrl.sandbox.opened import SCRATCH, LeftNote, NoteError, Opened, forget_empty, left
 
 END_S = 30.0
 """Seconds that the end of one thing may take."""
@@ -37,7 +37,7 @@ SAID_BYTES = 2**12
 WORDS = 200
 """Characters of a command's error that are shown."""
 _ABSENT = ("no such container", "no container with name or id")
-"""What engines say of a container that is not there."""
+"""Words of engines for a container that is not there."""
 
 RemoteEnd = Callable[[str], bool]
 """Ends the remote sandbox of an id. Returns False if there is none. Raises EndFailed."""
@@ -53,7 +53,7 @@ class EndedNote(NamedTuple):
     """A note that was worked off; `wrong` says why its thing could not be ended, "" if it is
     gone."""
 
-    note: Note
+    note: LeftNote
     wrong: str
 
     def __str__(self) -> str:
@@ -90,12 +90,12 @@ class Enders:
         """End a thing that nobody is opening now, if it is there. It blocks. Raises EndFailed."""
         self._once(opened)
 
-    def end_known(self, note: Note) -> EndedNote:
+    def end_known(self, note: LeftNote) -> EndedNote:
         """End the thing of a note, as `end`, and forget the note; what could not be ended keeps it.
         It blocks, and raises nothing."""
         return self._ended(note, settle_s=None)
 
-    def _ended(self, note: Note, *, settle_s: float | None) -> EndedNote:
+    def _ended(self, note: LeftNote, *, settle_s: float | None) -> EndedNote:
         """With `settle_s` who opened it was killed, so it may come into being yet."""
         if note.opened is None:
             return EndedNote(note, f"this is no note of ours ({note.wrong})")
@@ -114,10 +114,10 @@ class Enders:
         try:
             notes = list(left(self.run, of))
         except (NoteError, OSError) as error:
-            return [EndedNote(Note("", self.run, None), str(error))]
+            return [EndedNote(LeftNote("", self.run, None), str(error))]
         until = time.monotonic() + ALL_S
 
-        def end(note: Note) -> EndedNote:
+        def end(note: LeftNote) -> EndedNote:
             if time.monotonic() > until:
                 return EndedNote(note, f"there was no time for it within {ALL_S:g} s")
             return self._ended(note, settle_s=self._settle_s)

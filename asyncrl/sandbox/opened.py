@@ -91,7 +91,7 @@ class Opened(msgspec.Struct, frozen=True):
         return " ".join([self.kind, self.name, *(f"({word})" for word in self.end)])
 
 
-class Note(NamedTuple):
+class LeftNote(NamedTuple):
     """A note that was found: its `owner` and its file; `opened` is None where it cannot be read,
     and `wrong` says why."""
 
@@ -162,7 +162,7 @@ def forget_empty(folder: Path) -> None:
         return
 
 
-def left(run: Path, of: str = "") -> Iterator[Note]:
+def left(run: Path, of: str = "") -> Iterator[LeftNote]:
     """Read the notes that are left in a run's directory, of all owners, or of the owner `of` and
     those whose name goes on from it with a dot. What is no note of ours is returned with the
     reason. Parts of notes are removed, since nothing was opened after them; a symbolic link is not
@@ -175,13 +175,13 @@ def left(run: Path, of: str = "") -> Iterator[Note]:
     return islice(_notes(folder, of), MOST)
 
 
-def _notes(folder: Path, of: str) -> Iterator[Note]:
+def _notes(folder: Path, of: str) -> Iterator[LeftNote]:
     for owner in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if of and owner.name != of and not owner.name.startswith(f"{of}."):
             continue
         path = Path(owner.path)
         if not owner.is_dir(follow_symlinks=False):
-            yield Note("", path, None, "it is no folder of an owner")
+            yield LeftNote("", path, None, "it is no folder of an owner")
             continue
         for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
             if entry.name.endswith(PARTIAL) and entry.is_file(follow_symlinks=False):
@@ -191,15 +191,15 @@ def _notes(folder: Path, of: str) -> Iterator[Note]:
         forget_empty(path)
 
 
-def _read(owner: str, path: Path) -> Note:
+def _read(owner: str, path: Path) -> LeftNote:
     """Read a note, which may be anything."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
-            return Note(owner, path, None, "it is no regular file")
+            return LeftNote(owner, path, None, "it is no regular file")
         opened = msgspec.json.decode(read_regular(path, NOTE_BYTES), type=Opened).checked()
     except (OSError, RecursionError, msgspec.MsgspecError, NoteError) as error:
-        return Note(owner, path, None, str(error))
-    return Note(owner, path, opened)
+        return LeftNote(owner, path, None, str(error))
+    return LeftNote(owner, path, opened)
 
 
 def file_of(opened: Opened) -> str:

@@ -1,4 +1,4 @@
-"""What attempts open outside, in a cloud that a test keeps: whenever an attempt is killed, nothing
+"""Things that attempts open in a cloud that a test keeps: whenever an attempt is killed, nothing
 is left; few open something at a time, also when all begin at once; and what is wrong is a sentence
 for who did it."""
 
@@ -33,24 +33,32 @@ PATIENCE_S = 120.0
 
 class Cloud:
     """Sandboxes by id. One comes into being some time after it was asked for, whatever becomes of
-    who asked. `creating` are those on their way, of which there were `most` at a time."""
+    who asked, and at the latest when it was looked for in vain. `creating` are those on their way,
+    of which there were `most` at a time."""
 
     def __init__(self, draw: random.Random) -> None:
-        self.sandboxes = set[str]()
-        self.creating, self.most = 0, 0
+        self.sandboxes, self.creating = set[str](), set[str]()
+        self.most = 0
         self._draw = draw
 
     async def create(self, name: str, made: trio.Event) -> None:
-        self.creating += 1
-        self.most = max(self.most, self.creating)
+        self.creating.add(name)
+        self.most = max(self.most, len(self.creating))
         await trio.sleep(self._draw.uniform(0, 0.004))
-        self.creating -= 1
-        self.sandboxes.add(name)
+        self._made(name)
         made.set()
+
+    def _made(self, name: str) -> None:
+        if name in self.creating:
+            self.creating.discard(name)
+            self.sandboxes.add(name)
 
     def end(self, name: str) -> bool:
         if name == "stuck":
             raise EndFailed("the cloud is away")
+        if name in self.creating:
+            self._made(name)
+            return False
         found = name in self.sandboxes
         self.sandboxes.discard(name)
         return found
@@ -63,7 +71,7 @@ def openings_of(run: Path, cloud: Cloud) -> tuple[AgentOpenings, AgentStarts, di
         counts[name] = counts.get(name, 0) + increase
 
     starts = AgentStarts(StartLimit(2), Waits(), free=lambda: 2**40)
-    enders = Enders(run, (), {"cloud": cloud.end}, settle_s=0.01)
+    enders = Enders(run, (), {"cloud": cloud.end}, settle_s=0.0)
     return AgentOpenings(0, enders, starts, count), starts, counts
 
 

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from asyncrl.agents import AgentEpisode
 from asyncrl.agents.agent_episode import EpisodeError
 from asyncrl.agents.agent_rewards import LARGEST, WrongReward, as_outcome, as_reward
+from asyncrl.agents.closing import Closing
 from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, played
 from asyncrl.agents.examples.guess_the_number import Game
 from asyncrl.agents.gateway_client import GatewayClient
@@ -100,7 +101,7 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def end_of(gateway: FakeGateway, run: str | list[str], **changes: Any) -> AgentEnd:
     run = run if isinstance(run, list) or ":" in run else f"mine_to_play:{run}"
-    return asyncio.run(played(load_agent(run), gateway.facts(**changes)))
+    return asyncio.run(played(load_agent(run), gateway.facts(**changes), Closing()))
 
 
 def test_a_function(gateway: FakeGateway) -> None:
@@ -363,6 +364,7 @@ def test_what_is_warm_imports_nothing_more_in_an_episode_and_has_no_thread(
 ) -> None:
     code = f"""
 import asyncio, sys, threading
+from asyncrl.agents.closing import Closing
 from asyncrl.agents.endings import AgentEnded, played
 from asyncrl.agents.load_agent import load_agent
 from asyncrl.agents.warm import warm
@@ -376,7 +378,7 @@ with fake_gateway() as gateway:
     assert ("openai" in warmed) is {imports_openai} is bool(warmed - before)
     gateway.replies = ["8", "4"]
     facts = gateway.facts(entry={{"prompt": "Guess.", "answer": 4}})
-    end = asyncio.run(played(agent, facts))
+    end = asyncio.run(played(agent, facts, Closing()))
     assert isinstance(end, AgentEnded), end
     print(sorted({{*sys.modules}} - warmed))
 """

@@ -1,4 +1,4 @@
-"""What agents open outside, as the gateway's routes see it."""
+"""Things that agents open outside, as the gateway's routes see them."""
 
 from __future__ import annotations
 
