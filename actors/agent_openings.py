@@ -13,14 +13,12 @@ started at its next call of the model, when it says that the thing is gone, at i
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import trio
 
-from asyncrl.actors.agent_pool import AgentClock
+from asyncrl.actors.agent_pool import AgentClock, Told
 from asyncrl.actors.agent_starts import AgentStart, AgentStarts
 from asyncrl.agents.gateway.played_session import ended as over
 from asyncrl.escape import escaped
@@ -32,8 +30,6 @@ ENDING = 4
 THINGS = 64
 """Things that an attempt may have opened at a time."""
 
-logger = logging.getLogger(__name__)
-
 
 class AgentOpenings:
     """The things of the attempts of the agents actor `index`. `starts` must run beside them."""
@@ -43,12 +39,12 @@ class AgentOpenings:
         index: int,
         enders: Enders,
         starts: AgentStarts,
-        count: Callable[[str, float], None],
+        told: Told,
     ) -> None:
         self.enders, self.starts = enders, starts
         self.used = False
         """True once an attempt has opened something."""
-        self._actor, self._count = f"agents-{index}", count
+        self._actor, self._told = f"agents-{index}", told
         self._attempts: dict[str, AttemptOpenings] = {}
         self._ending = trio.CapacityLimiter(ENDING)
 
@@ -90,12 +86,12 @@ class AgentOpenings:
     async def end_note(self, note: LeftNote) -> EndedNote:
         """End the thing of a note, and tell how that went."""
         done = await trio.to_thread.run_sync(self.enders.end_known, note, limiter=self._ending)
-        tell([done], self._count)
+        tell([done], self._told)
         return done
 
     async def _end_of(self, owner: str) -> None:
         done = await trio.to_thread.run_sync(self.enders.end_left, owner, limiter=self._ending)
-        tell(done, self._count)
+        tell(done, self._told)
 
 
 class AttemptOpenings:
@@ -168,11 +164,10 @@ class AttemptOpenings:
         await self._permits.aclose()
 
 
-def tell(done: list[EndedNote], count: Callable[[str, float], None]) -> None:
-    """Count what was ended and what could not be, and log the latter."""
-    if gone := sum(not one.wrong for one in done):
-        count("agents_left_ended", gone)
+def tell(done: list[EndedNote], told: Told) -> None:
+    """Tell of what could not be ended, and count what was."""
     for one in done:
         if one.wrong:
-            count("agents_left", 1)
-            logger.warning("what an attempt left could not be ended: %s", escaped(str(one)))
+            told("agents_left", f"what an attempt left could not be ended: {escaped(str(one))}")
+        else:
+            told("agents_left_ended", "")

@@ -6,7 +6,6 @@ failure affects another attempt, and none is a reward of zero.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import socket
@@ -50,7 +49,9 @@ _CLOSED: msgspec.msgpack.Decoder[AgentEnd | AgentClosed] = msgspec.msgpack.Decod
 _END: msgspec.msgpack.Decoder[AgentEnd] = msgspec.msgpack.Decoder(AgentEnd)
 
 
-logger = logging.getLogger(__name__)
+Told = Callable[[str, str], None]
+"""Is told of what went wrong beside an attempt, or of what was made good (then the sentence is
+empty): the name of its counter, and a sentence."""
 
 
 class AgentClock:
@@ -125,10 +126,10 @@ class AgentPool:
         most_s: float,
         starts: AgentStarts | None,
         grace_s: float,
-        count: Callable[[str, float], None],
+        told: Told,
     ) -> None:
         self._forks, self._waits, self._most_s, self._starts = forks, waits, most_s, starts
-        self._grace_s, self._count = grace_s, count
+        self._grace_s, self._told = grace_s, told
 
     @property
     def starts(self) -> StartCounts | None:
@@ -166,9 +167,10 @@ class AgentPool:
             finally:
                 await self._bury(worker, stream, output, words)
                 if words.wrong:
-                    self._count("agents_close_failed", 1)
                     said = escaped(" ".join(words.wrong.split()), CHARACTERS)
-                    logger.warning("close() of %s: %s", facts.session, said)
+                    self._told(
+                        "agents_close_failed", f"close() of the agent of {facts.session}: {said}"
+                    )
         text = escaped_lines(output.decode(errors="replace"))
         if isinstance(end, AgentFailed) and end.kind == "crashed" and text.strip():
             last = text.strip().rpartition("\n")[2]
@@ -211,12 +213,12 @@ async def open_agent_pool(
     most_s: float,
     paths: tuple[str, ...] | None = None,
     grace_s: float = GRACE_S,
-    count: Callable[[str, float], None] = lambda name, increase: None,
+    told: Told = lambda counter, sentence: None,
 ) -> AsyncIterator[AgentPool]:
     """Open the agent of `agent.run`. An attempt takes at most `most_s` seconds, its calls included.
     `starts` are those of this actor. With `paths` a program is run in the sandbox, and sees them.
-    An agent that is ended from outside has `grace_s` seconds for it. `count` gets the names of
-    counters: `agents_close_failed` of each `close()` that failed.
+    An agent that is ended from outside has `grace_s` seconds for it. `told` is told of each
+    `close()` that failed.
     None of its processes outlives the block. Raises ConfigError where there is no such agent, and
     WorkersLost."""
     environment = isolated(os.environ)
@@ -227,7 +229,7 @@ async def open_agent_pool(
             raise ConfigError(escaped(wrong.decode(errors="replace")))
         # what is a function is imported already: a start costs milliseconds
         program = None if isinstance(run, str) else starts
-        yield AgentPool(forks, waits, most_s=most_s, starts=program, grace_s=grace_s, count=count)
+        yield AgentPool(forks, waits, most_s=most_s, starts=program, grace_s=grace_s, told=told)
 
 
 async def _until_heard(clock: AgentClock, start: AgentStart) -> None:

@@ -13,7 +13,7 @@ import trio
 from starlette.types import ASGIApp
 
 from asyncrl.actors.agent_openings import AgentOpenings
-from asyncrl.actors.agent_pool import AgentAttempt, open_agent_pool
+from asyncrl.actors.agent_pool import AgentAttempt, Told, open_agent_pool
 from asyncrl.actors.agent_starts import AgentStarts, starts_of
 from asyncrl.actors.agents_actor import EpisodePlayer, Player
 from asyncrl.actors.elsewhere import ElsewherePool
@@ -48,11 +48,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EpisodeWatch:
-    """Sees episodes as they are played: `around` wraps the gateway's application, and `ended` is
-    called with each attempt that ended by itself."""
+    """Sees episodes as they are played: `around` wraps the gateway's application, `ended` is
+    called with each attempt that ended by itself, and `warned` with a sentence for what went wrong
+    beside an attempt."""
 
     around: Callable[[ASGIApp], ASGIApp] = lambda app: app
     ended: Callable[[AgentAttempt], None] = lambda attempt: None
+    warned: Callable[[str], None] = logger.warning
 
 
 @asynccontextmanager
@@ -94,8 +96,13 @@ async def open_episodes(
     def refused(refusal: HttpRefusal) -> None:
         reporter.count(f"agents_refused_{refusal}")
 
+    def told(counter: str, sentence: str) -> None:
+        reporter.count(counter)
+        if sentence:
+            watch.warned(sentence)
+
     starts = starts_of(waits, agent.actors)
-    openings = AgentOpenings(index, Enders(run, agent.end), starts, reporter.count)
+    openings = AgentOpenings(index, Enders(run, agent.end), starts, told)
     await openings.end_predecessors()
     app = watch.around(application(gateway, sessions, offers, openings))
 
@@ -115,7 +122,7 @@ async def open_episodes(
             folder = opened.enter_context(private_folder(sessions.key, index))
             sockets = EpisodeSockets(folder, app, sessions.known, refused, waits)
         async with (
-            _open_player(config, offers, waits, starts, reporter) as player,
+            _open_player(config, offers, waits, starts, told) as player,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(starts.run)
@@ -146,7 +153,7 @@ async def _open_player(
     offers: Offers | None,
     waits: Waits,
     starts: AgentStarts,
-    reporter: Reporter,
+    told: Told,
 ) -> AsyncIterator[Player]:
     """The run's agents: in processes of this actor, or elsewhere."""
     if offers is not None:
@@ -156,7 +163,7 @@ async def _open_player(
     most_s = agent.episode_s + agent.max_calls * agent.call_s
     paths = None if agent.sandbox == "none" else agent.paths
     async with open_agent_pool(
-        agent.run, waits, starts, most_s=most_s, paths=paths, count=reporter.count
+        agent.run, waits, starts, most_s=most_s, paths=paths, told=told
     ) as pool:
         yield pool
 

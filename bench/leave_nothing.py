@@ -1,7 +1,7 @@
 """Is anything left of attempts that are killed? A run whose agents play inside of containers, of a
-double of `docker` (`docker_double.py`), is killed as by `kill_agents.py`: an agent's own process,
-the agents actor, the rollout actor, the coordinator, everything, in turn, at moments drawn from the
-seed, until so many attempts were killed. In the end everything is killed once more, and
+double of `docker` (`docker_double.py`), is killed in parts, as by `kill_agents.py`: an agent's own
+process, the agents actor, the rollout actor, the coordinator, everything, in turn, at moments drawn
+from the seed, until so many attempts were killed. In the end everything is killed once more, and
 `asyncrl sweep` ends what is left.
 
     killed    attempts that began and did not end by themselves
@@ -12,18 +12,19 @@ seed, until so many attempts were killed. In the end everything is killed once m
 
     python bench/leave_nothing.py [--attempts 200] [--seed 0] [--model DIR]
 
-Exit status 1 where anything is left, a storm was larger than the cap, or the run went wrong as in
-`kill_agents.py`.
+Exit status 1 where anything is left, a storm was larger than the cap, or the run did not go on.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from docker_double import containers, install
@@ -34,35 +35,70 @@ from kill_matrix import tiny
 from asyncrl.actors.start_limit import MOST
 from asyncrl.sandbox.opened import left
 
-STORM_S = 20.0
+STORM_S, LOOK_S = 20.0, 0.05
+ATTEMPTS = 4, 16
+"""Attempts that begin between two kills."""
 SETTLED_S = 1.0
 """Seconds after which every container that was asked for is there."""
-SETTINGS = {"agent.run": '"opening_agent:solve"', "agent.concurrency": 24}
+SETTINGS = {"agent.run": '"opening_agent:solve"', "engine.slots": 24, "train.batch_groups": 4}
 
 
 class OpeningMatrix(AgentMatrix):
-    """The run, whose attempts open containers."""
+    """The run, whose attempts open containers. What its journal has is not followed."""
 
     def __init__(self, run: Path, model: Path, seed: int, double: Path) -> None:
         super().__init__(run, model, seed, SETTINGS)
         self.double = double
-        self.environment |= {
-            "DOUBLE": str(double),
-            "PATH": f"{install(double)}:{os.environ['PATH']}",
-        }
+        path = f"{install(double)}:{os.environ['PATH']}"
+        self.environment |= {"DOUBLE": str(double), "PATH": path}
         self.restarts: list[float] = []
 
     def start(self, *more: str) -> None:
+        argv = ["--resume", str(self.run), *more] if self.restarts else self._first
         self.restarts.append(time.time())
-        super().start(*more)
+        with (self.run.parent / "launcher.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*self.command, "train", *argv],
+                stdout=log,
+                stderr=log,
+                env=os.environ | self.environment,
+            )
+
+    def wait(self, what: str, done: Callable[[], bool]) -> float:
+        end = time.monotonic() + self.hang_s
+        while not done():
+            if time.monotonic() > end:
+                raise Wrong("hang", f"no {what} within {self.hang_s:g} s")
+            time.sleep(LOOK_S)
+        return time.monotonic()
+
+    def kill(self, role: str) -> None:
+        """Let some attempts begin, and kill. Everything is started again."""
+        due = self.begun() + self.draw.randint(*ATTEMPTS)
+        self.wait(f"attempt {due}", lambda: self.begun() >= due)
+        time.sleep(self.draw.uniform(0, 0.5))
+        self.wait(f"process {role}", lambda: role in {"worker", "everything", *self.actors()})
+        for pid in self.victims(role):
+            os.kill(pid, signal.SIGKILL)
+        if role == "everything":
+            self.close()
+            self.wait("end of the actors", lambda: not self.actors())
+            self.start()
+
+    def attempts(self) -> list[str]:
+        """A line for each attempt that began, and for each that ended by itself."""
+        try:
+            return (self.double / "attempts").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+
+    def begun(self) -> int:
+        """Attempts that began."""
+        return sum(line.startswith("begin") for line in self.attempts())
 
     def unended(self) -> int:
         """Attempts that began, and have not ended by themselves."""
-        try:
-            lines = (self.double / "attempts").read_text().splitlines()
-        except FileNotFoundError:
-            return 0
-        return sum(1 if line.startswith("begin") else -1 for line in lines)
+        return 2 * self.begun() - len(self.attempts())
 
     def at_once(self, since: float, until: float) -> int:
         """The most containers on their way at a time, by the clock."""
@@ -89,11 +125,10 @@ def main() -> int:
                 role = matrix.roles[kills % len(matrix.roles)]
                 matrix.kill(role)
                 kills += 1
-                print(
-                    f"{kills:4} {role:<12} {matrix.unended():4} attempts have not ended", flush=True
-                )
+                unended = matrix.unended()
+                print(f"{kills:4} {role:<12} {unended:4} attempts have not ended", flush=True)
             for pid in matrix.victims("everything"):
-                os.kill(pid, 9)
+                os.kill(pid, signal.SIGKILL)
             matrix.close()
             matrix.wait("end of the actors", lambda: not matrix.actors())
         except Wrong as wrong:

@@ -5,6 +5,7 @@ for who did it."""
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,15 +65,16 @@ class Cloud:
         return found
 
 
-def openings_of(run: Path, cloud: Cloud) -> tuple[AgentOpenings, AgentStarts, dict[str, float]]:
-    counts = dict[str, float]()
+def openings_of(run: Path, cloud: Cloud) -> tuple[AgentOpenings, AgentStarts, Counter[str]]:
+    counts = Counter[str]()
 
-    def count(name: str, increase: float) -> None:
-        counts[name] = counts.get(name, 0) + increase
+    def told(counter: str, sentence: str) -> None:
+        counts[counter] += 1
+        assert not sentence
 
     starts = AgentStarts(StartLimit(2), Waits(), free=lambda: 2**40)
     enders = Enders(run, (), {"cloud": cloud.end}, settle_s=0.0)
-    return AgentOpenings(0, enders, starts, count), starts, counts
+    return AgentOpenings(0, enders, starts, told), starts, counts
 
 
 def scratch(run: Path) -> list[Path]:

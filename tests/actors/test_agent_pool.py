@@ -149,12 +149,12 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
         run: str | list[str] = "",
         most_s: float = PATIENCE_S,
         grace_s: float = 1.0,
-        count: Callable[[str, float], None] = lambda name, increase: None,
+        told: Callable[[str, str], None] = lambda counter, sentence: None,
     ) -> AsyncIterator[AgentPool]:
         waits = Waits()
         starts, named = starts_of(waits), run or f"{name}:do"
         async with open_agent_pool(
-            named, waits, starts, most_s=most_s, grace_s=grace_s, count=count
+            named, waits, starts, most_s=most_s, grace_s=grace_s, told=told
         ) as pool:
             if not isinstance(run, list):
                 yield pool
@@ -310,7 +310,7 @@ async def test_what_an_attempt_opened_is_closed_however_it_ends(
         assert isinstance(attempt.end, AgentFailed)
         return attempt.end.kind, attempt.output
 
-    async with opened("closes:Room", count=lambda name, _: failures.append(name)) as pool:
+    async with opened("closes:Room", told=lambda *said: failures.append(said[0])) as pool:
         kind, output = await one("raise")
         assert kind == "raised" and output == "closed\n" and not failures
         assert (await one("exit"))[0] == "raised"

@@ -54,6 +54,21 @@ def blocking(client, episode):
     episode.failed("search", call=0)
     return float(answer.choices[0].message.content) + len(found)
 
+async def opens(client, episode):
+    async with episode.opened("directory", "room") as path:
+        await episode.reward(len(path)) if episode.prompt != "2 + 2 =" else 1 / 0
+
+def opens_blocking(client, episode):
+    with episode.opened("container", "asyncrl-1", "docker") as name:
+        return float(len(name))
+
+class Opens:
+    async def reset(self, entry, seed, episode):
+        async with episode.opened("directory", "room"): pass
+        return ""
+
+    def step(self, reply): return Step("", 1.0, True)
+
 async def nothing(client, episode): return None
 async def says(client, episode): return eval(episode.entry["value"])
 async def raises(client, episode): raise ValueError("a\\x1b[2J\\nb")
@@ -116,6 +131,16 @@ def test_a_function_that_blocks(gateway: FakeGateway) -> None:
     assert end_of(gateway, "blocking") == AgentEnded(6.0)
     assert gateway.rewards == [(0.5, 0)] and gateway.failed == [("search", 0)]
     assert gateway.notes == {"inner": [1, 2], "outer": [1, 2]}
+
+
+def test_what_is_opened_is_ended_whatever_happens_in_its_block(gateway: FakeGateway) -> None:
+    both = [("POST", "room"), ("DELETE", "room")]
+    raised = end_of(gateway, "opens")
+    assert isinstance(raised, AgentFailed) and "ZeroDivisionError" in raised.text
+    assert gateway.opened == both
+    assert end_of(gateway, "opens_blocking") == AgentEnded(float(len("the asyncrl-1")))
+    assert end_of(gateway, "Opens") == AgentEnded(1.0)
+    assert gateway.opened == [*both, ("POST", "asyncrl-1"), ("DELETE", "asyncrl-1"), *both]
 
 
 def test_none_is_for_the_verifier(gateway: FakeGateway) -> None:

@@ -115,7 +115,7 @@ async def played(
     gateway = Gateway(sessions, tokenizer, settings, waits)
     starts, openings = AgentStarts(StartLimit(2), waits), None
     if enders is not None:
-        openings = AgentOpenings(0, enders, starts, reporter.count)
+        openings = AgentOpenings(0, enders, starts, lambda counter, _: reporter.count(counter))
 
     async def prompt(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:
         await trio.lowlevel.checkpoint()
