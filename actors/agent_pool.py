@@ -183,11 +183,13 @@ class AgentPool:
         """End an agent and what it started, within its grace, and hear its last words and its last
         output, until all writers have ended."""
         with trio.CancelScope(shield=True):
-            await self._forks.end(worker)
-            with trio.move_on_after(self._grace_s + ENDING_S):
-                await words.hear(worker.stream)
-                await _hear(stream, output)
-            await trio.aclose_forcefully(worker.stream)
+            try:
+                await self._forks.end(worker)
+                with trio.move_on_after(self._grace_s + ENDING_S):
+                    await words.hear(worker.stream)
+                    await _hear(stream, output)
+            finally:
+                await trio.aclose_forcefully(worker.stream)
 
     async def _end(self, worker: ForkedWorker, facts: EpisodeFacts, clock: AgentClock) -> AgentEnd:
         end: AgentEnd = failed("timeout", f"the agent had the ball for {clock.limit_s:g} s")

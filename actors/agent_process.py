@@ -122,6 +122,9 @@ async def _play(sock: socket.socket, agent: Agent, facts: EpisodeFacts, closing:
         _say(sock, AgentClosed(NOT_CLOSED, over=False))
     _say(sock, AgentClosed(await closing.close(), over=True))
     closed = True
+    if told:  # no thread of a blocking agent is waited for
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _say(sock: socket.socket, message: msgspec.Struct) -> None:
