@@ -7,7 +7,7 @@ from the seed, until so many attempts were killed. In the end everything is kill
     killed    attempts that began and did not end by themselves
     left      containers that there are after the sweep, on their way or in being
     at once   most containers on their way at a time, also of attempts that were killed meanwhile
-    storm     the same, in the 20 s after everything was killed and the run went on
+    storm     the same, in the two minutes after everything was killed and the run went on
     cap       attempts that may start at a time, at most
 
     python bench/leave_nothing.py [--attempts 200] [--seed 0] [--model DIR]
@@ -35,7 +35,7 @@ from kill_matrix import tiny
 from asyncrl.actors.start_limit import MOST
 from asyncrl.sandbox.opened import left
 
-STORM_S, LOOK_S = 20.0, 0.05
+STORM_S, LOOK_S = 120.0, 0.05
 ATTEMPTS = 4, 16
 """Attempts that begin between two kills."""
 SETTLED_S = 1.0
