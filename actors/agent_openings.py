@@ -132,11 +132,7 @@ class AttemptOpenings:
                 self._starts.append(start)
                 self._things.add(opened)
                 await trio.to_thread.run_sync(note, self._all.enders.run, opened, self.owner)
-                if opened.kind != "directory":
-                    return opened.name
-                path = self._all.enders.scratch(opened)
-                path.mkdir(parents=True, exist_ok=True)
-                return str(path)
+                return await trio.to_thread.run_sync(self._all.enders.made, opened)
             finally:
                 self._asking.discard(scope)
                 if self._over and not self._asking:

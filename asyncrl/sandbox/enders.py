@@ -128,8 +128,18 @@ class Enders:
             forget_empty(folder)
         return done
 
-    def scratch(self, opened: Opened) -> Path:
-        """The path of a directory that is noted."""
+    def made(self, opened: Opened) -> str:
+        """Make a directory that is noted, and return its path; the name of another thing. Raises
+        NoteError and OSError."""
+        if opened.kind != "directory":
+            return opened.name
+        path = self._scratch(opened)
+        if _by_link(path):
+            raise NoteError(f"{path} is reached by a symbolic link, and is not made")
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return str(path)
+
+    def _scratch(self, opened: Opened) -> Path:
         return self.run / SCRATCH / opened.name
 
     def _once(self, opened: Opened) -> Literal["ended", "absent"]:
@@ -143,7 +153,7 @@ class Enders:
                 if code:
                     raise EndFailed(f"{opened.end[0]} rm ended with {code}{_shown(said)}")
             case "directory":
-                self._remove(self.scratch(opened))
+                self._remove(self._scratch(opened))
             case "remote":
                 if (end := self._providers.get(opened.end[0])) is None:
                     raise EndFailed(f"there is no adapter for the provider {opened.end[0]}")
@@ -157,7 +167,7 @@ class Enders:
         return "ended"
 
     def _remove(self, path: Path) -> None:
-        if path.parent.is_symlink() or path.is_symlink():
+        if _by_link(path):
             raise EndFailed(f"{path} is reached by a symbolic link, and is left")
         try:
             shutil.rmtree(path)
@@ -187,6 +197,10 @@ class Enders:
                 raise EndFailed(f"{argv[0]} did not end it within {self._end_s:g} s") from None
             said.seek(max(0, said.seek(0, os.SEEK_END) - SAID_BYTES))
             return code, said.read().decode(errors="replace").strip()
+
+
+def _by_link(path: Path) -> bool:
+    return path.parent.is_symlink() or path.is_symlink()
 
 
 def absent(said: str) -> bool:

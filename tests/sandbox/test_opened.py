@@ -117,6 +117,8 @@ def test_what_a_stranger_has_written_is_told_and_not_done(tmp_path: Path, things
     note(run, one)
     assert "symbolic link" in enders(run).end_left("run")[0].wrong and (outside / "x.json").exists()
     with pytest.raises(NoteError, match="symbolic link"):
+        enders(run).made(one)
+    with pytest.raises(NoteError, match="symbolic link"):
         note(run, one, "away")
 
 
