@@ -9,25 +9,32 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 import trio
 
-from asyncrl.actors.agent_process import AgentOpening
+from asyncrl.actors.agent_process import GRACE_S, AgentOpening
 from asyncrl.actors.agent_starts import AgentStart, AgentStarts
-from asyncrl.actors.start_limit import StartLimit
 from asyncrl.actors.worker_forks import ENDING_S, ForkedWorker, WorkerForks, exactly, open_forks
 from asyncrl.actors.worker_process import LENGTH, frame, length
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.agent_rewards import WrongReward, as_outcome
-from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, failed, no_facts
+from asyncrl.agents.closing import CLOSE_S
+from asyncrl.agents.endings import (
+    CHARACTERS,
+    AgentClosed,
+    AgentEnd,
+    AgentEnded,
+    AgentFailed,
+    failed,
+    no_facts,
+)
 from asyncrl.config.errors import ConfigError
 from asyncrl.escape import escaped, escaped_lines
 from asyncrl.messages import StartCounts
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
-from asyncrl.runtime.processes.machine import available_cores
 from asyncrl.runtime.processes.process import isolated
 
 OPENING_S = 120.0
@@ -36,7 +43,15 @@ END_BYTES = 2**16
 """Bytes of the largest frame of a worker."""
 OUTPUT_BYTES = 2**14
 """Bytes of an agent's output that are kept: the last ones."""
+_CLOSED: msgspec.msgpack.Decoder[AgentEnd | AgentClosed] = msgspec.msgpack.Decoder(
+    AgentEnd | AgentClosed
+)
 _END: msgspec.msgpack.Decoder[AgentEnd] = msgspec.msgpack.Decoder(AgentEnd)
+
+
+Told = Callable[[str, str], None]
+"""Is told of what went wrong beside an attempt, or of what was made good (then the sentence is
+empty): the name of its counter, and a sentence."""
 
 
 class AgentClock:
@@ -104,9 +119,17 @@ class AgentPool:
     program that start."""
 
     def __init__(
-        self, forks: WorkerForks, waits: Waits, *, most_s: float, starts: AgentStarts | None
+        self,
+        forks: WorkerForks,
+        waits: Waits,
+        *,
+        most_s: float,
+        starts: AgentStarts | None,
+        grace_s: float,
+        told: Told,
     ) -> None:
         self._forks, self._waits, self._most_s, self._starts = forks, waits, most_s, starts
+        self._grace_s, self._told = grace_s, told
 
     @property
     def starts(self) -> StartCounts | None:
@@ -129,7 +152,7 @@ class AgentPool:
         async with stream:
             with theirs:
                 worker = await self._forks.start(theirs)
-            output = bytearray()
+            output, words = bytearray(), _LastWords()
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_hear, stream, output)
@@ -137,16 +160,36 @@ class AgentPool:
                         start.pid = worker.number
                         nursery.start_soon(_until_heard, clock, start)
                     end = await self._end(worker, facts, clock)
+                    if not (isinstance(end, AgentFailed) and end.kind in ("timeout", "crashed")):
+                        with trio.move_on_after(CLOSE_S + ENDING_S):
+                            await words.hear(worker.stream)
                     nursery.cancel_scope.cancel()
             finally:
-                await self._forks.bury(worker)
-            with trio.move_on_after(ENDING_S):  # its last output, until all writers have ended
-                await _hear(stream, output)
+                await self._bury(worker, stream, output, words)
+                if words.wrong:
+                    said = escaped(" ".join(words.wrong.split()), CHARACTERS)
+                    self._told(
+                        "agents_close_failed", f"close() of the agent of {facts.session}: {said}"
+                    )
         text = escaped_lines(output.decode(errors="replace"))
         if isinstance(end, AgentFailed) and end.kind == "crashed" and text.strip():
             last = text.strip().rpartition("\n")[2]
             end = failed("crashed", f"{end.text}; the last that it said: {last}")
         return AgentAttempt(end, clock.spent_s, text)
+
+    async def _bury(
+        self, worker: ForkedWorker, stream: trio.SocketStream, output: bytearray, words: _LastWords
+    ) -> None:
+        """End an agent and what it started, within its grace, and hear its last words and its last
+        output, until all writers have ended."""
+        with trio.CancelScope(shield=True):
+            try:
+                await self._forks.end(worker)
+                with trio.move_on_after(self._grace_s + ENDING_S):
+                    await words.hear(worker.stream)
+                    await _hear(stream, output)
+            finally:
+                await trio.aclose_forcefully(worker.stream)
 
     async def _end(self, worker: ForkedWorker, facts: EpisodeFacts, clock: AgentClock) -> AgentEnd:
         end: AgentEnd = failed("timeout", f"the agent had the ball for {clock.limit_s:g} s")
@@ -167,28 +210,28 @@ class AgentPool:
 async def open_agent_pool(
     run: str | tuple[str, ...],
     waits: Waits,
+    starts: AgentStarts,
     *,
     most_s: float,
-    actors: int = 1,
     paths: tuple[str, ...] | None = None,
+    grace_s: float = GRACE_S,
+    told: Told = lambda counter, sentence: None,
 ) -> AsyncIterator[AgentPool]:
     """Open the agent of `agent.run`. An attempt takes at most `most_s` seconds, its calls included.
-    So many `actors` share the cores. With `paths` a program is run in the sandbox, and sees them.
+    `starts` are those of this actor. With `paths` a program is run in the sandbox, and sees them.
+    An agent that is ended from outside has `grace_s` seconds for it. `told` is told of each
+    `close()` that failed.
     None of its processes outlives the block. Raises ConfigError where there is no such agent, and
     WorkersLost."""
     environment = isolated(os.environ)
-    async with open_forks("asyncrl.actors.agent_process", waits, "agents", environment) as forks:
-        wrong = await forks.open(AgentOpening(run, paths), deadline_s=OPENING_S)
+    module, ending_s = "asyncrl.actors.agent_process", grace_s + ENDING_S
+    async with open_forks(module, waits, "agents", environment, ending_s) as forks:
+        wrong = await forks.open(AgentOpening(run, paths, grace_s), deadline_s=OPENING_S)
         if wrong:
             raise ConfigError(escaped(wrong.decode(errors="replace")))
-        if isinstance(run, str):  # it is imported already: a start costs milliseconds
-            yield AgentPool(forks, waits, most_s=most_s, starts=None)
-            return
-        starts = AgentStarts(StartLimit(max(1, available_cores() // actors)), waits)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(starts.run)
-            yield AgentPool(forks, waits, most_s=most_s, starts=starts)
-            nursery.cancel_scope.cancel()
+        # what is a function is imported already: a start costs milliseconds
+        program = None if isinstance(run, str) else starts
+        yield AgentPool(forks, waits, most_s=most_s, starts=program, grace_s=grace_s, told=told)
 
 
 async def _until_heard(clock: AgentClock, start: AgentStart) -> None:
@@ -205,6 +248,28 @@ async def _hear(stream: trio.SocketStream, output: bytearray) -> None:
             del output[:-OUTPUT_BYTES]
     except trio.BrokenResourceError:  # it was killed with unread bytes
         pass
+
+
+class _LastWords:
+    """A worker's words on what its agent closes: `wrong` is what went wrong by then, "" if
+    nothing did; `over` is True once it has ended."""
+
+    def __init__(self) -> None:
+        self.wrong, self.over = "", False
+
+    async def hear(self, stream: trio.SocketStream) -> None:
+        """Hear it to its end. What is said of the end of the attempt is left out: the worker was
+        told to end."""
+        try:
+            while not self.over:
+                head = await exactly(stream, LENGTH.size)
+                body = None if head is None else await exactly(stream, length(head, END_BYTES))
+                if body is None:
+                    self.over = True
+                elif isinstance(said := _CLOSED.decode(body), AgentClosed):
+                    self.wrong, self.over = said.wrong, said.over
+        except (trio.BrokenResourceError, ValueError, RecursionError):
+            self.over = True
 
 
 async def _ask(stream: trio.SocketStream, facts: EpisodeFacts) -> AgentEnd:

@@ -7,7 +7,9 @@ in the same state: the same modules, and random generators seeded with the episo
 The nursery process (`worker_process.py`) of agents imports the agent once. The first frame on its
 control socket is `AgentOpening`. It is answered by a u32, 0 where the agent is there; else that
 many bytes follow, a sentence that says why not. A worker reads `EpisodeFacts` and writes one
-`AgentEnd`. Beside its socket it gets another one, which is its standard output and error.
+`AgentEnd`, and then `AgentClosed` for what its agent's `close()` did. Beside its socket it gets
+another one, which is its standard output and error. SIGTERM ends it before its agent ends: then it
+closes what is to be closed, too.
 
 There is no heartbeat: a worker that died ends its socket, and one that hangs is ended by its
 episode's clock (`agent_pool.AgentClock`).
@@ -24,29 +26,42 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 
 import msgspec
 
 from asyncrl.actors.worker_process import LENGTH, frame, receive, serve_control
 from asyncrl.agents.agent_episode import EpisodeFacts
-from asyncrl.agents.endings import played, raised
+from asyncrl.agents.closing import CLOSE_S, Closing, ToldToEnd
+from asyncrl.agents.endings import AgentClosed, played, raised
 from asyncrl.agents.load_agent import Agent, load_agent
 from asyncrl.agents.warm import warm
 from asyncrl.config.errors import ConfigError
 from asyncrl.sandbox import syscalls
 from asyncrl.sandbox.forks import PlainForks
+from asyncrl.sandbox.opened import VARIABLE
 
 SENTENCE_BYTES = 2**14
 """Bytes of the longest error sentence about an agent."""
 
 
+GRACE_S = CLOSE_S + 1.0
+"""Seconds from SIGTERM to SIGKILL for an attempt that is ended from outside, and for what it
+started."""
+
+
+NOT_CLOSED = "it was killed before its close() had returned"
+"""The failure if a worker ends while it closes things."""
+
+
 class AgentOpening(msgspec.Struct, frozen=True, array_like=True):
     """The first frame on the control socket: `agent.run`, and the `agent.paths` that a program sees
-    in the sandbox; None where there is no sandbox."""
+    in the sandbox; None where there is no sandbox. `grace_s` as GRACE_S."""
 
     run: str | tuple[str, ...]
     paths: tuple[str, ...] | None = None
+    grace_s: float = GRACE_S
 
 
 def play_episode(sockets: Sequence[socket.socket], agent: Agent) -> None:
@@ -66,15 +81,56 @@ def play_episode(sockets: Sequence[socket.socket], agent: Agent) -> None:
     if facts is None:
         return
     _seed(facts.seed)
+    if facts.opened:
+        os.environ[VARIABLE] = facts.opened
 
-    async def play() -> None:
-        # sent here, because the loop's end waits for threads that the agent left
-        sock.sendall(frame(await played(agent, facts)))
-
+    closing = Closing()
     try:
-        asyncio.run(play())
+        asyncio.run(_play(sock, agent, facts, closing))
     except BaseException as error:  # noqa: BLE001 SystemExit in a task ends the loop
-        sock.sendall(frame(raised(error)))
+        _say(sock, raised(error))
+        if not closing.begun:
+            _say(sock, AgentClosed(asyncio.run(closing.close()), over=True))
+
+
+async def _play(sock: socket.socket, agent: Agent, facts: EpisodeFacts, closing: Closing) -> None:
+    """Play, say how that ended, close what is to be closed, and say how that went: all of it here,
+    because the loop's end waits for threads that the agent left. SIGTERM ends the playing."""
+    playing, loop = asyncio.current_task(), asyncio.get_running_loop()
+    told = closed = False
+
+    def told_to_end(number: int, frame: object) -> None:
+        nonlocal told
+        told = True
+        if closed:
+            os._exit(0)
+        if closing.begun:
+            return
+        if (working := asyncio.current_task(loop)) is not playing and playing is not None:
+            playing.cancel()
+            loop.call_soon_threadsafe(lambda: None)  # it may wait for something else
+        if working is not None:
+            raise ToldToEnd
+
+    signal.signal(signal.SIGTERM, told_to_end)
+    try:
+        _say(sock, await played(agent, facts, closing))
+    except (asyncio.CancelledError, ToldToEnd) as error:
+        if not told:
+            _say(sock, raised(error))
+    if closing.needed:
+        _say(sock, AgentClosed(NOT_CLOSED, over=False))
+    _say(sock, AgentClosed(await closing.close(), over=True))
+    closed = True
+    if told:  # no thread of a blocking agent is waited for
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def _say(sock: socket.socket, message: msgspec.Struct) -> None:
+    """Send a message, unless the actor has left, with which this process ends."""
+    with suppress(BrokenPipeError, ConnectionResetError):
+        sock.sendall(frame(message))
 
 
 def _seed(seed: int) -> None:
@@ -106,7 +162,7 @@ def main(descriptor: int) -> None:
         return
     warm(opening.run)
     gc.freeze()  # the collector would touch, and so copy, the pages that workers share
-    forks = PlainForks(close=[control.fileno()])
+    forks = PlainForks(close=[control.fileno()], grace_s=opening.grace_s)
     control.sendall(LENGTH.pack(0))
     serve_control(control, forks, lambda sockets: play_episode(sockets, agent))
 

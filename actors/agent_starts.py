@@ -1,5 +1,5 @@
-"""Starts of agents' programs in this process: attempts wait here until `StartLimit` lets them
-start.
+"""Starts of agents' programs in this process, and of what agents open outside
+(`agent_openings.py`): attempts wait here until `StartLimit` lets them start.
 
 Invariant: an attempt that waits starts in bounded time, whatever those before it do.
 """
@@ -14,7 +14,7 @@ import trio
 from asyncrl.actors.start_limit import StartLimit
 from asyncrl.messages import StartCounts
 from asyncrl.runtime.ipc.waits import Pulse, Waits
-from asyncrl.runtime.processes.machine import free_bytes
+from asyncrl.runtime.processes.machine import available_cores, free_bytes
 from asyncrl.runtime.processes.usage import Used, used_by
 
 POLL_S = 0.25
@@ -114,3 +114,8 @@ class AgentStarts:
         """Let those start that may."""
         for attempt in self._limit.due(trio.current_time(), self._free()):
             self._admitted[attempt].set()
+
+
+def starts_of(waits: Waits, actors: int = 1) -> AgentStarts:
+    """The starts of an agents actor, of which so many `actors` share the cores."""
+    return AgentStarts(StartLimit(max(1, available_cores() // actors)), waits)

@@ -16,11 +16,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Any, Protocol
 
 import trio
 
+from asyncrl.actors.agent_openings import AgentOpenings, AttemptOpenings
 from asyncrl.actors.agent_pool import AgentAttempt, AgentClock
 from asyncrl.actors.entry_images import EntryImages
 from asyncrl.actors.episode_sockets import EpisodeSockets
@@ -50,8 +51,9 @@ class Player(Protocol):
 
 class EpisodePlayer:
     """Plays the episodes of one actor. Agents find the gateway at `url`; an agent may work for
-    `episode_s` seconds; with `sockets`, sandboxed programs find it too, and with `images` agents
-    open sandboxes. `ended` is called for each attempt that ended by itself."""
+    `episode_s` seconds; with `sockets`, sandboxed programs find it too, with `images` agents open
+    sandboxes, and with `openings` agents open things outside. `ended` is called for each attempt
+    that ended by itself."""
 
     def __init__(
         self,
@@ -64,23 +66,34 @@ class EpisodePlayer:
         episode_s: float,
         sockets: EpisodeSockets | None = None,
         images: EntryImages | None = None,
+        openings: AgentOpenings | None = None,
         ended: Callable[[AgentAttempt], None] = lambda attempt: None,
     ) -> None:
         self._player, self._sessions = player, sessions
         self._prompt, self._reporter = prompt, reporter
         self._url, self._episode_s, self._sockets = url, episode_s, sockets
-        self._ended, self._images = ended, images
+        self._openings, self._ended, self._images = openings, ended, images
         self._playing: dict[tuple[int, int], tuple[PlayedSession, trio.CancelScope]] = {}
 
     def begin(self, play: Play, nursery: trio.Nursery) -> None:
         """Begin an attempt, which is played in the nursery, and ends there."""
         clock, scope = AgentClock(self._episode_s), trio.CancelScope()
-        session = self._sessions.open(play, clock.paused, clock.heard.set)
+        things: AttemptOpenings | None = None
+
+        def paused() -> AbstractContextManager[None]:
+            if things is not None:
+                things.called()
+            return clock.paused()
+
+        session = self._sessions.open(play, paused, clock.heard.set)
+        if self._openings is not None:
+            things = self._openings.begin(session.name, clock)
         self._playing[play.rollout, play.attempt] = session, scope
-        nursery.start_soon(self._play, session, clock, scope)
+        notes = "" if things is None else str(things.folder)
+        nursery.start_soon(self._play, session, clock, scope, notes)
 
     async def _play(
-        self, session: PlayedSession, clock: AgentClock, scope: trio.CancelScope
+        self, session: PlayedSession, clock: AgentClock, scope: trio.CancelScope, notes: str
     ) -> None:
         try:
             with scope:
@@ -89,7 +102,7 @@ class EpisodePlayer:
                     if self._sockets is not None:
                         socket = await opened.enter_async_context(self._sockets.open(session.name))
                     try:
-                        facts = await self._facts(session, socket)
+                        facts = await self._facts(session, socket, notes)
                     except Exception as error:  # noqa: BLE001 (a task's code may raise anything)
                         attempt = AgentAttempt(no_facts(error), clock.spent_s, "")
                     else:
@@ -99,6 +112,8 @@ class EpisodePlayer:
         finally:
             del self._playing[session.play.rollout, session.play.attempt]
             self._sessions.close(session)
+            if self._openings is not None:
+                await self._openings.end(session.name)
 
     async def _ready(self, facts: EpisodeFacts, clock: AgentClock) -> AgentAttempt:
         """Play the attempt, once what its sandboxes need is there; its clock begins then."""
@@ -116,7 +131,7 @@ class EpisodePlayer:
         for playing in self._playing.values():
             _end(*playing)
 
-    async def _facts(self, session: PlayedSession, socket: str) -> EpisodeFacts:
+    async def _facts(self, session: PlayedSession, socket: str, notes: str) -> EpisodeFacts:
         play, key = session.play, self._sessions.key
         prompt, entry = await self._prompt(play.split, play.prompt_index)
         return EpisodeFacts(
@@ -130,6 +145,7 @@ class EpisodePlayer:
             reward_key=capability(key, session.name, "reward"),
             socket=socket,
             boxes=None if self._images is None else self._images.origin,
+            opened=notes,
         )
 
     def _say(self, session: PlayedSession, attempt: AgentAttempt) -> None:

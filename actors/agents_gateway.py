@@ -12,7 +12,9 @@ from typing import Any
 import trio
 from starlette.types import ASGIApp
 
-from asyncrl.actors.agent_pool import AgentAttempt, open_agent_pool
+from asyncrl.actors.agent_openings import AgentOpenings
+from asyncrl.actors.agent_pool import AgentAttempt, Told, open_agent_pool
+from asyncrl.actors.agent_starts import AgentStarts, starts_of
 from asyncrl.actors.agents_actor import EpisodePlayer, Player
 from asyncrl.actors.elsewhere import ElsewherePool
 from asyncrl.actors.entry_images import EntryImages
@@ -26,7 +28,7 @@ from asyncrl.agents.gateway.offers import Offers
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.agents.gateway.serve import serve
 from asyncrl.config import Config
-from asyncrl.config.api_keys import keyed_models
+from asyncrl.config.keyed_models import keyed_models
 from asyncrl.config.sandbox_hosts import NO_PROVIDER
 from asyncrl.config.schema import PLAYED_ELSEWHERE
 from asyncrl.config.schema.other_models import TRAINED
@@ -34,10 +36,13 @@ from asyncrl.messages import Split
 from asyncrl.runtime.httpd.asgi import HttpRefusal
 from asyncrl.runtime.ipc.keys import read_private
 from asyncrl.runtime.ipc.waits import Waits
-from asyncrl.runtime.run_dir import GATEWAY_KEY, SCRATCH
+from asyncrl.runtime.run_dir import GATEWAY_KEY
+from asyncrl.sandbox.boxes.box_ends import remote_ends
 from asyncrl.sandbox.boxes.box_names import run_id
 from asyncrl.sandbox.boxes.box_settings import BoxSettings
 from asyncrl.sandbox.boxes.open_boxes import BoxOrigin, refuse_without_provider
+from asyncrl.sandbox.enders import Enders
+from asyncrl.sandbox.opened import SCRATCH
 from asyncrl.tasks import TaskError, open_task
 from asyncrl.tasks.entry import entry_of
 from asyncrl.tasks.prompt import text_of
@@ -51,11 +56,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EpisodeWatch:
-    """Sees episodes as they are played: `around` wraps the gateway's application, and `ended` is
-    called with each attempt that ended by itself."""
+    """Sees episodes as they are played: `around` wraps the gateway's application, `ended` is
+    called with each attempt that ended by itself, and `warned` with a sentence for what went wrong
+    beside an attempt."""
 
     around: Callable[[ASGIApp], ASGIApp] = lambda app: app
     ended: Callable[[AgentAttempt], None] = lambda attempt: None
+    warned: Callable[[str], None] = logger.warning
 
 
 @asynccontextmanager
@@ -99,9 +106,18 @@ async def open_episodes(
     def refused(refusal: HttpRefusal) -> None:
         reporter.count(f"agents_refused_{refusal}")
 
+    def told(counter: str, sentence: str) -> None:
+        reporter.count(counter)
+        if sentence:
+            watch.warned(sentence)
+
+    starts = starts_of(waits, agent.actors)
+    ends = remote_ends(BoxSettings.of(config.sandbox), run)
+    openings = AgentOpenings(index, Enders(run, agent.end, ends), starts, told)
+    await openings.end_predecessors()
     async with AsyncExitStack() as opened:
         others = await opened.enter_async_context(open_forwarding(models, waits))
-        app = watch.around(application(gateway, sessions, offers, others))
+        app = watch.around(application(gateway, sessions, offers, openings, others))
 
         async def attend(*, task_status: trio.TaskStatus[str]) -> None:
             await serve(
@@ -118,9 +134,12 @@ async def open_episodes(
             folder = opened.enter_context(private_folder(sessions.key, index))
             sockets = EpisodeSockets(folder, app, sessions.known, refused, waits)
         async with (
-            _open_player(config, offers, waits, reporter) as player,
+            _open_player(config, offers, waits, starts, told) as player,
             trio.open_nursery() as nursery,
         ):
+            nursery.start_soon(starts.run)
+            program = offers is None and not isinstance(agent.run, str)
+            reporter.starts = lambda: starts.counts if program or openings.used else None
             url = await nursery.start(attend)
             logger.info("agents are answered at %s", url)
             yield (
@@ -133,6 +152,7 @@ async def open_episodes(
                     episode_s=agent.episode_s,
                     sockets=sockets,
                     images=images,
+                    openings=openings,
                     ended=watch.ended,
                 ),
                 sessions,
@@ -142,7 +162,11 @@ async def open_episodes(
 
 @asynccontextmanager
 async def _open_player(
-    config: Config, offers: Offers | None, waits: Waits, reporter: Reporter
+    config: Config,
+    offers: Offers | None,
+    waits: Waits,
+    starts: AgentStarts,
+    told: Told,
 ) -> AsyncIterator[Player]:
     """The run's agents: in processes of this actor, or elsewhere."""
     if offers is not None:
@@ -152,9 +176,8 @@ async def _open_player(
     most_s = agent.episode_s + agent.max_calls * agent.call_s
     paths = None if agent.sandbox == "none" else agent.paths
     async with open_agent_pool(
-        agent.run, waits, most_s=most_s, actors=agent.actors, paths=paths
+        agent.run, waits, starts, most_s=most_s, paths=paths, told=told
     ) as pool:
-        reporter.starts = lambda: pool.starts
         yield pool
 
 

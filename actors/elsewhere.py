@@ -29,6 +29,7 @@ class ElsewherePool:
         fields = {"session": facts.session, **msgspec.structs.asdict(facts)}
         del fields["boxes"]  # nor open its sandboxes
         del fields["socket"]  # programs elsewhere do not run in the run's sandbox
+        del fields["opened"]  # they say over HTTP what they open
         try:
             encoded = msgspec.json.encode(fields)
         except Exception as error:  # noqa: BLE001 (an entry may hold what no message can)

@@ -43,9 +43,9 @@ from asyncrl.actors.errors import CoordinatorLost
 from asyncrl.actors.reporting import Reporter
 from asyncrl.actors.shared_worker import GRACE_S, SharedWorker
 from asyncrl.actors.verifier_process import (
-    Opened,
     Opening,
     Reply,
+    TaskOpened,
     TimedVerdict,
     VerifyRequest,
     read,
@@ -221,7 +221,7 @@ async def open_verifiers(
     async with open_forks(
         "asyncrl.actors.verifier_process", waits, "verifiers", environment
     ) as forks:
-        said = decode(await forks.open(opening, deadline_s=OPENING_S), Opened)
+        said = decode(await forks.open(opening, deadline_s=OPENING_S), TaskOpened)
         yield VerifierPool(
             forks,
             waits,

@@ -8,7 +8,7 @@ The nursery process (`worker_process.py`) of verifiers opens the task once. Then
 `task.sandbox` around itself. It runs nothing of an answer, so each worker is as good as the first.
 The output of a verifier goes to standard error, and that of a task that executes answers nowhere.
 
-The first frame on the control socket is `Opening`. It is answered by `Opened`, which says which
+The first frame on the control socket is `Opening`. It is answered by `TaskOpened`, which says which
 answers are executed, and so want a worker each.
 """
 
@@ -62,7 +62,7 @@ class Opening(msgspec.Struct, frozen=True, array_like=True):
     tokenizer: str
 
 
-class Opened(msgspec.Struct, frozen=True, array_like=True):
+class TaskOpened(msgspec.Struct, frozen=True, array_like=True):
     """The answer to it. The answers to `executed` prompts (a split, and its prompts from one index
     up to another) are executed, and so want a worker each."""
 
@@ -320,7 +320,7 @@ def main(descriptor: int) -> None:
         anyio.run(anyio.sleep, 0, backend=loop)  # imports
     gc.freeze()  # the collector would touch, and so copy, the pages that workers share
     forks = sandboxed(opening.task, task, control.fileno())
-    control.sendall(frame(Opened(executed_prompts(task), awaited)))
+    control.sendall(frame(TaskOpened(executed_prompts(task), awaited)))
 
     def work(sockets: Sequence[socket.socket]) -> None:
         strict = isinstance(forks, Zygote)

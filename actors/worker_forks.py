@@ -76,8 +76,14 @@ class WorkerForks:
 
     async def bury(self, worker: ForkedWorker) -> None:
         """End a worker and all that it started. Raises WorkersLost."""
-        with trio.CancelScope(shield=True):  # a few bytes into a socket's buffer
+        with trio.CancelScope(shield=True):
             await trio.aclose_forcefully(worker.stream)
+        await self.end(worker)
+
+    async def end(self, worker: ForkedWorker) -> None:
+        """Have a worker ended, and all that it started; its stream stays open for its last words.
+        Raises WorkersLost."""
+        with trio.CancelScope(shield=True):  # a few bytes into a socket's buffer
             async with self._using:
                 try:
                     await self._control.send_all(frame(Bury(worker.number)))
@@ -123,9 +129,14 @@ class WorkerForks:
 
 @asynccontextmanager
 async def open_forks(
-    module: str, waits: Waits, called: str, environment: Mapping[str, str]
+    module: str,
+    waits: Waits,
+    called: str,
+    environment: Mapping[str, str],
+    ending_s: float = ENDING_S,
 ) -> AsyncIterator[WorkerForks]:
-    """Start the nursery process `python -P -m module FD`."""
+    """Start the nursery process `python -P -m module FD`. Its workers have `ending_s` seconds at
+    the block's end."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = await trio.lowlevel.open_process(
@@ -140,7 +151,7 @@ async def open_forks(
     finally:
         with trio.CancelScope(shield=True):
             await trio.aclose_forcefully(control)  # it kills its workers, and ends
-            with trio.move_on_after(ENDING_S):
+            with trio.move_on_after(ending_s):
                 await process.wait()
             process.kill()
             await process.wait()

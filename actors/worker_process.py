@@ -107,7 +107,10 @@ def serve_control(
     left. Each does its `work` with the sockets that came for it, of which it keeps the first
     through its fork."""
     try:
-        while (command := _next(control)) is not None:
+        while True:
+            forks.until_readable(control.fileno())
+            if (command := _next(control)) is None:
+                return
             match command:
                 case Bury(number):
                     forks.end(number)

@@ -45,6 +45,10 @@ REPORT = (
     "Write one HTML file about a run, alive or over: what happened, its curves, where time and "
     "tokens went, its newest rollouts, what to change next. It has no script and loads nothing."
 )
+SWEEP = (
+    "End what the agents of a run that is over, or was killed, left outside of it: containers, "
+    "remote sandboxes, directories. A run that goes on does so by itself."
+)
 AGENT = (
     "Take part in a run whose launcher is on another machine: start its rollout actors here, until "
     "it is over. The machine needs asyncrl and the run's join.token, and no model."
@@ -366,6 +370,8 @@ def parser() -> argparse.ArgumentParser:
     shown.add_argument(
         "--port", type=_port, default=8080, metavar="N", help="its port; 0: any (default: 8080)"
     )
+    swept = verbs.add_parser("sweep", help=SWEEP, description=SWEEP)
+    swept.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
     rollouts = verbs.add_parser("rollouts", help=ROLLOUTS.split(":")[0] + ".", description=ROLLOUTS)
     _add_run(rollouts)
     rollouts.add_argument("--split", choices=["train", "evaluation"], help="only of this split")

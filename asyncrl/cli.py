@@ -348,6 +348,12 @@ def _agent(args: argparse.Namespace) -> int:
     return agent(token, args.dir, args.name, args.cores, patience_s, args.role)
 
 
+def _sweep(args: argparse.Namespace) -> int:
+    from asyncrl.launch.sweep import sweep
+
+    return sweep(args.run, lambda text: print(text, flush=True))
+
+
 def _top(args: argparse.Namespace) -> int:
     from rich.console import Console
 
@@ -446,6 +452,7 @@ VERBS = {
     "top": _top,
     "report": _report,
     "page": _page,
+    "sweep": _sweep,
 }
 
 

@@ -7,10 +7,12 @@ went through `once`.
 
 The gateway keeps notes and rewards:
 
-    GET  /v1/sessions/NAME/notes/KEY     200 {"value": …}, or 404
-    POST /v1/sessions/NAME/notes/KEY     {"value": …}
-    POST /v1/sessions/NAME/reward        {"reward": 1.0, "turn": -1}, with the key for rewards
-    POST /v1/sessions/NAME/failed        {"tool": "search", "turn": -1}, with the same
+    GET    /v1/sessions/NAME/notes/KEY     200 {"value": …}, or 404
+    POST   /v1/sessions/NAME/notes/KEY     {"value": …}
+    POST   /v1/sessions/NAME/reward        {"reward": 1.0, "turn": -1}, with the key for rewards
+    POST   /v1/sessions/NAME/failed        {"tool": "search", "turn": -1}, with the same
+    POST   /v1/sessions/NAME/opened        {"kind": …, "name": …, "end": […]}, with the same
+    DELETE /v1/sessions/NAME/opened        the same
 """
 
 from __future__ import annotations
@@ -18,8 +20,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -30,9 +38,10 @@ from asyncrl.agents.agent_rewards import NAME, as_key, as_reward
 from asyncrl.agents.episode_boxes import BlockingBox, blocking
 from asyncrl.agents.gateway_client import GatewayAnswer, GatewayClient
 from asyncrl.escape import escaped
-from asyncrl.sandbox.boxes.box import Box
+from asyncrl.sandbox.boxes.box import Box, BoxThing
 from asyncrl.sandbox.boxes.box_errors import BoxError
-from asyncrl.sandbox.boxes.open_boxes import BoxHook, BoxOrigin, OpenBoxes
+from asyncrl.sandbox.boxes.open_boxes import BoxOrigin, OpenBoxes
+from asyncrl.sandbox.opened import Opened, OpenedKind
 
 MODEL = "policy"
 """The name by which agents call the model that is trained."""
@@ -47,10 +56,11 @@ ANSWER_S = 60.0
 class EpisodeFacts(msgspec.Struct, frozen=True):
     """The facts of an episode. `base_url` is `http://…/sessions/NAME/v1`, `api_key` the session's
     key for calls, and `reward_key` the one for rewards, which code that the model wrote must not
-    get. `attempt` counts from 0. All other fields but `socket` are the same in each attempt.
+    get. `attempt` counts from 0. All other fields but these two are the same in each attempt:
     `socket` is the path of the Unix socket through which a program in the sandbox reaches the
-    gateway; "" if there is none. `boxes` says where the sandboxes are that the agent opens; None if
-    it opens none."""
+    gateway, and `opened` the folder in which the attempt's processes note what they open outside
+    (`asyncrl.sandbox.opened`); "" if there is none. `boxes` says where the sandboxes are that the
+    agent opens; None if it opens none."""
 
     prompt: str
     entry: dict[str, Any]
@@ -62,6 +72,7 @@ class EpisodeFacts(msgspec.Struct, frozen=True):
     reward_key: str
     socket: str = ""
     boxes: BoxOrigin | None = None
+    opened: str = ""
 
     @property
     def session(self) -> str:
@@ -111,16 +122,11 @@ class AgentEpisode(_Seen):
     await episode.reward(0.1)
     """
 
-    def __init__(
-        self,
-        facts: EpisodeFacts,
-        gateway: GatewayClient,
-        hook: BoxHook = lambda event, thing: None,
-    ) -> None:
+    def __init__(self, facts: EpisodeFacts, gateway: GatewayClient) -> None:
         super().__init__(facts)
         self._gateway, self._path = gateway, urlsplit(facts.session_url).path
         self._locks: dict[str, asyncio.Lock] = {}
-        self._origin, self._hook = facts.boxes, hook
+        self._origin = facts.boxes
         self._boxes: OpenBoxes | None = None
 
     def sandbox(
@@ -135,8 +141,11 @@ class AgentEpisode(_Seen):
         if self._origin is None:
             raise BoxError("the run has no sandboxes for agents: set sandbox.kind")
         if self._boxes is None:
-            self._boxes = OpenBoxes(self._origin, self.session, self.entry, self._hook)
+            self._boxes = OpenBoxes(self._origin, self.session, self.entry, self._noted)
         return self._boxes.open(image, hosts)
+
+    def _noted(self, thing: BoxThing) -> AbstractAsyncContextManager[str]:
+        return self.opened(thing.kind, thing.name, *thing.end)
 
     async def once(self, key: str, fn: Callable[[], Any | Awaitable[Any]]) -> Any:
         """Return the result noted under this key; without one, call `fn` and note its result. The
@@ -182,11 +191,38 @@ class AgentEpisode(_Seen):
         sent = await self._send("POST", f"{self._path}/failed", self.reward_key, asked)
         _taken(sent, "the failed call")
 
+    @asynccontextmanager
+    async def opened(self, kind: OpenedKind, name: str, *end: str) -> AsyncIterator[str]:
+        """Note what is opened in the block, outside of the agent's processes, and end it at the
+        block's end; if the agent is killed before, the run ends it. Few attempts open something at
+        a time: this waits for its turn, while the attempt's clock stands. Gives the name, or the
+        path of a new directory. Raises EpisodeError if it could not be ended later, and ValueError
+        for what is no such thing.
+
+        async with episode.opened("container", f"asyncrl-{episode.session}", "docker") as name:
+            await start("docker", "run", "--detach", "--name", name, image)
+        """
+        thing = msgspec.structs.asdict(Opened(kind, name, end).checked())
+        path = f"{self._path}/opened"
+        sent = await self._send("POST", path, self.reward_key, thing, within_s=None)
+        given = str(_taken(sent, f"the note of {name}")["opened"])
+        try:
+            yield given
+        finally:
+            # what could not be ended has its note still, and the run's log says so
+            sent = await self._send("DELETE", path, self.reward_key, thing, within_s=None)
+            _taken(sent, f"the end of {name}")
+
     async def _send(
-        self, method: str, path: str, key: str, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        key: str,
+        body: Mapping[str, Any] | None = None,
+        within_s: float | None = ANSWER_S,
     ) -> GatewayAnswer:
         try:
-            return await self._gateway.ask(method, path, key, body, within_s=ANSWER_S)
+            return await self._gateway.ask(method, path, key, body, within_s=within_s)
         except OSError as error:
             raise EpisodeError(
                 f"the gateway cannot be reached ({type(error).__name__}); the run may be over"
@@ -220,6 +256,15 @@ class BlockingEpisode(_Seen):
     ) -> AbstractContextManager[BlockingBox]:
         """As `AgentEpisode.sandbox`; the sandbox's methods block."""
         return blocking(self._episode.sandbox(image, hosts), self._wait)
+
+    @contextmanager
+    def opened(self, kind: OpenedKind, name: str, *end: str) -> Iterator[str]:
+        """As `AgentEpisode.opened`."""
+        block = self._episode.opened(kind, name, *end)
+        given: str = self._wait(block.__aenter__())
+        with ExitStack() as stack:
+            stack.push(lambda *error: self._wait(block.__aexit__(*error)))
+            yield given
 
     def _wait(self, coroutine: Any) -> Any:
         # bounded by the coroutine's own timeouts, and by the attempt's clock

@@ -13,7 +13,8 @@ Its reward is the last line of its output, `{"reward": 1.0}` or `{"reward": {"ri
 without one in that line, the task's verifier judges the last reply. The reward is printed and not
 posted, because every program can print, and because exit code and reward come together: a program
 that fails after its reward has none. An exit code other than 0 is a failure, which shows the end of
-standard error.
+standard error. If its attempt is ended from outside, its process group gets SIGTERM, and SIGKILL
+some seconds later (`asyncrl.actors.agent_process`).
 
 In the sandbox (`agent.sandbox`) a model may have written the program. It has no key for rewards,
 and the verifier judges: a program that prints a reward has failed.
@@ -92,9 +93,13 @@ async def run_program(argv: Sequence[str], facts: EpisodeFacts) -> Any:
         },
     )
     assert process.stdout and process.stderr
-    output, errors, code = await asyncio.gather(
-        _last(process.stdout), _last(process.stderr), process.wait()
-    )
+    try:
+        output, errors, code = await asyncio.gather(
+            _last(process.stdout), _last(process.stderr), process.wait()
+        )
+    except asyncio.CancelledError:
+        await process.wait()  # its group was told to end, and is killed after its grace
+        raise
     if code:
         raise _failed(f"exit code {code}" if code > 0 else f"signal {-code}", errors)
     return _reward(output.decode(errors="replace"))

@@ -17,6 +17,7 @@ import msgspec
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.agent_program import ProgramFailed
 from asyncrl.agents.agent_rewards import WrongKind, WrongReward, as_outcome
+from asyncrl.agents.closing import Closing, ToldToEnd
 from asyncrl.agents.load_agent import Agent
 from asyncrl.escape import escaped
 from asyncrl.sandbox.boxes.box_errors import BoxError, ImageError
@@ -60,6 +61,14 @@ class AgentFailed(msgspec.Struct, frozen=True, tag="failed"):
 AgentEnd = AgentEnded | AgentFailed
 
 
+class AgentClosed(msgspec.Struct, frozen=True, tag="closed"):
+    """The attempt has closed what it had to (`over`), or is closing it; `wrong` says what went
+    wrong if nothing more is said, "" if nothing did."""
+
+    wrong: str
+    over: bool
+
+
 def failed(kind: FailureKind, text: str) -> AgentFailed:
     """A failure, whose text is escaped and cut."""
     return AgentFailed(kind, escaped(" ".join(text.split()), CHARACTERS))
@@ -70,17 +79,18 @@ def no_facts(error: Exception) -> AgentFailed:
     return failed("no facts", f"{type(error).__name__}: {error}")
 
 
-async def played(agent: Agent, facts: EpisodeFacts) -> AgentEnd:
-    """Play an episode, and return how it ended, whatever the agent raises."""
+async def played(agent: Agent, facts: EpisodeFacts, closing: Closing) -> AgentEnd:
+    """Play an episode, and return how it ended, whatever the agent raises. The caller closes
+    what is in `closing` then."""
     try:
-        return AgentEnded(as_outcome(await agent(facts)))
+        return AgentEnded(as_outcome(await agent(facts, closing)))
     except WrongReward as error:
         return failed(error.kind, str(error))
     except ProgramFailed as error:
         return failed("exit", str(error))
     except BoxError as error:
         return failed("image" if isinstance(error, ImageError) else "sandbox", str(error))
-    except (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit):
+    except (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, ToldToEnd):
         raise
     except BaseException as error:  # noqa: BLE001 a user's code may raise SystemExit too
         return raised(error)

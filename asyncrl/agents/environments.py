@@ -4,16 +4,17 @@
         def reset(self, entry, seed): return "Guess a number from 1 to 10."
         def step(self, reply): return Step("too low", 0.0, done=False)
 
-Both methods may be async. Each attempt makes a new object, and calls `reset` with the task's entry
-and the episode's seed: it draws random numbers from that seed, so that each attempt is the same.
-With the class attribute `skip_special_tokens = False` a reply has the names of its special tokens;
-the class attribute `role` is that of the first reply.
+Both methods may be async. `reset(self, entry, seed, episode)` gets the `AgentEpisode`, too. Each
+attempt makes a new object, and calls `reset` with the task's entry and the episode's seed: it draws
+random numbers from that seed, so that each attempt is the same. With the class attribute
+`skip_special_tokens = False` a reply has the names of its special tokens; the class attribute
+`role` is that of the first reply.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
 
 from asyncrl.agents.agent_episode import AgentEpisode, EpisodeFacts
@@ -40,8 +41,10 @@ class Step(NamedTuple):
 class Environment(Protocol):
     """Methods that an environment's class has."""
 
-    def reset(self, entry: Mapping[str, Any], seed: int) -> str | Awaitable[str]:
-        """Begin, and return the first text for the model."""
+    @property
+    def reset(self) -> Callable[..., str | Awaitable[str]]:
+        """A method that begins, and returns the first text for the model. It is called with the
+        entry and the seed, and with `episode` if it has such a parameter."""
         ...
 
     def step(self, reply: str) -> Step | Awaitable[Step]:
@@ -58,7 +61,8 @@ async def play(environment: Environment, facts: EpisodeFacts) -> float:
 
 async def _play(environment: Environment, facts: EpisodeFacts, gateway: GatewayClient) -> float:
     episode = AgentEpisode(facts, gateway)
-    text = await _settled(environment.reset(episode.entry, episode.seed))
+    more = {"episode": episode} if wants_episode(environment.reset) else {}
+    text = await _settled(environment.reset(episode.entry, episode.seed, **more))
     messages: list[ChatMessage] = [{"role": "user", "content": text}]
     special = getattr(environment, "skip_special_tokens", True) is False
     role: str = getattr(environment, "role", "")
@@ -81,6 +85,14 @@ async def _play(environment: Environment, facts: EpisodeFacts, gateway: GatewayC
         if done:
             return total
         messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": text}]
+
+
+def wants_episode(reset: Callable[..., Any]) -> bool:
+    """True if a method `reset` has a parameter `episode`."""
+    try:
+        return "episode" in inspect.signature(reset).parameters
+    except ValueError:  # a C function without a signature
+        return False
 
 
 async def _settled(value: Any) -> Any:

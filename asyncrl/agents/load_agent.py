@@ -12,19 +12,21 @@ import inspect
 import shutil
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from asyncrl.agents.agent_episode import AgentEpisode, BlockingEpisode, EpisodeFacts
 from asyncrl.agents.agent_program import run_in_sandbox, run_program
-from asyncrl.agents.environments import play
+from asyncrl.agents.closing import Closing
+from asyncrl.agents.environments import play, wants_episode
 from asyncrl.agents.gateway_client import GatewayClient
 from asyncrl.agents.model_call import RETRIES
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.plugins import load_named
 
-Agent = Callable[[EpisodeFacts], Awaitable[Any]]
-"""Plays an episode, and returns what its user's code returned. It raises what that raises."""
+Agent = Callable[[EpisodeFacts, Closing], Awaitable[Any]]
+"""Plays an episode, and returns what its user's code returned. It raises what that raises. What is
+to be closed afterwards is added to the `Closing`."""
 
 FORM = "async def solve(client, episode)"
 
@@ -50,9 +52,14 @@ def load_agent(run: str | Sequence[str], paths: Sequence[str] | None = None) -> 
         )
     import openai  # noqa: F401 before a process with the agent is forked
 
-    if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(target.__call__):
-        return partial(play_async, target)
-    return partial(_play_sync, target)
+    waits = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(target.__call__)
+    play_function = play_async if waits else _play_sync
+
+    async def agent(facts: EpisodeFacts, closing: Closing) -> Any:
+        closing.add(target)
+        return await play_function(target, facts)
+
+    return agent
 
 
 def _of_program(argv: list[str], paths: Sequence[str] | None) -> Agent:
@@ -62,7 +69,13 @@ def _of_program(argv: list[str], paths: Sequence[str] | None) -> Agent:
         raise ConfigError(
             f"agent.run starts {argv[0]!r}, and there is no such program on PATH; give its path."
         )
-    return partial(run_program, argv) if paths is None else partial(run_in_sandbox, argv, paths)
+
+    async def agent(facts: EpisodeFacts, closing: Closing) -> Any:
+        if paths is None:
+            return await run_program(argv, facts)
+        return await run_in_sandbox(argv, paths, facts)
+
+    return agent
 
 
 def _of_class(run: str, kind: type) -> Agent:
@@ -72,7 +85,8 @@ def _of_class(run: str, kind: type) -> Agent:
         ("step", 1, "step(self, reply)"),
     ):
         method = getattr(kind, name, None)
-        if not callable(method) or not _takes(method, 1 + arguments):
+        more = {"episode": None} if callable(method) and wants_episode(method) else {}
+        if not callable(method) or not _takes(method, 1 + arguments, **more):
             raise ConfigError(f"the agent {run!r} is a class without {form}; define it.")
     if not _takes(kind, 0):
         raise ConfigError(
@@ -80,16 +94,18 @@ def _of_class(run: str, kind: type) -> Agent:
             "entry in reset."
         )
 
-    async def agent(facts: EpisodeFacts) -> float:
-        return await play(kind(), facts)
+    async def agent(facts: EpisodeFacts, closing: Closing) -> float:
+        environment = kind()
+        closing.add(environment)
+        return await play(environment, facts)
 
     return agent
 
 
-def _takes(function: Callable[..., Any], arguments: int) -> bool:
-    """True if the signature of a function takes this many arguments."""
+def _takes(function: Callable[..., Any], arguments: int, **more: None) -> bool:
+    """True if the signature of a function takes this many arguments, and `more` by name."""
     try:
-        inspect.signature(function).bind(*[None] * arguments)
+        inspect.signature(function).bind(*[None] * arguments, **more)
     except TypeError:
         return False
     except ValueError:  # a C function without a signature

@@ -8,21 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from asyncrl.config.errors import ConfigError
-from asyncrl.config.schema import AgentConfig
-from asyncrl.config.schema.other_models import OtherModel, other_models
 from asyncrl.files import SMALL_BYTES, read_regular
 from asyncrl.os_errors import to_read
 
 HIDDEN = "[key]"
-
-
-def keyed_models(agent: AgentConfig) -> dict[str, tuple[OtherModel, str]]:
-    """The other models that agents may call, by name, each with its key; the models are asked
-    nothing. Raises ConfigError."""
-    return {
-        name: (other, read_key(f"agent.models.{name}", other.api_key_env, other.api_key_file))
-        for name, other in other_models(agent.models).items()
-    }
 
 
 def read_key(

@@ -84,6 +84,9 @@ from asyncrl.runtime.run_dir import (
     STATUS,
     SUMMARY,
 )
+from asyncrl.sandbox.boxes.box_ends import remote_ends
+from asyncrl.sandbox.boxes.box_settings import BoxSettings
+from asyncrl.sandbox.enders import Enders
 from asyncrl.training.checkpoint_index import FOLDER as CHECKPOINTS
 
 logger = logging.getLogger(__name__)
@@ -92,6 +95,8 @@ FAILED = 1
 NO_THREAD = "can't start new thread"
 """The text of Python's RuntimeError for a machine without room for a thread."""
 INTERRUPTED = 130
+TOLD = 3
+"""Things that could not be ended that are told one by one."""
 
 
 def launch(config: Config, *, resume: Path | None, console: Console) -> int:
@@ -164,7 +169,9 @@ class _Launch:
                     async with trio.open_nursery() as lasting:
                         over = trio.Event()
                         lasting.start_soon(self._keep_what_lasts, over)
+                        await self._end_left()
                         end = await self._live()
+                        await self._end_left()
                         over.set()
                     if self._machines is not None:
                         await self._machines.dismiss()
@@ -210,10 +217,23 @@ class _Launch:
             logger.warning("healing %d: %s", len(self._healing.lost), lost)
             self._display.note(healed(end, lost))
             self._clear()
+            await self._end_left()
             await self._cut_to_what_is_left()
             self._resume = True
             self._starting = trio.CancelScope()
             self._supervisor = RunSupervisor(self._config, self, self, self._healing.lost)
+
+    async def _end_left(self) -> None:
+        """End what agents' attempts opened outside and left: no actor lives now. What cannot be
+        ended keeps its note."""
+        ends = remote_ends(BoxSettings.of(self._config.sandbox), self._run)
+        enders = Enders(self._run, self._config.agent.end, ends)
+        with trio.CancelScope(shield=True):
+            done = await trio.to_thread.run_sync(enders.end_left)
+        for one in (failed := [one for one in done if one.wrong])[:TOLD]:
+            self._display.note(f"An attempt left what could not be ended: {escaped(str(one))}.")
+        if len(failed) > TOLD:
+            self._display.note(f"{len(failed)} things are left; `asyncrl sweep {self._run}` again.")
 
     async def _cut_to_what_is_left(self) -> None:
         """Reduce the ranks to the cores or GPUs that this machine has now, and to the machines that

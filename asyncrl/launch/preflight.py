@@ -19,12 +19,12 @@ import msgspec
 
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
-from asyncrl.config.api_keys import keyed_models
 from asyncrl.config.cluster import joined
 from asyncrl.config.derived import Row
 from asyncrl.config.errors import installs, usable
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
 from asyncrl.config.gpus import gpus_of
+from asyncrl.config.keyed_models import keyed_models
 from asyncrl.config.loss_names import GROUP_WEIGHTS
 from asyncrl.config.mix import each, is_counted, members, named
 from asyncrl.config.model_names import MODELS, same_model
@@ -63,10 +63,11 @@ from asyncrl.launch.stored_copy import is_stored
 from asyncrl.launch.weight_numbers import check_numbers
 from asyncrl.os_errors import remedy
 from asyncrl.runtime.processes.machine import gpus_here
-from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML, SCRATCH
+from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
 from asyncrl.runtime.waiting import Doing
 from asyncrl.sandbox.boxes.box_settings import BoxSettings
 from asyncrl.sandbox.boxes.open_boxes import refuse_without_provider
+from asyncrl.sandbox.opened import SCRATCH
 from asyncrl.sandbox.support import support
 from asyncrl.tasks import Task
 from asyncrl.tasks.judge_checks import check_judging, opened

@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import signal
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from asyncrl.sandbox import syscalls
 
@@ -31,6 +33,10 @@ class Forks(Protocol):
         """End a fork and all that it started; does nothing for another number."""
         ...
 
+    def until_readable(self, descriptor: int) -> None:
+        """Wait until there is something to read, and meanwhile kill those whose grace is over."""
+        ...
+
     def end_all(self) -> None:
         """End every fork, and return when they are gone."""
         ...
@@ -39,14 +45,20 @@ class Forks(Protocol):
 class PlainForks:
     """Forks of the sandbox `process`, which do not keep the descriptors `close`. A fork
     and what it starts are a process group. A process that left its group and lost its parent
-    becomes a child of this process, and is ended with the next fork that ends."""
+    becomes a child of this process, and is ended with the next fork that ends.
 
-    def __init__(self, close: Collection[int]) -> None:
-        self._close = close
+    With `grace_s` the whole group gets SIGTERM first, and SIGKILL when the fork and those of the
+    group that are children of this process then have ended, at most so many seconds later. Nothing
+    else waits for that, and all graces run together.
+    """
+
+    def __init__(self, close: Collection[int], grace_s: float = 0.0) -> None:
+        self._close, self._grace_s = close, grace_s
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         self._living: set[int] = set()
+        self._ending: dict[int, _Grace] = {}
 
     def fork(self, keep: int, *, lasting: bool = False) -> int:
         parent = os.getpid()
@@ -60,31 +72,108 @@ class PlainForks:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the line above
             os._exit(1)
-        for descriptor in self._close:
+        for descriptor in (*self._close, *self._watched()):
             os.close(descriptor)
         return 0
 
     def end(self, number: int) -> None:
-        if number in self._living:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(number, signal.SIGKILL)
-            os.waitpid(number, 0)
-            self._living.remove(number)
-            self._end_orphans(_children)
+        if number not in self._living or number in self._ending:
+            return
+        if not self._grace_s:
+            self._kill(number)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(number, signal.SIGTERM)
+        until = time.monotonic() + self._grace_s
+        self._ending[number] = _Grace(until, [os.pidfd_open(number)])
 
     def end_all(self) -> None:
         for number in list(self._living):
             self.end(number)
+        while self._ending:
+            self._tend(None)
         self._end_orphans(_all_children)
 
+    def until_readable(self, descriptor: int) -> None:
+        while self._ending and not self._tend(descriptor):
+            pass
+
+    def _tend(self, descriptor: int | None) -> bool:
+        """Wait until `descriptor` can be read, which returns True, until something that was told
+        to end has, or a grace is over."""
+        poll = select.poll()
+        for watched in self._watched():
+            poll.register(watched, select.POLLIN)
+        if descriptor is not None:
+            poll.register(descriptor, select.POLLIN)
+        next_s = min(grace.until for grace in self._ending.values()) - time.monotonic()
+        ready = {found for found, _ in poll.poll(max(0.0, 1000 * next_s) + 1)}
+        for number, grace in list(self._ending.items()):
+            if ready.intersection(grace.watched):
+                for ended in ready.intersection(grace.watched):
+                    grace.watched.remove(ended)
+                    os.close(ended)
+                if not grace.watched:
+                    grace.watched.extend(self._left_of(number))
+            if not grace.watched or time.monotonic() >= grace.until:
+                for unended in self._ending.pop(number).watched:
+                    os.close(unended)
+                self._kill(number)
+        return descriptor in ready
+
+    def _left_of(self, number: int) -> list[int]:
+        """Descriptors of the children of this process that are in a fork's group, and live."""
+        found = list[int]()
+        for pid in _children():
+            with contextlib.suppress(ProcessLookupError):
+                if pid != number and os.getpgid(pid) == number and not _dead(pid):
+                    found.append(os.pidfd_open(pid))
+        return found
+
+    def _watched(self) -> list[int]:
+        return [watched for grace in self._ending.values() for watched in grace.watched]
+
+    def _kill(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(number, signal.SIGKILL)
+        os.waitpid(number, 0)
+        self._living.remove(number)
+        self._end_orphans(_children)
+
     def _end_orphans(self, children: Callable[[], Iterable[int]]) -> None:
-        """End children that are not forks, and those that become children of this process by
-        that."""
-        while orphans := [pid for pid in children() if pid not in self._living]:
+        """End children that are not forks, nor in the group of one, and those that become children
+        of this process by that."""
+        while orphans := [pid for pid in children() if not self._of_fork(pid)]:
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+
+    def _of_fork(self, pid: int) -> bool:
+        """True for a fork that lives, and for what is in its group, which ends with it."""
+        if pid in self._living:
+            return True
+        try:
+            return os.getpgid(pid) in self._living
+        except ProcessLookupError:
+            return False
+
+
+class _Grace(NamedTuple):
+    """The time of a fork that was told to end, and descriptors of the processes that it waits
+    for."""
+
+    until: float
+    watched: list[int]
+
+
+def _dead(pid: int) -> bool:
+    """True for a process that has ended, and is not reaped."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
 def _children() -> Iterable[int]:

@@ -117,6 +117,9 @@ class Zygote:
             self._ending.add(number)
         self._reap()
 
+    def until_readable(self, descriptor: int) -> None:
+        return  # no fork has a grace
+
     def end_all(self) -> None:
         for number in list(self._living):
             self.end(number)

@@ -18,6 +18,7 @@ from fake_gateway import FakeGateway, fake_gateway
 from some_values import some
 
 from asyncrl.actors.agent_pool import OUTPUT_BYTES, AgentClock, AgentPool, _ask, open_agent_pool
+from asyncrl.actors.agent_starts import starts_of
 from asyncrl.actors.worker_forks import WorkersLost
 from asyncrl.actors.worker_process import frame
 from asyncrl.agents.agent_episode import EpisodeFacts
@@ -83,6 +84,50 @@ async def do(client, episode):
             return 1.0
 """
 
+CLOSES = """
+import time
+from pathlib import Path
+
+class Room:
+    async def reset(self, entry, seed):
+        self.word, _, self.told = entry["word"].partition(" ")
+        match self.word:
+            case "raise": raise ValueError("no")
+            case "spin":
+                while True: pass
+            case "exit": raise SystemExit(3)
+            case "wait":
+                Path(self.told).write_text("1")
+                time.sleep(3600)
+        return ""
+
+    def step(self, reply): pass
+
+    def close(self):
+        if self.word == "exit": raise KeyError("no key")
+        if self.word == "spin": time.sleep(3600)
+        if self.told: Path(f"{self.told}-closed").touch()
+        print("closed", flush=True)
+"""
+
+GRACEFUL = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+told = Path(os.environ["ASYNCRL_PROMPT"])
+
+def end(*_):
+    told.with_name(f"{told.name}-{name}").touch()
+    sys.exit(0)
+
+name = "parent" if len(sys.argv) == 1 else "child"
+signal.signal(signal.SIGTERM, end)
+if name == "parent":
+    subprocess.Popen([sys.executable, __file__, "child"])
+else:
+    told.write_text(str(os.getpid()))
+time.sleep(3600)
+"""
+
 Open = Callable[..., AbstractAsyncContextManager[AgentPool]]
 
 
@@ -101,10 +146,23 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
 
     @asynccontextmanager
     async def opens(
-        run: str | list[str] = "", most_s: float = PATIENCE_S
+        run: str | list[str] = "",
+        most_s: float = PATIENCE_S,
+        grace_s: float = 1.0,
+        told: Callable[[str, str], None] = lambda counter, sentence: None,
     ) -> AsyncIterator[AgentPool]:
-        async with open_agent_pool(run or f"{name}:do", Waits(), most_s=most_s) as pool:
-            yield pool
+        waits = Waits()
+        starts, named = starts_of(waits), run or f"{name}:do"
+        async with open_agent_pool(
+            named, waits, starts, most_s=most_s, grace_s=grace_s, told=told
+        ) as pool:
+            if not isinstance(run, list):
+                yield pool
+                return
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(starts.run)
+                yield pool
+                nursery.cancel_scope.cancel()
 
     return opens
 
@@ -130,6 +188,10 @@ def told(tmp_path: Path) -> Path:
     """A pipe, into which a program of an agent writes its process id."""
     os.mkfifo(pipe := tmp_path / "told")
     return pipe
+
+
+def found(folder: Path, pattern: str) -> set[str]:
+    return {path.name for path in folder.glob(pattern)}
 
 
 async def said(pipe: Path) -> int:
@@ -232,6 +294,51 @@ async def test_what_an_agent_leaves_behind_keeps_no_attempt_open(opened: Open) -
     async with opened() as pool:
         with trio.fail_after(PATIENCE_S):
             assert await play(pool, "thread") == 1.0
+
+
+async def test_what_an_attempt_opened_is_closed_however_it_ends(
+    opened: Open, told: Path, tmp_path: Path
+) -> None:
+    """An environment whose reset raises, ends its process, computes for ever, or is cancelled.
+    Failures of `close()` are counted, and change nothing in how the attempt ended."""
+    (tmp_path / "closes.py").write_text(CLOSES)
+    failures = list[str]()
+
+    async def one(word: str, seconds: float = PATIENCE_S) -> tuple[str, str]:
+        facts = msgspec.structs.replace(FACTS, entry={"word": word})
+        attempt = await pool.play(facts, AgentClock(seconds))
+        assert isinstance(attempt.end, AgentFailed)
+        return attempt.end.kind, attempt.output
+
+    async with opened("closes:Room", told=lambda *said: failures.append(said[0])) as pool:
+        kind, output = await one("raise")
+        assert kind == "raised" and output == "closed\n" and not failures
+        assert (await one("exit"))[0] == "raised"
+        assert failures == ["agents_close_failed"]
+        assert (await one("spin", 0.2))[0] == "timeout"  # its close() sleeps, and is killed
+        assert failures == ["agents_close_failed"] * 2
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one, f"wait {told}")
+            assert await said(told) == 1
+            nursery.cancel_scope.cancel()
+        assert found(tmp_path, "told-*") == {"told-closed"}
+        assert failures == ["agents_close_failed"] * 2
+
+
+async def test_a_program_and_its_children_are_told_to_end(
+    opened: Open, told: Path, tmp_path: Path
+) -> None:
+    """Both get SIGTERM, and have their grace."""
+    (tmp_path / "graceful.py").write_text(GRACEFUL)
+    async with opened([sys.executable, str(tmp_path / "graceful.py")], grace_s=60.0) as pool:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(play, pool, str(told))
+            process = os.pidfd_open(await said(told))
+            began = trio.current_time()
+            nursery.cancel_scope.cancel()
+        await gone(process)
+        assert trio.current_time() - began < 30.0
+    assert found(tmp_path, "told-*") == {"told-parent", "told-child"}
 
 
 @pytest.mark.explore

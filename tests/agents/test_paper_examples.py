@@ -19,6 +19,7 @@ from box_support import RUN, settings
 from fake_gateway import FakeGateway, fake_gateway
 from program_support import needs_programs
 
+from asyncrl.agents.closing import Closing
 from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, played
 from asyncrl.agents.load_agent import load_agent
 from asyncrl.algorithms.advantages import GroupAdvantage, Rloo
@@ -82,7 +83,7 @@ class Server:
 
 
 def end_of(gateway: FakeGateway, run: str, **changes: Any) -> AgentEnd:
-    return asyncio.run(played(load_agent(run), gateway.facts(**changes)))
+    return asyncio.run(played(load_agent(run), gateway.facts(**changes), Closing()))
 
 
 LINES: dict[str, dict[str, Any]] = {

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from asyncrl.agents import AgentEpisode
 from asyncrl.agents.agent_episode import EpisodeError
 from asyncrl.agents.agent_rewards import LARGEST, WrongReward, as_outcome, as_reward
+from asyncrl.agents.closing import Closing
 from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, played
 from asyncrl.agents.examples.guess_the_number import Game
 from asyncrl.agents.gateway_client import GatewayClient
@@ -52,6 +53,21 @@ def blocking(client, episode):
     episode.reward(0.5, call=0)
     episode.failed("search", call=0)
     return float(answer.choices[0].message.content) + len(found)
+
+async def opens(client, episode):
+    async with episode.opened("directory", "room") as path:
+        await episode.reward(len(path)) if episode.prompt != "2 + 2 =" else 1 / 0
+
+def opens_blocking(client, episode):
+    with episode.opened("container", "asyncrl-1", "docker") as name:
+        return float(len(name))
+
+class Opens:
+    async def reset(self, entry, seed, episode):
+        async with episode.opened("directory", "room"): pass
+        return ""
+
+    def step(self, reply): return Step("", 1.0, True)
 
 async def nothing(client, episode): return None
 async def says(client, episode): return eval(episode.entry["value"])
@@ -103,7 +119,7 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def end_of(gateway: FakeGateway, run: str | list[str], **changes: Any) -> AgentEnd:
     run = run if isinstance(run, list) or ":" in run else f"mine_to_play:{run}"
-    return asyncio.run(played(load_agent(run), gateway.facts(**changes)))
+    return asyncio.run(played(load_agent(run), gateway.facts(**changes), Closing()))
 
 
 def test_a_function(gateway: FakeGateway) -> None:
@@ -118,6 +134,16 @@ def test_a_function_that_blocks(gateway: FakeGateway) -> None:
     assert end_of(gateway, "blocking") == AgentEnded(6.0)
     assert gateway.rewards == [(0.5, 0)] and gateway.failed == [("search", 0)]
     assert gateway.notes == {"inner": [1, 2], "outer": [1, 2]}
+
+
+def test_what_is_opened_is_ended_whatever_happens_in_its_block(gateway: FakeGateway) -> None:
+    both = [("POST", "room"), ("DELETE", "room")]
+    raised = end_of(gateway, "opens")
+    assert isinstance(raised, AgentFailed) and "ZeroDivisionError" in raised.text
+    assert gateway.opened == both
+    assert end_of(gateway, "opens_blocking") == AgentEnded(float(len("the asyncrl-1")))
+    assert end_of(gateway, "Opens") == AgentEnded(1.0)
+    assert gateway.opened == [*both, ("POST", "asyncrl-1"), ("DELETE", "asyncrl-1"), *both]
 
 
 def test_none_is_for_the_verifier(gateway: FakeGateway) -> None:
@@ -367,6 +393,7 @@ def test_what_is_warm_imports_nothing_more_in_an_episode_and_has_no_thread(
 ) -> None:
     code = f"""
 import asyncio, sys, threading
+from asyncrl.agents.closing import Closing
 from asyncrl.agents.endings import AgentEnded, played
 from asyncrl.agents.load_agent import load_agent
 from asyncrl.agents.warm import warm
@@ -380,7 +407,7 @@ with fake_gateway() as gateway:
     assert ("openai" in warmed) is {imports_openai} is bool(warmed - before)
     gateway.replies = ["8", "4"]
     facts = gateway.facts(entry={{"prompt": "Guess.", "answer": 4}})
-    end = asyncio.run(played(agent, facts))
+    end = asyncio.run(played(agent, facts, Closing()))
     assert isinstance(end, AgentEnded), end
     print(sorted({{*sys.modules}} - warmed))
 """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asyncrl.config import Config, ConfigError, load
-from asyncrl.config.api_keys import keyed_models
+from asyncrl.config.keyed_models import keyed_models
 from asyncrl.config.schema import AgentConfig
 from asyncrl.config.schema.other_models import MOST, other_models
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,22 @@ def settings(**given: Any) -> BoxSettings:
 def opener(
     folder: Path,
     entry: dict[str, Any] | None = None,
-    hook: Callable[[str, BoxThing], None] = lambda event, thing: None,
+    told: Callable[[str, BoxThing], None] = lambda event, thing: None,
     **given: Any,
 ) -> OpenBoxes:
-    """The sandboxes of an attempt."""
+    """The sandboxes of an attempt. `told` hears of each before it is created, and after its
+    end."""
+
+    @asynccontextmanager
+    async def noted(thing: BoxThing) -> AsyncIterator[None]:
+        told("opens", thing)
+        try:
+            yield
+        finally:
+            told("gone", thing)
+
     origin = BoxOrigin(settings(**given), RUN, str(folder / "scratch"))
-    return OpenBoxes(origin, "r12-1", entry or {}, hook)
+    return OpenBoxes(origin, "r12-1", entry or {}, noted)
 
 
 def directories(folder: Path, **more: Any) -> OpenBoxes:

@@ -31,6 +31,7 @@ class FakeGateway:
         self.notes: dict[str, Any] = {}
         self.rewards: list[tuple[float, int]] = []
         self.failed: list[tuple[str, int]] = []
+        self.opened: list[tuple[str, str]] = []
         self.offered: list[dict[str, Any]] = []
         self.ends: list[float | str] = []
         self.calling, self.answer = threading.Event(), threading.Event()
@@ -86,6 +87,9 @@ class FakeGateway:
         if path == f"{start}failed" and key == REWARDS:
             self.failed.append((body["tool"], body["turn"]))
             return 200, {}
+        if path == f"{start}opened" and key == REWARDS:
+            self.opened.append((method, body["name"]))
+            return 200, {"opened": f"the {body['name']}", "ended": True}
         return 401, {"error": {"message": f"not with this key: {path}"}}
 
 

@@ -158,7 +158,7 @@ async def opened(
         Gateway(sessions, tokenizer, limits, Waits(), count),
         AnsweringCoordinator(engine, sessions),
     )
-    app = application(gateway, sessions, None, others)
+    app = application(gateway, sessions, None, None, others)
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {KEY}"}
     coordinator.play(1)

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import trio
 
+from asyncrl.actors.agent_openings import AgentOpenings
 from asyncrl.actors.agent_pool import AgentAttempt, AgentClock
+from asyncrl.actors.agent_starts import AgentStarts
 from asyncrl.actors.agents_actor import EpisodePlayer, PromptFacts, agents_actor
 from asyncrl.actors.reporting import Reporter
+from asyncrl.actors.start_limit import StartLimit
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.endings import AgentEnd
 from asyncrl.agents.gateway.app import application
@@ -25,6 +28,7 @@ from asyncrl.bundled.bundled_model import END_ID, VOCABULARY
 from asyncrl.messages import Ask, Drain, Drained, Message, Play, Reply, Report, Split
 from asyncrl.runtime.ipc.link import Link, memory_links
 from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.sandbox.enders import Enders
 from asyncrl.tasks.text import Tokenizer
 
 KEY = b"the-key-of-this-run"
@@ -101,19 +105,24 @@ async def played(
     offers: Offers | None = None,
     episode_s: float = 300.0,
     prompts: PromptFacts | None = None,
+    enders: Enders | None = None,
 ) -> AsyncIterator[ScriptedCoordinator]:
-    """The actor, with agents that `player` plays, and its coordinator. At the end it is drained."""
+    """The actor, with agents that `player` plays, and its coordinator. At the end it is drained.
+    With `enders` agents open things."""
     waits, ours, theirs = Waits(), *memory_links()
     sessions, reporter = PlayedSessions(KEY), Reporter(Waits())
     settings = Settings(model="policy", context_tokens=CONTEXT, vocabulary=VOCABULARY)
     gateway = Gateway(sessions, tokenizer, settings, waits)
+    starts, openings = AgentStarts(StartLimit(2), waits), None
+    if enders is not None:
+        openings = AgentOpenings(0, enders, starts, lambda counter, _: reporter.count(counter))
 
     async def prompt(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:
         await trio.lowlevel.checkpoint()
         return f"{split} {prompt_index}?", {"answer": "42"}
 
     async def attend(*, task_status: trio.TaskStatus[str]) -> None:
-        app = application(gateway, sessions, offers)
+        app = application(gateway, sessions, offers, openings)
         await serve(app, sessions.known, waits, task_status=task_status)
 
     async def drained() -> None:
@@ -123,8 +132,12 @@ async def played(
     ended = trio.Event()
     async with ours, theirs, trio.open_nursery() as nursery:
         url = await nursery.start(attend)
+        nursery.start_soon(starts.run)
         episodes = EpisodePlayer(
-            player, sessions, prompts or prompt, reporter, url=url, episode_s=episode_s
+            *(player, sessions, prompts or prompt, reporter),
+            url=url,
+            episode_s=episode_s,
+            openings=openings,
         )
         nursery.start_soon(drained)
         coordinator = ScriptedCoordinator(ours, url)

@@ -1,5 +1,6 @@
-"""Requests about an episode, parsed from JSON: rewards, failed calls and notes. Those of the model
-are the dialects'. Invariant: one that cannot be done is a 400 that names the parameter."""
+"""Requests about an episode, parsed from JSON: rewards, failed calls, things to open, notes. Those
+of the model are the dialects'. Invariant: one that cannot be done is a 400 that names the
+parameter."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import msgspec
 
 from asyncrl.agents.agent_rewards import KEY
 from asyncrl.agents.gateway.dialects.parameters import decode
+from asyncrl.sandbox.opened import Opened
 
 
 class TurnReward(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,6 +52,11 @@ def turn_failed(body: bytes) -> TurnFailed:
 def given_up(body: bytes) -> FailedAttempt:
     """The failed attempt in `body`, which may be empty. Raises GatewayError (400)."""
     return decode(body, FailedAttempt) if body else FailedAttempt()
+
+
+def opened(body: bytes) -> Opened:
+    """The thing in `body` that is opened, or gone. Raises GatewayError (400)."""
+    return decode(body, Opened)
 
 
 def note(body: bytes) -> bytes:

@@ -8,6 +8,9 @@ Invariant: no body is read before the key is proved.
                                            the turn of an answered call, from the last one where
                                            negative; without turn, or null: of the whole
     POST   /v1/episodes                    where programs elsewhere play: the next episode, or 204
+    POST   /v1/sessions/NAME/opened        {"kind": "container", "name": "asyncrl-1", "end":
+                                           ["docker"]}, before it is opened; DELETE with the same
+                                           ends it. With the key for rewards
     DELETE /v1/sessions/NAME               there too: the attempt has failed; the body may say why:
                                            {"reason": "…"}
     GET    /ready                          without a key
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import msgspec
@@ -37,7 +41,9 @@ from asyncrl.agents.gateway.errors import GatewayError
 from asyncrl.agents.gateway.forwarding import Forwarding
 from asyncrl.agents.gateway.gateway import Gateway
 from asyncrl.agents.gateway.offers import Offers
+from asyncrl.agents.gateway.openings import Openings
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
+from asyncrl.sandbox.opened import NoteError
 
 NAME = 200
 """Characters of a note's key, at most."""
@@ -51,11 +57,12 @@ def application(
     gateway: Gateway,
     sessions: PlayedSessions,
     offers: Offers | None,
+    openings: Openings | None = None,
     others: Forwarding | None = None,
 ) -> Starlette:
-    """The routes above. With `offers` programs elsewhere play. Calls of the models in `others` are
-    forwarded."""
-    app = _EpisodeRoutes(gateway, sessions, offers, others)
+    """The routes above. With `offers` programs elsewhere play; with `openings` agents open things
+    outside. Calls of the models in `others` are forwarded."""
+    app = _EpisodeRoutes(gateway, sessions, offers, openings, others)
     calls, session = "/sessions/{session}/v1", "/v1/sessions/{session}"
     note = session + "/notes/{name:path}"
     routes: list[BaseRoute] = [
@@ -68,6 +75,11 @@ def application(
         Route(f"{session}/reward", app.of("reward", app.reward), methods=["POST"]),
         Route(f"{session}/failed", app.of("reward", app.failed), methods=["POST"]),
     ]
+    if openings is not None:
+        routes += [
+            Route(f"{session}/opened", app.of("reward", app.opened), methods=["POST"]),
+            Route(f"{session}/opened", app.of("reward", app.closed), methods=["DELETE"]),
+        ]
     if offers is not None:
         routes += [
             Route("/v1/episodes", app.of("run", app.episode), methods=["POST"]),
@@ -122,10 +134,11 @@ class _EpisodeRoutes(CallRoutes):
         gateway: Gateway,
         sessions: PlayedSessions,
         offers: Offers | None,
+        openings: Openings | None,
         others: Forwarding | None,
     ) -> None:
         super().__init__(gateway, sessions, others)
-        self._offers = offers
+        self._offers, self._openings = offers, openings
 
     def of(self, right: Right | Literal["run"], handler: Handler) -> _KeyGuarded:
         return _KeyGuarded(self._sessions, right, handler)
@@ -167,6 +180,20 @@ class _EpisodeRoutes(CallRoutes):
         answer = {"session": session.name, "tool": asked.tool, "turn": asked.turn}
         await whole(request, send, msgspec.json.encode(answer))
 
+    async def opened(self, request: Request, send: Send) -> None:
+        assert self._openings is not None, "there is this route with openings alone"
+        opened = api_requests.opened(await self.body(request))
+        with _noting():
+            named = await self._openings.open(self.session(request).name, opened)
+        await whole(request, send, msgspec.json.encode({"opened": named}))
+
+    async def closed(self, request: Request, send: Send) -> None:
+        assert self._openings is not None, "there is this route with openings alone"
+        opened = api_requests.opened(await self.body(request))
+        with _noting():
+            wrong = await self._openings.close(self.session(request).name, opened)
+        await whole(request, send, msgspec.json.encode({"ended": not wrong, "reason": wrong}))
+
     async def give_up(self, request: Request, send: Send) -> None:
         self.session(request)
         assert self._offers is not None, "there is this route with offers alone"
@@ -195,6 +222,17 @@ class _EpisodeRoutes(CallRoutes):
             await Response(status_code=204)(request.scope, request.receive, send)
         else:
             await whole(request, send, facts)
+
+
+@contextmanager
+def _noting() -> Iterator[None]:
+    """Say in the API's form why there is no note, so that nothing is opened."""
+    try:
+        yield
+    except NoteError as error:
+        raise GatewayError(422, "not_endable", str(error)) from error
+    except OSError as error:
+        raise GatewayError(503, "not_noted", f"there is no note of it: {error}") from error
 
 
 def _name(request: Request) -> str:

@@ -33,6 +33,7 @@ class AgentConfig(Section, frozen=True):
         "strict_parameters",
         "port",
         "models",
+        "end",
     )
 
     run: Annotated[
@@ -141,6 +142,16 @@ class AgentConfig(Section, frozen=True):
         """Raises ConfigError, which does not quote what may be a secret."""
         super().__post_init__()
         other_models(self.models)
+
+    end: Annotated[
+        tuple[str, ...],
+        Meta(
+            description=(
+                "a command, with its arguments, that ends what an agent opened outside as a thing "
+                "of kind `command`; its last argument will be that thing's name"
+            )
+        ),
+    ] = ()
 
     def contradictions(self, whole: Config) -> Contradictions:
         if not self.run:

@@ -11,30 +11,29 @@ wait for the next ones, and end with this machine's part, or after `supervision.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import secrets
 import socket
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import trio
 
 from asyncrl.config import read
-from asyncrl.config.errors import BAD_INPUT, ConfigError, usable
+from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.paths import reachable
 from asyncrl.engines.servers.kept_servers import servers_ended
 from asyncrl.escape import escaped
-from asyncrl.files import open_growing
+from asyncrl.launch.claim import claimed
 from asyncrl.launch.cluster.equipment import places_for
 from asyncrl.launch.cluster.join_token import JoinToken
 from asyncrl.launch.cluster.joined_machine import Actor
 from asyncrl.launch.cluster.joining import LEAVE, ToldToLeave, join, join_again
 from asyncrl.launch.cluster.local_placement import PRELOADED, SMALL, TAKES_OVER, start_actor
+from asyncrl.launch.cluster.machine_folder import machine_folder
 from asyncrl.launch.cluster.machine_link import MachineLink
 from asyncrl.launch.cluster.model_files import keep_file
 from asyncrl.launch.cluster.places import Place, Places
@@ -65,7 +64,7 @@ from asyncrl.runtime.output import complain
 from asyncrl.runtime.processes.forkserver import ForkServer, open_fork_server
 from asyncrl.runtime.processes.machine import available_cores
 from asyncrl.runtime.processes.process import Process
-from asyncrl.runtime.run_dir import INITIAL, KEY, LOCK, RUN_TOML
+from asyncrl.runtime.run_dir import INITIAL, KEY, RUN_TOML
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +75,7 @@ MOST_WORDS = 1000
 """Characters of the report of what this machine lacks."""
 LEAVES = "its machine leaves"
 """Last words of an actor that was ordered on a machine that leaves."""
+TAKEN = "another asyncrl is running in this directory; choose another --dir"
 LOST = 1
 """Exit status if the launcher was lost, or an actor could not be started."""
 
@@ -97,11 +97,11 @@ def agent(
     this user's, or that another process uses."""
     with ExitStack() as stack:
         if folder is None:
-            run = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncrl-agent-")))
+            run = stack.enter_context(machine_folder())
         else:
             run = folder.absolute()
             _own(run)
-            stack.enter_context(_claimed(run))
+            stack.enter_context(claimed(run, TAKEN))
         with reachable():
             token.tls.write(run)
             (run / FOLDER).mkdir(exist_ok=True)
@@ -158,22 +158,6 @@ def _own(run: Path) -> None:
         raise ConfigError(
             f"{run} is not this user's alone: make it `chmod 700`, or choose another."
         )
-
-
-@contextmanager
-def _claimed(run: Path) -> Iterator[None]:
-    """Claim the directory for this process alone in the block. Raises ConfigError if another agent,
-    or a launcher, has it."""
-    with usable(run / LOCK, "written"):
-        opened = open_growing(run / LOCK)
-    with opened as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{run}: another asyncrl is running in this directory; choose another --dir."
-            ) from None
-        yield
 
 
 class _Agent:

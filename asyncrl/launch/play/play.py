@@ -286,7 +286,7 @@ async def _have_played(
     say: Say,
 ) -> None:
     """Have the agent play, and return when it has."""
-    watch = EpisodeWatch(partial(Refusals, transcript.error), transcript.ended)
+    watch = EpisodeWatch(partial(Refusals, transcript.error), transcript.ended, transcript.warned)
     async with (
         open_episodes(config, run, initial, 0, waits, Reporter(waits), watch) as (
             episodes,

@@ -82,6 +82,10 @@ class Transcript:
         else:
             self._head(f"the agent ended after {attempt.seconds:.1f} s of its own")
 
+    def warned(self, sentence: str) -> None:
+        """Print what went wrong beside the episode."""
+        self._head(sentence)
+
     def verdict(self, verdict: Verdict) -> None:
         """Print what the task's verifier said."""
         if isinstance(verdict, NoVerdict):

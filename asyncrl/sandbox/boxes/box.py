@@ -38,11 +38,16 @@ BoxKind = Literal["container", "remote", "directory"]
 
 class BoxThing(msgspec.Struct, frozen=True):
     """A sandbox as something that must be ended: its kind, its name, and the client or provider
-    that ends it."""
+    that ends it; `end` is empty for a directory."""
 
     kind: BoxKind
     name: str
     by: str
+
+    @property
+    def end(self) -> tuple[str, ...]:
+        """The end of its note (`asyncrl.sandbox.opened`)."""
+        return () if self.kind == "directory" else (self.by,)
 
 
 class BoxSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +92,11 @@ class BoxProvider(ABC):
 
     kind = ""
     thing: BoxKind = "remote"
+
+    @property
+    def named(self) -> str:
+        """The name that notes of its sandboxes have; that of a class of the user's is `own`."""
+        return self.kind or "own"
 
     def __init__(self, settings: BoxSettings, scratch: Path) -> None:
         self.settings, self.scratch = settings, scratch

@@ -1,8 +1,7 @@
 """Sandboxes of one attempt at an episode: opened with names of the attempt, and each ended.
 
-Invariant: a sandbox is told to the hook before it is created, and again once it is gone; so who
-keeps the record of what an attempt opened can end what was left. A sandbox that was not created
-whole is ended too.
+Invariant: a sandbox is created and ended within its note, so what a killed attempt left can be
+ended. One that was not created whole is ended too.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -36,8 +35,8 @@ END_S = 90.0
 FOLDER = "sandbox/boxes/providers"
 _OWN: Registry[type[BoxProvider]] = Registry("sandbox", {}, derived_from(BoxProvider))
 
-BoxHook = Callable[[Literal["opens", "gone"], BoxThing], None]
-"""Called before a sandbox is created, and after its end."""
+BoxNote = Callable[[BoxThing], AbstractAsyncContextManager[object]]
+"""Notes a sandbox for a block, in which it is created and ended."""
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +106,9 @@ class OpenBoxes:
         origin: BoxOrigin,
         attempt: str,
         entry: Mapping[str, Any],
-        hook: BoxHook = lambda event, thing: None,
+        noted: BoxNote,
     ) -> None:
-        self._origin, self._attempt, self._entry, self._hook = origin, attempt, entry, hook
+        self._origin, self._attempt, self._entry, self._noted = origin, attempt, entry, noted
         self._provider = provider_of(origin.settings, Path(origin.scratch))
         self._opened, self._open = 0, 0
 
@@ -140,34 +139,31 @@ class OpenBoxes:
 
     @asynccontextmanager
     async def _created(self, spec: BoxSpec) -> AsyncIterator[Box]:
-        thing = BoxThing(self._provider.thing, spec.name, self._provider.kind)
-        self._hook("opens", thing)
         settle_s = SETTLE_S
-        try:
-            backend = await self._provider.create(spec)
-            settle_s = 0.0
-            yield Box(spec.name, backend)
-        except ImageError:  # then nothing was asked to create it
-            settle_s = 0.0
-            raise
-        finally:
-            await self._end(thing, settle_s)
+        async with self._noted(BoxThing(self._provider.thing, spec.name, self._provider.named)):
+            try:
+                backend = await self._provider.create(spec)
+                settle_s = 0.0
+                yield Box(spec.name, backend)
+            except ImageError:  # then nothing was asked to create it
+                settle_s = 0.0
+                raise
+            finally:
+                await self._end(spec.name, settle_s)
 
-    async def _end(self, thing: BoxThing, settle_s: float) -> None:
-        """End a sandbox, and again after `settle_s`, if it is not 0. One that may live on is not
-        told as gone, and the agent's own error is not replaced."""
-        ending = asyncio.ensure_future(_ended(self._provider, thing.name, settle_s))
+    async def _end(self, name: str, settle_s: float) -> None:
+        """End a sandbox, and again after `settle_s`, if it is not 0. The end of its note tries
+        again, and keeps the note of one that may live on; the agent's own error is not replaced."""
+        ending = asyncio.ensure_future(_ended(self._provider, name, settle_s))
         try:
             await asyncio.shield(ending)
         except asyncio.CancelledError:
             await asyncio.wait([ending])  # it takes END_S at most
-            if ending.exception() is None:
-                self._hook("gone", thing)
+            if (error := ending.exception()) is not None:
+                logger.warning("%s", error)
             raise
         except BoxError as error:
             logger.warning("%s", error)
-            return
-        self._hook("gone", thing)
 
 
 async def _ended(provider: BoxProvider, name: str, settle_s: float) -> None:

@@ -1,7 +1,8 @@
 """The sandbox `docker`: a program in a container of an image of yours, by the command `docker run`.
 
 Its limits are the container's: memory and processes are counted for all of it together. The image
-has the languages' tools, `sh` and `cp`. A container is removed with its program.
+has the languages' tools, `sh` and `cp`. A container is removed with its program; in an agent's
+attempt it has a note (`asyncrl.sandbox.opened`), so it is removed, too, if this process is killed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from asyncrl.sandbox.enders import absent
+from asyncrl.sandbox.opened import NoteError, Opened, ended_here, note_here
 from asyncrl.sandbox.programs.program import (
     GATEWAY,
     WORK,
@@ -81,6 +84,11 @@ class Container:
             Path(folder).chmod(0o755)
             write_files(Path(folder), program.files)
             words = arguments(program, self._image, name, folder)
+            opened = Opened("container", name, (Path(self._client).name,))
+            try:
+                note_here(opened)
+            except (NoteError, OSError) as error:
+                raise ProgramError(f"the container has no note: {error}") from None
             try:
                 process = subprocess.Popen(
                     [self._client, *words],
@@ -90,27 +98,33 @@ class Container:
                     start_new_session=True,
                 )
             except OSError as error:
+                ended_here(opened)
                 raise ProgramError(f"{self._client} cannot be started: {error.strerror}") from None
-            yield _Contained(process, self._client, name)
+            yield _Contained(process, self._client, opened)
 
 
 class _Contained:
     """A container. Its client only has its pipes: killing the client would leave it running."""
 
-    def __init__(self, process: subprocess.Popen[bytes], client: str, name: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], client: str, opened: Opened) -> None:
         self.process = process
         self._client = client
-        self._name = name
+        self._opened, self._name = opened, opened.name
 
     def kill(self) -> None:
+        # whose client has ended is there, or is gone; of another the engine may have the request
+        known = (code := self.process.poll()) is not None and code >= 0
         try:
-            subprocess.run(
+            ran = subprocess.run(
                 [self._client, "rm", "--force", self._name],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=KILL_S,
                 check=False,
             )
+            missing = absent(ran.stderr.decode(errors="replace"))
+            if known if missing else not ran.returncode:
+                ended_here(self._opened)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ProgramError(f"the container {self._name} may still run: {error}") from error
         finally:

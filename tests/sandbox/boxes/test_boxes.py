@@ -70,7 +70,7 @@ def test_a_sandbox_runs_commands_and_keeps_files(kind: str, tmp_path: Path, doub
     told: list[tuple[str, BoxThing]] = []
     hosts = ("*",) if kind == "directory" else ()
     inside(
-        opener(tmp_path, kind=kind, image=IMAGE, hosts=hosts, hook=lambda *one: told.append(one)),
+        opener(tmp_path, kind=kind, image=IMAGE, hosts=hosts, told=lambda *one: told.append(one)),
         used,
     )
     thing = BoxThing("directory" if kind == "directory" else "container", told[0][1].name, kind)
@@ -122,7 +122,7 @@ def test_a_container_has_no_network_no_privilege_and_limits(tmp_path: Path, doub
 
 def test_each_sandbox_is_ended_whatever_happens_in_the_block(tmp_path: Path, double: Path) -> None:
     told: list[tuple[str, BoxThing]] = []
-    boxes = opener(tmp_path, kind="docker", image=IMAGE, hook=lambda *one: told.append(one))
+    boxes = opener(tmp_path, kind="docker", image=IMAGE, told=lambda *one: told.append(one))
 
     async def fails() -> None:
         async with boxes.open() as first, boxes.open() as second:
