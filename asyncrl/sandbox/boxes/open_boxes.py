@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,17 @@ SETTLE_S = 2.0
 END_S = 90.0
 """Seconds that the end of one may take."""
 
-FOLDER = "sandbox/boxes/providers"
-_OWN: Registry[type[BoxProvider]] = Registry("sandbox", {}, derived_from(BoxProvider))
+_PACKAGE = "asyncrl.sandbox.boxes.providers"
+PROVIDERS: Registry[type[BoxProvider]] = Registry(
+    "sandbox",
+    {
+        kind: f"{_PACKAGE}.{kind}:{kind.capitalize()}Boxes"
+        for kind in file_names("sandbox/boxes/providers")
+    },
+    derived_from(BoxProvider),
+)
+"""The providers, a file each. That of a run is imported alone: others need what it has no use
+for."""
 
 BoxNote = Callable[[BoxThing], AbstractAsyncContextManager[object]]
 """Notes a sandbox for a block, in which it is created and ended."""
@@ -54,15 +62,7 @@ def provider_of(settings: BoxSettings, scratch: Path) -> BoxProvider:
     ConfigError."""
     if settings.kind == NO_PROVIDER:
         raise ConfigError("sandbox.kind is none: set it to where agents' sandboxes are, as docker.")
-    if settings.kind not in file_names(FOLDER):
-        own: type[BoxProvider] = _OWN.find(settings.kind)
-        return own(settings, scratch)
-    # this file alone is imported: others need what an agent may have no use for
-    module = import_module(f"asyncrl.{FOLDER.replace('/', '.')}.{settings.kind}")
-    kinds = [kind for kind in vars(module).values() if isinstance(kind, type)]
-    provider = next(kind for kind in kinds if vars(kind).get("kind") == settings.kind)
-    made: BoxProvider = provider(settings, scratch)
-    return made
+    return PROVIDERS.find(settings.kind)(settings, scratch)
 
 
 def store_of(origin: BoxOrigin) -> ImageStore | None:

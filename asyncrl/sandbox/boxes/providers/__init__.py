@@ -1,1 +1,1 @@
-"""Providers of sandboxes, each a file by its name in `sandbox.kind`."""
+"""Providers of sandboxes: `sandbox.kind = "docker"` is the class `DockerBoxes` in `docker.py`."""
