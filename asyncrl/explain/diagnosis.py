@@ -41,6 +41,7 @@ TEACHES_NOTHING = (
     "filtered_in_a_row",
 )
 """Conditions for which a trainer waits however much is generated, the most pressing first."""
+WELL = "Both sides work, and neither waits long for the other."
 NAMES = 4
 """Most names in one sentence."""
 COORDINATOR = "coordinator"
@@ -68,7 +69,7 @@ def _candidates(status: RunStatus) -> Iterator[str]:
         yield f"Nobody says what it waits for but by name: {_waits(status) or 'nothing'}."
     for name in TEACHES_NOTHING:
         yield from _found(status, name)
-    yield "Both sides work, and neither waits long for the other."
+    yield WELL
 
 
 def _supervised(status: RunStatus) -> str:
@@ -278,18 +279,18 @@ def facts_of(status: RunStatus) -> RunFacts:
         starts=status.episodes.starts,
         tool_replies=status.tool_replies,
         unread_calls=status.unread_calls,
-        recent=status.recent,
     )
 
 
 def outside_facts(status: RunStatus) -> RunFacts:
-    """The facts of the disk and the judge alone."""
+    """The facts of the disk, the judge, and what came of the last rollouts."""
     return RunFacts(
         unwritten=status.unwritten,
         unwritten_why=status.unwritten_why,
         journal_why=status.journal.trouble,
         judge_missed=status.judge_missed,
         judge_why=status.judge_why,
+        recent=status.recent,
     )
 
 
