@@ -26,7 +26,10 @@ COMPARE = (
     "Show runs side by side: the settings in which they differ, and their results. They may be "
     "alive, or over."
 )
-RUNS = "List the runs in a directory, the newest first, each with its state and its steps."
+RUNS = (
+    "List the runs in a directory, the newest first: state, steps, held-out accuracy, and the time "
+    "of devices that each has used."
+)
 ROLLOUTS = (
     "Show the model's responses: the newest rollouts that ended, the newest first, with messages, "
     "calls and results, reward, expected answer and versions; follow them; or write them to a file."
