@@ -146,19 +146,18 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
     yield from _actors_gone(status)
     for name in TEACHES_NOTHING:
         yield from _found(status, name)
-    flows = sealed > leased or status.token_s < SILENT_S
-    if sealed and status.verdict_s > STUCK_S and flows:
+    judges = [actor for actor in status.actors if actor.role == "reward" and actor.here]
+    with_them = f"{sum(a.holds for a in judges)} of them with {_names(judges) or 'nobody'}"
+    if sealed and status.verdict_s > STUCK_S and (sealed > leased or status.token_s < SILENT_S):
         yield (
-            f"No verdict has come for {duration(status.verdict_s)}, and {sealed} answers wait for "
-            "one: the verifier or the judge is stuck; look at its server (judge.url), or at what "
-            "it runs (task.verifier). task.verdict_s ends a verdict that takes longer."
+            f"No verdict has come for {duration(status.verdict_s)}: verifiers are the slow side, "
+            f"and may be stuck. {sealed} answers wait, {with_them}: look at the judge's server "
+            "(judge.url), or at what task.verifier waits for; task.verdict_s ends what takes long."
         )
     if sealed > leased:
-        judges = [actor for actor in status.actors if actor.role == "reward" and actor.here]
         yield (
             f"The trainer waits for verdicts: verifiers are the slow side. {sealed} answers "
-            f"wait, {sum(a.holds for a in judges)} of them "
-            f"with {_names(judges) or 'nobody'}, and {leased} responses are still being "
+            f"wait, {with_them}, and {leased} responses are still being "
             f"generated; the last verdict came {duration(status.verdict_s)} ago. To judge more "
             "at a time, raise reward.actors or reward.concurrency."
         )
@@ -279,18 +278,19 @@ def facts_of(status: RunStatus) -> RunFacts:
         starts=status.episodes.starts,
         tool_replies=status.tool_replies,
         unread_calls=status.unread_calls,
+        recent=status.recent,
     )
 
 
 def outside_facts(status: RunStatus) -> RunFacts:
-    """The facts of the disk, the judge, and what came of the last rollouts."""
+    """The facts that raise an alarm outside of steps."""
     return RunFacts(
         unwritten=status.unwritten,
         unwritten_why=status.unwritten_why,
         journal_why=status.journal.trouble,
         judge_missed=status.judge_missed,
         judge_why=status.judge_why,
-        recent=status.recent,
+        recent=status.recent.alarming,
     )
 
 
