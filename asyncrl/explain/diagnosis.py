@@ -161,6 +161,12 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
             f"generated; the last verdict came {duration(status.verdict_s)} ago. To judge more "
             "at a time, raise reward.actors or reward.concurrency."
         )
+    if _held_by_evaluation(status):
+        yield (
+            f"The evaluation of version {status.evaluating} holds the publication of version "
+            f"{status.step}, for which the trainer waits: lower task.eval_size, or "
+            "evaluation.hold_s, the seconds for which it may."
+        )
     if _awaits_weights(status):
         yield (
             "The trainer waits for experience, and engines wait for weights: version "
@@ -169,8 +175,7 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
     if status.evaluating is not None and not status.groups.live:
         yield (
             f"The trainer has nothing to do, and waits until version {status.evaluating} is "
-            f"evaluated: {leased + sealed} answers to come; with a smaller task.eval_size, or "
-            "evaluation.hold_s, that takes less."
+            f"evaluated: {leased + sealed} answers to come; lower task.eval_size."
         )
     if _with_agents(status):
         yield f"The trainer waits for experience, and agents are the slow side: {_episodes(status)}"
@@ -334,6 +339,12 @@ def _awaited_by_all(status: RunStatus) -> bool:
 
 def _awaits_weights(status: RunStatus) -> bool:
     return status.idle.get("rollout", {}).get("weights", 0.0) >= IDLE
+
+
+def _held_by_evaluation(status: RunStatus) -> bool:
+    """True if a version is made and not published, and nothing but an evaluation is under way."""
+    made = status.committed is not None and status.step > status.committed
+    return made and status.publication is None and status.evaluating is not None
 
 
 def _with_agents(status: RunStatus) -> bool:
