@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import trio
 
 from asyncrl.actors.agent_pool import AgentAttempt, AgentClock
+from asyncrl.actors.entry_images import EntryImages
 from asyncrl.actors.episode_sockets import EpisodeSockets
 from asyncrl.actors.errors import CoordinatorLost
 from asyncrl.actors.reporting import Reporter
@@ -49,8 +50,8 @@ class Player(Protocol):
 
 class EpisodePlayer:
     """Plays the episodes of one actor. Agents find the gateway at `url`; an agent may work for
-    `episode_s` seconds; with `sockets`, sandboxed programs find it too. `ended` is called for each
-    attempt that ended by itself."""
+    `episode_s` seconds; with `sockets`, sandboxed programs find it too, and with `images` agents
+    open sandboxes. `ended` is called for each attempt that ended by itself."""
 
     def __init__(
         self,
@@ -62,12 +63,13 @@ class EpisodePlayer:
         url: str,
         episode_s: float,
         sockets: EpisodeSockets | None = None,
+        images: EntryImages | None = None,
         ended: Callable[[AgentAttempt], None] = lambda attempt: None,
     ) -> None:
         self._player, self._sessions = player, sessions
         self._prompt, self._reporter = prompt, reporter
         self._url, self._episode_s, self._sockets = url, episode_s, sockets
-        self._ended = ended
+        self._ended, self._images = ended, images
         self._playing: dict[tuple[int, int], tuple[PlayedSession, trio.CancelScope]] = {}
 
     def begin(self, play: Play, nursery: trio.Nursery) -> None:
@@ -91,12 +93,18 @@ class EpisodePlayer:
                     except Exception as error:  # noqa: BLE001 (a task's code may raise anything)
                         attempt = AgentAttempt(no_facts(error), clock.spent_s, "")
                     else:
-                        attempt = await self._player.play(facts, clock)
+                        attempt = await self._ready(facts, clock)
                 self._ended(attempt)
                 self._say(session, attempt)
         finally:
             del self._playing[session.play.rollout, session.play.attempt]
             self._sessions.close(session)
+
+    async def _ready(self, facts: EpisodeFacts, clock: AgentClock) -> AgentAttempt:
+        """Play the attempt, once what its sandboxes need is there; its clock begins then."""
+        if self._images is not None and (wrong := await self._images.wrong(facts.entry)):
+            return AgentAttempt(wrong, clock.spent_s, "")
+        return await self._player.play(facts, clock)
 
     def stop(self, message: StopPlaying) -> None:
         """End an attempt, if it is played."""
@@ -121,6 +129,7 @@ class EpisodePlayer:
             api_key=capability(key, session.name, "call"),
             reward_key=capability(key, session.name, "reward"),
             socket=socket,
+            boxes=None if self._images is None else self._images.origin,
         )
 
     def _say(self, session: PlayedSession, attempt: AgentAttempt) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,28 +15,34 @@ from starlette.types import ASGIApp
 from asyncrl.actors.agent_pool import AgentAttempt, open_agent_pool
 from asyncrl.actors.agents_actor import EpisodePlayer, Player
 from asyncrl.actors.elsewhere import ElsewherePool
+from asyncrl.actors.entry_images import EntryImages
 from asyncrl.actors.episode_sockets import EpisodeSockets, private_folder
 from asyncrl.actors.reporting import Reporter
 from asyncrl.agents.gateway.app import application
+from asyncrl.agents.gateway.forwarding import open_forwarding
 from asyncrl.agents.gateway.gateway import Gateway
 from asyncrl.agents.gateway.gateway_settings import Settings
 from asyncrl.agents.gateway.offers import Offers
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.agents.gateway.serve import serve
 from asyncrl.config import Config
+from asyncrl.config.api_keys import keyed_models
+from asyncrl.config.sandbox_hosts import NO_PROVIDER
 from asyncrl.config.schema import PLAYED_ELSEWHERE
+from asyncrl.config.schema.other_models import TRAINED
 from asyncrl.messages import Split
 from asyncrl.runtime.httpd.asgi import HttpRefusal
 from asyncrl.runtime.ipc.keys import read_private
 from asyncrl.runtime.ipc.waits import Waits
-from asyncrl.runtime.run_dir import GATEWAY_KEY
+from asyncrl.runtime.run_dir import GATEWAY_KEY, SCRATCH
+from asyncrl.sandbox.boxes.box_names import run_id
+from asyncrl.sandbox.boxes.box_settings import BoxSettings
+from asyncrl.sandbox.boxes.open_boxes import BoxOrigin
 from asyncrl.tasks import TaskError, open_task
 from asyncrl.tasks.entry import entry_of
 from asyncrl.tasks.prompt import text_of
 from asyncrl.tasks.text import Tokenizer
 
-MODEL = "policy"
-"""The name by which agents call the model."""
 CALLS = 4
 """Calls that run at a time, for each episode."""
 
@@ -78,7 +84,7 @@ async def open_episodes(
     elif gateway.format.calls is not None:
         logger.info("calls of tools are read in the form of %s", gateway.format.calls.name)
     offers = Offers() if agent.run == PLAYED_ELSEWHERE else None
-    app = watch.around(application(gateway, sessions, offers))
+    models = await trio.to_thread.run_sync(keyed_models, agent)
     reading = trio.CapacityLimiter(1)
 
     async def prompt(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:
@@ -92,17 +98,20 @@ async def open_episodes(
     def refused(refusal: HttpRefusal) -> None:
         reporter.count(f"agents_refused_{refusal}")
 
-    async def attend(*, task_status: trio.TaskStatus[str]) -> None:
-        await serve(
-            app,
-            sessions.known,
-            waits,
-            port=agent.port + index if agent.port else 0,
-            refused=refused,
-            task_status=task_status,
-        )
+    async with AsyncExitStack() as opened:
+        others = await opened.enter_async_context(open_forwarding(models, waits))
+        app = watch.around(application(gateway, sessions, offers, others))
 
-    with ExitStack() as opened:
+        async def attend(*, task_status: trio.TaskStatus[str]) -> None:
+            await serve(
+                app,
+                sessions.known,
+                waits,
+                port=agent.port + index if agent.port else 0,
+                refused=refused,
+                task_status=task_status,
+            )
+
         sockets = None
         if agent.sandbox != "none":
             folder = opened.enter_context(private_folder(sessions.key, index))
@@ -122,6 +131,7 @@ async def open_episodes(
                     url=url,
                     episode_s=agent.episode_s,
                     sockets=sockets,
+                    images=_images(config, run, waits),
                     ended=watch.ended,
                 ),
                 sessions,
@@ -147,6 +157,14 @@ async def _open_player(
         yield pool
 
 
+def _images(config: Config, run: Path, waits: Waits) -> EntryImages | None:
+    """The images of this actor's agents' sandboxes; None if they open none."""
+    if config.sandbox.kind == NO_PROVIDER or config.agent.run == PLAYED_ELSEWHERE:
+        return None
+    settings = BoxSettings.of(config.sandbox)
+    return EntryImages(BoxOrigin(settings, run_id(run), str(run / SCRATCH)), waits)
+
+
 def chat_tokenizer(initial: Path) -> Tokenizer:
     """The model's tokenizer, with its chat template if it has one."""
     try:
@@ -160,7 +178,7 @@ def settings(config: Config, vocabulary: int) -> Settings:
     """Settings of the gateway: room for all calls of all episodes. The coordinator bounds them."""
     agent = config.agent
     return Settings(
-        model=MODEL,
+        model=TRAINED,
         context_tokens=config.engine.context_tokens,
         vocabulary=vocabulary,
         calls=max(256, CALLS * agent.concurrency),

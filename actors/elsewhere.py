@@ -27,6 +27,7 @@ class ElsewherePool:
     async def play(self, facts: EpisodeFacts, clock: AgentClock) -> AgentAttempt:
         """Offer an episode, and wait for its end. The clock runs from when a program has it."""
         fields = {"session": facts.session, **msgspec.structs.asdict(facts)}
+        del fields["boxes"]  # nor open its sandboxes
         del fields["socket"]  # programs elsewhere do not run in the run's sandbox
         try:
             encoded = msgspec.json.encode(fields)

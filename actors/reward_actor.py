@@ -15,6 +15,7 @@ reward of zero, with one of these reasons:
 
     judge …              a judge on a server gave no score (`asyncrl.judges.outcomes`)
     too long for the judge
+    alone: …             a judge that ranks answers had one alone
 
 Each answer has a worker process of its own while it is judged (but for verifiers that are `async`:
 `shared_worker.py`), so no other answer is touched. Where
@@ -23,14 +24,17 @@ worker's message is untrusted: it must be one frame, of one answer, in the form 
 
 Where the verifier is `judge`, a worker writes what the judge is asked, and is free again; this
 process asks. So the worker needs no network and no key, and an answer that waits for the judge
-holds no process.
+holds no process. A judge that sees groups is asked once all answers of one are written; those that
+a worker gave a verdict keep it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import accumulate, pairwise
+from typing import Protocol
 
 import msgspec
 import trio
@@ -39,7 +43,6 @@ from asyncrl.actors.errors import CoordinatorLost
 from asyncrl.actors.reporting import Reporter
 from asyncrl.actors.shared_worker import GRACE_S, SharedWorker
 from asyncrl.actors.verifier_process import (
-    TOO_LONG,
     Opened,
     Opening,
     Reply,
@@ -63,6 +66,8 @@ from asyncrl.messages import (
     Drain,
     Drained,
     Finish,
+    GroupScoreRequest,
+    GroupScoreResult,
     NoVerdict,
     Scored,
     ScoreRequest,
@@ -75,7 +80,7 @@ from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 from asyncrl.runtime.processes.process import isolated
 from asyncrl.sandbox.environment import allowed
 from asyncrl.tasks import Several, wrong_figures
-from asyncrl.tasks.judge_request import TEXT_BYTES, JudgeRequest
+from asyncrl.tasks.judge_request import TEXT_BYTES, TOO_LONG, GroupRequest, JudgeRequest
 from asyncrl.tasks.later import Loop
 
 OPENING_S = 120.0
@@ -90,14 +95,24 @@ REASONS = {
     "unnamed rewards",
     "other rewards",
     "error spans",
-    TOO_LONG,
+    TOO_LONG.partition(":")[0],
     "figures",
 }
 """Kinds of reasons that a worker may give for no verdict."""
-Ask = Callable[[JudgeRequest], Awaitable[Verdict]]
-"""Asks a judge for a verdict, and raises ConfigError where it refuses all."""
 REASON = 400
 """Characters of the longest reason that is passed on."""
+
+
+class Asks(Protocol):
+    """Asks a judge for verdicts, and raises ConfigError where it refuses all."""
+
+    async def ask(self, request: JudgeRequest) -> Verdict:
+        """The verdict on one answer."""
+        ...
+
+    async def ask_together(self, request: GroupRequest) -> list[Verdict]:
+        """The verdict on each answer of a group."""
+        ...
 
 
 class VerifierPool:
@@ -224,24 +239,50 @@ async def reward_actor(
     *,
     concurrency: int,
     deadline_s: float,
-    ask: Ask | None = None,
+    judge: Asks | None = None,
 ) -> None:
     """Serve the coordinator until it drains this actor. At most `concurrency` answers are judged at
-    a time, and a verifier has `deadline_s` seconds. `ask` asks a judge, if the task has one.
+    a time, and a verifier has `deadline_s` seconds. `judge` is asked, if the task has one.
 
     Answers that are open when the drain's ENDING_S are over are not judged here. Their rollouts are
     sealed in the journal, so a resumed run requests their verdicts again.
     """
     places = trio.Semaphore(concurrency)
 
-    async def judge(message: ScoreRequest, ids: memoryview, prompt: memoryview) -> None:
+    async def place() -> None:
+        # all places are taken by answers that are each judged within two deadlines and two starts
+        with waits.on(
+            "verifier",
+            owner="reward",
+            deadline_s=2 * (deadline_s + START_S + GRACE_S) + ENDING_S,
+        ):
+            await places.acquire()
+
+    async def one(message: ScoreRequest, ids: memoryview, prompt: memoryview) -> None:
         reply = await verifiers.judge(
             message.split, message.prompt_index, ids, message.finish, prompt
         )
         places.release()
-        timed = reply if isinstance(reply, TimedVerdict) else await _asked(ask, reply)
+        timed = reply if isinstance(reply, TimedVerdict) else await _asked(judge, reply)
         reporter.count("verdicts")
         await link.send(ScoreResult(message.rollout, timed.verdict, timed.seconds))
+
+    async def together(
+        message: GroupScoreRequest, replies: dict[int, Reply], at: int, answer: _Member
+    ) -> None:
+        """Judge the member at a place of its group, of which the last asks for all of them."""
+        replies[at] = await verifiers.judge(
+            message.split, message.prompt_index, answer.ids, answer.finish, answer.prompt
+        )
+        places.release()
+        if len(replies) == len(message.rollouts):
+            began = trio.current_time()
+            verdicts = await _asked_together(judge, [reply for _, reply in sorted(replies.items())])
+            reporter.count("verdicts", len(verdicts))
+            seconds = trio.current_time() - began
+            await link.send(
+                GroupScoreResult(list(zip(message.rollouts, verdicts, strict=True)), seconds)
+            )
 
     async with trio.open_nursery() as reports:
         reports.start_soon(reporter.run, link)
@@ -249,15 +290,13 @@ async def reward_actor(
             async for message, buffers in link:
                 match message:
                     case ScoreRequest():
-                        # all places are taken by answers that are each judged within two deadlines
-                        # and two starts
-                        with waits.on(
-                            "verifier",
-                            owner="reward",
-                            deadline_s=2 * (deadline_s + START_S + GRACE_S) + ENDING_S,
-                        ):
-                            await places.acquire()
-                        judges.start_soon(judge, message, buffers[0], buffers[1])
+                        await place()
+                        judges.start_soon(one, message, buffers[0], buffers[1])
+                    case GroupScoreRequest():
+                        replies = dict[int, Reply]()
+                        for at, answer in enumerate(_members(message, *buffers)):
+                            await place()
+                            judges.start_soon(together, message, replies, at, answer)
                     case Drain():
                         break
                     case _:
@@ -271,11 +310,46 @@ async def reward_actor(
     await link.send(Drained())
 
 
-async def _asked(ask: Ask | None, request: JudgeRequest) -> TimedVerdict:
+class _Member(msgspec.Struct, frozen=True):
+    """An answer of a group, as a `ScoreRequest` has it."""
+
+    ids: memoryview
+    finish: Finish
+    prompt: memoryview
+
+
+def _members(message: GroupScoreRequest, ids: memoryview, prompts: memoryview) -> list[_Member]:
+    """The answers of a group, from its joined buffers."""
+    ends, before = ([0, *accumulate(of)] for of in (message.tokens, message.continued))
+    return [
+        _Member(ids[4 * a : 4 * b], finish, prompts[4 * c : 4 * d])
+        for (a, b), (c, d), finish in zip(
+            pairwise(ends), pairwise(before), message.finishes, strict=True
+        )
+    ]
+
+
+_NO_JUDGE = NoVerdict("judge unreachable: none is set")
+
+
+async def _asked(judge: Asks | None, request: JudgeRequest) -> TimedVerdict:
     """The verdict of the judge, and the seconds it took."""
     began = trio.current_time()
-    verdict = NoVerdict("judge unreachable: none is set") if ask is None else await ask(request)
+    verdict = _NO_JUDGE if judge is None else await judge.ask(request)
     return TimedVerdict(verdict, trio.current_time() - began)
+
+
+async def _asked_together(judge: Asks | None, replies: Sequence[Reply]) -> list[Verdict]:
+    """The verdicts on a group: the workers' own, and the judge's on those that it is asked
+    about."""
+    asked = [reply for reply in replies if isinstance(reply, JudgeRequest)]
+    said = list[Verdict]()
+    if asked:
+        said = [_NO_JUDGE] * len(asked)
+        if judge is not None:
+            said = await judge.ask_together(GroupRequest(tuple(asked)))
+    rest = iter(said)
+    return [reply.verdict if isinstance(reply, TimedVerdict) else next(rest) for reply in replies]
 
 
 async def _ask(

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from asyncrl.actors.coordinator.coordinator import Coordinator
     from asyncrl.actors.coordinator.lifecycle import Outcome
     from asyncrl.actors.coordinator.prompts import PromptSource
-    from asyncrl.actors.reward_actor import Ask
+    from asyncrl.actors.reward_actor import Asks
     from asyncrl.explain.metrics import Metrics
     from asyncrl.journal import Journal
     from asyncrl.runtime.ipc.link import Link
@@ -295,7 +295,7 @@ async def reward(context: ActorContext) -> None:
 
     config, waits = context.config, own_waits()
     async with (
-        _judge(context, waits) as ask,
+        _judge(context, waits) as judge,
         open_verifiers(config.task, config.run.seed, str(context.initial), waits) as verifiers,
         await context.link() as link,
     ):
@@ -307,12 +307,12 @@ async def reward(context: ActorContext) -> None:
             Reporter(waits, report_s(config)),
             concurrency=concurrency,
             deadline_s=deadline_s,
-            ask=ask,
+            judge=judge,
         )
 
 
 @asynccontextmanager
-async def _judge(context: ActorContext, waits: Waits) -> AsyncIterator[Ask | None]:
+async def _judge(context: ActorContext, waits: Waits) -> AsyncIterator[Asks | None]:
     """The judge that answers are given to, if there is one. A key that is missing, and a judge that
     refuses all requests, end this process like bad input does."""
     if not asks(context.config):
@@ -323,7 +323,7 @@ async def _judge(context: ActorContext, waits: Waits) -> AsyncIterator[Ask | Non
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # else each answer is a line of the log
     file = context.run / JUDGED / f"reward-{context.index}"
     async with open_judge(context.config, waits, file) as judge:
-        yield judge.ask
+        yield judge
 
 
 async def agents(context: ActorContext) -> None:

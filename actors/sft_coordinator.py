@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import trio
 from asyncrl.actors.actor_context import ActorContext
 from asyncrl.actors.coordinator.lifecycle import GOODBYE_S, Outcome
 from asyncrl.actors.sft_progress import SftProgress
+from asyncrl.experience.training_message import TrainingMessage
 from asyncrl.explain import run_status, summary
 from asyncrl.explain.conditions.disks import RESUMES
 from asyncrl.explain.curve import read
@@ -48,12 +49,14 @@ from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.waits import Pulse, WaitExpired
 from asyncrl.runtime.processes.own_waits import own_waits
 from asyncrl.runtime.run_dir import COORDINATOR, LAUNCHER, METRICS, STALL, STATUS, SUMMARY
-from asyncrl.tasks.sft_data import SftData, open_sft_data
+from asyncrl.tasks.sft_data import Sequences, SftData, open_sft_data
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.checkpoint_index import CheckpointError, complete
 
 AHEAD = 4
 """Commands that the trainer has at a time: the next ones are packed while it computes."""
+MEASURED_ROWS = 256
+"""Held-out rows that are read at a time."""
 STATUS_S = 1.0
 Flush = Callable[[bool], Awaitable[None]]
 
@@ -313,7 +316,7 @@ class _Driver:
             seen += len(numbers)
             if step < begun:  # it is in the checkpoint
                 continue
-            for packed in data.messages(step, [rows[number] for number in numbers]):
+            for packed in await self._packed(data, step, rows, numbers):
                 await self._command(packed.message, *packed.buffers)
             self._steps.append((len(numbers), seen / len(rows)))
             await self._command(CloseStep(step))
@@ -331,6 +334,15 @@ class _Driver:
             return Outcome(False, f"the last checkpoint was not written: {why}, {RESUMES}")
         return Outcome(True, f"all {steps} steps are done")
 
+    async def _packed(
+        self, data: SftData, step: int, rows: Sequence[Sequences], numbers: Sequence[int]
+    ) -> list[TrainingMessage]:
+        """Micro-batches of these rows, which are read and tokenized beside the loop."""
+        return await trio.to_thread.run_sync(
+            lambda: list(data.messages(step, [rows[number] for number in numbers])),
+            abandon_on_cancel=True,
+        )
+
     async def _measure(self, data: SftData, version: int, *, last: bool) -> None:
         """Measure the held-out loss, where it is due and not known."""
         every, held = self.config.train.eval_every, data.held_out.rows
@@ -339,9 +351,11 @@ class _Driver:
             return
         await self._settled()
         self.progress.evaluating, self._measured = version, (0.0, 0)
-        for packed in data.messages(0, held):
-            message = MeasureLoss(packed.message.index, packed.message.samples)
-            await self._command(message, *packed.buffers)
+        for first in range(0, len(held), MEASURED_ROWS):
+            some = range(first, min(first + MEASURED_ROWS, len(held)))
+            for packed in await self._packed(data, 0, held, some):
+                message = MeasureLoss(packed.message.index, packed.message.samples)
+                await self._command(message, *packed.buffers)
         await self._settled()
         self.progress.measured(version, *self._measured, len(held))
         self.progress.evaluating = None

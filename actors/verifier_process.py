@@ -39,7 +39,7 @@ from asyncrl.sandbox.zygote import Zygote
 from asyncrl.tasks import Figures, MaskedReward, NoReward, Several, Task, as_number, open_task
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.error_spans import token_spans
-from asyncrl.tasks.judge_request import TEXT_BYTES, JudgeRequest
+from asyncrl.tasks.judge_request import TEXT_BYTES, TOO_LONG, JudgeRequest
 from asyncrl.tasks.later import Later, Loop
 from asyncrl.tasks.mixed import awaited_prompts, executed_prompts
 from asyncrl.tasks.text import Tokenizer
@@ -48,8 +48,6 @@ SAID = 200
 """Characters of an exception's text that a verdict keeps."""
 CAUSES = 8
 """Errors behind an error that are looked at."""
-TOO_LONG = "too long for the judge"
-"""Kind of the reason of an answer whose texts a judge is not sent."""
 LARGEST = 1e38
 """Largest reward of either sign, as `asyncrl.algorithms.advantages` has it. A larger one could not
 be trained."""
@@ -194,7 +192,7 @@ def _bounded(request: JudgeRequest) -> Reply:
     """The request, unless its texts are too long for a frame."""
     texts = (request.question, request.answer, request.expected)
     if sum(len(text.encode(errors="replace")) for text in texts) > TEXT_BYTES:
-        return TimedVerdict(NoVerdict(f"{TOO_LONG}: over {TEXT_BYTES:,} bytes"), 0.0)
+        return TimedVerdict(NoVerdict(TOO_LONG), 0.0)
     return request
 
 

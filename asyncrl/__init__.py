@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from asyncrl.library.arrays import Sequence
     from asyncrl.library.hand_learner import Learner, StepFigures
     from asyncrl.library.hand_sampler import Sampler
+    from asyncrl.library.merging import merge
     from asyncrl.library.opened_run import Run, open_run, runs
     from asyncrl.library.starting_model import starting_model
     from asyncrl.library.task import ListTask, open_task
@@ -89,6 +90,7 @@ _HOMES = {
     "asyncrl.library.starting_model": ("starting_model",),
     "asyncrl.library.opened_run": ("Run", "open_run", "runs"),
     "asyncrl.library.hand_sampler": ("Sampler",),
+    "asyncrl.library.merging": ("merge",),
     "asyncrl.library.arrays": ("Sequence",),
     "asyncrl.library.task": ("ListTask", "open_task"),
     "asyncrl.library.trained_run": ("sft", "train"),
@@ -150,6 +152,7 @@ __all__ = [
     "TrainConfig",
     "Verifier",
     "VllmConfig",
+    "merge",
     "open_run",
     "open_task",
     "runs",

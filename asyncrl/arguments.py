@@ -30,6 +30,12 @@ RUNS = (
     "List the runs in a directory, the newest first: state, steps, held-out accuracy, and the time "
     "of devices that each has used."
 )
+PAGE = (
+    "Serve a page for browsers: of a run that lives or is over, or of all runs in a folder. It has "
+    "curves that can be laid over each other, what limits the run, the flow, and rollouts to "
+    "browse. It changes nothing, and runs go on without it. On another host than loopback it has "
+    "a key."
+)
 ROLLOUTS = (
     "Show the model's responses: the newest rollouts that ended, the newest first, with messages, "
     "calls and results, reward, expected answer and versions; follow them; or write them to a file."
@@ -56,10 +62,14 @@ FETCH = (
     "Fetch the copy of a run from an object store (run.copy) into a directory, which `asyncrl "
     "train --resume` goes on from. Credentials are those of the environment."
 )
+MERGE = (
+    "Merge models of one architecture into a new model directory: the mean of their weights, or "
+    "with --base the base plus their differences from it. A run stands for its model."
+)
 SETTINGS = "List the basic settings; or all settings of a section, with defaults, ranges and units."
 INIT = (
-    "Write a run.toml with comments for a task, or for a JSONL file of prompts. It refuses to "
-    "write over a file."
+    "Write a run.toml with comments for a task, or for a file of prompts, with its lengths. It "
+    "refuses to write over a file."
 )
 SIMULATE = (
     "Run the whole system in virtual time, in this process, with fake engines and every kind of "
@@ -76,6 +86,7 @@ EXAMPLES = """\
 examples:
   asyncrl tasks
   asyncrl init spell_backward
+  asyncrl init questions.parquet --set task.prompt_key=question --set task.answer_key=gold
   asyncrl train run.toml
   asyncrl settings rollout
   asyncrl train run.toml --set task.name=chain_sum --set train.steps=50
@@ -132,6 +143,10 @@ def parser() -> argparse.ArgumentParser:
             metavar="run.toml",
             help=config,
         )
+        add_sets(verb)
+        return verb
+
+    def add_sets(verb: argparse.ArgumentParser) -> None:
         verb.add_argument(
             "--set",
             action="append",
@@ -140,7 +155,6 @@ def parser() -> argparse.ArgumentParser:
             metavar="section.key=value",
             help="change one setting; repeatable",
         )
-        return verb
 
     root = _Parser(
         prog="asyncrl",
@@ -236,6 +250,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="TASK|FILE",
         help="a task of `asyncrl tasks`, or a file of prompts (default: the bundled job)",
     )
+    add_sets(first)
     trial = add("simulate", SIMULATE, SOURCES, "forecast this run (default: search for faults)")
     what = trial.add_mutually_exclusive_group()
     what.add_argument("--seed", type=_seed, metavar="N", help="one seed")
@@ -314,6 +329,46 @@ def parser() -> argparse.ArgumentParser:
     about.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="the file (default: RUN/report.html)"
     )
+    merged = verbs.add_parser("merge", help=MERGE.split(":")[0] + ".", description=MERGE)
+    merged.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="a run that has ended, a model directory, or the name of a model on a hub",
+    )
+    merged.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="the new directory"
+    )
+    merged.add_argument(
+        "--weights",
+        type=_numbers,
+        metavar="W,W",
+        help="one for each model: shares of the mean (default: equal), or with --base factors of "
+        "the differences (default: 1)",
+    )
+    merged.add_argument("--base", metavar="MODEL", help="the model that the others began with")
+    merged.add_argument(
+        "--evaluate",
+        type=Path,
+        metavar="run.toml",
+        help="print the accuracy of each model, and of the merged one, on this run's held-out "
+        "prompts",
+    )
+    shown = verbs.add_parser("page", help=PAGE.split(":")[0] + ".", description=PAGE)
+    shown.add_argument(
+        "path",
+        type=Path,
+        nargs="?",
+        default=Path("runs"),
+        metavar="RUN|FOLDER",
+        help="the directory of a run, or of several (default: runs)",
+    )
+    shown.add_argument(
+        "--host", default="127.0.0.1", help="the address to answer at (default: 127.0.0.1)"
+    )
+    shown.add_argument(
+        "--port", type=_port, default=8080, metavar="N", help="its port; 0: any (default: 8080)"
+    )
     rollouts = verbs.add_parser("rollouts", help=ROLLOUTS.split(":")[0] + ".", description=ROLLOUTS)
     _add_run(rollouts)
     rollouts.add_argument("--split", choices=["train", "evaluation"], help="only of this split")
@@ -354,6 +409,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a new FILE.jsonl or FILE.parquet of them",
     )
+    rollouts.add_argument(
+        "--traces",
+        type=Path,
+        metavar="FILE",
+        help="a new FILE of agents' episodes as orchestration traces, a line of JSON each",
+    )
     return root
 
 
@@ -370,6 +431,14 @@ def _add_run(verb: argparse.ArgumentParser) -> None:
 def _cut(text: str) -> str:
     """A text for a sentence: thousands of digits would hide the rest."""
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _port(text: str) -> int:
+    """A port, or 0. Raises argparse.ArgumentTypeError."""
+    number = whole(text)
+    if number is None or number > 65535:
+        raise argparse.ArgumentTypeError(f"{_cut(text)!r} is no port, from 0 to 65535")
+    return number
 
 
 def _seeds(text: str) -> range:
@@ -402,6 +471,15 @@ def _more_than_0(text: str) -> float:
     if not 0 < number < 1e9:
         raise argparse.ArgumentTypeError(f"{_cut(text)!r} is not a number above 0 and below 1e9")
     return number
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{_cut(text)!r} is not a list of numbers with commas, such as 0.7,0.3"
+        ) from None
 
 
 def _index(text: str) -> int:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from asyncrl.arguments import parser
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from asyncrl.config import Config
 
 INTERRUPTED = 130
-LONG = ("train", "sft", "agent", "play")
+LONG = ("train", "sft", "agent", "play", "page")
 """Verbs in which an error after the start is no matter of the input."""
 
 
@@ -193,6 +194,7 @@ def _fetch(args: argparse.Namespace) -> int:
     from asyncrl.escape import escaped
     from asyncrl.launch.private import private_files
     from asyncrl.launch.stored_copy import fetch
+    from asyncrl.library.kept_code import kept_code
     from asyncrl.words import size
 
     def say(name: str, count: int) -> None:
@@ -200,8 +202,13 @@ def _fetch(args: argparse.Namespace) -> int:
 
     with private_files():
         fetch(args.url, args.directory, say)
+    kept = kept_code(args.directory)
+    for text in kept.values():
+        print(f"Its code is in it, and was not run: read {escaped(text.rpartition(':')[0])}")
+    named = "".join(f" --set {quote(f'{key}={text}')}" for key, text in kept.items())
     print(
-        f"The copy is complete. Go on with: asyncrl train --resume {escaped(str(args.directory))}"
+        "The copy is complete. Go on with: asyncrl train --resume "
+        f"{escaped(str(args.directory))}{escaped(named)}"
     )
     return 0
 
@@ -211,7 +218,7 @@ def _init(args: argparse.Namespace) -> int:
     from asyncrl.launch.first_run import write_first_run
     from asyncrl.runtime.run_dir import RUN_TOML
 
-    write_first_run(args.task, Path(RUN_TOML))
+    write_first_run(args.task, Path(RUN_TOML), args.sets)
     what = args.task or "the bundled job"
     print(f"{RUN_TOML} is written, for {escaped(what)}. Look at it, then: asyncrl train {RUN_TOML}")
     return 0
@@ -265,7 +272,7 @@ def _runs(args: argparse.Namespace) -> int:
 def _rollouts(args: argparse.Namespace) -> int:
     from asyncrl.escape import escaped, escaped_json
     from asyncrl.explain.run_files import RunFiles
-    from asyncrl.explain.views.record_files import write_records
+    from asyncrl.explain.views.record_files import write_records, write_traces
     from asyncrl.explain.views.rollout_records import RolloutRecord, Wanted, records, shown
     from asyncrl.runtime.output import Output, complain
     from asyncrl.words import count
@@ -281,9 +288,15 @@ def _rollouts(args: argparse.Namespace) -> int:
     if args.follow:
         from asyncrl.explain.views.followed_rollouts import follow
 
-        if args.living or args.output is not None:
-            raise _excluded("--living" if args.living else "--output")
+        if args.living or args.output is not None or args.traces is not None:
+            raise _excluded(
+                "--living" if args.living else "--output" if args.output else "--traces"
+            )
         follow(files, wanted, show, complain)
+        return 0
+    if args.traces is not None:
+        written = write_traces(files, wanted, args.traces)
+        print(f"{count(written)} traces are written to {escaped(str(args.traces))}.")
         return 0
     if args.output is not None:
         written = write_records(files, wanted, args.output, complain)
@@ -302,6 +315,28 @@ def _excluded(option: str) -> Exception:
     from asyncrl.config.errors import ConfigError
 
     return ConfigError(f"rollouts: --follow shows rollouts as they end; leave out {option}.")
+
+
+def _merge(args: argparse.Namespace) -> int:
+    from asyncrl import config as configuration
+    from asyncrl.escape import escaped
+    from asyncrl.library.held_out import HeldOutPrompts
+    from asyncrl.library.merging import merge, model_of
+    from asyncrl.runtime.waiting import waiting
+
+    held = None
+    if args.evaluate is not None:
+        held = HeldOutPrompts(configuration.load(args.evaluate, [], os.environ))
+    with waiting() as doing:
+        path = merge(args.models, args.output, weights=args.weights, base=args.base, say=doing)
+        print(f"{escaped(str(path))} is written.", flush=True)
+        if held is None:
+            return 0
+        for model in [*args.models, str(path)]:
+            right = held.right(model_of(model), doing)
+            told = f"{right / held.prompts:.3f} of {held.prompts} held-out prompts"
+            print(f"{told} by {escaped(model)}", flush=True)
+    return 0
 
 
 def _agent(args: argparse.Namespace) -> int:
@@ -344,6 +379,20 @@ def _run(args: argparse.Namespace) -> Path:
         run = newest_run()
         print(f"asyncrl: {escaped(str(run))}", file=sys.stderr)
     return run
+
+
+def _page(args: argparse.Namespace) -> int:
+    from asyncrl.explain.views.serving import serve
+    from asyncrl.runtime.output import Output
+
+    output = Output(sys.stdout)
+
+    def say(sentence: str) -> None:
+        print(sentence, file=output)
+        output.flush()
+
+    serve(args.path, args.host, args.port, say)
+    return INTERRUPTED
 
 
 def _loaded(args: argparse.Namespace, resume: Path | None) -> Config:
@@ -393,8 +442,10 @@ VERBS = {
     "compare": _compare,
     "runs": _runs,
     "rollouts": _rollouts,
+    "merge": _merge,
     "top": _top,
     "report": _report,
+    "page": _page,
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -40,6 +41,10 @@ LATENCY_S, FAILS, PER_MINUTE = 2.0, 0.05, 60
 TOKENS, TOKEN_S, SLOTS, GROUP, GROUPS = 20, 0.5, 8, 4, 2
 """Tokens of an answer, seconds for each, and answers at a time: 0.8 a second, where the judge takes
 one."""
+
+
+BY_GROUP = PER_MINUTE // GROUP
+"""Requests a minute where a request is about a group."""
 
 
 class Measured(NamedTuple):
@@ -73,6 +78,9 @@ class JudgeServer(httpx2.AsyncBaseTransport):
             return self._failure()
         self.scored[text] += 1
         content = f"SCORE: {1 + hash_of(text) % 9}"
+        if answers := re.findall(r"\[answer (\d+), mark \w+\]\n(.*)", text):
+            scores = (f"{number} = {1 + hash_of(answer) % 9}" for number, answer in answers)
+            content = f"SCORES: {', '.join(scores)}"
         body = {"choices": [{"message": {"content": content}, "finish_reason": "stop"}]}
         return httpx2.Response(200, stream=httpx2.ByteStream(json.dumps(body).encode()))
 
@@ -89,8 +97,8 @@ class JudgedWorld(ScriptedWorld):
 
     judge: Judge
 
-    def make_ask(self, process: Any) -> Any:
-        return self.judge.ask
+    def make_judge(self, process: Any) -> Any:
+        return self.judge
 
     def make_verifiers(self, process: Any) -> Any:
         return SimpleNamespace(judge=_asks, slowest=(0.0, "train", -1))
@@ -116,8 +124,10 @@ def _script(request: Request) -> Script:
     return Script(ids, np.full(len(ids), -1.0, np.float32), TOKEN_S, "stop")
 
 
-async def measured(latency_s: float, fails: float, per_minute: int, steps: int = 20) -> Measured:
-    """Run it in virtual time."""
+async def measured(
+    latency_s: float, fails: float, per_minute: int, steps: int = 20, members: str = "alone"
+) -> Measured:
+    """Run it in virtual time; `members` is how a group's answers are judged."""
     config = configured(
         task={"eval_size": 0, "name": "jsonl", "path": "data.jsonl", "verifier": "judge"},
         engine={"slots": SLOTS},
@@ -129,6 +139,7 @@ async def measured(latency_s: float, fails: float, per_minute: int, steps: int =
             "model": "m",
             "template": "{question} {answer}",
             "requests_per_minute": per_minute,
+            "members": members,
         },
         supervision={"stall_s": 1000.0},
     )
@@ -158,13 +169,14 @@ async def measured(latency_s: float, fails: float, per_minute: int, steps: int =
 def main() -> None:
     """Measure, and print a line for each judge."""
     print(f"{'judge':<46} busy  seconds  scored  none  zero  twice  requests  in a minute")
-    for name, latency_s, fails, per_minute in (
-        ("at once, without failures or limit", 0.0, 0.0, 60_000),
-        ("2 s, 5 % failures, 60 requests a minute", LATENCY_S, FAILS, PER_MINUTE),
+    slow = "2 s, 5 % failures,"
+    for name, latency_s, fails, per_minute, members in (
+        ("at once, without failures or limit", 0.0, 0.0, 60_000, "alone"),
+        (f"{slow} 60 requests a minute", LATENCY_S, FAILS, PER_MINUTE, "alone"),
+        (f"{slow} {BY_GROUP} a minute, by group", LATENCY_S, FAILS, BY_GROUP, "scored"),
     ):
-        found = trio.run(
-            measured, latency_s, fails, per_minute, clock=MockClock(autojump_threshold=0)
-        )
+        clock = MockClock(autojump_threshold=0)
+        found = trio.run(measured, latency_s, fails, per_minute, 20, members, clock=clock)
         print(
             f"{name:<46} {found.busy:4.0%} {found.seconds:8.0f} {found.scored:7} {found.without:5} "
             f"{found.zero:5} {found.twice:6} {found.requests:9} {found.most_in_a_minute:12}"

@@ -61,10 +61,10 @@ from asyncrl import config as configuration
 from asyncrl.bundled.warmup import prepare_model
 from asyncrl.config import Config
 from asyncrl.explain import summary
-from asyncrl.runtime.user_cache import cache
 from asyncrl.tasks import open_task
 from asyncrl.training.checkpoint_index import complete
 from asyncrl.training.models import load_model
+from asyncrl.user_cache import cache
 
 ROOT = Path(__file__).parent.parent
 EVERY = 5

@@ -23,9 +23,17 @@ DESIGN = (ROOT / "docs" / "design.md").read_text()
 QUESTIONS = re.compile(r"(What|Whether|How|Which|Who|Whose|Where|Why|When)\b")
 """Words that no docstring begins with: it begins with a verb or a noun."""
 
-SAME_NAME = {"admission.py", "engine.py", "errors.py", "options.py", "run.py", "scripted.py"}
+SAME_NAME = {
+    "admission.py",
+    "docker.py",
+    "engine.py",
+    "errors.py",
+    "options.py",
+    "run.py",
+    "scripted.py",
+}
 """File names that several folders have, because they mean the same in each, or because a built-in
-strategy or verifier is a file by its name in run.toml (`run`)."""
+strategy, verifier or kind of sandbox is a file by its name in run.toml (`run`, `docker`)."""
 
 
 def section(number: int) -> str:

@@ -33,6 +33,7 @@ from asyncrl.messages import (
     Exited,
     GiveFailure,
     GiveReward,
+    GroupScoreResult,
     Healable,
     Hello,
     Joined,
@@ -71,7 +72,7 @@ ACCEPTED: dict[Role, dict[type[Message], int]] = {
         Report: 0,
         Drained: 0,
     },
-    "reward": {ScoreResult: 0, Report: 0, Drained: 0},
+    "reward": {ScoreResult: 0, GroupScoreResult: 0, Report: 0, Drained: 0},
     "agents": {
         Ask: 1,
         Enough: 0,
@@ -202,6 +203,10 @@ class Connections:
             case ScoreResult():
                 parts.metrics.judged(message.verdict, message.seconds)
                 parts.scoring.on_score_result(peer, message)
+            case GroupScoreResult():
+                for _, verdict in message.verdicts:
+                    parts.metrics.judged(verdict, message.seconds)
+                parts.scoring.on_group_result(peer, message)
             case Consumed() | ScoredProximal() | Stepped() | Saved() if parts.stepping is not None:
                 self._from_trainer(parts.stepping, message)
             case Joined() | Quiesced() | Transferred() | Prepared() | Committed():

@@ -277,7 +277,7 @@ class Playing:
         attempt.calls.append(None)
         known = next((call for call in earlier if call.key == key), None)
         if known is not None and episode.needed(known) <= _left(rollout):
-            self._store.record(Reused(rollout.id, attempt.attempt, known.id))
+            self._store.record(Reused(rollout.id, attempt.attempt, known.id, message.role))
             attempt.answering(message.number, known.id)
             return
         budget = self._budget(rollout, message.max_new_tokens, len(context) // 4)
@@ -300,6 +300,7 @@ class Playing:
                 key=key,
                 max_new_tokens=budget,
                 temperature=temperature,
+                role=message.role,
             )
         )
         attempt.answering(message.number, call)

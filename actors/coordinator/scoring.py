@@ -1,8 +1,9 @@
 """Asks reward actors for the verdicts on sealed rollouts.
 
-Invariant: a sealed rollout is with exactly one reward actor, or waits for one. The rollouts of a
-lost actor are asked again. Of an episode a verifier judges the last reply, unless its agent gave it
-a reward.
+Invariant: a sealed rollout is with exactly one reward actor, or waits for one, or for the rest of
+its group, where a judge sees groups. The rollouts of a lost actor are asked again. Verdicts of a
+group are journalled without waiting between them, so a crash finds all of them or none. Of an
+episode a verifier judges the last reply, unless its agent gave it a reward.
 """
 
 from __future__ import annotations
@@ -14,17 +15,30 @@ import msgspec
 
 from asyncrl.actors.coordinator.common_failure import ANSWERS, CommonFailure
 from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.held_groups import HeldGroups
 from asyncrl.actors.coordinator.judge_watch import JudgeWatch
 from asyncrl.actors.coordinator.peers import Peer, Roster
 from asyncrl.algorithms.overlong import overlong_penalty
 from asyncrl.config import Config
 from asyncrl.config.flow import penalty_band
-from asyncrl.config.judging import AHEAD, at_a_time, judge_s
+from asyncrl.config.judging import AHEAD, judge_s, judges_groups, most_held
 from asyncrl.experience.episode import last_context
 from asyncrl.experience.events import Judged
 from asyncrl.experience.rollout import Group, Rollout
-from asyncrl.messages import Finish, NoVerdict, Scored, ScoreRequest, ScoreResult, Verdict
+from asyncrl.messages import (
+    Finish,
+    GroupScoreRequest,
+    GroupScoreResult,
+    NoVerdict,
+    Scored,
+    ScoreRequest,
+    ScoreResult,
+    Verdict,
+)
 from asyncrl.runtime.processes.standstill import RunClock
+
+Question = tuple[int, ...]
+"""Rollouts of a group that are judged together; mostly one."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,16 +51,17 @@ class Scoring:
         self._clock = clock
         self._roster = roster
         self._played = bool(config.agent.run)
-        self._capacity = AHEAD * at_a_time(config)
+        self._capacity = most_held(config)
+        self._held = HeldGroups(store.experience) if judges_groups(config) else None
         # tokens over which a long response loses its reward; 0: it does not
         self._band = penalty_band(config.rollout)
         self.patience_s = 2 * (AHEAD + 1) * config.task.verdict_s + 30.0 + judge_s(config)
         """Seconds in which a reward actor answers: within the verifier's deadline, after what it
         was given before, and once more for a worker that died; then within the judge's."""
-        self._due: deque[int] = deque()  # sealed rollouts that are with no reward actor
+        self._due: deque[Question] = deque()  # what is with no reward actor
         self._listed = 0  # the number of the last sealing that was put there
-        # rollout → (reward actor, deadline), the earliest deadline first
-        self._with: dict[int, tuple[str, float]] = {}
+        # question → (reward actor, deadline), the earliest deadline first
+        self._with: dict[Question, tuple[str, float]] = {}
         self._load: dict[str, int] = {}  # answers that each reward actor has
         before = store.experience.ledger.rollouts.trained > 0
         self.failures = CommonFailure(ANSWERS, succeeded_before=before)
@@ -63,13 +78,17 @@ class Scoring:
         experience = self._store.experience
         for sealed in experience.to_judge(self._listed):
             self._listed = sealed.sealed
-            if not self._played or (agent_reward := _given(sealed)) is None:
-                self._due.append(sealed.id)
-            else:
+            if self._played and (agent_reward := _given(sealed)) is not None:
                 self._judge(sealed, agent_reward)
+            elif self._held is None or experience.groups[sealed.group].split != "train":
+                self._due.append((sealed.id,))
+            else:
+                self._held.hold(sealed)
+        if self._held is not None:
+            self._due.extend(self._held.whole())
         while self._due:
-            rollout = experience.rollouts.get(self._due[0])
-            if rollout is None:  # its group was dropped meanwhile
+            question = tuple(number for number in self._due[0] if number in experience.rollouts)
+            if not question:  # its group was dropped meanwhile
                 self._due.popleft()
                 continue
             peer = min(
@@ -77,29 +96,62 @@ class Scoring:
             )
             if (
                 peer is None
-                or self._load.get(peer.name, 0) >= self._capacity
+                or self._load.get(peer.name, 0) + len(question) > self._capacity
                 or not peer.has_room()
             ):
                 return
             self._due.popleft()
-            group = experience.groups[rollout.group]
-            self._with[rollout.id] = peer.name, self._clock.now() + self.patience_s
-            self._load[peer.name] = self._load.get(peer.name, 0) + 1
-            tokens, finish = _reply(rollout)
-            request = ScoreRequest(rollout.id, group.split, group.prompt_index, finish)
-            peer.send(request, bytes(rollout.ids[-4 * tokens :]), _continued(group, rollout))
+            self._with[question] = peer.name, self._clock.now() + self.patience_s
+            self._load[peer.name] = self._load.get(peer.name, 0) + len(question)
+            self._ask(peer, [experience.rollouts[number] for number in question])
+
+    def _ask(self, peer: Peer, rollouts: list[Rollout]) -> None:
+        """Ask a reward actor for the verdicts on rollouts of a group: those on several together, or
+        on one alone."""
+        group = self._store.experience.groups[rollouts[0].group]
+        replies = [_reply(rollout) for rollout in rollouts]
+        finishes = [finish for _, finish in replies]
+        ids = [
+            bytes(rollout.ids[len(rollout.ids) - 4 * tokens :])
+            for rollout, (tokens, _) in zip(rollouts, replies, strict=True)
+        ]
+        continued = [_continued(group, rollout) for rollout in rollouts]
+        if self._held is None or group.split != "train":
+            request = ScoreRequest(rollouts[0].id, group.split, group.prompt_index, finishes[0])
+            peer.send(request, ids[0], continued[0])
+            return
+        together = GroupScoreRequest(
+            [rollout.id for rollout in rollouts],
+            group.split,
+            group.prompt_index,
+            finishes,
+            [len(part) // 4 for part in ids],
+            [len(part) // 4 for part in continued],
+        )
+        peer.send(together, b"".join(ids), b"".join(continued))
 
     def on_score_result(self, sender: Peer, message: ScoreResult) -> None:
         """Record a verdict. One from an actor that was replaced meanwhile is ignored, because
         another actor returns it."""
-        asked, _ = self._with.get(message.rollout, ("", 0.0))
+        self._on_verdicts(sender, [(message.rollout, message.verdict)], message.seconds)
+
+    def on_group_result(self, sender: Peer, message: GroupScoreResult) -> None:
+        """Record the verdicts on a group's rollouts, as `on_score_result` does."""
+        self._on_verdicts(sender, message.verdicts, message.seconds)
+
+    def _on_verdicts(
+        self, sender: Peer, verdicts: list[tuple[int, Verdict]], seconds: float
+    ) -> None:
+        question = tuple(number for number, _ in verdicts)
+        asked, _ = self._with.get(question, ("", 0.0))
         if asked != sender.name:
             return
-        self._release(message.rollout)
-        rollout = self._store.experience.rollouts.get(message.rollout)
-        if rollout is None:
-            return
-        verdict = message.verdict
+        self._release(question)
+        for number, verdict in verdicts:
+            if (rollout := self._store.experience.rollouts.get(number)) is not None:
+                self._on_verdict(rollout, verdict, seconds)
+
+    def _on_verdict(self, rollout: Rollout, verdict: Verdict, seconds: float) -> None:
         if isinstance(verdict, Scored) and not verdict.fits(_reply(rollout)[0]):
             verdict = NoVerdict("error spans: they are not in the response")
         if isinstance(verdict, Scored):  # it was shown the last tokens alone
@@ -108,7 +160,7 @@ class Scoring:
             verdict = msgspec.structs.replace(verdict, errors=errors)
         self.last_activity = self._clock.now()
         prompt_index = self._store.experience.groups[rollout.group].prompt_index
-        self.slowest = max(self.slowest, (message.seconds, prompt_index))
+        self.slowest = max(self.slowest, (seconds, prompt_index))
         self._judge(rollout, verdict)
 
     def _judge(self, rollout: Rollout, verdict: Verdict) -> None:
@@ -143,9 +195,9 @@ class Scoring:
 
     def lose(self, peer: Peer) -> None:
         """A reward actor is gone: its answers are asked again."""
-        lost = [id for id, (name, _) in self._with.items() if name == peer.name]
-        for rollout in lost:
-            self._release(rollout)
+        lost = [question for question, (name, _) in self._with.items() if name == peer.name]
+        for question in lost:
+            self._release(question)
         self._due.extendleft(reversed(lost))
 
     def overdue(self, now: float) -> str | None:
@@ -159,9 +211,9 @@ class Scoring:
         """True if a verdict is owed, or still to be asked for."""
         return bool(self._with or self._due)
 
-    def _release(self, rollout: int) -> None:
-        name, _ = self._with.pop(rollout)
-        self._load[name] -= 1
+    def _release(self, question: Question) -> None:
+        name, _ = self._with.pop(question)
+        self._load[name] -= len(question)
 
 
 def _given(rollout: Rollout) -> Verdict | None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from asyncrl.agents.agent_episode import MODEL, AgentEpisode, BlockingEpisode
     from asyncrl.agents.agent_sandbox import with_model
+    from asyncrl.agents.call_role import as_role
     from asyncrl.agents.environments import Step
 
 _HOME_OF = {
@@ -29,10 +30,11 @@ _HOME_OF = {
     "AgentEpisode": "agent_episode",
     "BlockingEpisode": "agent_episode",
     "Step": "environments",
+    "as_role": "call_role",
     "with_model": "agent_sandbox",
 }
 
-__all__ = ["MODEL", "AgentEpisode", "BlockingEpisode", "Step", "with_model"]
+__all__ = ["MODEL", "AgentEpisode", "BlockingEpisode", "Step", "as_role", "with_model"]
 
 
 def __getattr__(name: str) -> Any:

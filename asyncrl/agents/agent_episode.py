@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -26,8 +27,12 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from asyncrl.agents.agent_rewards import NAME, as_key, as_reward
+from asyncrl.agents.episode_boxes import BlockingBox, blocking
 from asyncrl.agents.gateway_client import GatewayAnswer, GatewayClient
 from asyncrl.escape import escaped
+from asyncrl.sandbox.boxes.box import Box
+from asyncrl.sandbox.boxes.box_errors import BoxError
+from asyncrl.sandbox.boxes.open_boxes import BoxHook, BoxOrigin, OpenBoxes
 
 MODEL = "policy"
 """The name by which agents call the model that is trained."""
@@ -44,7 +49,8 @@ class EpisodeFacts(msgspec.Struct, frozen=True):
     key for calls, and `reward_key` the one for rewards, which code that the model wrote must not
     get. `attempt` counts from 0. All other fields but `socket` are the same in each attempt.
     `socket` is the path of the Unix socket through which a program in the sandbox reaches the
-    gateway; "" if there is none."""
+    gateway; "" if there is none. `boxes` says where the sandboxes are that the agent opens; None if
+    it opens none."""
 
     prompt: str
     entry: dict[str, Any]
@@ -55,6 +61,7 @@ class EpisodeFacts(msgspec.Struct, frozen=True):
     api_key: str
     reward_key: str
     socket: str = ""
+    boxes: BoxOrigin | None = None
 
     @property
     def session(self) -> str:
@@ -104,10 +111,32 @@ class AgentEpisode(_Seen):
     await episode.reward(0.1)
     """
 
-    def __init__(self, facts: EpisodeFacts, gateway: GatewayClient) -> None:
+    def __init__(
+        self,
+        facts: EpisodeFacts,
+        gateway: GatewayClient,
+        hook: BoxHook = lambda event, thing: None,
+    ) -> None:
         super().__init__(facts)
         self._gateway, self._path = gateway, urlsplit(facts.session_url).path
         self._locks: dict[str, asyncio.Lock] = {}
+        self._origin, self._hook = facts.boxes, hook
+        self._boxes: OpenBoxes | None = None
+
+    def sandbox(
+        self, image: str = "", hosts: Sequence[str] | None = None
+    ) -> AbstractAsyncContextManager[Box]:
+        """A sandbox for the block, of this image, the row's, or the settings', in this order; it
+        reaches these hosts, of those of `sandbox.hosts`, or all of them. Raises BoxError.
+
+        async with episode.sandbox() as box:
+            ran = await box.run(["pytest", "-q"], seconds=300)
+        """
+        if self._origin is None:
+            raise BoxError("the run has no sandboxes for agents: set sandbox.kind")
+        if self._boxes is None:
+            self._boxes = OpenBoxes(self._origin, self.session, self.entry, self._hook)
+        return self._boxes.open(image, hosts)
 
     async def once(self, key: str, fn: Callable[[], Any | Awaitable[Any]]) -> Any:
         """Return the result noted under this key; without one, call `fn` and note its result. The
@@ -185,6 +214,12 @@ class BlockingEpisode(_Seen):
     def failed(self, tool: str, call: int = -1) -> None:
         """As `AgentEpisode.failed`."""
         self._wait(self._episode.failed(tool, call))
+
+    def sandbox(
+        self, image: str = "", hosts: Sequence[str] | None = None
+    ) -> AbstractContextManager[BlockingBox]:
+        """As `AgentEpisode.sandbox`; the sandbox's methods block."""
+        return blocking(self._episode.sandbox(image, hosts), self._wait)
 
     def _wait(self, coroutine: Any) -> Any:
         # bounded by the coroutine's own timeouts, and by the attempt's clock

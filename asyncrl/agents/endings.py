@@ -19,6 +19,7 @@ from asyncrl.agents.agent_program import ProgramFailed
 from asyncrl.agents.agent_rewards import WrongKind, WrongReward, as_outcome
 from asyncrl.agents.load_agent import Agent
 from asyncrl.escape import escaped
+from asyncrl.sandbox.boxes.box_errors import BoxError, ImageError
 
 CHARACTERS = 400
 """Characters of a failure's sentence."""
@@ -32,11 +33,13 @@ OTHERS = (
 
 FailureKind = (
     Literal["raised", "exit", "timeout", "crashed", "given up", "two rewards", "no facts"]
+    | Literal["image", "sandbox"]
     | WrongKind
 )
 """`raised`: the agent raised; `exit`: its program ended with an error; `timeout`: its
 clock ran out; `crashed`: its process died; `given up`: it reported so; `two rewards`: it posted one
-and returned one; `no facts`: its prompt could not be given to it; the others: its value is not a
+and returned one; `no facts`: its prompt could not be given to it; `image`: an image is not there
+and cannot be pulled; `sandbox`: a sandbox did not start or answer; the others: its value is not a
 reward."""
 
 
@@ -75,6 +78,8 @@ async def played(agent: Agent, facts: EpisodeFacts) -> AgentEnd:
         return failed(error.kind, str(error))
     except ProgramFailed as error:
         return failed("exit", str(error))
+    except BoxError as error:
+        return failed("image" if isinstance(error, ImageError) else "sandbox", str(error))
     except (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as error:  # noqa: BLE001 a user's code may raise SystemExit too

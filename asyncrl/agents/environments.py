@@ -6,7 +6,8 @@
 
 Both methods may be async. Each attempt makes a new object, and calls `reset` with the task's entry
 and the episode's seed: it draws random numbers from that seed, so that each attempt is the same.
-With the class attribute `skip_special_tokens = False` a reply has the names of its special tokens.
+With the class attribute `skip_special_tokens = False` a reply has the names of its special tokens;
+the class attribute `role` is that of the first reply.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ class Step(NamedTuple):
     """An environment's answer to a reply: the next text for the model, the reward of the reply's
     turn, and True if the episode is over (then the text is ignored). `failed` names the tool that
     the reply called, if that failed (`agent.mask_failed`). `key` names the state in which the reply
-    was given, for advantages that compare turns of one state."""
+    was given, for advantages that compare turns of one state. `role` is that of the replies from
+    the next one on; empty: as before."""
 
     text: str
     reward: float
     done: bool
     failed: str = ""
     key: str = ""
+    role: str = ""
 
 
 class Environment(Protocol):
@@ -58,20 +61,23 @@ async def _play(environment: Environment, facts: EpisodeFacts, gateway: GatewayC
     text = await _settled(environment.reset(episode.entry, episode.seed))
     messages: list[ChatMessage] = [{"role": "user", "content": text}]
     special = getattr(environment, "skip_special_tokens", True) is False
+    role: str = getattr(environment, "role", "")
     total = 0.0
     while True:
         try:
-            reply = await reply_to(messages, facts, gateway, special=special)
+            reply = await reply_to(messages, facts, gateway, special=special, role=role)
         except EpisodeFull:
             if len(messages) > 1:
                 return total
             raise
-        text, step_reward, done, failed, key = Step(*await _settled(environment.step(reply)))
+        step = Step(*await _settled(environment.step(reply)))
+        text, step_reward, done, failed, key, next_role = step
         reward = as_reward(step_reward)
         await episode.reward(reward, key=key)
         if failed:
             await episode.failed(failed)
         total += reward
+        role = next_role or role
         if done:
             return total
         messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": text}]

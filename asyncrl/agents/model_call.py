@@ -35,13 +35,16 @@ async def reply_to(
     gateway: GatewayClient,
     *,
     special: bool = False,
+    role: str = "",
 ) -> str:
-    """The model's reply, with the names of special tokens if `special`. Raises EpisodeFull, and
-    EpisodeError if the gateway refuses the call or cannot be reached. The gateway bounds a call,
-    and the attempt's clock all else."""
+    """The model's reply in a `role`, with the names of special tokens if `special`. Raises
+    EpisodeFull, and EpisodeError if the gateway refuses the call or cannot be reached. The gateway
+    bounds a call, and the attempt's clock all else."""
     asked: dict[str, object] = {"model": MODEL, "messages": list(messages)}
     if special:
         asked["skip_special_tokens"] = False
+    if role:
+        asked["metadata"] = {"role": role}
     for again in range(RETRIES + 1):
         wait_s = min(AGAIN_S * 2**again, AGAIN_MOST_S)
         try:

@@ -35,12 +35,12 @@ from asyncrl.bundled.outlook import Lesson
 from asyncrl.config import read
 from asyncrl.config.mix import each, is_counted, named
 from asyncrl.config.schema import Config, TaskConfig
-from asyncrl.runtime.user_cache import cache
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.gym_indices import indices_of
 from asyncrl.tasks.mixed import in_turn
 from asyncrl.tasks.prompt import Prompt
 from asyncrl.tasks.text import Tokenizer
+from asyncrl.user_cache import cache
 
 CODE = 7
 """Counts the changes of this file, of `bundled_model.py`, of the tasks and of defaults that change

@@ -33,6 +33,20 @@ def at_a_time(config: Config) -> int:
     return max(own, config.judge.concurrency) if asks(config) else own
 
 
+def most_held(config: Config) -> int:
+    """Answers that a reward actor is given, at most: room for a group whose members are judged
+    together."""
+    rollout, held = config.rollout, AHEAD * at_a_time(config)
+    if not judges_groups(config):
+        return held
+    return max(held, rollout.group_size, rollout.group_size_max * (rollout.sizing != "fixed"))
+
+
+def judges_groups(config: Config) -> bool:
+    """True if the judge sees all answers of a group in one request."""
+    return asks(config) and config.judge.together
+
+
 def share_of(per_minute: int, config: Config) -> float:
     """The part of a limit that each reward actor has."""
     return per_minute / config.reward.actors
@@ -44,7 +58,7 @@ def judge_s(config: Config) -> float:
     judge."""
     if not asks(config):
         return 0.0
-    judge, held = config.judge, AHEAD * at_a_time(config)
+    judge, held = config.judge, most_held(config)
     tokens = config.engine.context_tokens + len(judge.template) + judge.max_tokens
     queue_s = (
         60.0
@@ -64,10 +78,11 @@ def judge_rows(config: Config) -> Iterator[tuple[str, str, str]]:
     if not asks(config):
         return
     judge = config.judge
+    about = "answer" if not judge.together else f"group, whose answers are {judge.members}"
     yield (
         "judge",
         f"{judge.model} at {judge.url}".strip().removeprefix("at "),
-        f"asked for each answer ({judge.kind}): ≤ {judge.requests_per_minute:,} requests and "
+        f"asked for each {about} ({judge.kind}): ≤ {judge.requests_per_minute:,} requests and "
         f"{judge.tokens_per_minute:,} tokens a minute, {judge.timeout_s:g} s each, "
         f"{judge.retries} retries; a key is {_key(config)}",
     )

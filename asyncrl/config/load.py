@@ -18,7 +18,7 @@ import tomli_w
 
 from asyncrl.config.errors import ConfigError, ContradictionError
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
-from asyncrl.config.own_files import located, suggested
+from asyncrl.config.own_files import from_folder, located, suggested
 from asyncrl.config.renamed import about_old_name, says_nothing
 from asyncrl.config.schema import VARIABLES, Config, Section
 from asyncrl.config.setting import (
@@ -82,13 +82,14 @@ def read(path: Path) -> Config:
 
 def write(config: Config, path: Path) -> None:
     """Write every setting to a run.toml, each with its meaning as a comment. The file appears
-    whole or not at all."""
-    write_whole(path, render(config))
+    whole or not at all. Files of code in its folder are named from there."""
+    write_whole(path, render(config, folder=path.absolute().parent))
 
 
-def render(config: Config, keys: Collection[str] = FIELDS) -> str:
+def render(config: Config, keys: Collection[str] = FIELDS, *, folder: Path | None = None) -> str:
     """Return `config`, or these settings of it, as the text of a run.toml, each with its meaning:
-    in each table first the basic settings, then, below a heading, the advanced ones."""
+    in each table first the basic settings, then, below a heading, the advanced ones. Files of code
+    in `folder` are named from there."""
     parts: list[str] = []
     for section, cls in SECTIONS.items():
         fields = [field for key in _keys(section) if (field := FIELDS[key]).key in keys]
@@ -101,6 +102,8 @@ def render(config: Config, keys: Collection[str] = FIELDS) -> str:
             if field is first_advanced:
                 parts.append("\n# Advanced:\n\n")
             value = _plain(lookup(config, field.key))
+            if folder is not None and field.is_code:
+                value = from_folder(value, folder)
             parts.append(_comment(field))
             if field.is_table:
                 parts.append(tomli_w.dumps({section: {field.name: value}}))

@@ -21,6 +21,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.abc import SourceLoader
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -75,17 +76,37 @@ def located(value: Any, folder: Path | None = None) -> Any:
     >>> located({"sums": {"verifier": "./mine.py:judge", "eval_size": 8}}, Path("/runs/a"))
     {'sums': {'verifier': '/runs/a/mine.py:judge', 'eval_size': 8}}
     """
+    return _changed(value, partial(absolute, folder=folder))
+
+
+def from_folder(value: Any, folder: Path) -> Any:
+    """A setting that may name code, with each file that lies in `folder` named from there: the
+    inverse of `located`, so that the folder may be moved.
+
+    >>> from_folder(["/runs/a/code/mine.py:judge", "/other.py:judge"], Path("/runs/a"))
+    ['./code/mine.py:judge', '/other.py:judge']
+    """
+
+    def changed(text: str) -> str:
+        parts = split(text)
+        if parts is None or not Path(parts[0]).is_relative_to(folder):
+            return text
+        return f"./{Path(parts[0]).relative_to(folder)}:{parts[1]}"
+
+    return _changed(value, changed)
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """A setting with each text in it changed that may name code."""
     if isinstance(value, str) and "," in value:
         parts = [part.strip() for part in value.split(",")]
-        return (
-            ", ".join(absolute(part, folder) for part in parts) if any(map(split, parts)) else value
-        )
+        return ", ".join(map(change, parts)) if any(map(split, parts)) else value
     if isinstance(value, str):
-        return absolute(value, folder)
+        return change(value)
     if isinstance(value, list | tuple):
-        return type(value)(located(item, folder) for item in value)
+        return type(value)(_changed(item, change) for item in value)
     if isinstance(value, dict):
-        return {key: located(item, folder) for key, item in value.items()}
+        return {key: _changed(item, change) for key, item in value.items()}
     return value
 
 

@@ -27,20 +27,22 @@ AfterCall = tuple[int, int]
 
 
 class AgentCall(Call, kw_only=True):
-    """A call of the agent that plays `rollout`. The fields are those of `Called`."""
+    """A call of the agent that plays `rollout`. The fields are those of `Called`; the `role` is
+    that of the attempt which made it last."""
 
     rollout: int
     after: AfterCall | None
     given: bytes
     key: int
     temperature: float
+    role: str = ""
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
     """A call of an ended episode: the number of its sampled tokens, its finish (empty where its
     agent did not wait for it), its reward by the agent, the tool whose failed call it was, else
-    empty, its key by the agent, else empty, and the turns directly above it (`turns_above.py`);
-    None: the one before, if there is one."""
+    empty, its key by the agent, else empty, the turns directly above it (`turns_above.py`; None:
+    the one before, if there is one), and the role that its agent called in, else empty."""
 
     tokens: int
     finish: Finish
@@ -48,6 +50,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
     failed: str = ""
     key: str = ""
     above: tuple[int, ...] | None = None
+    role: str = ""
 
 
 class Strand(msgspec.Struct, frozen=True, array_like=True):
@@ -173,7 +176,7 @@ def gathered(
         reward, failed = episode.rewards.get(call.id), episode.failed.get(call.id, "")
         key = episode.keys.get(call.id, "")
         above = tree_above.add(context, bytes(call.ids))
-        turns.append(Turn(call.tokens, call.finish, reward, failed, key, above))
+        turns.append(Turn(call.tokens, call.finish, reward, failed, key, above, call.role))
     lie = tree.strands(places, [turn.tokens for turn in turns]) if turns else ()
     strands = [Strand(*strand) for strand in lie]
     return ids, behaviour, joined(spans), turns, strands, routing
@@ -185,12 +188,15 @@ def turn_rewards(turns: Sequence[Turn]) -> list[float]:
 
 
 def turn_keys(turns: Sequence[Turn]) -> list[str]:
-    """The keys of the turns; none where no turn has one.
+    """The keys of the turns, of one without a key its role; none where no turn has either.
 
     >>> turn_keys([Turn(2, "stop", key="a"), Turn(3, "stop")]), turn_keys([Turn(2, "stop")])
     (['a', ''], [])
+    >>> turn_keys([Turn(2, "stop", key="a", role="critic"), Turn(3, "stop", role="critic")])
+    ['a', 'critic']
     """
-    return [turn.key for turn in turns] if any(turn.key for turn in turns) else []
+    keys = [turn.key or turn.role for turn in turns]
+    return keys if any(keys) else []
 
 
 def turns_above(turns: Sequence[Turn]) -> list[list[int]]:

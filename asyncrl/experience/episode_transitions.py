@@ -66,6 +66,7 @@ def _called(state: ExperienceState, event: e.Called) -> None:
         given=event.given,
         key=event.key,
         temperature=event.temperature,
+        role=event.role,
     )
     episode.calls.append(call)
     episode.used.append(call.id)
@@ -91,6 +92,7 @@ def _reused(state: ExperienceState, event: e.Reused) -> None:
             f"the agent of rollout {rollout.id} already made call {call.id}, or it is buried"
         )
     episode.used.append(call.id)
+    call.role = event.role
     if call.status is RolloutStatus.UNCLAIMED:
         state.work_index.move(state.groups[rollout.group], call, RolloutStatus.WAITING)
 

@@ -105,7 +105,7 @@ class Called(Event, frozen=True):
     Its context is the first `tokens` given and sampled tokens of call `after[0]`, for `after =
     (call, tokens)`, and then the `int32` ids `given`; with None, these alone. `key` seeds its
     draws. It is derived from the rollout's key, the context and the sampling settings, so the next
-    attempt recognizes the call by it.
+    attempt recognizes the call by it. `role` is what the agent calls as; empty: it does not say.
 
     Example: call 9 was given 10 tokens and sampled 4. `Called(3, 1, 10, (9, 14), ids, …)` continues
     where it ended, with the `ids` of a tool's result.
@@ -119,6 +119,7 @@ class Called(Event, frozen=True):
     key: int
     max_new_tokens: int
     temperature: float
+    role: str = ""
 
 
 class Answered(Event, frozen=True):
@@ -140,12 +141,13 @@ class Cut(Event, frozen=True):
 
 
 class Reused(Event, frozen=True):
-    """The agent of this attempt repeated a call of an earlier attempt: the existing tokens are its
-    answer, and it continues from there if it is not complete."""
+    """The agent of this attempt repeated a call of an earlier attempt, in this `role`: the existing
+    tokens are its answer, and it continues from there if it is not complete."""
 
     rollout: int
     attempt: int
     call: int
+    role: str = ""
 
 
 class Noted(Event, frozen=True):

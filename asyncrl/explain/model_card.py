@@ -7,6 +7,7 @@ unknown. Names and paths are somebody's text, so none of it is read as markup.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.config import Config
@@ -108,6 +109,33 @@ def card(config: Config, summary: Summary, version: str) -> str:
             "",
             "The license of the base model and of the task's data, which nobody has told asyncrl, "
             "go for this model, too. All settings are in `run.toml` of the run.",
+            "",
+        ]
+    )
+
+
+def merged_card(parts: Sequence[tuple[str, float]], based: bool, version: str) -> str:
+    """The card of a model that `asyncrl` of this `version` merged from `parts`: the name of each
+    and the factor of its weights, that of the base first if it is task arithmetic (`based`)."""
+    how = "task arithmetic over the first" if based else "a mean of their weights"
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            "license: unknown",
+            "tags: [merge, asyncrl]",
+            "---",
+            "",
+            "# A model merged with asyncrl",
+            "",
+            *_table([("merged by", how), ("asyncrl", version)]),
+            "",
+            "| model | factor |",
+            "|---|---|",
+            *(f"| {_plain(name)} | {factor:g} |" for name, factor in parts),
+            "",
+            "Each weight is the sum of the models' weights times their factors. The licenses of "
+            "these models go for this one, too.",
             "",
         ]
     )

@@ -213,6 +213,11 @@ class RunFiles:
         return path
 
 
+def is_run(path: Path) -> bool:
+    """True for the directory of a run."""
+    return is_file(path / RUN_TOML)
+
+
 def curve_of(run: Path) -> CurveReader:
     """A reader of the curve of a run, in whose directory there may be nothing yet."""
     return CurveReader(run / run_dir.METRICS)

@@ -1,71 +1,20 @@
-"""The key of a judge. Invariant: a key comes from a variable or a file, and goes into the header of
-a request alone: no message, log or file of a run holds it."""
+"""The key of a judge."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from pathlib import Path
-
 from asyncrl.config import Config
-from asyncrl.config.errors import ConfigError
+from asyncrl.config.api_keys import read_key
 from asyncrl.config.judging import asks
 from asyncrl.config.schema import JudgeConfig
-from asyncrl.files import SMALL_BYTES, read_regular
-from asyncrl.os_errors import to_read
-
-HIDDEN = "[key]"
-
-
-def read_key(judge: JudgeConfig, environment: Mapping[str, str] = os.environ) -> str:
-    """The judge's key; empty if it needs none. Raises ConfigError if it is not where the settings
-    say.
-
-    >>> read_key(JudgeConfig(api_key_env="JUDGE_KEY"), {})
-    Traceback (most recent call last):
-    asyncrl.config.errors.ConfigError: judge.api_key_env is 'JUDGE_KEY', and that variable is not \
-set: export it where the run, and each machine that judges for it, is started.
-    """
-    if judge.api_key_env:
-        where = f"judge.api_key_env is {judge.api_key_env!r}"
-        key = environment.get(judge.api_key_env, "").strip()
-        if not key:
-            raise ConfigError(
-                f"{where}, and that variable is not set: export it where the run, and each machine "
-                "that judges for it, is started."
-            )
-    elif judge.api_key_file:
-        where = f"judge.api_key_file is {judge.api_key_file!r}"
-        try:
-            key = read_regular(Path(judge.api_key_file), SMALL_BYTES).decode().strip()
-        except UnicodeDecodeError:
-            key = "\0"
-        except OSError as error:
-            raise ConfigError(
-                f"{where}, which cannot be read ({error.strerror}); {to_read(error)}."
-            ) from None
-        if not key:
-            raise ConfigError(f"{where}, which is empty: write the key into it.")
-    else:
-        return ""
-    if not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigError(
-            f"{where}, and what is there is no key: it has more than one line or word."
-        )
-    return key
 
 
 def check_judge(config: Config) -> None:
     """Check that this machine has the judge's key, if a judge will be asked. The judge is asked
     nothing. Raises ConfigError."""
     if asks(config):
-        read_key(config.judge)
+        read_judge_key(config.judge)
 
 
-def hidden(text: str, key: str) -> str:
-    """The text without the key.
-
-    >>> hidden("Incorrect key: sk-1.", "sk-1")
-    'Incorrect key: [key].'
-    """
-    return text.replace(key, HIDDEN) if key else text
+def read_judge_key(judge: JudgeConfig) -> str:
+    """The judge's key; empty if it needs none. Raises ConfigError."""
+    return read_key("judge", judge.api_key_env, judge.api_key_file)

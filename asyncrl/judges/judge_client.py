@@ -1,5 +1,6 @@
 """Asks a judge. Invariant: each answer has a verdict in bounded time, which is the judge's or none,
-and never a zero in its place; contents that were scored are not sent again.
+and never a zero in its place; contents that were scored are not sent again. Of a group, equal
+answers are shown once, and have one verdict.
 
 One HTTP client with a pool of connections serves all answers. Requests begin at a `Pace`, so each
 of them, a retry too, costs a place under the limits: an outage cannot multiply them.
@@ -20,11 +21,13 @@ import msgspec
 import trio
 
 from asyncrl.config import Config
-from asyncrl.config.judging import AHEAD, at_a_time, judge_s, share_of
+from asyncrl.config.api_keys import hidden
+from asyncrl.config.judging import judge_s, most_held, share_of
 from asyncrl.config.schema import JudgeConfig
 from asyncrl.escape import escaped
-from asyncrl.judges.api_key import hidden, read_key
-from asyncrl.judges.forms import Form, Reading, Unreadable, form_of, key_of
+from asyncrl.judges.api_key import read_judge_key
+from asyncrl.judges.forms import Ask, Form, GroupForm, Reading, Unreadable, form_of, keys_of
+from asyncrl.judges.group_verdicts import ranked
 from asyncrl.judges.outcomes import (
     QUIET,
     READINGS,
@@ -40,13 +43,15 @@ from asyncrl.judges.pace import Pace
 from asyncrl.judges.verdict_cache import VerdictCache
 from asyncrl.messages import NoVerdict, Scored, Verdict
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
-from asyncrl.tasks.judge_request import JudgeRequest
+from asyncrl.tasks.judge_request import TEXT_BYTES, TOO_LONG, GroupRequest, JudgeRequest
 
 REPLY_BYTES = 2**20
 """Bytes of a reply, at most."""
 IDLE_S = 4.0
 """Seconds after which an idle connection is not used again: servers close one after 5 s or more,
 and a request that crosses the close is lost."""
+
+ALONE = NoVerdict("alone: no other answer of its group can be compared with it")
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +72,7 @@ class _Asking:
 
     def __init__(self) -> None:
         self.lock = trio.Lock()
-        self.verdict: Verdict | None = None
+        self.outcome: list[float] | NoVerdict | None = None
         self.tasks = 0
 
 
@@ -86,7 +91,8 @@ class Judge:
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._judge, self._limits, self._http, self._cache = judge, limits, http, cache
-        self._form: Form = form_of(judge)
+        self._form = form_of(judge)
+        self._group_form = GroupForm(judge) if judge.together else None
         self._url = judge.url.rstrip("/") + self._form.path
         self._pace = Pace(limits.requests, limits.tokens)
         self._places = trio.Semaphore(limits.concurrency)
@@ -101,17 +107,45 @@ class Judge:
 
     async def ask(self, request: JudgeRequest) -> Verdict:
         """The verdict on an answer. Raises JudgeRefused where the judge would refuse each."""
-        key = key_of(self._form, self._judge, request)
-        with self._shared(key) as asking:
+        found = await self._numbers(self._form, request, keys_of(self._form, self._judge, request))
+        return found if isinstance(found, NoVerdict) else _scored(request, found[0])
+
+    async def ask_together(self, request: GroupRequest) -> list[Verdict]:
+        """The verdict on each answer of a group, in their order: all have one, or none. Raises
+        JudgeRefused where the judge would refuse each."""
+        members, distinct = request.members, request.distinct
+        if self._group_form is None:
+            raise ValueError("the settings of the judge show it no groups")
+        if sum(len(text.encode(errors="replace")) for text in distinct) > TEXT_BYTES:
+            return [NoVerdict(TOO_LONG) for _ in members]
+        if self._judge.members == "ranked" and len(members) == 1:
+            return [ALONE]
+        if self._judge.members == "ranked" and len(distinct) == 1:
+            found: list[float] | NoVerdict = [0.0]
+        else:
+            keys = keys_of(self._group_form, self._judge, request)
+            found = await self._numbers(self._group_form, request, keys)
+        if isinstance(found, NoVerdict):
+            return [found for _ in members]
+        by_text = dict(zip(distinct, found, strict=True))
+        numbers = [by_text[member.answer] for member in members]
+        if self._judge.members == "ranked":
+            numbers = ranked(numbers)
+        return [_scored(member, number) for member, number in zip(members, numbers, strict=True)]
+
+    async def _numbers(
+        self, form: Form[Ask], request: Ask, keys: list[str]
+    ) -> list[float] | NoVerdict:
+        """The numbers that are kept by `keys`, or else those in the judge's reply."""
+        with self._shared(keys[0]) as asking:
             async with asking.lock:  # one of equal contents asks, and the others wait
-                if (known := self._cache.get(key)) is not None:
-                    asking.verdict = Scored(known)
-                elif asking.verdict is None:
-                    asking.verdict = await self._asked(request, key)
-                verdict = asking.verdict
-        if request.exact and isinstance(verdict, Scored):
-            return Scored(float(verdict.reward >= 1.0))
-        return verdict
+                known = [self._cache.get(key) for key in keys]
+                kept = [number for number in known if number is not None]
+                if len(kept) == len(keys):
+                    asking.outcome = kept
+                elif asking.outcome is None:
+                    asking.outcome = await self._asked(form, request, keys)
+                return asking.outcome
 
     @contextmanager
     def _shared(self, key: str) -> Iterator[_Asking]:
@@ -124,7 +158,9 @@ class Judge:
             if not asking.tasks:
                 del self._asking[key]
 
-    async def _asked(self, request: JudgeRequest, key: str) -> Verdict:
+    async def _asked(
+        self, form: Form[Ask], request: Ask, keys: list[str]
+    ) -> list[float] | NoVerdict:
         last = Failure("judge timeout: it had no turn")
         try:
             with self._waits.on("judge", owner="reward", deadline_s=self._limits.within_s):
@@ -132,11 +168,12 @@ class Judge:
                 for attempt in range(self._limits.retries + 1):
                     if attempt:
                         await trio.sleep(pause_s(attempt, self._draw()))
-                    outcome = await self._request(request)
+                    outcome = await self._request(form, request)
                     if isinstance(outcome, Reading):
                         self.answered = True
-                        self._cache.put(key, outcome.reward)
-                        return Scored(outcome.reward)
+                        for key, number in zip(keys, outcome.numbers, strict=True):
+                            self._cache.put(key, number)
+                        return outcome.numbers
                     last = outcome
                     read += outcome.read
                     if not outcome.again or read >= READINGS:
@@ -146,9 +183,9 @@ class Judge:
         self._tell(last.reason)
         return NoVerdict(last.reason)
 
-    async def _request(self, request: JudgeRequest) -> Reading | Failure:
+    async def _request(self, form: Form[Ask], request: Ask) -> Reading | Failure:
         """One request, when it is its turn."""
-        tokens = self._form.tokens(request)
+        tokens = form.tokens(request)
         async with self._places:
             async with self._turn:
                 # again, since a request that is under way may put it off
@@ -156,7 +193,7 @@ class Judge:
                     await trio.sleep(pause)
                 self._pace.take(trio.current_time(), tokens)
             self.requests += 1
-            outcome = await self._sent(request)
+            outcome = await self._sent(form, request)
         if isinstance(outcome, Failure):
             if outcome.wait_s:
                 self._pace.pause(trio.current_time() + outcome.wait_s)
@@ -164,8 +201,8 @@ class Judge:
             self._pace.correct(tokens, outcome.tokens)
         return outcome
 
-    async def _sent(self, request: JudgeRequest) -> Reading | Failure:
-        body = msgspec.json.encode(self._form.body(request))
+    async def _sent(self, form: Form[Ask], request: Ask) -> Reading | Failure:
+        body = msgspec.json.encode(form.body(request))
         try:
             with trio.fail_after(self._limits.timeout_s):
                 async with self._http.stream("POST", self._url, content=body) as response:
@@ -177,14 +214,14 @@ class Judge:
         except httpx2.HTTPError as error:
             return Failure(f"judge unreachable: {type(error).__name__}")
         if response.status_code == 200:
-            return self._read(reply)
+            return self._read(form, request, reply)
         return self._refused(response, reply)
 
-    def _read(self, reply: bytes) -> Reading | Failure:
+    def _read(self, form: Form[Ask], request: Ask, reply: bytes) -> Reading | Failure:
         if len(reply) > REPLY_BYTES:
             return unreadable(f"its reply is larger than {REPLY_BYTES} bytes")
         try:
-            return self._form.read(reply)
+            return form.read(reply, request)
         except Unreadable as error:
             self._tell(f"judge unreadable: {error}", self._shown(reply))
             return unreadable(str(error))
@@ -220,7 +257,7 @@ async def open_judge(
     """The judge of a reward actor, which keeps verdicts in `file`. Raises ConfigError if its key is
     missing."""
     judge = config.judge
-    key = read_key(judge)
+    key = read_judge_key(judge)
     limits = AskLimits(
         share_of(judge.requests_per_minute, config),
         share_of(judge.tokens_per_minute, config),
@@ -229,7 +266,7 @@ async def open_judge(
         judge.retries,
         judge_s(config),
     )
-    held = AHEAD * at_a_time(config)
+    held = most_held(config)
     async with httpx2.AsyncClient(
         headers={"content-type": "application/json", "accept-encoding": "identity"}
         | ({"authorization": f"Bearer {key}"} if key else {}),
@@ -240,6 +277,11 @@ async def open_judge(
         follow_redirects=False,
     ) as http:
         yield Judge(judge, limits, http, VerdictCache(file, judge.cache), waits, key=key)
+
+
+def _scored(request: JudgeRequest, reward: float) -> Scored:
+    """The verdict of a reward, as its task wants it."""
+    return Scored(float(reward >= 1.0) if request.exact else reward)
 
 
 async def _beginning(response: httpx2.Response) -> bytes:

@@ -13,7 +13,8 @@ from asyncrl.config.derived import Row
 from asyncrl.config.mix import each
 from asyncrl.files import read_regular, write_whole
 from asyncrl.runtime.run_dir import ORIGINS
-from asyncrl.tasks.judge_checks import digest, origins
+from asyncrl.tasks.data.data_digest import data_digest
+from asyncrl.tasks.judge_checks import origins
 
 MOST_BYTES = 2**20
 """Bytes of the file that are read: it has a line for each file of the task."""
@@ -54,4 +55,4 @@ def note_origins(config: Config, run: Path) -> None:
 def _origins(config: Config) -> dict[str, str]:
     """The origins of the task, and of the examples that are learned beside it."""
     path = config.supervised.path if config.supervised.coefficient else ""
-    return ({path: digest(Path(path))} if path else {}) | origins(config.task)
+    return ({path: data_digest(path)} if path else {}) | origins(config.task)

@@ -1,13 +1,14 @@
 """`asyncrl init`: the run.toml of a first run, for one task. Invariant: `asyncrl check` accepts
 it.
 
-It holds the basic settings, each with its meaning, and the lengths that this task needs. Everything
-else has its default.
+It holds the basic settings, each with its meaning, the lengths that this task needs, and what
+`--set` says. Everything else has its default.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ import tomli_w
 
 from asyncrl import bundled
 from asyncrl.bundled.bundled_model import frame, tokenizer
-from asyncrl.config import Config, ConfigError, read
+from asyncrl.config import ConfigError, load, read
 from asyncrl.config.fields import FIELDS
 from asyncrl.config.load import render
 from asyncrl.config.paths import is_file, is_folder
-from asyncrl.config.schema import EngineConfig, ModelConfig, RolloutConfig, TaskConfig, TrainConfig
+from asyncrl.config.schema import ModelConfig, RolloutConfig, TaskConfig
 from asyncrl.config.setting import Tier
+from asyncrl.escape import escaped
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.catalog import catalog, verdict
 from asyncrl.tasks.prompt import text_of
@@ -35,6 +37,8 @@ SPARE = 1.25
 KEYS = tuple(key for key, field in FIELDS.items() if field.tier is Tier.BASIC)
 """Settings that are written down; those of OF_A_FILE for a data set of the user's alone."""
 OF_A_FILE = ("task.path", "task.verifier")
+WHOLE = ("", "exact", "number")
+"""Verifiers that compare the whole response with the answer."""
 HEAD = """\
 # A run of asyncrl on {what}, written by `asyncrl init`.
 #
@@ -47,11 +51,16 @@ HEAD = """\
 """
 
 
-def write_first_run(what: str, path: Path) -> None:
+def write_first_run(what: str, path: Path, sets: Sequence[str] = ()) -> None:
     """Write the run.toml of a first run to `path`: for a task, for data of the user's, or where
-    `what` is empty the bundled job. Raises ConfigError if there is no such task, or if `path`
-    exists."""
-    text = first_run(what, path.name) if what else main_job()
+    `what` is empty the bundled job; `sets` are texts as of `--set`. Raises ConfigError if there is
+    no such task, or if `path` exists."""
+    if sets and not what:
+        raise ConfigError(
+            f"--set {escaped(sets[0], 60)}: name the task or the file of which it is a setting, as "
+            "asyncrl init FILE --set task.prompt_key=question."
+        )
+    text = first_run(what, path.name, sets) if what else main_job()
     try:
         with path.open("x", encoding="utf-8", newline="\n") as file:
             file.write(text)
@@ -73,26 +82,32 @@ def main_job() -> str:
     return MAIN_JOB.read_text(encoding="utf-8")
 
 
-def first_run(what: str, file: str) -> str:
-    """The text of a run.toml for a task or data of the user's, to be named `file`. Raises
-    ConfigError."""
+def first_run(what: str, file: str, sets: Sequence[str] = ()) -> str:
+    """The text of a run.toml for a task or data of the user's, to be named `file`, with what `sets`
+    say. Raises ConfigError."""
     # no task's name has these characters
     of_file = bool({*"./*:"} & set(what)) or is_file(Path(what)) or is_folder(Path(what))
-    config = TaskConfig(name="data", path=what, eval_size=0) if of_file else TaskConfig(name=what)
+    of_task = ["task.name=data", f"task.path={what}"] if of_file else [f"task.name={what}"]
+    said = _keys(sets)
+    ours = of_file and not said & {"task.eval_size", "task.eval_path"}
     try:
+        config = load(None, [*of_task, *["task.eval_size=0"] * ours, *sets], {}).task
         task = open_task(config, 0)
-        if of_file:
+        if ours:
             config = _with_held_out(config, task.size("train"))
-        longest = _lengths(task)
+        longest = _lengths(task, whole=config.verifier in WHOLE)
     except TaskError as error:
-        raise ConfigError(f"{error}.") from None
-    chosen = Config(
-        task=config,
-        engine=EngineConfig(context_tokens=longest[0] + longest[1]),
-        rollout=RolloutConfig(max_new_tokens=longest[1]),
-        train=TrainConfig(eval_every=20),
-    )
-    text = render(chosen, [key for key in KEYS if of_file or key not in OF_A_FILE])
+        by_set = "; here, by --set task.prompt_key=KEY" * ("task.prompt_key" in str(error))
+        raise ConfigError(f"{error}{by_set}.") from None
+    found = {
+        "task.eval_size": config.eval_size,
+        "engine.context_tokens": longest[0] + longest[1],
+        "rollout.max_new_tokens": longest[1],
+        "train.eval_every": 20,
+    }
+    chosen = load(None, [*of_task, *(f"{key}={value}" for key, value in found.items()), *sets], {})
+    written = [key for key in KEYS if of_file or key not in OF_A_FILE]
+    text = render(chosen, [*written, *sorted(said.difference(written))])
     if not of_file:
         text = text.replace("\n# The model that", f"\n{_parameters(what)}\n# The model that", 1)
     head = HEAD.format(
@@ -102,6 +117,16 @@ def first_run(what: str, file: str) -> str:
         verdict=verdict(catalog()[what]) if what in catalog() else _unknown(task),
     )
     return head + text
+
+
+def _keys(sets: Sequence[str]) -> set[str]:
+    """The settings that these texts of `--set` change.
+
+    >>> sorted(_keys(["task.prompt_key=q", "task.params.size = 3"]))
+    ['task.params', 'task.prompt_key']
+    """
+    names = [f"{text.partition('=')[0].strip()}." for text in sets]
+    return {key for key in FIELDS if any(name.startswith(f"{key}.") for name in names)}
 
 
 def _with_held_out(config: TaskConfig, lines: int) -> TaskConfig:
@@ -140,9 +165,9 @@ def _unknown(task: Task) -> str:
     return f"not measured on this; the warm-up says within a minute if it will reach {enough}"
 
 
-def _lengths(task: Task) -> tuple[int, int]:
-    """Tokens of the bundled model that prompts take, and that answers may take: with room to
-    spare, in multiples of 8."""
+def _lengths(task: Task, *, whole: bool) -> tuple[int, int]:
+    """Tokens of the bundled model that prompts take, and that answers may take: with room to spare,
+    in multiples of 8. Where an answer is not the `whole` response, it has what is usual, too."""
     items = range(min(LOOKED_AT, task.size("train")))
     asked = [task.prompt("train", item) for item in items]
     prompts = [text_of(prompt) for prompt in asked]
@@ -155,7 +180,8 @@ def _lengths(task: Task) -> tuple[int, int]:
 
     known = [answer for answer in answers if answer is not None]
     of_ids = [len(prompt) for prompt in asked if isinstance(prompt, list)]
-    return max([most(prompts), *of_ids]), most(known) if known else RolloutConfig().max_new_tokens
+    usual = 0 if whole and known else RolloutConfig().max_new_tokens
+    return max([most(prompts), *of_ids]), max(usual, most(known) if known else 0)
 
 
 def _parameters(name: str) -> str:

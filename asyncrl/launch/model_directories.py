@@ -33,7 +33,7 @@ from asyncrl.launch.torch_process import ending, run_module
 from asyncrl.launch.weight_numbers import check_numbers
 from asyncrl.os_errors import machine_lacks, remedy
 from asyncrl.tasks import Task, TaskError
-from asyncrl.tasks.supervised_examples import read_examples, tokenized
+from asyncrl.tasks.supervised_examples import SupervisedExamples
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.architecture import Architecture
 from asyncrl.training.stored_weights import StoredWeight, stored_weights
@@ -243,15 +243,13 @@ def check_examples(config: Config, task: Task) -> None:
     if not config.supervised.coefficient:
         return
     try:
-        examples, most = read_examples(Path(config.supervised.path)), config.engine.context_tokens
         with own_tokenizer(config, task) as tokenizer:
-            tokenized(examples, tokenizer, config.task, most)
+            SupervisedExamples(config, tokenizer).check()
     except TaskError as error:
         raise ConfigError(f"{error}.") from None
 
 
 def _same_vocabulary(config: Config, task: Task, key: str, path: Path) -> None:
-    its = Tokenizer(path)
     if config.model.path:
         own = Tokenizer(config.model.path)
         tokens, sampled = own.ids_by_token, own.sampled
@@ -260,17 +258,26 @@ def _same_vocabulary(config: Config, task: Task, key: str, path: Path) -> None:
             with_added_tokens=True
         )
         sampled = bundled_model.VOCABULARY
+    refuse_other_vocabulary(tokens, sampled, "the model that learns", key, path)
+
+
+def refuse_other_vocabulary(
+    tokens: Mapping[str, int], sampled: int, owner: str, key: str, path: Path
+) -> None:
+    """Raise ConfigError unless the model at `path`, which `key` names, has each of these tokens
+    under the same id, and gives as many ids a probability as the `owner` of them samples. Raises
+    TaskError for a tokenizer that cannot be read."""
+    its = Tokenizer(path)
     if different := _different(tokens, its.ids_by_token):
         raise ConfigError(
-            f"{key} is {str(path)!r}, and its vocabulary is another than that of the model that "
-            f"learns ({different}), so that their tokens cannot be compared; give a model with the "
-            "same tokenizer."
+            f"{key} is {str(path)!r}, and its vocabulary is another than that of {owner} "
+            f"({different}), so that their tokens cannot be compared; give a model with the same "
+            "tokenizer."
         )
     if its.sampled < sampled:
         raise ConfigError(
-            f"{key} is {str(path)!r}, and it gives {its.sampled} ids a probability where the model "
-            f"that learns may sample {sampled}; give a model with the same tokenizer and as large "
-            "an embedding."
+            f"{key} is {str(path)!r}, and it gives {its.sampled} ids a probability where {owner} "
+            f"may sample {sampled}; give a model with the same tokenizer and as large an embedding."
         )
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
+from asyncrl.config.api_keys import keyed_models
 from asyncrl.config.cluster import joined
 from asyncrl.config.derived import Row
 from asyncrl.config.errors import installs, usable
@@ -32,6 +33,7 @@ from asyncrl.config.plugins import module_and_name
 from asyncrl.config.ranks import settled_ranks
 from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
 from asyncrl.config.schema.engine_section import SERVER_TABLES
+from asyncrl.config.schema.other_models import with_key_files
 from asyncrl.config.schema.section import EVERY
 from asyncrl.config.selection_names import CURRICULA, KEEPS, REPLAYS, SIZINGS
 from asyncrl.config.setting import quoted
@@ -61,8 +63,10 @@ from asyncrl.launch.stored_copy import is_stored
 from asyncrl.launch.weight_numbers import check_numbers
 from asyncrl.os_errors import remedy
 from asyncrl.runtime.processes.machine import gpus_here
-from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
+from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML, SCRATCH
 from asyncrl.runtime.waiting import Doing
+from asyncrl.sandbox.boxes.box_settings import BoxSettings
+from asyncrl.sandbox.boxes.open_boxes import refuse_without_provider
 from asyncrl.sandbox.support import support
 from asyncrl.tasks import Task
 from asyncrl.tasks.judge_checks import check_judging, opened
@@ -130,6 +134,9 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
         reference=msgspec.structs.replace(config.reference, **absolute["reference"]),
         teacher=msgspec.structs.replace(config.teacher, **absolute["teacher"]),
         judge=msgspec.structs.replace(config.judge, **absolute["judge"]),
+        agent=msgspec.structs.replace(
+            config.agent, models=with_key_files(config.agent.models, Path.cwd())
+        ),
         supervised=msgspec.structs.replace(config.supervised, **absolute["supervised"]),
         engine=msgspec.structs.replace(config.engine, **servers),
         train=msgspec.structs.replace(config.train, ranks=settled_ranks(config, gpus_here())),
@@ -230,6 +237,9 @@ def check(
     if config.agent.run and config.agent.run != PLAYED_ELSEWHERE:
         doing("loading agent.run")
         _agent(config.agent)
+        doing("looking at the sandboxes of agents")
+        refuse_without_provider(BoxSettings.of(config.sandbox), Path(config.run.dir) / SCRATCH)
+    keyed_models(config.agent)
     doing("trying prompts, and the verifier on an answer of the data")
     return Checked(_counted(config, task), [*notes, *check_prompts(config, task)])
 

@@ -1,5 +1,6 @@
-"""A copy of a run on another disk (`run.copy`): its settings, journal, checkpoints and curve, which
-`asyncrl train --resume COPY` goes on from. One in an object store is kept by `stored_copy.py`.
+"""A copy of a run on another disk (`run.copy`): its settings, code of a notebook, journal,
+checkpoints and curve, which `asyncrl train --resume COPY` goes on from. One in an object store is
+kept by `stored_copy.py`.
 
     journal at one moment → the checkpoints and the curve of that moment or later → the names
 
@@ -26,13 +27,14 @@ from asyncrl.config.load import read
 from asyncrl.config.paths import exists, is_file, is_folder
 from asyncrl.journal import JournalError, SqliteHistory
 from asyncrl.journal.sqlite import copy as copy_journal
+from asyncrl.launch.copied_code import code_files
 from asyncrl.launch.stored_copy import (
     StoreError,
     copy_to_store,
     is_stored,
     refuse_unfit_store,
 )
-from asyncrl.runtime.run_dir import JOURNAL, METRICS, ORIGINS, PACKED, RUN_TOML
+from asyncrl.runtime.run_dir import CODE, JOURNAL, METRICS, ORIGINS, PACKED, RUN_TOML
 from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, checkpoint_path, complete
 
 logger = logging.getLogger(__name__)
@@ -122,6 +124,9 @@ def copy_run(run: Path, copy: Path) -> None:
     for name in (RUN_TOML, ORIGINS, PACKED, METRICS):
         if (run / name).is_file():
             _copy_file(run / name, copy / name)
+    for name in code_files(run):
+        (copy / CODE).mkdir(exist_ok=True, mode=0o700)
+        _copy_file(run / CODE / name, copy / CODE / name)
     _synced(journal)
     journal.replace(copy / JOURNAL)
     _synced(copy)

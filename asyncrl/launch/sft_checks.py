@@ -107,14 +107,13 @@ def _rows(data: SftData, config: Config) -> list[Row]:
     else:
         epochs = steps * config.train.batch_groups / rows
     epochs = min(epochs, config.task.epochs) if config.task.epochs else epochs
-    longest = max(one.tokens for row in trained.rows for one in row)
     return [
         Row("rows", count(rows), f"{count(len(held.rows))} more are held out (task.eval_size)"),
         Row(
             "tokens",
             count(trained.tokens),
             f"of which {count(trained.learned)} are learned (sft.loss_on = {config.sft.loss_on}); "
-            f"the longest sequence has {count(longest)} of engine.context_tokens = "
+            f"the longest sequence has {count(trained.longest)} of engine.context_tokens = "
             f"{config.engine.context_tokens}",
         ),
         Row("steps", count(steps), f"of {per_step}: {epochs:.3g} epochs"),

@@ -30,8 +30,9 @@ from asyncrl.escape import escaped
 from asyncrl.files import open_regular, write_whole
 from asyncrl.journal import SqliteHistory
 from asyncrl.journal.sqlite import copy as copy_journal
+from asyncrl.launch.copied_code import CODE_FILE, code_files
 from asyncrl.messages.address import url_parts
-from asyncrl.runtime.run_dir import COPY_ID, JOURNAL, METRICS, ORIGINS, PACKED, RUN_TOML
+from asyncrl.runtime.run_dir import CODE, COPY_ID, JOURNAL, METRICS, ORIGINS, PACKED, RUN_TOML
 from asyncrl.training.checkpoint_index import (
     NAME,
     SCALARS,
@@ -54,6 +55,7 @@ MANIFEST_BYTES = 16 << 20
 PLAIN = frozenset({RUN_TOML, ORIGINS, PACKED, METRICS, COPY_ID, JOURNAL})
 """Files of a run that are copied, besides its checkpoints."""
 _OF_CHECKPOINT = re.compile(rf"checkpoints/{NAME}/[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_OF_CODE = re.compile(rf"{CODE}/{CODE_FILE.pattern}")
 _HASH = re.compile(r"[0-9a-f]{32}")
 SPARE_BYTES = 2**24
 """Bytes that a disk must have free beside what is fetched."""
@@ -182,7 +184,7 @@ class StoredCopy:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise StoreError("its manifest is damaged") from None
         for name, digest in manifest.files.items():
-            if not (name in PLAIN or _OF_CHECKPOINT.fullmatch(name)):
+            if not (name in PLAIN or _OF_CHECKPOINT.fullmatch(name) or _OF_CODE.fullmatch(name)):
                 raise StoreError(f"it names a file that no run has, {escaped(repr(name), 80)}")
             if not _HASH.fullmatch(digest.blake2b):
                 raise StoreError(f"its manifest is damaged at {escaped(name, 80)}")
@@ -215,6 +217,8 @@ class StoredCopy:
             for name in sorted(PLAIN - {JOURNAL}):
                 if (run / name).is_file():
                     files[name] = self._put((run / name).read_bytes(), there)
+            for name in code_files(run):
+                files[f"{CODE}/{name}"] = self._put((run / CODE / name).read_bytes(), there)
             files[JOURNAL] = self._put(journal, there)
         finally:
             journal.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from asyncrl.config import ConfigError
 from asyncrl.config.load import settings_in
-from asyncrl.config.own_files import split
+from asyncrl.config.own_files import absolute, split
 from asyncrl.runtime.run_dir import CODE, RUN_TOML
 from asyncrl.tasks.judge_checks import digest
 
@@ -33,14 +33,14 @@ SETTINGS = {
 
 
 def kept_code(run: Path) -> dict[str, str]:
-    """The settings of a run that name code in its own directory: the key, and the value as it is
-    written. Imports nothing. Raises ConfigError."""
+    """The settings of a run that name code in its own directory: the key, and the value with the
+    whole path. Imports nothing. Raises ConfigError."""
     found = dict[str, str]()
     for setting in settings_in(run / RUN_TOML):
         for text in _texts(setting.value):
             parts = split(text)
             if parts is not None and (run / parts[0]).resolve().is_relative_to(run.resolve()):
-                found[".".join(setting.path)] = text
+                found[".".join(setting.path)] = absolute(text, run)
     return found
 
 

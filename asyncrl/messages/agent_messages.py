@@ -23,13 +23,15 @@ class Play(Message, frozen=True):
 class Ask(Message, frozen=True):
     """Agents actor to coordinator: the agent of this attempt calls the model, at the temperature of
     its `Play`; `number` counts its calls from 0. `stops` are the strings that end the answer for
-    it. Buffer 0: `int32` context."""
+    it, `role` what it calls as (a planner, say); empty: it does not say. Buffer 0: `int32`
+    context."""
 
     rollout: int
     attempt: int
     number: int
     max_new_tokens: int
     stops: list[str] = []
+    role: str = ""
 
 
 class Reply(Message, frozen=True):

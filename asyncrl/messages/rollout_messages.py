@@ -82,6 +82,27 @@ class ScoreRequest(Message, frozen=True):
     finish: Finish
 
 
+class GroupScoreRequest(Message, frozen=True):
+    """Coordinator to reward actor: judge these responses to one prompt together. Buffer 0: the
+    `int32` ids of all responses, each of `tokens`; buffer 1: those of what the model continued,
+    each of `continued`."""
+
+    rollouts: list[int]
+    split: Split
+    prompt_index: int
+    finishes: list[Finish]
+    tokens: list[int]
+    continued: list[int]
+
+
+class GroupScoreResult(Message, frozen=True):
+    """Reward actor to coordinator: the verdict of each rollout that was to be judged together.
+    `seconds` is what they took."""
+
+    verdicts: list[tuple[int, Verdict]]
+    seconds: float
+
+
 class ScoreResult(Message, frozen=True):
     """Reward actor to coordinator. `seconds` is what the verifier took."""
 

@@ -17,9 +17,10 @@ Cause = Literal["outside", "program", "data"]
 
 _NUMBER = re.compile(
     r"https?://\S+|/tmp/\S+|\b(?=[a-f-]*[0-9])[0-9a-f][0-9a-f-]{7,}\b|0x[0-9a-fA-F]+"
-    r"|[0-9]+(?:\.[0-9]+)?"
+    r"|(?<=\bimage )\S+|\basyncrl-[0-9a-f]{12}-\S+|[0-9]+(?:\.[0-9]+)?"
 )
-"""Numbers, and names that a program draws: addresses, temporary files, long hexadecimal words."""
+"""Numbers, and names that a program draws: addresses, temporary files, long hexadecimal words; and
+names of images and sandboxes, of which each episode may have its own."""
 _EXCEPTION = re.compile(r"\b(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Mismatch|Exit)): \S")
 _OUTSIDE = re.compile(
     r"Connect|Timeout|TimedOut|Network|Broken|Lost\b|Gone\b|Crash|Memory|OSError|IOError|Socket"

@@ -11,16 +11,20 @@ from asyncrl.messages import Finish
 
 BUDGETS = (2, 4, 8, 60)
 """Tokens that a call may ask for."""
+ROLES = ("", "planner", "critic")
+"""Roles of calls."""
 
 
 class ScriptedAsk(NamedTuple):
     """A call: its context (token ids), the tokens that it asks for, and how many of them it needs;
-    None: all of them. The agent leaves an `abandoned` one without a word."""
+    None: all of them. The agent leaves an `abandoned` one without a word. It may name its
+    `role`."""
 
     context: tuple[int, ...]
     budget: int
     needs: int | None
     abandoned: bool = False
+    role: str = ""
 
 
 class ScriptedNote(NamedTuple):
@@ -75,7 +79,9 @@ def script(seed: int, attempt: int, *, unsteady: bool, ends: bool = False) -> Sc
             if whims and whims.random() < 0.8:
                 needs = whims.choice((0, 1))
             most = budget if draw.random() < 0.7 else draw.choice(BUDGETS)
-            asks.append(ScriptedAsk(context + own, most, needs))
+            # it changes with the attempt, and the call is the same all the same
+            role = random.Random(f"role/{seed}/{turn}/{branch}/{attempt}").choice(ROLES)
+            asks.append(ScriptedAsk(context + own, most, needs, role=role))
         earlier.append(context)
         answers = yield asks
         if any(answer is None for answer in answers):

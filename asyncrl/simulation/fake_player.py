@@ -198,7 +198,7 @@ class _Acting:
 
     def _open(self, ask: ScriptedAsk) -> AbstractContextManager[Generation]:
         self._asked += 1
-        return self._session.ask(ask.context, ask.budget, ())
+        return self._session.ask(ask.context, ask.budget, (), ask.role)
 
     async def _read(
         self,

@@ -122,7 +122,7 @@ class World(ABC):
         `asyncrl.actors.trainer_actor.Learner` and `asyncrl.weightsync.transport.Publisher`. Raises
         CheckpointError where it cannot start."""
 
-    def make_ask(self, process: SimProcess) -> Any:
+    def make_judge(self, process: SimProcess) -> Any:
         """The judge that a reward actor asks (`asyncrl.judges`); None if it has none."""
         return None
 
@@ -347,7 +347,7 @@ class World(ABC):
                 Reporter(process.waits, report_s(self.config)),
                 concurrency=self.config.reward.concurrency,
                 deadline_s=self.config.task.verdict_s,
-                ask=self.make_ask(process),
+                judge=self.make_judge(process),
             )
 
     async def _agents(self, process: SimProcess) -> None:

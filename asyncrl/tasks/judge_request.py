@@ -12,6 +12,8 @@ from asyncrl.tasks.answer import Answer
 
 TEXT_BYTES = 2**20
 """Bytes of the texts of a request, at most: some 250,000 tokens."""
+TOO_LONG = f"too long for the judge: over {TEXT_BYTES:,} bytes"
+"""The reason of answers whose texts it is not sent."""
 
 
 class JudgeRequest(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -26,6 +28,22 @@ class JudgeRequest(msgspec.Struct, frozen=True, array_like=True, tag=True):
     answer: str
     expected: str
     exact: bool = False
+
+
+class GroupRequest(msgspec.Struct, frozen=True):
+    """The answers of a group, which a judge compares; all are answers to one question.
+
+    >>> GroupRequest((JudgeRequest("q", "5", ""), JudgeRequest("q", "6", ""),
+    ...               JudgeRequest("q", "5", ""))).distinct
+    ['5', '6']
+    """
+
+    members: tuple[JudgeRequest, ...]
+
+    @property
+    def distinct(self) -> list[str]:
+        """Its answers, each text once, in the order of members: equal ones have one verdict."""
+        return list(dict.fromkeys(member.answer for member in self.members))
 
 
 def request_of(answer: Answer, entry: Mapping[str, Any]) -> JudgeRequest:

@@ -1,13 +1,19 @@
 """The data of a supervised run: its rows as sequences for a learner, and the rows of each step.
 Invariant: what a step trains is a function of the settings, the data and the seed, so a resumed run
 has no state to read.
+
+Every row is read and tokenized once before the first step, so a bad one is told with its place. In
+memory stay the numbers of the rows that are used, and of their tokens; a row is read again when its
+step comes.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import count, groupby
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 
@@ -18,35 +24,74 @@ from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.experience.training_message import TrainingMessage, training_message
 from asyncrl.messages import Sample, Span
 from asyncrl.tasks import TaskError
-from asyncrl.tasks.conversations import LearnedIds, answered, conversation, end_of
-from asyncrl.tasks.sft_rows import RowSplit, SftRow, sft_rows
+from asyncrl.tasks.conversations import LearnedIds, end_of
+from asyncrl.tasks.sft_rows import RowSplit, SftRow, learned_ids, sft_rows
 from asyncrl.tasks.text import Tokenizer
 
 Sequences = tuple[TrainingSequence, ...]
 """Those of one row."""
+KEPT = 4096
+"""Rows whose sequences are kept, at most: those of small data are made once."""
+
+
+class UsedRows(Sequence[Sequences]):
+    """The rows of a split that are used, by their `numbers` in it, each as its sequences, which are
+    made when they are asked for; the last of them are kept."""
+
+    def __init__(self, numbers: Sequence[int], made: Callable[[int], Sequences]) -> None:
+        self._numbers, self._made = numbers, lru_cache(KEPT)(made)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, at: int) -> Sequences: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Sequences]: ...
+
+    def __getitem__(self, at: int | slice) -> Sequences | list[Sequences]:
+        if isinstance(at, slice):
+            return [self._made(number) for number in self._numbers[at]]
+        return self._made(self._numbers[at])
 
 
 class SftSplit(NamedTuple):
-    """The rows of a split that are used, each as its sequences, of so many `tokens`, of which so
-    many are `learned`. Of all rows so many were `too_long`: dropped, or cut. So many training rows
-    had the prompt of a `held_out` one, and are left out.
+    """The rows of a split that are used, each as its sequences, of so many `tokens`, the `longest`
+    sequence of so many; each row has so many learned ones (`each`). Of all rows so many were
+    `too_long`: dropped, or cut. So many training rows had the prompt of a `held_out` one, and are
+    left out.
 
-    >>> SftSplit([], too_long=3).held_out
-    0
+    >>> rows = [(as_sequence(LearnedIds([5, 6], bytes([0, 1]))),)]
+    >>> SftSplit.of(rows).learned
+    1
     """
 
-    rows: list[Sequences]
+    rows: Sequence[Sequences]
+    each: Sequence[int]
     tokens: int = 0
-    learned: int = 0
+    longest: int = 0
     too_long: int = 0
     held_out: int = 0
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequences]) -> SftSplit:
+        """These rows, of which none was left out."""
+        tokens = [one.tokens for row in rows for one in row]
+        each = [sum(one.trained for one in row) for row in rows]
+        return cls(rows, each, sum(tokens), max(tokens, default=0))
+
+    @property
+    def learned(self) -> int:
+        """Learned tokens of all rows."""
+        return sum(self.each)
 
 
 class SftData(NamedTuple):
     """The data of a supervised run; `said` says how it was read, if that needs a word.
 
     >>> rows = [(as_sequence(LearnedIds([5, 6], bytes([0, 1]))),)] * 3
-    >>> data = SftData(SftSplit(rows), SftSplit([]), Config(task={"epochs": 2}))
+    >>> data = SftData(SftSplit.of(rows), SftSplit.of([]), Config(task={"epochs": 2}))
     >>> data.steps, [len(step) for step in data.step_rows()]
     (1, [6])
     """
@@ -68,13 +113,13 @@ class SftData(NamedTuple):
         """The rows of each step, in order; without `task.epochs` there is no end. Every epoch has
         each row once, in an order of its own; a step may begin in one and end in the next."""
         train, task = self.config.train, self.config.task
-        learned = [sum(one.trained for one in row) for row in self.train.rows]
+        each = self.train.each
         rows, tokens = list[int](), 0
         for epoch in range(task.epochs) if task.epochs else count():
             draws = np.random.default_rng([self.config.run.seed, epoch])
-            for row in draws.permutation(len(learned)).tolist():
+            for row in map(int, draws.permutation(len(each))):
                 rows.append(row)
-                tokens += learned[row]
+                tokens += each[row]
                 if (
                     tokens >= train.step_tokens
                     if train.step_tokens
@@ -116,22 +161,29 @@ def open_sft_data(
     done, every = count(1), splits.train.size + splits.held_out.size
     asked = set[bytes]()  # by held-out rows
 
+    def sequences_of(row: SftRow) -> tuple[Sequences, bool]:
+        return _fitting(config, learned_ids(config.task, tokenizer, row, config.sft.loss_on))
+
     def read(split: RowSplit, *, held_out: bool) -> SftSplit:
-        kept, too_long, repeated = list[Sequences](), 0, 0
-        for row in split.rows():
+        kept, each = array("Q"), array("Q")
+        tokens = longest = too_long = repeated = 0
+        for number in range(split.size):
+            row = split.row(number)
             doing(next(done), every)
             if held_out:
                 asked.add(row.asked)
             elif row.asked in asked:
                 repeated += 1
                 continue
-            sequences, long = _fitting(config, _learned(config, tokenizer, row))
+            sequences, long = sequences_of(row)
             too_long += long
             if sequences:
-                kept.append(sequences)
-        tokens = sum(one.tokens for row in kept for one in row)
-        learned = sum(one.trained for row in kept for one in row)
-        return SftSplit(kept, tokens, learned, too_long, repeated)
+                kept.append(number)
+                each.append(sum(one.trained for one in sequences))
+                tokens += sum(one.tokens for one in sequences)
+                longest = max(longest, *(one.tokens for one in sequences))
+        rows = UsedRows(kept, lambda number: sequences_of(split.row(number))[0])
+        return SftSplit(rows, each, tokens, longest, too_long, repeated)
 
     held_out = read(splits.held_out, held_out=True)
     trained = read(splits.train, held_out=False)
@@ -145,25 +197,6 @@ def open_sft_data(
         )
         raise TaskError(f"no row is left to train on, because {why}")
     return SftData(trained, held_out, config, splits.said)
-
-
-def _learned(config: Config, tokenizer: Tokenizer, row: SftRow) -> list[LearnedIds]:
-    """The sequences of a row; of a conversation, for a model without a chat template, the last
-    answer behind all else as one text. Raises TaskError with its place."""
-    try:
-        if row.messages and (config.task.chat or tokenizer.has_template):
-            found = conversation(tokenizer, row.messages, row.tools, config.sft.loss_on)
-        else:
-            found = [answered(tokenizer, row.prompt, row.answer)]
-        highest = max(max(one.ids) for one in found)
-        if tokenizer.embedded and highest >= tokenizer.embedded:
-            raise TaskError(
-                f"it has the token {highest}, and the model's embedding has {tokenizer.embedded} "
-                "rows: give a model that knows the token"
-            )
-    except TaskError as error:
-        raise TaskError(f"{row.where} cannot be learned: {error}") from error
-    return found
 
 
 def _fitting(config: Config, found: Sequence[LearnedIds]) -> tuple[Sequences, bool]:

@@ -7,16 +7,18 @@ answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
 from asyncrl.config.schema import TaskConfig
+from asyncrl.config.schema.sft_section import LossOn
 from asyncrl.messages import Split
 from asyncrl.tasks import Task, TaskError, open_task
-from asyncrl.tasks.conversations import ASSISTANT
+from asyncrl.tasks.conversations import ASSISTANT, LearnedIds, answered
+from asyncrl.tasks.conversations import conversation as whole_conversation
 from asyncrl.tasks.data.chat_messages import FIRST, as_text, conversation, tools_of
 from asyncrl.tasks.data.data_set import DataSet, held_out_count
 from asyncrl.tasks.data.row_forms import LAST, messages_in
@@ -24,6 +26,7 @@ from asyncrl.tasks.data.row_keys import value_at
 from asyncrl.tasks.data.row_reader import messages_of_prompt, system_of
 from asyncrl.tasks.prompt import ChatPrompt, Prompt
 from asyncrl.tasks.template import render
+from asyncrl.tasks.text import Tokenizer
 
 
 class SftRow(NamedTuple):
@@ -47,21 +50,22 @@ class SftRow(NamedTuple):
 
 
 class RowSplit(NamedTuple):
-    """The rows of a split: how many there are, and each in turn.
+    """The rows of a split: how many there are, and each by its number. Reading one raises
+    TaskError.
 
-    >>> RowSplit(0, lambda: iter(())).size
-    0
+    >>> RowSplit(1, lambda number: SftRow("line 3", "2 + 2 =", "4")).row(0).answer
+    '4'
     """
 
     size: int
-    rows: Callable[[], Iterator[SftRow]]
+    row: Callable[[int], SftRow]
 
 
 class RowSplits(NamedTuple):
     """The rows that are trained, the held-out ones, and how they are read, in words.
 
-    >>> none = RowSplit(0, lambda: iter(()))
-    >>> RowSplits(none, none).said
+    >>> one = RowSplit(1, lambda number: SftRow("line 3", "2 + 2 =", "4"))
+    >>> RowSplits(one, one).said
     ''
     """
 
@@ -79,16 +83,36 @@ def sft_rows(config: TaskConfig, seed: int, most: int = 0) -> RowSplits:
     size, held = task.size("train"), task.size("evaluation")
     count = min(size, most or size)
     return RowSplits(
-        RowSplit(count, partial(_of_task, config, task, "train", count)),
-        RowSplit(held, partial(_of_task, config, task, "evaluation", held)),
+        RowSplit(count, partial(_of_task, config, task, "train")),
+        RowSplit(held, partial(_of_task, config, task, "evaluation")),
     )
 
 
-def _of_task(config: TaskConfig, task: Task, split: Split, count: int) -> Iterator[SftRow]:
-    for index in range(count):
-        answer = task.answer(split, index)
-        where = f"row {index + 1} of {config.name}"
-        yield _asked(config, where, task.prompt(split, index), answer or "")
+def learned_ids(
+    config: TaskConfig, tokenizer: Tokenizer, row: SftRow, loss_on: LossOn
+) -> list[LearnedIds]:
+    """The sequences of a row; of a conversation, for a model without a chat template, the last
+    answer behind all else as one text. Raises TaskError with its place."""
+    try:
+        if row.messages and (config.chat or tokenizer.has_template):
+            found = whole_conversation(tokenizer, row.messages, row.tools, loss_on)
+        else:
+            found = [answered(tokenizer, row.prompt, row.answer)]
+        highest = max(max(one.ids) for one in found)
+        if tokenizer.embedded and highest >= tokenizer.embedded:
+            raise TaskError(
+                f"it has the token {highest}, and the model's embedding has {tokenizer.embedded} "
+                "rows: give a model that knows the token"
+            )
+    except TaskError as error:
+        raise TaskError(f"{row.where} cannot be learned: {error}") from error
+    return found
+
+
+def _of_task(config: TaskConfig, task: Task, split: Split, index: int) -> SftRow:
+    answer = task.answer(split, index)
+    where = f"row {index + 1} of {config.name}"
+    return _asked(config, where, task.prompt(split, index), answer or "")
 
 
 def _of_data(config: TaskConfig) -> RowSplits:
@@ -100,8 +124,8 @@ def _of_data(config: TaskConfig) -> RowSplits:
         apart = _opened(config, config.eval_path)
         held = min(config.eval_size, len(apart))
         return RowSplits(
-            RowSplit(len(data), partial(_read, config, data, range(len(data)))),
-            RowSplit(held, partial(_read, config, apart, range(held))),
+            RowSplit(len(data), partial(row_of, config, data)),
+            RowSplit(held, partial(row_of, config, apart)),
             data.said,
         )
     held = held_out_count(config, len(data))
@@ -112,8 +136,8 @@ def _of_data(config: TaskConfig) -> RowSplits:
             "task.eval_size lower, or give other rows in task.eval_path"
         )
     return RowSplits(
-        RowSplit(first, partial(_read, config, data, range(first))),
-        RowSplit(held, partial(_read, config, data, range(first, len(data)))),
+        RowSplit(first, partial(row_of, config, data)),
+        RowSplit(held, lambda number: row_of(config, data, first + number)),
         data.said,
     )
 
@@ -122,12 +146,7 @@ def _opened(config: TaskConfig, path: str) -> DataSet:
     return DataSet(path, config.prompt_key, config.answer_key)
 
 
-def _read(config: TaskConfig, data: DataSet, rows: range) -> Iterator[SftRow]:
-    for index in rows:
-        yield _row(config, data, index)
-
-
-def _row(config: TaskConfig, data: DataSet, index: int) -> SftRow:
+def row_of(config: TaskConfig, data: DataSet, index: int) -> SftRow:
     """A row of a data set. A conversation is learned as a whole, if it has an answer; to one that
     has none the answer is another key's. Raises TaskError, with its place."""
     raw, where, form = data.row(index), data.place(index), data.form

@@ -1,37 +1,25 @@
-"""Examples of prompts and responses, for a supervised loss. Invariant: every line is parsed and
-checked before the first one is learned.
+"""Examples of prompts and responses, for a supervised loss: the rows of a data set in any of its
+forms (`asyncrl/tasks/data/`), each with its whole response. Invariant: every row of a small data
+set, and of a large one those that its task would check, is tokenized before the first one is
+learned; nothing is kept in memory but the place of each row.
 
-A line of the JSONL file is an object with `prompt` and `response`. The prompt is put into the
-task's template, as those of the task are.
+Prompts are put into the task's template, or the model's chat template, as those of the task are.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
-from asyncrl.config.schema import TaskConfig
-from asyncrl.escape import escaped
-from asyncrl.files import read_regular
+from asyncrl.config.schema import Config
 from asyncrl.tasks import TaskError
-from asyncrl.tasks.template import render
+from asyncrl.tasks.data.data_set import DataSet
+from asyncrl.tasks.sft_rows import learned_ids, row_of
 from asyncrl.tasks.text import Tokenizer
 
-BYTES = 2**30
-"""Bytes of the file, at most: all of it is in memory."""
-
-
-class Example(msgspec.Struct):
-    """A line of the file.
-
-    >>> msgspec.json.decode('{"prompt": "2 + 2 =", "response": "4"}', type=Example).response
-    '4'
-    """
-
-    prompt: str
-    response: str
+T = TypeVar("T")
 
 
 class ExampleIds(NamedTuple):
@@ -45,60 +33,48 @@ class ExampleIds(NamedTuple):
     response: list[int]
 
 
-def read_examples(path: Path) -> list[Example]:
-    """All lines. Raises TaskError, with file and line number if a line is wrong."""
-    try:
-        lines = read_regular(path, BYTES).splitlines()
-    except OSError as error:
-        raise TaskError(
-            f"supervised.path is {str(path)!r}, which cannot be read ({error.strerror}); give a "
-            "JSONL file of prompt and response"
-        ) from error
-    examples = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            example = msgspec.json.decode(line, type=Example)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise TaskError(
-                f"line {number} of {path} is not an example: {escaped(str(error), 200)}; each is "
-                "an object with prompt and response"
-            ) from error
-        if not example.response:
-            raise TaskError(f"line {number} of {path} has an empty response; take it out")
-        examples.append(example)
-    if not examples:
-        raise TaskError(f"{path} has no lines; each is an object with prompt and response")
-    return examples
+class SupervisedExamples:
+    """The examples of `supervised.path`, tokenized when they are asked for."""
 
-
-def tokenized(
-    examples: list[Example], tokenizer: Tokenizer, task: TaskConfig, most: int
-) -> list[ExampleIds]:
-    """The ids of each example, at most `most`. Raises TaskError if one has more, or the model
-    has no end of a text."""
-    if (end := tokenizer.end_id) is None:
-        raise TaskError(
-            "the model's files name no eos_token, so no response could be taught to end; name it "
-            "in tokenizer_config.json"
+    def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
+        """Raises TaskError."""
+        own = config.supervised
+        self._task = replace(
+            config.task, path=own.path, prompt_key=own.prompt_key, answer_key=own.answer_key
         )
-    tokenized_examples = []
-    for number, example in enumerate(examples, 1):
-        prompt = tokenizer.encode(render(task, example.prompt))
-        ids = ExampleIds(prompt, [*tokenizer.ids(example.response), end])
-        if not prompt:
-            raise TaskError(f"example {number} of supervised.path has an empty prompt; take it out")
-        if (length := len(prompt) + len(ids.response)) > most:
+        self._most, self._tokenizer = config.engine.context_tokens, tokenizer
+        self._rows = _named(lambda: DataSet(own.path, own.prompt_key, own.answer_key))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> ExampleIds:
+        """An example. Raises TaskError, with its place, if it cannot be learned."""
+        return _named(lambda: self._ids(index))
+
+    def check(self) -> None:
+        """Tokenize the rows that are checked before a run. Raises TaskError."""
+        for index in self._rows.sample():
+            self[index]
+
+    def _ids(self, index: int) -> ExampleIds:
+        row = row_of(self._task, self._rows, index)
+        [only] = learned_ids(self._task, self._tokenizer, row, "last")
+        if (length := len(only.ids)) > self._most:
             raise TaskError(
-                f"example {number} of supervised.path has {length} tokens, and "
-                f"engine.context_tokens is {most}; take it out, or raise that"
+                f"{row.where} has {length} tokens, and engine.context_tokens is {self._most}; take "
+                "it out, or raise that"
             )
-        rows, highest = tokenizer.embedded, max(*prompt, *ids.response)
-        if rows and highest >= rows:
-            raise TaskError(
-                f"example {number} of supervised.path has the token {highest}, and the model's "
-                f"embedding has {rows} rows; take it out, or give a model that knows the token"
-            )
-        tokenized_examples.append(ids)
-    return tokenized_examples
+        given = only.mask.index(1)
+        return ExampleIds(only.ids[:given], only.ids[given:])
+
+
+def _named(read: Callable[[], T]) -> T:
+    """The result of `read`, whose errors speak of `[task]`, since the reader is its own."""
+    try:
+        return read()
+    except TaskError as error:
+        text = str(error).replace("task.path and task.eval_path name", "supervised.path names")
+        for key in ("prompt_key", "answer_key"):
+            text = text.replace(f"task.{key}", f"supervised.{key}")
+        raise TaskError(f"examples: {text}") from error

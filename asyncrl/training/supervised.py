@@ -7,17 +7,21 @@ sampled ones. It is that of the model's own distribution, at temperature 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from transformers import PreTrainedModel
 
 from asyncrl.config.schema import Config
-from asyncrl.tasks.supervised_examples import ExampleIds, read_examples, tokenized
+from asyncrl.tasks import TaskError
+from asyncrl.tasks.supervised_examples import ExampleIds, SupervisedExamples
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.forward import log_probabilities, shares
 from asyncrl.training.packing import pack
+
+TRIED = 8
+"""Times the examples of an update may be tried, where some of large data cannot be learned."""
 
 
 def open_supervised(config: Config, initial: Path) -> SupervisedLoss | None:
@@ -26,30 +30,44 @@ def open_supervised(config: Config, initial: Path) -> SupervisedLoss | None:
     settings = config.supervised
     if not settings.coefficient:
         return None
-    examples = tokenized(
-        read_examples(Path(settings.path)),
-        Tokenizer(initial, chat=config.task.chat),
-        config.task,
-        config.engine.context_tokens,
-    )
+    examples = SupervisedExamples(config, Tokenizer(initial, chat=config.task.chat))
     return SupervisedLoss(examples, settings.coefficient, settings.batch, config.run.seed)
+
+
+class Examples(Protocol):
+    """Examples by their number; one may raise TaskError."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> ExampleIds: ...
 
 
 class SupervisedLoss:
     """`coefficient` times the mean negative log-likelihood of the responses of `batch` examples,
     drawn again for each update."""
 
-    def __init__(
-        self, examples: Sequence[ExampleIds], coefficient: float, batch: int, seed: int
-    ) -> None:
+    def __init__(self, examples: Examples, coefficient: float, batch: int, seed: int) -> None:
         self._examples, self._coefficient = examples, coefficient
         self._batch, self._seed = min(batch, len(examples)), seed
 
     def drawn(self, version: int, update: int) -> list[ExampleIds]:
-        """The examples of an update of the step that starts from `version`, all different."""
+        """The examples of an update of the step that starts from `version`, all different. One of
+        large data that cannot be learned, and was not checked, is left out, with another in its
+        place. Raises TaskError if too few can be learned."""
         draws = np.random.default_rng([self._seed, version, update])
-        places = draws.choice(len(self._examples), self._batch, replace=False)
-        return [self._examples[index] for index in places.tolist()]
+        places = draws.choice(len(self._examples), self._batch, replace=False).tolist()
+        drawn, tried = list[ExampleIds](), set(places)
+        while places:
+            try:
+                drawn.append(self._examples[places.pop(0)])
+            except TaskError:
+                if len(tried) == len(self._examples) or len(tried) > TRIED * self._batch:
+                    raise
+                while (other := int(draws.integers(len(self._examples)))) in tried:
+                    pass
+                tried.add(other)
+                places.append(other)
+        return drawn
 
     def backward(self, model: PreTrainedModel, version: int, update: int) -> float:
         """Add the gradient of an update's loss to that of the model's parameters. Returns the mean,

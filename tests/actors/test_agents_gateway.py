@@ -32,6 +32,8 @@ PATIENCE_S = 300.0
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/forks/two_ways.py"
 
 AGENT = """
+from asyncrl.agents import as_role
+
 async def solve(client, episode):
     async def say(text, **more):
         answer = await client.chat.completions.create(
@@ -40,8 +42,9 @@ async def solve(client, episode):
     match episode.prompt_index:
         case 0:
             found = await episode.once("tool", lambda: [episode.attempt])
-            first = await say("first", stop=["!"])
+            first = await say("first", stop=["!"], metadata={"role": "planner"})
             await episode.reward(0.25)
+            client = as_role(client, "critic")
             return float(await say(f"{found} {first}"))
         case 1:
             raise ValueError("no such tool")
@@ -107,11 +110,12 @@ async def test_a_killed_agent_goes_on_in_its_next_attempt(
             await coordinator.send(StopPlaying(17, 1))
             await coordinator.play(attempt=2, prompt_index=0, notes={note.name: note.value})
             again, same = await coordinator.ask()  # what was noted is not computed again
-            assert (again, same) == (Ask(17, 2, 0, again.max_new_tokens, ["!"]), context)
+            due = Ask(17, 2, 0, again.max_new_tokens, ["!"], "planner")
+            assert (again, same) == (due, context)
             await coordinator.reply(again, "4$")
             assert (await coordinator.hear())[0] == GiveReward(17, 2, 0, 0.25)
             ask, context = await coordinator.ask()
-            assert ask.number == 1 and "[0] 4" in context
+            assert (ask.number, ask.role) == (1, "critic") and "[0] 4" in context
             await coordinator.reply(ask, "0.5$")
             assert (await coordinator.hear())[0] == GiveReward(17, 2, None, 0.5)
             assert (await coordinator.hear())[0] == Played(17, 2, "stop")

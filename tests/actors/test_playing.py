@@ -143,7 +143,7 @@ class Parts:
     def ask(self, actor: Actor, rollout: int, number: int, *context: int, budget: int = 4) -> None:
         episode = self.experience.rollouts[rollout].episode
         assert episode is not None
-        message = Ask(rollout, episode.attempt, number, budget)
+        message = Ask(rollout, episode.attempt, number, budget, role=f"role-{episode.attempt}")
         self.playing.on_ask(actor, message, ids(*context))
 
     def lease(self) -> list[AgentCall]:
@@ -220,6 +220,7 @@ async def test_an_episode_of_two_turns_is_answered_as_it_comes_and_sealed_as_pla
     assert list(sequence.mask) == [0, 0, 1, 1, 1, 1, 0, 1, 1, 1, 1]
     assert p.rollout(number).agent_reward == 1.0
     assert [turn.reward for turn in p.rollout(number).turns] == [0.25, None]
+    assert [turn.role for turn in p.rollout(number).turns] == ["role-1", "role-1"]
     assert fold(p.log.events) == p.experience
     p.playing.on_played(actor, attempt)  # it is over: nothing more is heard of it
     assert p.rollout(number).status is RolloutStatus.SEALED
@@ -285,6 +286,7 @@ async def test_equal_calls_of_an_attempt_have_draws_of_their_own_and_are_known_i
     other = p.replace(actor)
     p.ask(other, number, 0, 1, 2)
     assert p.lease() == [first]
+    assert (first.role, second.role) == ("role-2", "role-1"), "of the attempt that made it last"
     p.ask(other, number, 1, 1, 2)
     assert p.lease() == [second]
 

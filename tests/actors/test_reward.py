@@ -24,7 +24,7 @@ from some_values import some
 
 from asyncrl.actors.errors import CoordinatorLost
 from asyncrl.actors.reporting import REPORT_S, Reporter
-from asyncrl.actors.reward_actor import Ask, VerifierPool, _ask, open_verifiers, reward_actor
+from asyncrl.actors.reward_actor import Asks, VerifierPool, _ask, open_verifiers, reward_actor
 from asyncrl.actors.verifier_process import LARGEST, TimedVerdict, VerifyRequest, read
 from asyncrl.actors.worker_forks import WorkersLost
 from asyncrl.actors.worker_process import frame
@@ -36,6 +36,8 @@ from asyncrl.library.task import ListTask
 from asyncrl.messages import (
     Drain,
     Drained,
+    GroupScoreRequest,
+    GroupScoreResult,
     Interrupt,
     NoVerdict,
     Report,
@@ -48,7 +50,7 @@ from asyncrl.messages import (
 from asyncrl.runtime.ipc.link import Link, memory_links
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks import MaskedReward, NoReward
-from asyncrl.tasks.judge_request import TEXT_BYTES, JudgeRequest
+from asyncrl.tasks.judge_request import TEXT_BYTES, GroupRequest, JudgeRequest
 from asyncrl.tasks.verifiers import rewarded
 
 pytestmark = pytest.mark.processes
@@ -534,7 +536,7 @@ async def acting(
     concurrency: int,
     waits: Waits | None = None,
     report_s: float = REPORT_S,
-    ask: Ask | None = None,
+    judge: Asks | None = None,
 ) -> AsyncIterator[Link]:
     """The coordinator's end of a reward actor's link."""
     ours, theirs = memory_links()
@@ -547,7 +549,7 @@ async def acting(
         Reporter(waits, report_s),
         concurrency=concurrency,
         deadline_s=20.0,
-        ask=ask,
+        judge=judge,
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(actor)
@@ -612,19 +614,24 @@ async def test_answers_that_wait_for_a_judge_hold_no_worker(opened: Open, sandbo
     with the judge at once; a judge that refuses all ends the actor."""
     asked, all_there = list[JudgeRequest](), trio.Event()
 
-    async def ask(request: JudgeRequest) -> Verdict:
-        asked.append(request)
-        if request.answer == "refuse":
-            raise ConfigError("the judge refuses each request.")
-        if len(asked) == 20:
-            all_there.set()
-        await all_there.wait()
-        return Scored(float(request.answer))
+    class Asked:
+        async def ask(self, request: JudgeRequest) -> Verdict:
+            asked.append(request)
+            if request.answer == "refuse":
+                raise ConfigError("the judge refuses each request.")
+            if len(asked) == 20:
+                all_there.set()
+            await all_there.wait()
+            return Scored(float(request.answer))
+
+        async def ask_together(self, request: GroupRequest) -> list[Verdict]:
+            asked.extend(request.members)
+            return [Scored(float(len(member.answer))) for member in request.members]
 
     task = opened(verifier="judge", sandbox=sandbox, reward="score")
     async with task as verifiers:
         with pytest.RaisesGroup(ConfigError, flatten_subgroups=True):
-            async with acting(verifiers, concurrency=1, ask=ask) as link:
+            async with acting(verifiers, concurrency=1, judge=Asked()) as link:
                 for rollout in range(20):
                     request = ScoreRequest(rollout, "train", rollout % 10, "stop")
                     await link.send(request, ids(f"{rollout}"), b"")
@@ -633,6 +640,14 @@ async def test_answers_that_wait_for_a_judge_hold_no_worker(opened: Open, sandbo
                     rollout: Scored(float(rollout)) for rollout in range(20)
                 }
                 assert asked[3] == JudgeRequest("do", "3", "")
+                texts = [ids("one"), ids("three")]
+                ends = [len(text) // 4 for text in texts]
+                group = GroupScoreRequest([20, 21], "train", 4, ["stop", "length"], ends, [0, 0])
+                await link.send(group, b"".join(texts), b"")
+                together = await next_of(link, GroupScoreResult)
+                assert isinstance(together, GroupScoreResult)
+                assert together.verdicts == [(20, Scored(3.0)), (21, Scored(5.0))]
+                assert [request.answer for request in asked[-2:]] == ["one", "three"]
                 await link.send(ScoreRequest(20, "train", 0, "stop"), ids("refuse"), b"")
                 await next_of(link, Drained)
         long = await verifiers.judge("train", 0, ids("x" * (TEXT_BYTES + 1)), "stop")

@@ -3,10 +3,15 @@ actor before the rest."""
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import trio
 import trio.testing
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 from scripted_parts import MemoryLog
 from scripted_world import configured
 
@@ -15,7 +20,16 @@ from asyncrl.actors.coordinator.peers import OUTBOX, Peer, Roster
 from asyncrl.actors.coordinator.scoring import Scoring
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
-from asyncrl.messages import Hello, Message, NoVerdict, Scored, ScoreRequest, ScoreResult
+from asyncrl.messages import (
+    GroupScoreRequest,
+    GroupScoreResult,
+    Hello,
+    Message,
+    NoVerdict,
+    Scored,
+    ScoreRequest,
+    ScoreResult,
+)
 from asyncrl.runtime.ipc.link import memory_links
 from asyncrl.runtime.ipc.waits import Pulse
 from asyncrl.runtime.processes.standstill import RunClock
@@ -32,7 +46,12 @@ class Reward(Peer):
         self.finishes: dict[int, str] = {}
         self.buffers: dict[int, tuple[bytes, ...]] = {}
 
+        self.groups: list[list[int]] = []
+
     def send(self, message: Message, *buffers: object) -> None:
+        if isinstance(message, GroupScoreRequest):
+            self.groups.append(message.rollouts)
+            return
         assert isinstance(message, ScoreRequest)
         self.asked.append(message.rollout)
         self.finishes[message.rollout] = message.finish
@@ -252,3 +271,66 @@ async def test_time_in_which_nobody_could_be_heard_puts_off_what_is_owed(
     assert scoring.overdue(clock.now()) is None
     await trio.sleep(0.1)
     assert scoring.overdue(clock.now()) == "reward-0"
+
+
+@settings(max_examples=150, deadline=None)
+@drawn(st.randoms(use_true_random=False), st.integers(1, 5))
+async def test_a_group_is_judged_once_whole_and_by_all_verdicts_or_none(
+    draw: random.Random, size: int
+) -> None:
+    """Members are sealed and buried in any order, actors are lost, verdicts are missing, and the
+    coordinator is lost between any two events of the journal: every sealed member has one verdict,
+    and no group is asked about before its last member is there, or held after it."""
+    config = configured(
+        task={"name": "jsonl", "path": "d.jsonl", "verifier": "judge"},
+        judge={"url": "http://h/v1", "model": "m", "members": "scored"},
+    )
+    store, roster = EventStore(Experience(), MemoryLog()), Roster(lambda: None)
+    groups, scoring = 4, Scoring(store, roster, config, RunClock())
+    for number in range(groups):
+        first = number * size
+        split = "train" if number else "evaluation"
+        store.record(e.Admitted(number, first, size, split, number, TOKEN, 4, None, None))
+    left = list(range(groups * size))
+    draw.shuffle(left)
+    peer, starts = Reward(0), 0
+    roster.add(peer)
+    while True:
+        if left and draw.random() < 0.6:
+            rollout = left.pop()
+            store.record(e.Leased(rollout, "rollout-0", 1))
+            if draw.random() < 0.3:
+                store.record(e.Requeued(rollout, 1, "gone"))
+                store.record(e.Buried(rollout, "attempts"))
+            else:
+                store.record(e.Sealed(rollout, 1, "stop"))
+        scoring.dispatch()
+        for question in peer.groups:
+            of = {store.experience.rollouts[number].group for number in question}
+            (group,) = of
+            assert all(m.id not in left for m in store.experience.groups[group].members)
+        if draw.random() < 0.2 and starts < 20:  # the reward actor, or the coordinator, is lost
+            starts += 1
+            if draw.random() < 0.5:
+                roster.remove(peer)
+                scoring.lose(peer)
+            else:
+                roster = Roster(lambda: None)
+                scoring = Scoring(store, roster, config, RunClock())
+            peer = Reward(starts)
+            roster.add(peer)
+            continue
+        for question in peer.groups:
+            verdicts = [
+                (number, draw.choice([Scored(0.25), NoVerdict("judge timeout")]))
+                for number in question
+            ]
+            scoring.on_group_result(peer, GroupScoreResult(verdicts, 0.1))
+        for number in peer.asked:
+            scoring.on_score_result(peer, ScoreResult(number, Scored(1.0), 0.1))
+        peer.groups, peer.asked = [], []
+        if not left and not scoring.pending:
+            break
+    assert store.experience.to_judge() == []
+    assert len(store.experience.groups) == groups
+    assert all(group.complete for group in store.experience.groups.values())

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from box_support import RUN, settings
 from fake_gateway import FakeGateway, fake_gateway
 from program_support import needs_programs
 
@@ -25,6 +26,7 @@ from asyncrl.algorithms.selection.curriculum import PromptOrder
 from asyncrl.algorithms.selection.prompt_history import History
 from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.config.schema import TaskConfig
+from asyncrl.sandbox.boxes.open_boxes import BoxOrigin
 from asyncrl.tasks import open_task
 from asyncrl.tasks.text import Tokenizer
 
@@ -89,6 +91,7 @@ LINES: dict[str, dict[str, Any]] = {
     "otr": {"prompt": "a", "answer": "b"},
     "sql_tool": {"prompt": "x", "schema": "CREATE TABLE t (a INT);", "answer": "SELECT a FROM t"},
     "sage": {"prompt": "x", "answer": "", "tasks": [{"prompt": "p", "check": "assert 1"}]},
+    "repair": {"prompt": "x", "answer": "", "tests": {"t.sh": "exit 0"}, "command": ["sh", "t.sh"]},
 }
 
 
@@ -342,3 +345,44 @@ def test_rstar2_executes_the_models_code_and_marks_what_fails(gateway: FakeGatew
     told = [message["content"] for message in gateway.asked[-1] if message["role"] == "tool"]
     assert told[0] == "42\n" and "ZeroDivisionError" in told[1] and "no JSON object" in told[2]
     assert gateway.failed == [("python", -1)] * 2
+
+
+REPOSITORY = """
+git init -q . && git config user.name a && git config user.email a@b
+echo broken >a && git add a && git commit -qm task
+echo mended >a && git commit -qam "the fix" && git checkout -q HEAD~1
+"""
+
+
+@pytest.mark.parametrize(
+    ("commands", "reward"),
+    [
+        (["cat a", "echo mended >a"], 1.0),
+        (["git log --all --format=%s", "git show main:a master:a"], 0.0),
+        (
+            ["echo exit 0 >test.sh; git add -A; git -c user.name=m -c user.email=m commit -qm m"],
+            0.0,
+        ),
+    ],
+    ids=["mends", "looks for the fix", "writes its own judge"],
+)
+def test_swe_a_repository_is_mended_in_a_sandbox_and_judged_by_hidden_tests(
+    commands: list[str], reward: float, gateway: FakeGateway, tmp_path: Path
+) -> None:
+    def calling(command: str) -> dict[str, Any]:
+        function = {"name": "shell", "arguments": json.dumps({"command": command})}
+        call = {"id": "c", "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+    gateway.replies = [*map(calling, commands), "done"]
+    entry = {
+        "prompt": "Mend it.",
+        "setup": REPOSITORY,
+        "tests": {"test.sh": "grep -q mended a"},
+        "command": ["sh", "test.sh"],
+    }
+    boxes = BoxOrigin(settings(kind="directory", hosts=("*",)), RUN, str(tmp_path))
+    assert end_of(gateway, "repair:solve", entry=entry, boxes=boxes) == AgentEnded(reward)
+    told = [message["content"] for message in gateway.asked[-1] if message["role"] == "tool"]
+    assert not any("the fix" in said or "mended" in said for said in told)
+    assert not list(tmp_path.iterdir())

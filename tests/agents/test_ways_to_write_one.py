@@ -70,9 +70,12 @@ class Count:
         return Step(f"turn {self.turn}", float(reply), done=self.turn == 3)
 
 class Tool(Count):
+    role = "planner"
+
     def step(self, reply):
         self.turn += 1
-        return Step("", 0.0, self.turn == 2, failed="search" if reply == "bad" else "")
+        failed, role = ("search", "critic") if reply == "bad" else ("", "")
+        return Step("", 0.0, self.turn == 3, failed=failed, role=role)
 
 class Bare:
     def reset(self, entry, seed): return ""
@@ -251,6 +254,7 @@ def test_an_environment_says_which_calls_of_tools_failed(gateway: FakeGateway) -
     gateway.replies = ["bad", "good"]
     assert end_of(gateway, "Tool") == AgentEnded(0.0)
     assert gateway.failed == [("search", -1)]
+    assert gateway.roles == ["planner", "critic", "critic"], "and in which role the next ones are"
 
 
 def test_failed_calls_are_named_and_take_the_key_for_rewards(gateway: FakeGateway) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.config import Config, ConfigError, load
 from asyncrl.config.derived import derived
-from asyncrl.config.judging import at_a_time, judge_s, share_of
+from asyncrl.config.judging import at_a_time, judge_s, most_held, share_of
 from asyncrl.config.schema import JudgeConfig, RewardConfig, TaskConfig
 
 GOOD = {"url": "http://127.0.0.1:8000/v1", "model": "m"}
@@ -77,6 +77,42 @@ def test_a_judge_and_its_verifier_need_each_other() -> None:
     mix = {"a": {"name": "jsonl", "path": "a", "verifier": "judge"}, "b": {"name": "chain_sum"}}
     mixed = TaskConfig(mix=mix, weights={"a": 0.5, "b": 0.5})
     assert at_a_time(Config(task=mixed, judge=JudgeConfig(**GOOD))) == JudgeConfig().concurrency
+
+
+@pytest.mark.parametrize(
+    ("judge", "rest", "said"),
+    [
+        (
+            {"members": "scored", "kind": "classifier", "url": "http://127.0.0.1:8000"},
+            {},
+            "a classifier reads one answer",
+        ),
+        ({"group_template": "{answers} SCORES:"}, {}, "set members to scored or ranked"),
+        ({"members": "scored", "group_template": "{answers}"}, {}, "begins with SCORES:"),
+        ({"members": "ranked", "group_template": "RANKING:"}, {}, "show the judge {answers}"),
+        ({"members": "scored"}, {"train": {"unit": "rollout"}}, "set unit to group"),
+        ({"members": "ranked"}, {"rollout": {"group_size": 1, "k_min": 1}}, "raise group_size"),
+        ({"members": "ranked"}, {"rollout": {"sizing": "difficulty"}}, "sizing to fixed"),
+        ({"members": "ranked"}, {"train": {"group_weight": "paced"}}, "group_weight to none"),
+    ],
+)
+def test_a_judge_of_groups_is_refused_where_it_cannot_be(
+    judge: dict[str, Any], rest: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Config(task=TASK, judge=JudgeConfig(**{**GOOD, **judge}), **rest)
+    for members in ("scored", "ranked"):
+        Config(task=TASK, judge=JudgeConfig(**GOOD, members=members))
+
+
+def test_a_reward_actor_has_room_for_the_largest_group() -> None:
+    judge = JudgeConfig(**GOOD, members="scored", concurrency=2)
+    rollout: dict[str, Any] = {"group_size": 8, "group_size_max": 90}
+    small = RewardConfig(concurrency=1)
+    assert most_held(Config(task=TASK, judge=judge, reward=small, rollout=rollout)) == 8
+    sized = {**rollout, "sizing": "difficulty"}
+    assert most_held(Config(task=TASK, judge=judge, reward=small, rollout=sized)) == 90
+    assert most_held(Config(task=TASK, judge=JudgeConfig(**GOOD), rollout=sized)) == 64
 
 
 def test_reward_actors_share_the_limits_and_a_verdict_is_bounded() -> None:

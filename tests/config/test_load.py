@@ -506,7 +506,7 @@ def test_a_file_has_its_name_when_all_of_it_is_on_disk(
 
     monkeypatch.setattr(os, "fsync", fsync)
     # A text longer than a buffer would be on its way before it is flushed.
-    monkeypatch.setattr(sys.modules[write.__module__], "render", lambda config: "[run]\n")
+    monkeypatch.setattr(sys.modules[write.__module__], "render", lambda config, folder: "[run]\n")
     write(Config(), path)
     assert forced == [6] and path.read_text() == "[run]\n"
 

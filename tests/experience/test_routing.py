@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncrl.experience.call import Call, ImpossibleEvent
-from asyncrl.experience.episode import gathered, sequences
+from asyncrl.experience.episode import AgentCall, gathered, sequences
 from asyncrl.experience.sequence import joined_routing
 
 WIDTHS = st.sampled_from([3, 1, 2])
@@ -119,7 +119,9 @@ def test_a_sequence_has_the_routing_of_the_tokens_that_it_trains(
         context = [*paths[onto % len(paths)][: 1 + kept], *[901] * more]
         new = [next(number) for _ in range(sampled)]
         paths.append([*context, *new])
-        call = Call(len(made), 0, 100)
+        call = AgentCall(
+            len(made), 0, 100, rollout=0, after=None, given=b"", key=0, temperature=1.0
+        )
         if new:
             extend(call, new, width, known)
         made.append((context, call))

@@ -6,8 +6,9 @@ import math
 import struct
 
 from asyncrl.experience import events as e
+from asyncrl.experience.episode import Turn
 from asyncrl.experience.experience import Experience
-from asyncrl.explain.response_sums import ResponseSums
+from asyncrl.explain.response_sums import MOST_ROLES, ResponseSums, RoleSums
 from asyncrl.messages import Finish, NoVerdict, Scored
 
 RESPONSES: list[tuple[list[float], Finish, Scored | NoVerdict]] = [
@@ -56,3 +57,28 @@ def test_episodes_have_turns_and_the_share_of_replies_that_came_back_otherwise()
     sums = ResponseSums(4, tokens=8, later=6, rewritten=3).metrics()
     assert (sums["turns"], sums["rewritten"]) == (2.5, 0.5)
     assert "turns" not in ResponseSums(4, tokens=8).metrics(), "rollouts of one turn have none"
+
+
+def test_turns_have_figures_of_each_role_that_agents_named() -> None:
+    """Two episodes: a planner that is rewarded once, two turns of a critic, one without a role."""
+    turns = [
+        Turn(4, "stop", 0.5, role="planner"),
+        Turn(2, "stop", role="planner"),
+        Turn(3, "stop"),
+        Turn(5, "stop", -1.0, role="critic"),
+        Turn(1, "stop", 0.5, role="critic"),
+    ]
+    rollouts = judged().groups[0].members[:2]
+    rollouts[0].turns, rollouts[1].turns = turns[:3], turns[3:]
+    sums = ResponseSums.of(rollouts)
+    assert sums == ResponseSums.of(rollouts[:1]).merge(ResponseSums.of(rollouts[1:]))
+    assert {name: x for name, x in sums.metrics().items() if name.startswith("role_")} == {
+        "role_planner_turns": 1.0,
+        "role_planner_tokens": 3.0,
+        "role_planner_reward": 0.5,
+        "role_critic_turns": 1.0,
+        "role_critic_tokens": 3.0,
+        "role_critic_reward": -0.25,
+    }
+    many = ResponseSums(1, roles={f"r{n}": RoleSums(1, 1) for n in range(MOST_ROLES)})
+    assert len(many.merge(sums).roles) == MOST_ROLES, "no more than these"

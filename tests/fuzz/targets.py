@@ -136,6 +136,7 @@ SAID: list[messages.Message] = [
     messages.Leases([messages.Lease(7, 0, 11, "train", 3, 0, 16, 1.0, None)]),
     messages.ScoreResult(7, messages.NoVerdict("timeout"), 0.5),
     messages.ScoreResult(8, messages.Scored(1.0), 0.5),
+    messages.GroupScoreResult([(7, messages.NoVerdict("timeout")), (8, messages.Scored(1.0))], 0.5),
     messages.MicroBatch(
         1, 0, [messages.Sample(7, 3, 4, 4, 1.0, [messages.Span(1, 4, 8)])], {3: [1.0, 0.0]}
     ),

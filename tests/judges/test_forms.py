@@ -14,11 +14,10 @@ from judge_world import about, said, settings
 from asyncrl.judges.forms import (
     ChatForm,
     ClassifierForm,
-    Form,
     Unreadable,
     filled,
     form_of,
-    key_of,
+    keys_of,
 )
 from asyncrl.tasks.judge_request import JudgeRequest
 
@@ -45,9 +44,9 @@ def test_the_score_is_the_number_after_the_last_marker(text: str, reward: float 
     form, reply = ChatForm(settings()), said(text).content
     if reward is None:
         with pytest.raises(Unreadable):
-            form.read(reply)
+            form.read(reply, about("a"))
     else:
-        assert form.read(reply).reward == pytest.approx(reward)
+        assert form.read(reply, about("a")).numbers == [pytest.approx(reward)]
 
 
 @pytest.mark.parametrize(
@@ -71,15 +70,15 @@ def test_a_classifiers_reward_is_the_number_of_a_class(
     form = ClassifierForm(settings(kind="classifier", label=label))
     if reward is None:
         with pytest.raises(Unreadable):
-            form.read(json.dumps(reply).encode())
+            form.read(json.dumps(reply).encode(), about("a"))
     else:
-        assert form.read(json.dumps(reply).encode()).reward == reward
+        assert form.read(json.dumps(reply).encode(), about("a")).numbers == [reward]
 
 
 @given(st.binary(max_size=200), st.sampled_from(["chat", "classifier"]))
 def test_any_reply_is_a_reward_or_unreadable(reply: bytes, kind: str) -> None:
     with contextlib.suppress(Unreadable):
-        form_of(settings(kind=kind)).read(reply)
+        form_of(settings(kind=kind)).read(reply, about("a"))
 
 
 def test_a_classifier_is_asked_where_the_url_says() -> None:
@@ -100,8 +99,8 @@ def test_nothing_in_an_answer_is_taken_for_a_field_or_a_format() -> None:
 
 def test_contents_have_one_key_and_what_changes_an_answer_another() -> None:
     judge = settings()
-    form: Form = form_of(judge)
-    known = key_of(form, judge, about("a"))
+    form = form_of(judge)
+    known = keys_of(form, judge, about("a"))
     for changes in (
         {"model": "n"},
         {"template": "{answer} {question}"},
@@ -112,8 +111,8 @@ def test_contents_have_one_key_and_what_changes_an_answer_another() -> None:
         {"kind": "classifier"},
     ):
         other = settings(**changes)
-        assert key_of(form_of(other), other, about("a")) != known
-    assert key_of(form, judge, about("b")) != known
+        assert keys_of(form_of(other), other, about("a")) != known
+    assert keys_of(form, judge, about("b")) != known
     for changes in ({"url": "http://127.0.0.1:8/v1"}, {"retries": 0}, {"timeout_s": 1.0}):
         other = settings(**changes)
-        assert key_of(form_of(other), other, about("a")) == known
+        assert keys_of(form_of(other), other, about("a")) == known

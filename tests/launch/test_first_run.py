@@ -11,7 +11,7 @@ import pytest
 
 from asyncrl.bundled.bundled_model import frame, tokenizer
 from asyncrl.cli import main
-from asyncrl.config import load
+from asyncrl.config import Config, load
 from asyncrl.launch.first_run import KEYS, OF_A_FILE, first_run
 from asyncrl.tasks import open_task
 from asyncrl.tasks.gym import parameters
@@ -134,3 +134,27 @@ def test_the_context_has_room_for_the_longest_prompt_and_the_longest_answer(here
         for name, value in re.findall(r"^(context_tokens|max_new_tokens) = (\d+)", text, re.M)
     }
     assert found["context_tokens"] > 3 * found["max_new_tokens"]
+
+
+def test_settings_of_a_file_are_written_and_win_over_what_it_needs(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"frage": f"{n} + 1?", "info": {"loesung": n + 1}} for n in range(40)]
+    (here / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["init", "own.jsonl"]) == 2
+    assert "--set task.prompt_key=KEY" in capsys.readouterr().err
+    sets = ["task.prompt_key=frage", "task.answer_key=info.loesung", "task.verifier=last_number"]
+    arguments = [part for text in [*sets, "train.steps=3"] for part in ("--set", text)]
+    assert main(["init", "own.jsonl", *arguments]) == 0
+    assert main(["check", "run.toml"]) == 0
+    config = load(Path("run.toml"), (), {})
+    task = config.task
+    assert (task.prompt_key, task.answer_key) == ("frage", "info.loesung")
+    assert (task.verifier, config.train.steps, task.eval_size) == ("last_number", 3, 8)
+    assert config.rollout.max_new_tokens == Config().rollout.max_new_tokens, "a number in a text"
+    Path("run.toml").unlink()
+    assert main(["init", "own.jsonl", *arguments, "--set", "task.eval_size=0"]) == 0
+    assert load(Path("run.toml"), (), {}).task.eval_size == 0
+    capsys.readouterr()
+    assert main(["init", "--set", "task.prompt_key=frage"]) == 2
+    assert "asyncrl init FILE --set" in capsys.readouterr().err

@@ -731,6 +731,39 @@ def test_a_sandbox_that_is_not_there_is_refused(missing: str) -> None:
         preflight.check(strict, None, 2)
 
 
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["sandbox.kind=docker"], "there is no command docker"),
+        (["sandbox.kind=directory"], "sandbox.hosts cannot be kept"),
+        (["sandbox.kind=e2b"], "E2B_API_KEY"),
+    ],
+)
+def test_what_agents_sandboxes_need_is_looked_for(
+    sets: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.delenv("E2B_API_KEY", raising=False)
+    agent = "agent.run=asyncrl.agents.examples.retry:solve"
+    assert said in refusal(config(agent, *sets))
+
+
+@pytest.mark.parametrize(
+    ("sets", "named"),
+    [
+        (["sandbox.kind=docker"], "agent.run"),
+        (["sandbox.kind=docker", "agent.run=http"], "programs open their own"),
+        (["sandbox.hosts=['--all']"], "is no host"),
+        (["sandbox.hosts=['*', 'a.org']"], "leave them"),
+        (["sandbox.url=http://api.example.org"], "https"),
+        (["sandbox.kind=dokcer"], "sandbox.kind"),
+    ],
+)
+def test_settings_of_sandboxes_that_cannot_be_are_refused(sets: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        config(*sets)
+
+
 @pytest.mark.parametrize("sandbox", ["auto", "strict", "process"])
 @pytest.mark.parametrize("name", ["n_queens", "countdown"])
 def test_a_task_that_executes_answers_is_refused_without_the_sandbox(

@@ -44,10 +44,13 @@ async def test_a_copy_of_a_live_journal_holds_what_was_committed(run: Path, tmp_
         for number in range(3):
             log.append(e.LateTokens(number))
             await log.flush()
+            (run / "code").mkdir(exist_ok=True)
+            (run / "code" / "reward.py").write_text(f"NUMBER = {number}\n")
             copy_run(run, copy)
+            assert (copy / "code" / "reward.py").read_text() == f"NUMBER = {number}\n"
             assert [*read(copy / JOURNAL)] == [*read(run / JOURNAL)]
             assert len([*read(copy / JOURNAL)]) == number + 1
-    assert sorted(path.name for path in copy.iterdir()) == sorted([JOURNAL, RUN_TOML])
+    assert sorted(path.name for path in copy.iterdir()) == sorted([JOURNAL, RUN_TOML, "code"])
 
 
 async def test_checkpoints_come_and_go_with_those_of_the_run(run: Path, tmp_path: Path) -> None:

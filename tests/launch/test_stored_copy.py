@@ -23,7 +23,7 @@ from asyncrl.experience.experience import Experience
 from asyncrl.journal import Journal, read
 from asyncrl.launch.run_copy import keep_copy, refuse_unfit
 from asyncrl.launch.stored_copy import MANIFEST, Manifest, StoredCopy, StoreError, fetch, is_stored
-from asyncrl.runtime.run_dir import COPY_ID, JOURNAL, METRICS, RUN_TOML
+from asyncrl.runtime.run_dir import CODE, COPY_ID, JOURNAL, METRICS, RUN_TOML
 from asyncrl.training.checkpoint_index import (
     SCALARS,
     CheckpointError,
@@ -100,14 +100,16 @@ async def test_what_is_fetched_is_what_was_copied(
         log.append(e.LateTokens(3))
         await log.flush()
         checkpoint(run, 2)
+        (run / CODE).mkdir()
+        (run / CODE / "reward.py").write_text("def f(answer): return 1.0\n")
         StoredCopy(url(store)).bring_up(run)
-    assert fetched(store, again) == 6
+    assert fetched(store, again) == 7
     assert [*read(again / JOURNAL)] == [*read(run / JOURNAL)]
     assert contents(again) == contents(run)
     assert again.stat().st_mode & 0o77 == 0
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert fetched(store, Path()) == 6 and (tmp_path / "here" / JOURNAL).exists()
+    assert fetched(store, Path()) == 7 and (tmp_path / "here" / JOURNAL).exists()
 
 
 async def test_contents_are_put_once_and_go_with_the_last_manifest_that_names_them(
@@ -256,7 +258,13 @@ def stored(tmp_path: Path) -> Iterator[Path]:
     "name",
     [
         *("../run.toml", "/etc/passwd", "checkpoints/step-000001/../../x", "checkpoints/x/y"),
-        *("key", "checkpoints/step-\u0661\u0661\u0661\u0661\u0661\u0661/a"),
+        *(
+            "code/../x.py",
+            "code/a.sh",
+            "code/a/b.py",
+            "key",
+            "checkpoints/step-\u0661\u0661\u0661\u0661\u0661\u0661/a",
+        ),
         *("checkpoints/step-0000001/a", f"checkpoints/step-{'1' * 5000}/a"),
     ],
 )

@@ -4,6 +4,8 @@ of the run's own, which runs again only if the session wrote it, or names it."""
 from __future__ import annotations
 
 import importlib
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ import asyncrl as rl
 from asyncrl.algorithms.advantages.grpo import Rloo
 from asyncrl.cli import main
 from asyncrl.config import ConfigError, read
+from asyncrl.launch.copied_code import code_files
 from asyncrl.library.kept_code import SETTINGS
 from asyncrl.library.own_code import own_code
 from asyncrl.staleness.corrections import IcePop
@@ -216,6 +219,41 @@ def test_a_resume_runs_what_the_session_wrote_or_names_again(
         run.resume()  # it is not what the session wrote
     with pytest.raises(ConfigError, match=r"prize is no kind of code; the kinds are reward"):
         run.resume(prize=cells["reward"])
+
+
+def test_a_copy_has_the_code_and_runs_it_when_it_is_named_there(
+    cells: Cells,
+    launched: list[rl.Config],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fetched directory may be anybody's: its code goes with it, and is imported by nothing
+    before somebody names it."""
+    cells.run(f"{REWARD}\n{ADVANTAGE}")
+    run = rl.train(config(tmp_path), reward=cells["reward"], advantage=cells["Mine"])
+    assert 'verifier = "./code/reward.py:reward"' in (run.path / "run.toml").read_text()
+    (run.path / "code" / "__pycache__").mkdir()
+    assert code_files(run.path) == ["advantage.py", "reward.py"]
+    there = tmp_path / "elsewhere" / "fetched"
+    shutil.copytree(run.path, there)
+    shutil.rmtree(run.path)
+    ran = there / "ran"
+    with (there / "code" / "reward.py").open("a") as file:
+        file.write(f"\n\nopen({str(ran)!r}, 'w')\n")
+    with pytest.raises(ConfigError, match=r"read .*fetched/code/.*, then give it again"):
+        rl.open_run(there).resume()
+    assert main(["train", "--resume", str(there)]) == 2 and not ran.exists()
+    assert rl.open_run(there).settings["task.verifier"] == "./code/reward.py:reward"
+    monkeypatch.setattr("asyncrl.launch.stored_copy.fetch", lambda *of: None)
+    capsys.readouterr()
+    assert main(["fetch", "file:///copy", str(there)]) == 0 and not ran.exists()
+    said = capsys.readouterr().out
+    assert f"was not run: read {there}/code/reward.py" in said
+    command = shlex.split(said.splitlines()[-1].partition("Go on with: asyncrl ")[2])
+    assert main(command) == 0 and ran.exists()
+    assert launched[-1].task.verifier == f"{there}/code/reward.py:reward"
+    assert launched[-1].train.advantage == f"{there}/code/advantage.py:Mine"
 
 
 def test_a_refused_resume_leaves_the_code_as_it_was(

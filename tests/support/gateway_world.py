@@ -14,6 +14,7 @@ import numpy as np
 import trio
 
 from asyncrl.agents.gateway.app import application
+from asyncrl.agents.gateway.forwarding import Forwarding
 from asyncrl.agents.gateway.gateway import Gateway
 from asyncrl.agents.gateway.gateway_settings import Settings
 from asyncrl.agents.gateway.played_session import PlayedSession
@@ -93,9 +94,11 @@ class AnsweringCoordinator:
         self.asks: list[Ask] = []
         self.asked_first = trio.Event()
 
-    def play(self, rollout: int) -> PlayedSession:
-        """Begin an attempt, which is the session rROLLOUT-1."""
-        play = Play(rollout, 1, "train", 0, 0, CONTEXT, 1.0, {})
+    def play(
+        self, rollout: int, attempt: int = 1, notes: dict[str, bytes] | None = None
+    ) -> PlayedSession:
+        """Begin an attempt, which is the session rROLLOUT-ATTEMPT."""
+        play = Play(rollout, attempt, "train", 0, 0, CONTEXT, 1.0, notes or {})
         return self.sessions.open(play, nullcontext)
 
     def enough(self) -> list[int]:
@@ -140,6 +143,7 @@ async def opened(
     engine: Engine,
     tokenizer: Tokenizer,
     count: Callable[[str], None] = lambda name: None,
+    others: Forwarding | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[AnsweringCoordinator, httpx2.AsyncClient]]:
     """A gateway before a coordinator with `engine`, with the session r1-1, and a client of it
@@ -154,7 +158,7 @@ async def opened(
         Gateway(sessions, tokenizer, limits, Waits(), count),
         AnsweringCoordinator(engine, sessions),
     )
-    app = application(gateway, sessions, None)
+    app = application(gateway, sessions, None, others)
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {KEY}"}
     coordinator.play(1)

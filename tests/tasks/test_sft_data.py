@@ -16,7 +16,14 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.sft import supervised_run
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.conversations import LearnedIds
-from asyncrl.tasks.sft_data import SftData, SftSplit, as_sequence, open_sft_data
+from asyncrl.tasks.sft_data import (
+    KEPT,
+    SftData,
+    SftSplit,
+    UsedRows,
+    as_sequence,
+    open_sft_data,
+)
 from asyncrl.tasks.text import Tokenizer
 
 ASKED = [{"role": "user", "content": "1 + 1?"}]
@@ -131,7 +138,7 @@ def test_a_tasks_own_answers_are_rows(tmp_path: Path) -> None:
 
 def made(learned: list[int], **tables: Any) -> SftData:
     rows = [(as_sequence(LearnedIds([0] * (n + 1), bytes([0] + [1] * n))),) for n in learned]
-    return SftData(SftSplit(rows), SftSplit([]), supervised_run(Config(**tables)))
+    return SftData(SftSplit.of(rows), SftSplit.of([]), supervised_run(Config(**tables)))
 
 
 @given(
@@ -209,3 +216,20 @@ def test_the_settings_of_rollouts_are_left_out() -> None:
     assert run.train.lr == 0.1 and run.train.passes == 1 and run.staleness.correction == ()
     assert run.staleness.proximal == "behaviour" and run.train.loss_mean == "auto"
     assert supervised_run(run) == run
+
+
+def test_rows_are_made_when_they_are_asked_for_and_few_are_kept(tmp_path: Path) -> None:
+    """Memory holds numbers alone: what is read again is what was read at first."""
+    lines = [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(60)]
+    data = opened(tmp_path, [*lines[:7], {"prompt": "x" * 400, "answer": "y"}, *lines[7:]])
+    assert texts(data.train) == texts(data.train) and len(data.train.rows) == 60
+    again = SftSplit.of(data.train.rows)
+    assert again[1:4] == (list(data.train.each), data.train.tokens, data.train.longest)
+    reads = list[int]()
+    few = UsedRows(range(0, 3 * KEPT, 3), lambda number: (reads.append(number), ())[1])
+    assert len(few) == KEPT and not reads
+    assert few[5] == () and few[-1] == () and few[5] == ()
+    assert reads == [15, 3 * KEPT - 3]
+    wide = UsedRows(range(2 * KEPT), lambda number: (reads.append(number), ())[1])
+    assert len([wide[at] for _ in range(2) for at in range(2 * KEPT)]) == 4 * KEPT
+    assert len(reads) == 2 + 4 * KEPT, "the last ones are kept, and no others"

@@ -35,7 +35,7 @@ def rows(seed: int = 0, count: int = 7) -> list[list[LearnedIds]]:
 
 
 def data(given: list[list[LearnedIds]], **train: int) -> SftData:
-    split = SftSplit([tuple(map(as_sequence, row)) for row in given])
+    split = SftSplit.of([tuple(map(as_sequence, row)) for row in given])
     lr = {"lr": 1e-2, "lr_warmup_steps": 0, "grad_clip": 1e9}
     engine = {"context_tokens": train.get("micro_tokens", 256)}
     rollout = {"max_new_tokens": 2}

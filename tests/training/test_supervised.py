@@ -18,7 +18,7 @@ from asyncrl.config import Config, ConfigError, load
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.launch import preflight
 from asyncrl.tasks import TaskError
-from asyncrl.tasks.supervised_examples import ExampleIds, read_examples, tokenized
+from asyncrl.tasks.supervised_examples import ExampleIds, SupervisedExamples
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.checkpoint_io import restore, save
 from asyncrl.training.learner import Learner
@@ -123,36 +123,81 @@ def write(path: Path, *lines: object) -> Path:
     return path
 
 
-def test_a_line_becomes_its_ids_and_an_end(tmp_path: Path) -> None:
+def examples(file: Path, *sets: str) -> SupervisedExamples:
+    own = "supervised.coefficient=1", f"supervised.path={file}"
+    return SupervisedExamples(load(None, [*own, *sets], {}), Tokenizer(file.parent))
+
+
+def test_a_row_of_any_form_becomes_its_ids_and_an_end(tmp_path: Path) -> None:
+    """It reads what task.path reads: keys that are named, messages, whole solutions, tables."""
     bundled_model.write_tokenizer(tmp_path)
+    due = ExampleIds([*b"<ab>"], [*b"c", bundled_model.END_ID])
+    template = "task.template=<{question}>"
     file = write(tmp_path / "e.jsonl", {"prompt": "ab", "response": "c"})
-    task = load(None, ["task.template=<{question}>"], {}).task
-    (found,) = tokenized(read_examples(file), Tokenizer(tmp_path), task, 99)
-    assert found == ([*b"<ab>"], [*b"c", bundled_model.END_ID])
+    assert [*map(examples(file, template).__getitem__, range(1))] == [due]
+    file = write(tmp_path / "own.jsonl", {"ask": {"text": "ab"}, "say": "c"})
+    keys = "supervised.prompt_key=ask.text", "supervised.answer_key=say"
+    assert examples(file, template, *keys)[0] == due
+    with pytest.raises(TaskError, match=r"supervised.prompt_key is .x., and the rows"):
+        examples(file, "supervised.prompt_key=x")
+    (tmp_path / "e.csv").write_text("\ufeffQuestion;Answer\r\nab;c\r\n")
+    assert examples(tmp_path / "e.csv", template)[0] == due
+    solved = {"question": "ab", "answer": "1 + 1\n#### 2"}
+    assert bytes(examples(write(tmp_path / "s.jsonl", solved))[0].response[:-1]) == b"1 + 1\n#### 2"
+    talk = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": "c"},
+    ]
+    found = examples(write(tmp_path / "m.jsonl", {"messages": talk}))[0]
+    assert bytes(found.prompt) == b"S\nab\n" and found.response == due.response
+
+
+def test_an_example_of_large_data_that_cannot_be_learned_gives_its_place_to_another() -> None:
+    class Large:
+        def __len__(self) -> int:
+            return 1000
+
+        def __getitem__(self, index: int) -> ExampleIds:
+            if index % 2:
+                raise TaskError(f"row {index}")
+            return ExampleIds([1], [index])
+
+    loss = SupervisedLoss(Large(), 1.0, 6, seed=3)
+    for version in range(20):
+        drawn = loss.drawn(version, 0)
+        assert drawn == loss.drawn(version, 0) and len({one.response[0] for one in drawn}) == 6
+
+    class Bad(Large):
+        def __getitem__(self, index: int) -> ExampleIds:
+            raise TaskError(f"row {index}")
+
+    with pytest.raises(TaskError, match="row"):
+        SupervisedLoss(Bad(), 1.0, 6, seed=3).drawn(0, 0)
 
 
 def test_an_example_with_a_token_that_has_no_row_is_refused(tmp_path: Path) -> None:
     """It ended the trainer in the embedding, after check had said that the run can begin."""
     bundled_model.write_tokenizer(tmp_path)
     lines = {"prompt": "ab", "response": "c"}, {"prompt": "a", "response": "b"}
-    file, task = write(tmp_path / "e.jsonl", *lines), load(None, [], {}).task
+    file = write(tmp_path / "e.jsonl", *lines)
     file.write_text(file.read_text().replace("\n", "\n\n"))
     rows = {"vocab_size": bundled_model.END_ID + 1}
     (tmp_path / "config.json").write_text(json.dumps(rows))
-    assert len(tokenized(read_examples(file), Tokenizer(tmp_path), task, 99)) == 2
+    examples(file).check()
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": bundled_model.END_ID}))
-    with pytest.raises(TaskError, match=r"example 1 .* has the token 256, and .* has 256 rows"):
-        tokenized(read_examples(file), Tokenizer(tmp_path), task, 99)
+    with pytest.raises(TaskError, match=r"line 1 .* has the token 256, and .* has 256 rows"):
+        examples(file).check()
 
 
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ([], "has no lines"),
-        ([{"prompt": "a", "response": "b"}, {"prompt": "a"}], "line 2 of"),
-        ([{"prompt": "a", "response": ""}], "line 1 of"),
+        ([], "has no rows"),
+        ([{"prompt": "a", "response": "b"}, {"prompt": "a"}], "line 2: it has no answer"),
+        ([{"prompt": "a", "response": ""}], "line 1: it has no answer"),
         ([{"prompt": "a", "response": "b" * 400}], "engine.context_tokens is 256"),
-        ([{"prompt": "a", "response": 3}], "is not an example"),
+        ([{"foo": "a", "bar": 3}], "name the key of the prompt in supervised.prompt_key"),
     ],
 )
 def test_what_is_no_example_is_refused_before_anything_starts(

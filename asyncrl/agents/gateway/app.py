@@ -34,6 +34,7 @@ from asyncrl.agents.gateway.call_routes import HANDLERS, CallRoutes, Handler, se
 from asyncrl.agents.gateway.capability import Right, has_right
 from asyncrl.agents.gateway.dialects.every_dialect import every_dialect
 from asyncrl.agents.gateway.errors import GatewayError
+from asyncrl.agents.gateway.forwarding import Forwarding
 from asyncrl.agents.gateway.gateway import Gateway
 from asyncrl.agents.gateway.offers import Offers
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
@@ -46,9 +47,15 @@ POLL_S = 20.0
 """Seconds that a request for an episode waits for one."""
 
 
-def application(gateway: Gateway, sessions: PlayedSessions, offers: Offers | None) -> Starlette:
-    """The routes above. With `offers` programs elsewhere play."""
-    app = _EpisodeRoutes(gateway, sessions, offers)
+def application(
+    gateway: Gateway,
+    sessions: PlayedSessions,
+    offers: Offers | None,
+    others: Forwarding | None = None,
+) -> Starlette:
+    """The routes above. With `offers` programs elsewhere play. Calls of the models in `others` are
+    forwarded."""
+    app = _EpisodeRoutes(gateway, sessions, offers, others)
     calls, session = "/sessions/{session}/v1", "/v1/sessions/{session}"
     note = session + "/notes/{name:path}"
     routes: list[BaseRoute] = [
@@ -110,8 +117,14 @@ _WRONG = {
 class _EpisodeRoutes(CallRoutes):
     """The handlers of all routes."""
 
-    def __init__(self, gateway: Gateway, sessions: PlayedSessions, offers: Offers | None) -> None:
-        super().__init__(gateway, sessions)
+    def __init__(
+        self,
+        gateway: Gateway,
+        sessions: PlayedSessions,
+        offers: Offers | None,
+        others: Forwarding | None,
+    ) -> None:
+        super().__init__(gateway, sessions, others)
         self._offers = offers
 
     def of(self, right: Right | Literal["run"], handler: Handler) -> _KeyGuarded:

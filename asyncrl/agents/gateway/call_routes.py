@@ -27,9 +27,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Send
 
+from asyncrl.agents.call_role import ROLE_HEADER
 from asyncrl.agents.gateway.dialects.every_dialect import error_body
-from asyncrl.agents.gateway.dialects.parameters import MESSAGES, named, shown
+from asyncrl.agents.gateway.dialects.parameters import MESSAGES, named, role_of, shown
 from asyncrl.agents.gateway.errors import GatewayError, bad
+from asyncrl.agents.gateway.forwarding import Forwarding, OtherAnswer
 from asyncrl.agents.gateway.gateway import FULL, Gateway
 from asyncrl.agents.gateway.inner_call import (
     AnswerFacts,
@@ -58,14 +60,16 @@ Gone = Callable[[], Awaitable[None]]
 class CallRoutes:
     """The handlers of the model's calls."""
 
-    def __init__(self, gateway: Gateway, sessions: PlayedSessions) -> None:
-        self._gateway, self._sessions = gateway, sessions
+    def __init__(
+        self, gateway: Gateway, sessions: PlayedSessions, others: Forwarding | None = None
+    ) -> None:
+        self._gateway, self._sessions, self._others = gateway, sessions, others
 
     async def ready(self, request: Request) -> Response:
         return Response(status_code=200 if self._gateway.ready else 503)
 
     async def models(self, request: Request, send: Send) -> None:
-        await whole(request, send, models_body(self._gateway.settings.model))
+        await whole(request, send, models_body(self._gateway.settings.model, *self._other_names))
 
     async def one_model(self, request: Request, send: Send) -> None:
         name: str = request.path_params["model"]
@@ -81,7 +85,10 @@ class CallRoutes:
 
     async def _call(self, dialect: Dialect, request: Request, send: Send) -> None:
         with self._called(request) as session, self._gateway.slot():
-            call, prompt = await self._read(dialect, request, session)
+            body = await self.body(request)
+            if await self._forwarded(dialect.path, request, send, session, body):
+                return
+            call, prompt = await self._read(dialect, request, session, body)
             with ExitStack() as slots:
                 for _ in range(call.choices - 1):
                     slots.enter_context(self._gateway.slot())
@@ -90,11 +97,50 @@ class CallRoutes:
     async def _count(self, dialect: Dialect, request: Request, send: Send) -> None:
         assert dialect.counts is not None, "there is this route with counts alone"
         with self._called(request) as session, self._gateway.slot():
-            _, prompt = await self._read(dialect, request, session)
+            body = await self.body(request)
+            if await self._forwarded(dialect.counts[0], request, send, session, body):
+                return
+            _, prompt = await self._read(dialect, request, session, body)
             await whole(request, send, dialect.counts[1](len(prompt.ids)))
 
+    @property
+    def _other_names(self) -> list[str]:
+        return [] if self._others is None else self._others.names
+
+    async def _forwarded(
+        self, path: str, request: Request, send: Send, session: PlayedSession, body: bytes
+    ) -> bool:
+        """Answer a call of a model that is not trained; False if it is of the trained one. The
+        agent's clock runs meanwhile, as for a tool. Raises GatewayError."""
+        if self._others is None or not self._others.names:
+            return False
+        model = await self._gateway.reader.model(body)
+        if model not in self._others.names:
+            return False
+        answer: OtherAnswer | None = None
+        failed: GatewayError | None = None
+
+        async def leave() -> None:
+            await self.gone(request)
+            scope.cancel()
+
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(leave)
+                try:
+                    answer = await self._others.answer(session, path, request.headers, body, model)
+                except GatewayError as error:
+                    failed = error
+                nursery.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
+        if answer is not None:
+            response = Response(answer.body, 200, {"content-type": answer.type})
+            await response(request.scope, request.receive, send)
+        return True
+
     async def _read(
-        self, dialect: Dialect, request: Request, session: PlayedSession
+        self, dialect: Dialect, request: Request, session: PlayedSession, body: bytes
     ) -> tuple[ModelCall, Prompt]:
         """The call in a request, and its context. Raises GatewayError."""
         version = request.headers.get(dialect.version_header or "-")
@@ -105,7 +151,9 @@ class CallRoutes:
                 dialect.version_header,
                 "unknown_version",
             )
-        call = await self._gateway.reader.call(dialect, await self.body(request))
+        call = await self._gateway.reader.call(dialect, body)
+        if (role := request.headers.get(ROLE_HEADER)) is not None:
+            call = msgspec.structs.replace(call, role=role_of(role, ROLE_HEADER))
         if call.after:
             before = session.sent.chat(call.after)
             if before is None:
@@ -256,19 +304,21 @@ class _Stream:
 
     def __init__(self, send: Send, headers: dict[str, str]) -> None:
         self._send, self._headers = send, headers
+        self._turn = trio.Lock()  # several choices are written to one socket
         self.begun = False
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
-        if not self.begun:
-            self.begun = True
-            headers = {
-                "content-type": "text/event-stream; charset=utf-8",
-                "cache-control": "no-store",
-                **self._headers,
-            }
-            raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-            await self._send({"type": "http.response.start", "status": 200, "headers": raw})
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        async with self._turn:
+            if not self.begun:
+                self.begun = True
+                headers = {
+                    "content-type": "text/event-stream; charset=utf-8",
+                    "cache-control": "no-store",
+                    **self._headers,
+                }
+                raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+                await self._send({"type": "http.response.start", "status": 200, "headers": raw})
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def end(self, data: bytes) -> None:
         await self.send(data, more=False)
@@ -287,10 +337,11 @@ def model_object(name: str) -> dict[str, Any]:
     }
 
 
-def models_body(name: str) -> bytes:
+def models_body(*names: str) -> bytes:
     """The answer of `/v1/models`."""
-    listed = {"object": "list", "data": [model_object(name)]}
-    return msgspec.json.encode(listed | {"has_more": False, "first_id": name, "last_id": name})
+    listed = {"object": "list", "data": [model_object(name) for name in names]}
+    ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return msgspec.json.encode(listed | ends)
 
 
 async def whole(

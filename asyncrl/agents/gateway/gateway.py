@@ -132,7 +132,7 @@ class Gateway:
         try:
             with (
                 self.waits.on("tokens", owner=f"session {session.name}", deadline_s=deadline_s),
-                session.ask(prompt.ids, tokens, call.stops) as generation,
+                session.ask(prompt.ids, tokens, call.stops, call.role) as generation,
             ):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(watch, generation)

@@ -23,7 +23,9 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     that the model is shown. At most `budget` tokens are sampled for each of `choices` answers
     (None: what the context holds; `capped`: a larger one is lowered to that). `ignored` are the
     parameters without effect. `after` names an earlier answer of the session that the messages
-    follow; with `keeps` this one can be followed. `asked` are fields that the answer repeats."""
+    follow; with `keeps` this one can be followed. `asked` are fields that the answer repeats.
+    `role` is what the agent calls as; empty: it does not say. `texts` are the tools that take a
+    text and no arguments."""
 
     model: str
     messages: list[dict[str, Any]] = []
@@ -42,6 +44,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     keeps: bool = False
     head: list[dict[str, Any]] = []
     asked: dict[str, Any] = {}
+    role: str = ""
+    texts: frozenset[str] = frozenset()
 
 
 class CallEnd(msgspec.Struct, frozen=True):

@@ -104,6 +104,7 @@ class PlayedSession:
         self._calls = 0
         self._answered: set[int] = set()
         self._notes = dict(play.notes)
+        self._others: dict[str, set[int]] = {}  # numbers of equal calls of other models
         self._rewarded: set[int | None] = set()
         self._failed: set[int] = set()
         self._gone: list[Enough] = []
@@ -125,10 +126,10 @@ class PlayedSession:
 
     @contextmanager
     def ask(
-        self, ids: Sequence[int], max_new_tokens: int, stops: Sequence[str]
+        self, ids: Sequence[int], max_new_tokens: int, stops: Sequence[str], role: str = ""
     ) -> Iterator[Generation]:
-        """Ask the model for at most `max_new_tokens` (at least 1) after `ids`. The caller
-        interrupts the answer at one of the texts `stops`. Leaving the block ends it, and its
+        """Ask the model for at most `max_new_tokens` (at least 1) after `ids`, in a `role`. The
+        caller interrupts the answer at one of the texts `stops`. Leaving the block ends it, and its
         remaining tokens are lost. Raises GatewayError if the attempt is over."""
         if self.over:
             raise ended(self.name)
@@ -143,7 +144,8 @@ class PlayedSession:
             self._gone.append(Enough(*ids_of, tokens))
 
         answer = self._answers[number] = _LinkAnswer(enough, gone)
-        self._say(Ask(*ids_of, max_new_tokens, list(stops)), np.array(ids, np.int32).tobytes())
+        asked = Ask(*ids_of, max_new_tokens, list(stops), role)
+        self._say(asked, np.array(ids, np.int32).tobytes())
         try:
             with self._paused():
                 yield answer
@@ -182,8 +184,7 @@ class PlayedSession:
         """Note JSON under a name, for later attempts too. Returns what is noted: the first
         value. Raises GatewayError (422) if there is no room for it."""
         if name not in self._notes:
-            held = sum(map(len, self._notes.values())) + len(value)
-            if len(self._notes) >= NOTES or held > NOTES_BYTES:
+            if not self.has_room(value):
                 raise GatewayError(
                     422,
                     "too_many_notes",
@@ -192,6 +193,29 @@ class PlayedSession:
             self._notes[name] = value
             self._say(Note(self.play.rollout, self.play.attempt, name, value))
         return self._notes[name]
+
+    def has_room(self, value: bytes) -> bool:
+        """True if one more result of these bytes can be noted."""
+        held = sum(map(len, self._notes.values())) + len(value)
+        return len(self._notes) < NOTES and held <= NOTES_BYTES
+
+    @contextmanager
+    def other_call(self, asked: str) -> Iterator[int]:
+        """The number of a call of another model, from 0 among the equal ones (`asked`) of this
+        attempt. One that fails in the block leaves its number to the next. Raises GatewayError
+        (422) for too many."""
+        equal = self._others.setdefault(asked, set())
+        if sum(map(len, self._others.values())) >= NOTES:
+            raise GatewayError(
+                422, "too_many_calls", f"an episode may call other models {NOTES} times"
+            )
+        number = next(number for number in range(NOTES) if number not in equal)
+        equal.add(number)
+        try:
+            yield number
+        except BaseException:
+            equal.discard(number)
+            raise
 
     def reward(self, reward: float, turn: int | None, key: str = "") -> None:
         """Give a reward, and a key, to an answered turn (negative numbers count from the last one),

@@ -16,6 +16,7 @@ import trio
 
 from asyncrl.agents.gateway.conversation import Conversation, Messages, Render
 from asyncrl.agents.gateway.errors import GatewayError, bad
+from asyncrl.agents.gateway.forwarding import model_of
 from asyncrl.agents.gateway.gateway_settings import Settings
 from asyncrl.agents.gateway.inner_call import Dialect, ModelCall
 from asyncrl.agents.gateway.known_text import KnownText
@@ -60,6 +61,10 @@ class PromptReader:
     async def call(self, dialect: Dialect, body: bytes) -> ModelCall:
         """The call in a body. Raises GatewayError."""
         return await self._in_turn(partial(dialect.read, body, self._settings))
+
+    async def model(self, body: bytes) -> str:
+        """The model that a call names; empty if it names none. Raises GatewayError (503)."""
+        return await self._in_turn(partial(model_of, body))
 
     async def prompt(self, session: PlayedSession, call: ModelCall) -> Prompt:
         """The context of a call. Raises GatewayError."""

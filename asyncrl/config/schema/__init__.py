@@ -25,6 +25,7 @@ from asyncrl.config.schema.reward_section import RewardConfig
 from asyncrl.config.schema.rollout_section import RolloutConfig
 from asyncrl.config.schema.run_section import RunConfig, SinkName
 from asyncrl.config.schema.run_toml import VARIABLES, Config
+from asyncrl.config.schema.sandbox_section import SandboxConfig
 from asyncrl.config.schema.section import (
     Count,
     NonNegative,
@@ -64,6 +65,7 @@ __all__ = [
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",
+    "SandboxConfig",
     "Seconds",
     "Section",
     "ServersConfig",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
+from asyncrl.config.schema.other_models import other_models
 from asyncrl.config.schema.section import CODE, PATH, Contradictions, Section
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class AgentConfig(Section, frozen=True):
         "history",
         "strict_parameters",
         "port",
+        "models",
     )
 
     run: Annotated[
@@ -125,9 +127,28 @@ class AgentConfig(Section, frozen=True):
             ),
         ),
     ] = 0
+    models: Annotated[
+        dict[str, Any],
+        Meta(
+            description=(
+                "models that are not trained, by the name that agents call: for each a table with "
+                "url, and model, api_key_env, api_key_file, timeout_s, concurrency"
+            )
+        ),
+    ] = {}
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError, which does not quote what may be a secret."""
+        super().__post_init__()
+        other_models(self.models)
 
     def contradictions(self, whole: Config) -> Contradictions:
         if not self.run:
+            if self.models:
+                yield (
+                    ("agent.models", "agent.run"),
+                    "other models are for agents to call: set agent.run, or remove agent.models",
+                )
             return
         if self.port and self.port + self.actors > 2**16:
             yield (

@@ -21,6 +21,7 @@ from asyncrl.config.schema.reference_section import ReferenceConfig
 from asyncrl.config.schema.reward_section import RewardConfig
 from asyncrl.config.schema.rollout_section import RolloutConfig
 from asyncrl.config.schema.run_section import RunConfig
+from asyncrl.config.schema.sandbox_section import SandboxConfig
 from asyncrl.config.schema.section import Section
 from asyncrl.config.schema.sft_section import SftConfig
 from asyncrl.config.schema.staleness_section import StalenessConfig
@@ -43,6 +44,7 @@ class Config(Section, frozen=True):
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     agent: AgentConfig = AgentConfig()
+    sandbox: SandboxConfig = SandboxConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
     judge: JudgeConfig = JudgeConfig()

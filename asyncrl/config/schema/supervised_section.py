@@ -19,7 +19,15 @@ class SupervisedConfig(Section, frozen=True):
         float, Meta(ge=0, description="weight of the loss of the examples; 0: none")
     ] = 0.0
     path: Annotated[
-        str, PATH, Meta(description="JSONL file; each line has a prompt and a response")
+        str,
+        PATH,
+        Meta(description="data set of prompts with responses, in any form that task.path reads"),
+    ] = ""
+    prompt_key: Annotated[
+        str, Meta(description="key of the prompt, as task.prompt_key; empty: as the rows are")
+    ] = ""
+    answer_key: Annotated[
+        str, Meta(description="key of the response, as task.answer_key; empty: as the rows are")
     ] = ""
     batch: Annotated[int, Meta(ge=1, description="examples drawn for each update")] = 16
 

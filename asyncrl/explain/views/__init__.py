@@ -2,6 +2,7 @@
 not changed, held up or waited for, and nothing of it is executed.
 
 seen_curve.py       its curve, read on as it grows
+curve_columns.py    the curve as columns, thinned
 compare.py          runs side by side
 seen_rollouts.py    a rollout as it is seen in a journal
 newest_rollouts.py  those that ended last, read from the journal's end
@@ -10,14 +11,26 @@ expected_answers.py right answers by the run's task
 rollout_records.py  what the model said, on a terminal and in a file
 followed_rollouts.py what it says, as rollouts end
 top.py              the live display, from outside
+
+Page and report, of the same parts:
+
 html_page.py        HTML that cannot be broken out of
-plots.py            lines as SVG
-style.py            the style sheet of report and page
+assets/             style sheets, scripts, and uPlot, which draws the curves
+assets.py           their names, and where what others wrote is from
+seen_run.py         a run at one moment
+head_part.py        its name and state; strip_part.py figures with spark_line.py small curves
+diagnosis_part.py   what limits it
+curve_part.py       its charts, and their numbers
 flow_part.py        the flow as a picture, with who waits for whom
-seen_turns.py       an episode as a tree of turns
-rollout_part.py     rollouts, with tokens in colours
-run_parts.py        all parts of a report
+kept_rollouts.py    the newest, kept for who browses them; rollout_table.py as a table
+rollout_part.py     one of them, with tokens in colours, and turns (seen_turns.py) as a tree
+accounts_part.py    totals, tokens, time, publications, alarms
+settings_part.py    its settings
+run_parts.py        all parts
+page_frame.py       what is around them
 report.py           all of them as one file
-run_page.py         the same parts, renewed: the page of a living run (page.js is its script)
-page_process.py     the process that serves it
+run_page.py         the same parts, renewed: the page of a run
+list_part.py        runs as a table; runs_page.py the page of a folder of runs
+page_gate.py        who may look
+page_process.py     the process that serves the page of a run; serving.py `asyncrl page`
 """

@@ -15,33 +15,45 @@ from asyncrl.words import NONE, count, duration, share, size
 
 WAITS = 20
 """Waits that are shown, the longest first."""
+UNBOUNDED_S = 1e8
+"""Seconds of a wait that has no deadline in practice, three years."""
 ACTORS = 64
 """Actors that are shown."""
 
 
 def flow(status: RunStatus) -> Html:
-    """The stages, from prompts to weights, and the actors and waits behind them."""
+    """The stages in a row, from prompts to weights, and below it the way back of the weights."""
     return joined(
-        tag("ol", *_stages(status), class_="flow"),
-        tag("p", _back(status), class_="dim"),
-        tag("h3", "Who waits for whom"),
-        _waits(status),
-        tag("h3", "Actors"),
-        _actors(status),
+        tag(
+            "div",
+            tag("ol", *_stages(status), class_="flow"),
+            tag("p", _back(status), class_="back"),
+            class_="loop",
+        ),
+        tag("p", _journal(status), class_="dim"),
     )
+
+
+def who_waits(status: RunStatus) -> Html:
+    """The waits and the actors behind the flow."""
+    waits = joined() if status.ok is not None else _waits(status)
+    return joined(waits, tag("h3", "Actors"), _actors(status))
 
 
 def _stages(status: RunStatus) -> Iterator[Html]:
     groups, episodes = status.groups, status.episodes
     full = groups.max_live > 0 and groups.live >= groups.max_live
     rollouts = status.rollouts
-    says = "admission is full" if full else "may start more"
+    says = "at the limit" if full else "more may start"
     yield _stage(
         "Prompts",
-        "empty" if status.ok is not None else "waits" if full else "works",
-        "have ended" if status.ok is not None else says,
-        [f"{groups.live} of {groups.max_live} groups live", f"{groups.filtered} filtered in a row"],
-        groups.live / groups.max_live if groups.max_live else 0.0,
+        "empty" if status.ok is not None else "works",
+        "ended" if status.ok is not None else says,
+        [
+            f"{groups.live} groups in flight (limit {groups.max_live})",
+            f"{groups.filtered} filtered in a row",
+        ],
+        None,
     )
     yield _of_role(
         status,
@@ -57,7 +69,7 @@ def _stages(status: RunStatus) -> Iterator[Html]:
             status,
             "agents",
             "Agents",
-            [f"{episodes.live} episodes live", f"{episodes.thinking} with the ball"],
+            [f"{episodes.live} episodes", f"{episodes.thinking} at their agents' turn"],
         )
     yield _of_role(status, "reward", "Verifiers", [f"{rollouts.get('sealed', 0)} to be judged"])
     waiting = rollouts.get("judged", 0)
@@ -98,12 +110,14 @@ def _of_role(status: RunStatus, role: Role, name: str, facts: list[str]) -> Html
     """The stage of the actors of a role."""
     here = sum(actor.here for actor in status.actors if actor.role == role)
     every = sum(actor.role == role for actor in status.actors)
-    counted = f"{here} of {every} here" if here < every else f"{every} here"
+    counted = f"{here} of {every} running" if here < every else f"{every} running"
+    if status.ok is not None:
+        counted = f"{every} of them"
     part = idle(status, role)
     causes = status.idle.get(role, {})
     cause = max(causes, key=lambda one: causes[one], default="")
     if status.ok is not None:
-        state, says = "empty", "has ended"
+        state, says = "empty", "ended"
     elif every and not here:
         state, says = "waits", "gone"
     elif part is None:
@@ -116,33 +130,40 @@ def _of_role(status: RunStatus, role: Role, name: str, facts: list[str]) -> Html
 
 
 def _stage(name: str, state: str, says: str, facts: list[str], part: float | None) -> Html:
-    """One stage; `part` of a whole, 0 to 1, is idle or full."""
+    """One stage; a `part` of it, 0 to 1, is idle."""
     said = [tag("span", fact) for fact in facts if fact]
-    what = "live groups" if name == "Prompts" else "idle share"
-    bar = [] if part is None else [meter(part, aria_label=f"{name}: {what}")]
+    bar = [] if part is None else [meter(part, aria_label=f"{name}: idle share")]
     return tag("li", tag("b", name), tag("span", says, class_="state"), *said, *bar, class_=state)
 
 
 def _back(status: RunStatus) -> str:
-    """The way back of weights, and what the journal has."""
+    """The way back of weights."""
     serving = [
         f"{actor.name} {actor.version}"
         for actor in status.actors
         if actor.role == "rollout" and actor.version is not None
     ]
     more = f" and {len(serving) - 8} more" if len(serving) > 8 else ""
-    served = f"Weights on the engines: {', '.join(serving[:8])}{more}. " if serving else ""
+    if not serving:
+        return "weights go back to the engines"
+    return f"weights go back to the engines; versions there: {', '.join(serving[:8])}{more}"
+
+
+def _journal(status: RunStatus) -> str:
+    """The length of the journal, and what of it is not on the disk."""
     journal = status.journal
     trouble = f": {journal.trouble}" if journal.trouble else ""
     return (
-        f"{served}The journal has {count(journal.appended)} events; "
+        f"The journal has {count(journal.appended)} events; "
         f"{size(journal.pending_bytes)} wait for the disk{trouble}."
     )
 
 
 def _bound(wait: Wait) -> str:
     """The end of a wait, in words."""
-    return f"until {wait.bound}" if isinstance(wait.bound, str) else f"of {duration(wait.bound)}"
+    if isinstance(wait.bound, str):
+        return f"until {wait.bound}"
+    return f"of {duration(wait.bound)}" if wait.bound < UNBOUNDED_S else "no deadline"
 
 
 def _waits(status: RunStatus) -> Html:
@@ -164,7 +185,7 @@ def _waits(status: RunStatus) -> Html:
     ]
     if not rows:
         return tag("p", "Nobody waits.", class_="dim")
-    return table(rows, ("who", "waits for", "for how long, of its deadline"))
+    return table(rows, ("who", "waits for", "waited, and deadline"))
 
 
 def _actors(status: RunStatus) -> Html:
@@ -191,7 +212,7 @@ def _standing(actor: ActorStatus) -> str:
     if actor.busy is not None:
         return f"at one {actor.busy.command} for {duration(actor.busy.seconds)}"
     if actor.here:
-        return "here"
+        return "running"
     if actor.incarnation < 0:
         return "has not come yet"
     return f"gone {duration(actor.seconds)} ago"

@@ -1,10 +1,10 @@
 """HTML that cannot be broken out of. Invariant: text becomes part of a page by `tag` alone, which
 escapes it for HTML, and for whoever reads the page's source in a terminal.
 
-A page is one file. Its Content-Security-Policy allows one thing, its own style sheet, by its hash:
-no script, no picture, no request, and no style of another. A page that a server renews has one
-script, of that server, which may ask that server alone; no text can become a script
-(`require-trusted-types-for`).
+A page is one file. Its Content-Security-Policy allows its own style sheet, by its hash, and its
+scripts: those of its server, which may ask that server alone, or those that are written in it, by
+their hashes, which may ask nobody. No picture, no other request, no style of another; and no text
+can become a script (`require-trusted-types-for`).
 """
 
 from __future__ import annotations
@@ -79,17 +79,24 @@ def _html(child: str) -> str:
     return child if isinstance(child, Html) else escape(escaped(child))
 
 
-def page(title: str, style: str, *body: Html, script: str = "") -> str:
-    """A whole page with this style sheet, and the script at the path `script` of its server."""
-    digest = b64encode(sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    renewed = []
-    if script:
-        policy += (
-            "; script-src 'self'; connect-src 'self'; require-trusted-types-for 'script'; "
-            "trusted-types 'none'"
-        )
-        renewed = [tag("script", src=script, defer="")]
+def page(
+    title: str,
+    style: str,
+    *body: Html,
+    scripts: Sequence[Html] = (),
+    written: Sequence[str] = (),
+) -> str:
+    """A whole page with this style sheet. Its `scripts` come from its own server, which they may
+    ask, or they are `written` in it, and ask nobody."""
+    policy = (
+        f"default-src 'none'; style-src {policy_digest(style)}; base-uri 'none'; form-action 'none'"
+    )
+    if written:
+        policy += f"; script-src {' '.join(map(policy_digest, written))}"
+    elif scripts:
+        policy += "; script-src 'self'; connect-src 'self'"
+    if scripts:
+        policy += "; require-trusted-types-for 'script'; trusted-types 'none'"
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -98,6 +105,11 @@ def page(title: str, style: str, *body: Html, script: str = "") -> str:
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
         Html(f"<style>{style}</style>"),
-        *renewed,
     )
-    return f"<!doctype html>\n{tag('html', head, tag('body', *body), lang='en')}\n"
+    whole = tag("html", head, tag("body", *body, *scripts), lang="en")
+    return f"<!doctype html>\n{whole}\n"
+
+
+def policy_digest(text: str) -> str:
+    """The digest of a style sheet or a script, as a Content-Security-Policy names it."""
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"

@@ -1,5 +1,5 @@
 """The process that serves a run's page: `python -m asyncrl.explain.views.page_process RUN`. The
-launcher starts it where `run.page_port` is set.
+launcher starts it where `run.page_port` is set; `asyncrl page` serves in the same way.
 
 It is a process of its own, which has what is left of the machine: what a page costs, the run does
 not pay with the coordinator's time, and the page is there also when the coordinator is not.
@@ -15,8 +15,10 @@ from pathlib import Path
 import msgspec
 import trio
 
-from asyncrl.explain.run_files import RunFiles
+from asyncrl.explain.run_files import RunFiles, is_run
+from asyncrl.explain.views.page_gate import PageGate
 from asyncrl.explain.views.run_page import OWNER, RunPage
+from asyncrl.explain.views.runs_page import RunsPage
 from asyncrl.messages.address import TcpAddress
 from asyncrl.runtime import logs
 from asyncrl.runtime.httpd.asgi import HttpRefusal
@@ -53,21 +55,22 @@ def loopback(host: str) -> bool:
 
 
 async def serve_page(
-    run: Path,
+    path: Path,
     host: str,
     port: int,
     key: str,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve the page of a run until this is cancelled; with a `key`, only to holders of it.
-    `started` gives the port. Raises OSError if it is taken."""
+    """Serve the page of a run, or of a folder of runs, until this is cancelled; with a `key`, only
+    to holders of it. `started` gives the port. Raises OSError if it is taken."""
     [listener] = await trio.open_tcp_listeners(port, host=host)
     waits = Waits()
     at = listener.socket.getsockname()[1]
-    app = RunPage(run, key=key, port=at, waits=waits, now=time.time)
+    kind = RunPage if is_run(path) else RunsPage
+    app = PageGate(kind(path, waits=waits, now=time.time), key=key, port=at)
 
     def refused(reason: HttpRefusal) -> None:
-        """A client was closed, which is no matter of the run's."""
+        """Note nothing: a client was closed, which is no matter of the run's."""
 
     limits = msgspec.structs.replace(LIMITS, makes_room=not key)
     server = HttpServer(app, limits, known=app.known, refused=refused, waits=waits, owner=OWNER)

@@ -14,6 +14,7 @@ from asyncrl.config.paths import refuse_as_output
 from asyncrl.escape import escaped_json
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views.expected_answers import expected_answers
+from asyncrl.explain.views.orchestration import trace_of
 from asyncrl.explain.views.rollout_records import (
     Note,
     RolloutRecord,
@@ -106,6 +107,19 @@ def _whole(value: Any) -> Any:
         case dict():
             return {name: _whole(one) for name, one in value.items()}
     return value
+
+
+def write_traces(files: RunFiles, wanted: Wanted, path: Path) -> int:
+    """Write the episodes that fit to a new file, a line of JSON each: their orchestration traces.
+    Returns their number. Raises ConfigError."""
+    refuse_as_output(path)
+    count = 0
+    with usable(path, "written"), whole_file(path) as file:
+        for seen in newest(files, wanted, None):
+            if seen.turns:
+                file.write(escaped_json(trace_of(seen)).encode() + b"\n")
+                count += 1
+    return count
 
 
 def write_records(files: RunFiles, wanted: Wanted, path: Path, note: Note) -> int:

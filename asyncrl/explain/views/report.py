@@ -1,17 +1,21 @@
 """`asyncrl report RUN`: a run as one HTML page, which needs nothing beside itself. It is what the
-page of a run (`run_page.py`) shows at one moment.
+page of a run (`run_page.py`) shows at one moment, by the same parts, scripts and style sheet.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from asyncrl.config import ConfigError
 from asyncrl.config.errors import usable
 from asyncrl.config.paths import refuse_as_output
 from asyncrl.explain.run_files import RunFiles
-from asyncrl.explain.views.html_page import page, tag
-from asyncrl.explain.views.run_parts import PARTS, SeenRun
-from asyncrl.explain.views.style import STYLE
+from asyncrl.explain.views.assets import SCRIPTS, asset, style, written_scripts
+from asyncrl.explain.views.html_page import page
+from asyncrl.explain.views.page_frame import frame
+from asyncrl.explain.views.rollout_table import written
+from asyncrl.explain.views.run_parts import PARTS
+from asyncrl.explain.views.seen_run import SeenRun, moment
 from asyncrl.files import write_whole
 
 REPORT = "report.html"
@@ -36,5 +40,17 @@ def report(run: Path, now: float) -> str:
     RunFiles(run)  # what is no run is said first
     seen = SeenRun(run, now)
     _ = seen.figures, seen.curves  # without these there is no report
-    parts = [part.of(seen, name) for name, part in PARTS.items()]
-    return page(f"asyncrl: {run.name}", STYLE, tag("main", tag("h1", run.name), *parts))
+    parts = {name: part.of(seen, name) for name, part in PARTS.items()}
+    try:
+        texts = [written(seen.rollouts.known())]
+    except ConfigError:  # its part says why
+        texts = []
+    name = run.absolute().name
+    return page(
+        f"asyncrl: {name}",
+        style(),
+        frame(parts, heard=f"written at {moment(now)}"),
+        *texts,
+        scripts=written_scripts(),
+        written=[asset(script) for script in SCRIPTS],
+    )

@@ -1,5 +1,5 @@
-"""The newest rollouts as a part of the report and of the page: tokens in colours, by the version
-that sampled them, by how likely they were, or by how much better than its group a rollout did;
+"""A rollout with its text: messages with their roles; tokens in colours, by the version that
+sampled them, by how likely they were, or by how much better than its group the rollout did;
 episodes as trees. Which colours are shown is chosen with the style sheet alone, without a script.
 """
 
@@ -12,20 +12,15 @@ from itertools import pairwise
 import numpy as np
 
 from asyncrl.escape import CUT
-from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views.html_page import TEXT, Html, joined, lines, tag
-from asyncrl.explain.views.rollout_records import (
-    decoder,
-    facts,
-    newest_and_living,
-)
-from asyncrl.explain.views.seen_messages import Decode
+from asyncrl.explain.views.rollout_records import facts
+from asyncrl.explain.views.seen_messages import Decode, given
 from asyncrl.explain.views.seen_rollouts import SeenRollout
 from asyncrl.explain.views.seen_turns import SeenTurn
 from asyncrl.words import share
 
-ENDED, LIVING = 16, 4
-"""Rollouts that are shown: of those that have ended, and of those that live and have tokens."""
+ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
+"""Roles that have a colour of their own."""
 SPANS = 20
 """Versions of a rollout that are listed."""
 TOKENS = 2000
@@ -41,45 +36,53 @@ COLOURED = {"version": "version", "chance": "log-probability", "gain": "advantag
 UNFINISHED = "\ufffd"
 """The end of a text whose last character is not whole."""
 
-STYLE = """
-fieldset{border:1px solid var(--line);border-radius:.4rem;margin:.5rem 0;padding:.3rem .8rem}
-fieldset label{margin-right:1rem;display:inline-block;padding:.3rem 0}
-pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:.4rem 0;font-size:.9rem}
-.tree{list-style:none;margin:.3rem 0;padding-left:.8rem;border-left:2px solid var(--line)}
-.legend span{padding:0 .3rem;margin-right:.4rem;display:inline-block}
-.legend{display:none}
-""" + "".join(
-    f".said:has(#by-{name}:checked) .legend.by-{name}{{display:block}}" for name in COLOURED
-)
-STYLE += "".join(
-    f".said:has(#by-version:checked) .v{n}{{background:hsl({n * 360 // COLOURS} 70% 50%/.25)}}"
-    for n in range(COLOURS)
-)
-STYLE += "".join(
-    f".said:has(#by-chance:checked) .p{n}{{background:hsl({hue} 80% 50%/{share})}}"
-    for n, hue, share in ((1, 50, 0.2), (2, 35, 0.3), (3, 20, 0.35), (4, 0, 0.45))
-)
-STYLE += (
-    ".said:has(#by-gain:checked) .more{background:hsl(140 70% 45%/.25)}"
-    ".said:has(#by-gain:checked) .less{background:hsl(0 80% 55%/.25)}"
-)
 
-
-def rollouts(files: RunFiles) -> Html:
-    """The newest rollouts, the newest first, those that live before all. Raises ConfigError where
-    the journal cannot be read."""
-    found = newest_and_living(files, ENDED, LIVING)
-    notes: list[str] = []
-    decode = decoder(files, notes.append)
-    said = [*notes, *([] if found else ["The journal has none."])]
-    return joined(
-        *(tag("p", note, class_="dim") for note in said),
-        *([_choice(), *_legends(found)] if found else []),
-        *(_rollout(seen, decode) for seen in reversed(found)),
+def rollout_detail(seen: SeenRollout, decode: Decode) -> Html:
+    """A rollout with all of its text: what it was given as messages, what was sampled in colours,
+    an episode as a tree."""
+    gain = seen.gain
+    coloured = "more" if gain and gain > 0 else "less" if gain and gain < 0 else "even"
+    said = _tokens(seen, decode)
+    versions = ", ".join(str(span.version) for span in seen.spans[:SPANS])
+    return tag(
+        "div",
+        tag("p", ", ".join(facts(seen)), class_="dim"),
+        messages(decode(seen.prompt)),
+        _tree(seen.turns, said, decode, coloured)
+        if seen.turns
+        else _sampled(said(0, seen.tokens), coloured),
+        tag("p", f"versions {versions}" if versions else "nothing sampled", class_="dim"),
+        class_="rollout",
+        id=f"rollout-{seen.rollout}",
     )
 
 
-def _choice() -> Html:
+def messages(text: str) -> Html:
+    """A text that a model was given, as the messages of which it is made."""
+    return joined(
+        *(
+            tag(
+                "div",
+                tag("span", said.role, class_="role"),
+                tag("pre", lines(said.text)),
+                class_=f"message {said.role}" if said.role in ROLES else "message",
+            )
+            for said in given(text)
+        )
+    )
+
+
+def _sampled(said: Html, coloured: str) -> Html:
+    """The sampled tokens, as the model's message."""
+    return tag(
+        "div",
+        tag("span", "sampled", class_="role"),
+        tag("pre", tag("span", said, class_=coloured)),
+        class_="message sampled",
+    )
+
+
+def choice() -> Html:
     """The choice of colours."""
     choices = [
         tag(
@@ -97,7 +100,7 @@ def _checked(name: str) -> dict[str, str]:
     return {"checked": ""} if name == "version" else {}
 
 
-def _legends(found: Sequence[SeenRollout]) -> Iterator[Html]:
+def legends(found: Sequence[SeenRollout]) -> Iterator[Html]:
     """The meaning of the colours."""
     versions = sorted({span.version for seen in found for span in seen.spans})[-COLOURS:]
     named = [tag("span", f"version {v}", class_=f"v{v % COLOURS}") for v in versions]
@@ -115,25 +118,6 @@ def _legends(found: Sequence[SeenRollout]) -> Iterator[Html]:
         tag("span", "below", class_="less"),
         "none: equal, or not known yet",
         class_="legend by-gain",
-    )
-
-
-def _rollout(seen: SeenRollout, decode: Decode) -> Html:
-    gain = (
-        None if seen.reward is None or seen.mean_reward is None else seen.reward - seen.mean_reward
-    )
-    said_of = [*facts(seen), *([f"advantage {gain:+.3g}"] if gain else [])]
-    versions = ", ".join(str(span.version) for span in seen.spans[:SPANS])
-    coloured = "more" if gain and gain > 0 else "less" if gain and gain < 0 else "even"
-    said = _tokens(seen, decode)
-    return tag(
-        "details",
-        tag("summary", ", ".join(said_of)),
-        tag("pre", lines(decode(seen.prompt)), class_="dim"),
-        _tree(seen.turns, said, decode, coloured)
-        if seen.turns
-        else tag("pre", tag("span", said(0, seen.tokens), class_=coloured)),
-        tag("p", f"versions {versions}" if versions else "nothing sampled", class_="dim"),
     )
 
 
@@ -199,20 +183,18 @@ def _tree(
         turn = turns[number]
         facts = [
             f"turn {number}",
+            turn.role,
             f"{turn.tokens} tokens",
             f"reward {turn.reward:g}" if turn.reward is not None else "",
             f"failed call of {turn.failed}" if turn.failed else "",
             turn.finish,
         ]
-        given = decode(turn.given[: 4 * TEXT]) if turn.given else ""
+        new = decode(turn.given[: 4 * TEXT]) if turn.given else ""
         return tag(
             "li",
             tag("p", ", ".join(filter(None, facts)), class_="dim"),
-            *([tag("pre", lines(given), class_="dim")] if given else []),
-            tag(
-                "pre",
-                tag("span", said(starts[number], starts[number] + turn.tokens), class_=coloured),
-            ),
+            *([messages(new)] if new else []),
+            _sampled(said(starts[number], starts[number] + turn.tokens), coloured),
         )
 
     def below(parent: int | None, deep: int) -> Html:

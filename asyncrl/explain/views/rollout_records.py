@@ -121,15 +121,6 @@ def _all(files: RunFiles, live: bool) -> Iterator[SeenRollout]:
             yield from (seen for _, seen in newest_ended(history, history.forgotten))
 
 
-def newest_and_living(files: RunFiles, ended: int, live: int) -> list[SeenRollout]:
-    """At most so many rollouts that ended, the newest last, and behind them so many that live and
-    have tokens. Raises ConfigError."""
-    with files.journal() as history:
-        found = islice((seen for _, seen in newest_ended(history, history.forgotten)), ended)
-        now = [one for one in living(history) if one.ids]
-        return [*reversed([*found]), *now[-live:]]
-
-
 def decoder(files: RunFiles, note: Note) -> Decode:
     """Decode by the tokenizer of the model that a run started from; where that is gone, `note`
     hears of it, and the text is the ids themselves."""

@@ -1,6 +1,7 @@
-"""The curve of a run as it is looked at: its lines, and the sums that figures are made of.
+"""The curve of a run as it is looked at: its columns, and the sums that figures are made of.
 
-Invariant: each point is read once, however often the curve is asked for.
+Invariant: each point is read once, however often the curve is asked for, and what is kept of a
+long curve is bounded, but for a few numbers of each evaluation.
 """
 
 from __future__ import annotations
@@ -13,43 +14,83 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.explain.curve import Point, StepPoint
+from asyncrl.explain.curve import EvaluationPoint, StepPoint
 from asyncrl.explain.run_figures import CurveSums
 from asyncrl.explain.run_files import curve_of
-from asyncrl.explain.sft_figures import LOSS
-from asyncrl.explain.views.plots import PlotSeries
+from asyncrl.explain.views.curve_columns import CurveColumns, CurveNumbers
 
-LAST = 10
+LAST = 20
 """Steps that are kept: the last ones, and the last of those with an alarm."""
-LINES: dict[str, list[tuple[str, Callable[[StepPoint], float | None]]]] = {
-    "reward": [("reward", lambda p: p.reward)],
-    "lag": [("mean", lambda p: p.lag_mean), ("max", lambda p: p.lag_max)],
-    "entropy, nats a token": [("entropy", lambda p: p.metrics.get("entropy"))],
-    "k3 divergence": [("k3", lambda p: p.metrics.get("k3"))],
-    "tokens/s": [
-        ("generated", lambda p: p.generated_per_s),
-        ("trained", lambda p: p.trained_per_s),
-    ],
-    "idle": [("trainer", lambda p: p.idle_trainer), ("rollout", lambda p: p.idle_rollout)],
-    "pause, seconds": [("pause", lambda p: p.pause_seconds)],
+FIGURES = 8
+"""Figures of sampled answers (pass@k …) that have a column, at most."""
+JUMP_S = 1.0
+"""Seconds by which a run's own time falls behind the clock where a new life begins, at least."""
+StepFigure = Callable[[StepPoint], float | None]
+
+
+def _metric(name: str) -> StepFigure:
+    return lambda point: point.metrics.get(name)
+
+
+def _of_tokens(name: str) -> StepFigure:
+    """A share of the tokens that were trained."""
+
+    def part(point: StepPoint) -> float | None:
+        found, whole = point.metrics.get(name), point.metrics.get("trained_tokens")
+        return None if found is None or not whole else found / whole
+
+    return part
+
+
+def _rejected(point: StepPoint) -> float | None:
+    kept = point.metrics.get("kept_fraction")
+    return None if kept is None else 1.0 - kept
+
+
+STEP_COLUMNS: dict[str, StepFigure] = {
+    "reward": lambda point: point.reward,
+    "exact": _metric("exact"),
+    "truncated": _metric("truncated"),
+    "response_tokens": _metric("response_tokens"),
+    "entropy": _metric("entropy"),
+    "loss": _metric("loss"),
+    "grad_norm": _metric("grad_norm"),
+    "lr": _metric("lr"),
+    "k3": _metric("k3"),
+    "ess": _metric("ess"),
+    "clipped": _metric("clip_fraction"),
+    "rejected": _rejected,
+    "on_policy": _of_tokens("tokens_at_lag_0"),
+    "lag_mean": lambda point: point.lag_mean,
+    "lag_max": lambda point: point.lag_max,
+    "generated_per_s": lambda point: point.generated_per_s,
+    "trained_per_s": lambda point: point.trained_per_s,
+    "step_seconds": lambda point: point.step_seconds,
+    "pause_seconds": lambda point: point.pause_seconds,
+    "queue_rollouts": lambda point: point.queue_rollouts,
 }
-"""The lines of each plot, and what a step says for each."""
-HELD_OUT = "held-out loss, nats a token"
-SUPERVISED: dict[str, list[tuple[str, Callable[[StepPoint], float | None]]]] = {
-    "loss, nats a token": [("loss", lambda p: p.metrics.get("loss"))],
-    "gradient norm": [("gradient norm", lambda p: p.metrics.get("grad_norm"))],
-}
-"""The same of a supervised run, beside the plot HELD_OUT."""
-ALL = LINES | SUPERVISED
+"""The columns that one step says. Those that follow from several are in `_Between`."""
+BETWEEN = ("teach", "idle_trainer", "idle_rollout")
 
 
 class SeenCurves(msgspec.Struct, frozen=True):
-    """The lines of each plot, by its title, the last steps, and the last ones that raised an
-    alarm."""
+    """The numbers of `steps` and `evaluations` by column, and the `last` steps, and the last
+    `alarmed` ones. The columns "version" and "seconds" (that the run has worked) say where each row
+    is."""
 
-    series: dict[str, list[PlotSeries]]
+    steps: CurveNumbers
+    evaluations: CurveNumbers
     last: list[StepPoint]
     alarmed: list[StepPoint]
+
+    @property
+    def step_s(self) -> float | None:
+        """Mean seconds from a step to the next, of the last ones; None before the second."""
+        if len(self.last) < 2:
+            return None
+        first, last = self.last[0], self.last[-1]
+        steps = max(1, last.version - first.version)
+        return max(0.0, last.seconds - first.seconds) / steps
 
 
 class SeenCurve:
@@ -68,20 +109,17 @@ class SeenCurve:
             yield self._sums
 
     def lines(self) -> SeenCurves:
-        """The lines by now. Raises ConfigError."""
+        """The columns by now. Raises ConfigError."""
         with self._turn:
             self._renew()
-            series = {title: [one.copy() for one in each] for title, each in self._series.items()}
-            return SeenCurves(series, [*self._last], [*self._alarmed])
+            evaluations = self._evaluations.numbers() if self._evaluations is not None else {}
+            return SeenCurves(self._steps.numbers(), evaluations, [*self._last], [*self._alarmed])
 
     def _begin(self) -> None:
         self._sums = CurveSums()
-        self._accuracy = PlotSeries("accuracy")
-        self._loss = PlotSeries("held-out loss")
-        self._series = {
-            "held-out accuracy": [self._accuracy],
-            HELD_OUT: [self._loss],
-        } | {title: [PlotSeries(name) for name, _ in named] for title, named in ALL.items()}
+        self._between = _Between()
+        self._steps = CurveColumns(("version", "seconds", *STEP_COLUMNS, *BETWEEN))
+        self._evaluations: CurveColumns | None = None
         self._last: deque[StepPoint] = deque(maxlen=LAST)
         self._alarmed: deque[StepPoint] = deque(maxlen=LAST)
 
@@ -89,17 +127,65 @@ class SeenCurve:
         if self._reader.replaced():
             self._begin()
         for point in self._reader.added():
-            self._add(point)
+            self._sums.add(point)
+            if isinstance(point, StepPoint):
+                self._add_step(point)
+            else:
+                self._add_evaluation(point)
 
-    def _add(self, point: Point) -> None:
-        self._sums.add(point)
-        if not isinstance(point, StepPoint):
-            self._accuracy.add(point.version, point.accuracy)
-            self._loss.add(point.version, point.figures.get(LOSS))
-            return
+    def _add_step(self, point: StepPoint) -> None:
         self._last.append(point)
         if point.alarms:
             self._alarmed.append(point)
-        for title, named in ALL.items():
-            for series, (_, says) in zip(self._series[title], named, strict=True):
-                series.add(point.version, says(point))
+        said = (figure(point) for figure in STEP_COLUMNS.values())
+        self._steps.add([point.version, point.seconds, *said, *self._between.add(point)])
+
+    def _add_evaluation(self, point: EvaluationPoint) -> None:
+        if self._evaluations is None:  # its first one says what the run measures
+            names = [*point.figures][:FIGURES]
+            self._evaluations = CurveColumns(("version", "seconds", "accuracy", *names))
+        figures = map(point.figures.get, self._evaluations.names[3:])
+        self._evaluations.add([point.version, point.seconds, point.accuracy, *figures])
+
+
+class _Between:
+    """Figures that follow from a step and those before it: the share of the tokens that were
+    trained, of those generated over the last LAST steps; and idle shares since the step before. A
+    curve has idle shares since its process began, and a process that begins anew counts from
+    zero."""
+
+    def __init__(self) -> None:
+        self._tokens: deque[tuple[int, int]] = deque(maxlen=LAST)  # generated so far, trained
+        self._before: StepPoint | None = None
+        self._life_s = 0.0  # that the run had worked before this life
+
+    def add(self, point: StepPoint) -> tuple[float | None, ...]:
+        """The columns BETWEEN of a step."""
+        before = self._before
+        if before is not None:
+            behind = (point.at - before.at) - (point.seconds - before.seconds)
+            if behind > JUMP_S:
+                self._life_s, before = before.seconds, None
+        self._tokens.append((point.generated, point.trained))
+        generated = self._tokens[-1][0] - self._tokens[0][0]
+        trained = sum(tokens for _, tokens in self._tokens) - self._tokens[0][1]
+        teach = min(1.0, trained / generated) if generated > 0 else None
+        idle = [
+            self._idle(point, before, since, earlier)
+            for since, earlier in (
+                (point.idle_trainer, before.idle_trainer if before else None),
+                (point.idle_rollout, before.idle_rollout if before else None),
+            )
+        ]
+        self._before = point
+        return teach, *idle
+
+    def _idle(
+        self, point: StepPoint, before: StepPoint | None, since: float | None, earlier: float | None
+    ) -> float | None:
+        if since is None or before is None or earlier is None:
+            return since
+        now_s, then_s = point.seconds - self._life_s, before.seconds - self._life_s
+        if now_s <= then_s:
+            return None
+        return min(1.0, max(0.0, (since * now_s - earlier * then_s) / (now_s - then_s)))

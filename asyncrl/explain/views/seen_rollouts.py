@@ -56,6 +56,14 @@ class SeenRollout(RolloutFacts, frozen=True, kw_only=True):
         return len(self.ids) // ID_BYTES
 
     @property
+    def gain(self) -> float | None:
+        """Its reward minus the mean of its group, its advantage before any scaling; None where one
+        is not known."""
+        if self.reward is None or self.mean_reward is None:
+            return None
+        return self.reward - self.mean_reward
+
+    @property
     def lag(self) -> int | None:
         """The largest lag of its tokens in the step that took it, in versions; None where none
         has."""

@@ -16,8 +16,8 @@ from asyncrl.messages import Finish
 class SeenTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A turn that goes on from turn `parent` (None: from the prompt). It was `given` these `int32`
     ids besides, and sampled `tokens`. `reward` is what its agent gave it; `failed` the tool whose
-    failed call it was, empty where it was none. Before what it was given there was the prompt where
-    it was `prompted`."""
+    failed call it was, and `role` what its agent called as; empty where there is none. Before what
+    it was given there was the prompt where it was `prompted`."""
 
     parent: int | None
     given: bytes
@@ -26,6 +26,7 @@ class SeenTurn(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None
     failed: str
     prompted: bool = False
+    role: str = ""
 
 
 def turns_of(turns: Sequence[Turn], strands: Sequence[Strand], prompt: bytes) -> list[SeenTurn]:
@@ -58,6 +59,7 @@ def turns_of(turns: Sequence[Turn], strands: Sequence[Strand], prompt: bytes) ->
                 reward=turn.reward,
                 failed=turn.failed,
                 prompted=prompted,
+                role=turn.role,
             )
             last, given = piece, b""
             own.append((at, piece))
@@ -101,6 +103,7 @@ def calls_of(episode: Episode, prompt: bytes) -> list[SeenTurn]:
                 reward=episode.rewards.get(call.id),
                 failed=episode.failed.get(call.id, ""),
                 prompted=prompted,
+                role=call.role,
             )
         )
     return found

@@ -18,7 +18,7 @@ from pathlib import Path
 import trio
 from msgspec.structs import replace
 
-from asyncrl.config import Config
+from asyncrl.config import Config, read, render
 from asyncrl.config.cluster import ranks_here, reward_room_of, room_of
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.escape import escaped
@@ -300,7 +300,7 @@ class Machines:
             )
 
     async def _queue_files(self, machine: Machine, files: list[tuple[str, bytes]]) -> None:
-        settings = await trio.Path(self._run / RUN_TOML).read_text()
+        settings = render(read(self._run / RUN_TOML))  # with whole paths, for another folder
         rooms = {"rollout": room_of, "trainer": ranks_here, "reward": reward_room_of}
         room, key = rooms[machine.role](self._config), read_key(self._run / KEY)
         of_task = dict[str, str]()

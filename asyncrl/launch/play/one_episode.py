@@ -21,13 +21,14 @@ from asyncrl.messages import Ask, Enough, Finish, Play, Reply
 
 @dataclass(eq=False)
 class PlayedTurn:
-    """One call of the agent: its context and its response so far, int32, and how the response
-    ended ("" until then)."""
+    """One call of the agent: its context and its response so far, int32, how the response ended
+    ("" until then), and the role that it named."""
 
     number: int
     context: NDArray[np.int32]
     response: NDArray[np.int32]
     finish: Finish = ""
+    role: str = ""
 
 
 class OneEpisode:
@@ -65,7 +66,9 @@ class OneEpisode:
         if self._asked > self._max_calls or budget < 1:
             why = over_budget(self._max_calls, tokens=budget < 1)
             return Reply(message.rollout, message.attempt, message.number, 0, "length", why)
-        self.turns.append(PlayedTurn(message.number, context, np.empty(0, np.int32)))
+        self.turns.append(
+            PlayedTurn(message.number, context, np.empty(0, np.int32), "", message.role)
+        )
         return Request(
             rollout=message.number,
             attempt=1,

@@ -35,7 +35,8 @@ class Transcript:
         """Print what a call gives the model, from the first token that no earlier call had."""
         known = max((_common(seen, turn.context) for seen in self._seen), default=0)
         self._seen.append(turn.context)
-        of_call = f"call {turn.number}: context of {_tokens(len(turn.context))}"
+        role = f" ({turn.role})" if turn.role else ""
+        of_call = f"call {turn.number}{role}: context of {_tokens(len(turn.context))}"
         self._head(of_call + (f", from token {known} on" if known else ""))
         self._text(self._decode(turn.context[known:].tolist()))
 

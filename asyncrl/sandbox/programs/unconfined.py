@@ -46,10 +46,12 @@ class Unconfined:
                 )
             except OSError as error:
                 raise ProgramError(f"{argv[0]} cannot be started: {error.strerror}") from None
-            yield _Group(process)
+            yield ProcessGroup(process)
 
 
-class _Group:
+class ProcessGroup:
+    """A program that was started as the first process of a group, which is killed with it."""
+
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
 

@@ -365,8 +365,8 @@ class EpisodeWitness:
         self._run.hold(
             "what agents said",
             isinstance(message, Ask)
-            and (message.rollout, message.attempt, sender)
-            == (event.rollout, event.attempt, episode.holder),
+            and (message.rollout, message.attempt, sender, message.role)
+            == (event.rollout, event.attempt, episode.holder, event.role),
             "{} follows from {}",
             event,
             message,

@@ -44,6 +44,7 @@ class ReferenceEpisodes:
                 self._call(event, episode)
             case e.Reused():
                 episode.calls[event.call].used = True
+                episode.calls[event.call].role = event.role
                 episode.used.append(event.call)
             case e.Answered():
                 call = episode.calls[event.call]

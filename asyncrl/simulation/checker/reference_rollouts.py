@@ -103,17 +103,18 @@ class ReferenceRollout(ReferenceCall):
 class ReferenceAgentCall(ReferenceCall):
     """A call of an agent's: its whole `context`, and the tokens that it may sample (`budget`).
     `used`: the present attempt has made it; `over`: its answer is complete, by `finish` unless it
-    was cut; `buried`: it failed for good."""
+    was cut; `buried`: it failed for good. `role` is that of the attempt which made it last."""
 
     __slots__ = (
-        *("budget", "buried", "context", "episode", "finish", "key", "over", "temperature", "used"),
+        *("budget", "buried", "context", "episode", "finish", "key", "over", "role", "temperature"),
+        "used",
     )
 
     def __init__(self, event: e.Called, context: bytes, episode: ReferenceEpisode) -> None:
         super().__init__(event.call, episode.rollout.group)
         self.episode, self.context = episode, context
         self.key, self.budget = event.key, event.max_new_tokens
-        self.temperature = event.temperature
+        self.temperature, self.role = event.temperature, event.role
         self.used, self.over, self.buried, self.finish = True, False, False, ""
 
     @property

@@ -112,8 +112,8 @@ def _episode(run: CheckedRun, mine: ReferenceEpisode, theirs: Episode | None) ->
         run.hold("parallel", same, "call {} is not what was sampled: spans {}", own.id, spans)
         run.hold(
             "leases",
-            (own.holder, own.attempt, own.failures, own.finish)
-            == (call.holder, call.attempt, call.failures, call.finish),
+            (own.holder, own.attempt, own.failures, own.finish, own.role)
+            == (call.holder, call.attempt, call.failures, call.finish, call.role),
             "call {} is with {!r}, not with {!r}",
             own.id,
             own.holder,
@@ -257,7 +257,9 @@ def compare_shell(run: CheckedRun, coordinator: Coordinator) -> None:
     stray = {split: ids - given[split] for split, ids in marked.items() if ids - given[split]}
     run.hold("slots", not stray, "rollouts {} are to be given back, and nobody has them", stray)
     _compare_attempts(run, coordinator)
-    counted = Counter(name for name, _ in coordinator.parts.scoring._with.values())
+    counted = Counter[str]()
+    for question, (name, _) in coordinator.parts.scoring._with.items():
+        counted[name] += len(question)
     load = coordinator.parts.scoring._load
     run.hold(
         "slots",

@@ -30,9 +30,14 @@ def check_sealed(run: WorldObserver, episode: ReferenceEpisode, experience: Expe
     run.hold(
         "rewards",
         theirs.agent_reward == episode.rewards.get(None)
-        and [(turn.tokens, turn.reward, turn.failed) for turn in theirs.turns]
+        and [(turn.tokens, turn.reward, turn.failed, turn.role) for turn in theirs.turns]
         == [
-            (len(call.versions), episode.rewards.get(call.id), episode.failed.get(call.id, ""))
+            (
+                len(call.versions),
+                episode.rewards.get(call.id),
+                episode.failed.get(call.id, ""),
+                call.role,
+            )
             for call in calls
         ],
         "rollout {} has the turns {}, and its agent gave {} and said that {} failed",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from asyncrl.files import whole_file
-from asyncrl.runtime.user_cache import cache
+from asyncrl.user_cache import cache
 
 SMALL = 64 * 2**20
 """Bytes up to which data is kept in memory, and every row is checked at the start."""

@@ -237,6 +237,11 @@ async def test_the_official_client_puts_a_stream_together(tokenizer: Tokenizer) 
             whole = client.chat.completions.create(**ask).choices[0]
             with client.chat.completions.stream(**ask) as stream:
                 streamed = stream.get_final_completion().choices[0]
+            both = ["", ""]  # two choices at a time share a socket
+            for part in client.chat.completions.create(**ask, n=2, stream=True):
+                for one in part.choices:
+                    both[one.index] += one.delta.content or ""
+        assert both == ["I add."] * 2
         assert (
             (streamed.message.role, streamed.message.content)
             == (whole.message.role, whole.message.content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -33,8 +34,22 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def strictly(kind: Any, body: Any) -> Any:
-    """A body as the client's own type; no field that it needs may be missing or of another type."""
-    return kind.model_validate(body)
+    """A body as the client's own type; no field that it needs may be missing or of another type,
+    and none may be there that it does not have."""
+    found = kind.model_validate(body)
+    assert set(unknown(found)) <= {"store"}, "OpenAI's API has it, and its client's type has not"
+    return found
+
+
+def unknown(found: Any) -> Iterator[str]:
+    """The fields that a client's type does not have, at any depth."""
+    if isinstance(found, list):
+        for one in found:
+            yield from unknown(one)
+    elif hasattr(found, "model_fields_set"):
+        yield from found.model_extra or {}
+        for name in type(found).model_fields:
+            yield from unknown(getattr(found, name))
 
 
 def anthropic_types() -> Any:
@@ -166,7 +181,7 @@ async def test_messages_are_in_anthropics_form(tokenizer: Tokenizer, virtual: Mo
         assert strictly(types.Message, body).content[1].name == "add"
         adapter = importlib.import_module("pydantic").TypeAdapter(types.RawMessageStreamEvent)
         for _, data in parts:
-            adapter.validate_python(data)
+            assert not [*unknown(adapter.validate_python(data))]
         strictly(types.MessageTokensCount, counted.json())
 
 
@@ -184,7 +199,7 @@ async def test_responses_are_in_openais_form(tokenizer: Tokenizer, virtual: Mock
     parts = streamed(stream.text)
     for at, (name, data) in enumerate(parts):
         assert name == data["type"] and data["sequence_number"] == at
-        adapter.validate_python(data)
+        assert set(unknown(adapter.validate_python(data))) <= {"store"}
     last = strictly(Response, parts[-1][1]["response"])
     assert parts[-1][0] == "response.completed" and last.output_text == "I add."
     joined = [d["delta"] for name, d in parts if name == "response.output_text.delta"]
@@ -426,3 +441,27 @@ def test_every_dialect_has_a_path_of_its_own() -> None:
     paths = [dialect.path for dialect in every_dialect()]
     assert sorted(paths) == ["/chat/completions", "/completions", "/messages", "/responses"]
     assert CONTEXT > 0
+
+
+async def test_a_call_names_its_role(tokenizer: Tokenizer, virtual: MockClock) -> None:
+    """By its metadata or a header, in each dialect; the context has nothing of it. One that is no
+    name is refused in the dialect's form, and others are not touched."""
+    says = Says(say("x"))
+    engine = scripted(says)
+    async with opened(engine, tokenizer) as (coordinator, client):
+        await engine.load(0, None)
+        for path in (CHAT, MESSAGES, RESPONSES):
+            planned = asked(path, "hi", metadata={"role": "planner"})
+            answer = await client.post(path, json=planned)
+            assert answer.status_code == 200 and "x-ignored" not in answer.headers
+            both = {"x-asyncrl-role": "tool.user-2"}
+            assert (await client.post(path, json=planned, headers=both)).status_code == 200
+            for role in (7, ["a"], "", "two words", "x" * 65, "é"):
+                bad = await client.post(path, json=asked(path, "hi", metadata={"role": role}))
+                assert bad.status_code == 400, role
+                assert "a role is 1 to 64" in bad.json()["error"]["message"]
+                assert bad.json()["error"]["param"] == "metadata.role"
+            wrong = {"x-asyncrl-role": "x" * 65}
+            assert (await client.post(path, json=asked(path, "hi"), headers=wrong)).is_client_error
+    assert [ask.role for ask in coordinator.asks] == ["planner", "tool.user-2"] * 3
+    assert len(set(says.asked())) == 1

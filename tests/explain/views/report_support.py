@@ -9,15 +9,19 @@ from look_support import evaluation, life, make_journal, make_run, status, step
 
 from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.experience import events as e
+from asyncrl.explain.views.assets import SCRIPTS, asset
 from asyncrl.runtime.run_dir import INITIAL
 
 TAGS = """
-html head meta title style body main section h1 h2 h3 p div table tr th td meter figure figcaption
-span svg line text circle polyline details summary pre ol ul li b fieldset legend label input
+html head meta title style script body main header nav section h1 h2 h3 p div table thead tbody tr
+th td meter progress span svg polyline details summary pre ol ul li b dl dt dd fieldset legend label
+input button a noscript
 """
 NAMES = """
-lang charset http-equiv content name class title value viewbox role x y x1 x2 y1 y2 cx cy r points
-text-anchor id data-every scope type for checked aria-label
+lang charset http-equiv content name class title value max viewbox preserveaspectratio role points
+id scope type for checked disabled hidden placeholder tabindex href src defer data-every data-curves
+data-sort data-open data-pick data-value data-words data-run aria-label aria-hidden aria-live
+aria-pressed aria-expanded
 """
 
 
@@ -30,6 +34,7 @@ class Parsed(HTMLParser):
         self.open: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
         self.text = self.style = ""
+        self.scripts: list[str] = []
         self.feed(source)
         self.close()
 
@@ -45,6 +50,8 @@ class Parsed(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open[-1:] == ["style"]:
             self.style += data
+        elif self.open[-1:] == ["script"]:
+            self.scripts.append(data)
         else:
             self.text += data
 
@@ -52,6 +59,9 @@ class Parsed(HTMLParser):
         """Nothing is there but what a report is made of, and each element is closed."""
         assert set(self.tags) <= set(TAGS.split())
         assert {name for name, _ in self.attributes} <= set(NAMES.split())
+        assert self.scripts in ([], [asset(name) for name in SCRIPTS])
+        links = (value or "" for name, value in self.attributes if name in ("href", "src"))
+        assert all(link.startswith(("#", "run/", "assets/", "../../", "/")) for link in links)
         assert not self.open and self.tags.count("style") == 1
         assert all(one.isprintable() for one in self.text.replace("\n", ""))
 

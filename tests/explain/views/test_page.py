@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,21 @@ import numpy as np
 import pytest
 import trio
 from hostile import HOSTILE_SUMMARY, hostile_status
-from look_support import life, make_journal, make_run, status, step
+from look_support import evaluation, life, make_journal, make_run, status, step
 from report_support import Parsed, whole_run
 
 from asyncrl.experience import events as e
 from asyncrl.experience.episode import Strand, Turn
 from asyncrl.explain import run_status, summary
-from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views import run_page
+from asyncrl.explain.views.assets import SCRIPTS, STYLES, VENDORED, asset
+from asyncrl.explain.views.kept_rollouts import KeptRollouts
+from asyncrl.explain.views.page_gate import ALWAYS, PageGate
 from asyncrl.explain.views.page_process import loopback
-from asyncrl.explain.views.rollout_part import rollouts
-from asyncrl.explain.views.run_page import ALWAYS, RunPage
+from asyncrl.explain.views.rollout_part import rollout_detail
+from asyncrl.explain.views.run_page import RunPage
 from asyncrl.explain.views.run_parts import PARTS, RunPart
+from asyncrl.explain.views.runs_page import RunsPage
 from asyncrl.explain.views.seen_turns import turns_of
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.run_dir import STATUS, SUMMARY
@@ -66,7 +70,7 @@ async def receive() -> Any:
 
 
 async def ask(
-    app: RunPage, path: str, *, host: str = "127.0.0.1:80", method: str = "GET", **headers: str
+    app: PageGate, path: str, *, host: str = "127.0.0.1:80", method: str = "GET", **headers: str
 ) -> Answered:
     answered = Answered()
     path, _, query = path.partition("?")
@@ -83,21 +87,25 @@ async def ask(
     return answered
 
 
-def app_of(run: Path, key: str = "") -> RunPage:
-    return RunPage(run, key=key, port=80, waits=Waits(), now=lambda: 1e9)
+def app_of(run: Path, key: str = "") -> PageGate:
+    return PageGate(RunPage(run, waits=Waits(), now=lambda: 1e9), key=key, port=80)
 
 
 async def test_it_has_each_part_of_the_report(whole: Path) -> None:
     app = app_of(whole)
     page = await ask(app, "/")
     assert (page.status, page.headers[b"content-type"]) == (200, b"text/html; charset=utf-8")
-    found = Parsed(page.body.decode().replace("<script", "<p").replace("</script", "</p"))
+    found = Parsed(page.body.decode())
     assert set(PARTS) <= {value for name, value in found.attributes if name == "id"}
     for name in PARTS:
         part = await ask(app, f"/part/{name}")
         assert part.status == 200 and f'<section id="{name}"'.encode() in part.body
     assert b"6 * 7" in (await ask(app, "/part/rollouts")).body
-    assert (await ask(app, "/page.js")).status == 200
+    assert b"sampled" in (await ask(app, "/rollout/0")).body
+    for number in ("1", "x", "-1", "9" * 30):
+        assert (await ask(app, f"/rollout/{number}")).status == 404
+    for name in SCRIPTS:
+        assert (await ask(app, f"/assets/{name}")).status == 200
     assert (await ask(app, "/favicon.ico")).status == 204
 
 
@@ -105,7 +113,7 @@ async def test_its_policy_has_no_script_but_its_own(whole: Path) -> None:
     page = (await ask(app_of(whole), "/")).body.decode()
     policy = next(said for said in page.split('"') if said.startswith("default-src"))
     assert "script-src &#x27;self&#x27;" in policy and "unsafe" not in policy
-    assert "require-trusted-types-for" in policy and page.count("<script") == 1
+    assert "require-trusted-types-for" in policy and page.count("<script") == len(SCRIPTS)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +140,14 @@ async def test_a_page_on_loopback_has_no_other_name(
 
 async def test_who_has_not_the_key_gets_nothing(whole: Path) -> None:
     app = app_of(whole, KEY)
-    for path in ("/", "/page.js", "/part/rollouts", "/?key=", "/?key=x", f"/page.js?key={KEY}"):
+    for path in (
+        "/",
+        "/assets/page.js",
+        "/part/rollouts",
+        "/?key=",
+        "/?key=x",
+        f"/part/head?key={KEY}",
+    ):
         assert (await ask(app, path, host="any.example")).status == 401
     for cookie in ("asyncrl_page_80=x", f"asyncrl_page_81={KEY}", KEY, "asyncrl_page_80="):
         assert (await ask(app, "/", cookie=cookie)).status == 401
@@ -149,7 +164,15 @@ async def test_who_has_not_the_key_gets_nothing(whole: Path) -> None:
 async def test_it_is_only_read(tmp_path: Path) -> None:
     app = app_of(make_run(tmp_path / "r"))
     assert (await ask(app, "/", method="POST")).status == 405
-    for path in ("/part/../run.toml", "/run.toml", "/part/", "/part/none", "/static/x", "//"):
+    for path in (
+        "/part/../run.toml",
+        "/run.toml",
+        "/part/",
+        "/part/none",
+        "/assets/x",
+        "/assets/../run_page.py",
+        "//",
+    ):
         assert (await ask(app, path)).status == 404
 
 
@@ -208,8 +231,8 @@ async def test_a_hostile_run_is_only_text(hostile: Path) -> None:
 
 async def test_a_directory_that_has_gone_is_said(tmp_path: Path) -> None:
     app = app_of(tmp_path / "gone")
-    said = (await ask(app, "/part/flow")).body
-    assert b"there is no such directory" in said
+    for name in PARTS:
+        assert b"there is no such directory" in (await ask(app, f"/part/{name}")).body
 
 
 def test_an_episode_that_branches_is_a_tree(tmp_path: Path) -> None:
@@ -230,7 +253,9 @@ def test_tokens_have_the_colour_of_their_chance(tmp_path: Path) -> None:
     logprobs = np.log(np.array([0.95, 0.95, 0.3, 0.001], "<f4")).tobytes()
     events[2] = e.Extended(0, 1, 3, 0, events[2].ids, logprobs)  # type: ignore[union-attr]
     make_journal(run, [e.Published(0), *events])
-    found = Parsed(rollouts(RunFiles(run)))
+    found_rollouts = KeptRollouts(run).renewed()
+    [one] = found_rollouts.rollouts
+    found = Parsed(rollout_detail(one, found_rollouts.decode))
     colours = [value for name, value in found.attributes if name == "class" and value]
     assert [one for one in colours if one.startswith("v3 ")] == ["v3 p0", "v3 p2", "v3 p4"]
 
@@ -238,3 +263,43 @@ def test_tokens_have_the_colour_of_their_chance(tmp_path: Path) -> None:
 def test_only_loopback_needs_no_key() -> None:
     assert loopback("127.0.0.1") and loopback("127.1.2.3")
     assert not loopback("0.0.0.0") and not loopback("10.0.0.1")
+
+
+def test_what_others_wrote_is_as_they_wrote_it_and_has_its_licence() -> None:
+    for name, vendored in VENDORED.items():
+        assert sha256(asset(name).encode()).hexdigest() == vendored.sha256
+        assert vendored.version in vendored.origin
+    assert set(VENDORED) <= {*SCRIPTS, *STYLES} and "MIT License" in asset("uplot/LICENSE")
+    for name in SCRIPTS:  # a report has them in itself
+        assert "</script" not in asset(name).lower() and "<!--" not in asset(name)
+
+
+async def test_a_folder_has_a_list_and_the_page_of_each_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of runs that are damaged, without a step, or gone, and there is no way out of it."""
+    monkeypatch.setitem(PARTS, "head", msgspec.structs.replace(PARTS["head"], rest=0.0))
+    runs = tmp_path / "runs"
+    app = PageGate(RunsPage(runs, waits=Waits(), now=lambda: 1e9), key="", port=80)
+    assert b"There is no run in" in (await ask(app, "/part/runs")).body
+    points = [evaluation(0, 0.25), step(1), evaluation(1, 0.75)]
+    make_run(runs / "learns", points, status=status(), toml='task.name = "spell_backward"\n')
+    make_run(runs / "bare")
+    (make_run(runs / "damaged", status=status()) / STATUS).write_text("{")
+    (runs / "none").mkdir()
+    app = PageGate(RunsPage(runs, waits=Waits(), now=lambda: 1e9), key="", port=80)
+    said = (await ask(app, "/part/runs")).body.decode()
+    found = Parsed(said.replace("<!doctype html><meta charset=utf-8>", "<style></style>"))
+    found.harmless()
+    for text in ("learns", "killed", "12/100", "75%", "spell_backward", "damaged", "bare"):
+        assert text in found.text
+    assert (await ask(app, "/")).status == 200
+    for name in ("learns", "bare", "damaged"):
+        assert (await ask(app, f"/run/{name}/")).status == 200
+        for part in PARTS:
+            assert (await ask(app, f"/run/{name}/part/{part}")).status == 200
+    for path in ("/run/none/", "/run/../", "/run/..%2f/", "/run/learns", "/run/%2e%2e/", "/x"):
+        assert (await ask(app, path)).status == 404
+    (runs / "bare").rename(tmp_path / "bare")
+    await trio.sleep(run_page.AGAIN_S)
+    assert b"no such directory" in (await ask(app, "/run/bare/part/head")).body

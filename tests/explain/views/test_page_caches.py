@@ -15,6 +15,7 @@ from trio.testing import MockClock
 
 from asyncrl.explain.views import run_page
 from asyncrl.explain.views.html_page import tag
+from asyncrl.explain.views.page_gate import PageGate
 from asyncrl.explain.views.run_page import AGAIN_S, RunPage
 from asyncrl.explain.views.run_parts import RunPart
 from asyncrl.runtime.ipc.waits import Waits
@@ -46,11 +47,11 @@ class World:
         self.fails = set[tuple[str, str]]()
         self.worked_s = 0.0
         self.made: dict[tuple[str, str], list[tuple[float, int]]] = {}
-        self.pages = dict[str, RunPage]()
+        self.pages = dict[str, PageGate]()
 
     def open(self) -> None:
         self.pages = {
-            run: RunPage(Path(run), key="", port=1, waits=Waits(), now=trio.current_time)
+            run: PageGate(RunPage(Path(run), waits=Waits(), now=trio.current_time), key="", port=1)
             for run in RUNS
         }
 

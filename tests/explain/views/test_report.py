@@ -1,11 +1,11 @@
-"""`asyncrl report`: one page about any run, with nothing in it that a browser would obey."""
+"""`asyncrl report`: one page about any run, with nothing of the run that a browser would obey."""
 
 from __future__ import annotations
 
+import json
 import math
 from base64 import b64encode
 from hashlib import sha256
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from asyncrl.explain import summary
 from asyncrl.explain.run_figures import RunFigures, run_figures
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.summary import TokenTotals
+from asyncrl.explain.views import spark_line as spark
+from asyncrl.explain.views.assets import SCRIPTS, asset
 from asyncrl.explain.views.html_page import TEXT, lines, page, tag
-from asyncrl.explain.views.plots import POINTS, PlotSeries, line_plot, ticks
 from asyncrl.explain.views.report import report
-from asyncrl.explain.views.seen_curve import LINES
+from asyncrl.explain.views.spark_line import spark_line
 from asyncrl.runtime.run_dir import JOURNAL, METRICS, STATUS, SUMMARY
 
 ANY = st.text(st.characters(codec=None, exclude_categories=()))
@@ -40,18 +41,27 @@ def test_a_report_says_what_happened(tmp_path: Path) -> None:
     found = Parsed(report(run, 1e9 + 60))
     found.harmless()
     for text in (
-        "The run ended 60 s ago: done.",
+        "finished",
+        "ended2001-09-09 01:46:40 UTC",
+        "written at 2001-09-09 01:47:40 UTC",
         "65% of the generated tokens were too old",
         "all is done",
-        "held-out accuracy, by version",
+        "Held-out accuracy75%25% at first",
         "trainer, command",
         "stale650 (65%)",
         "rollout 0, train, prompt 7, group 0, reward 1, 2 tokens, version 3, stop, discarded: zero",
-        "6 * 742versions 3",
+        "6 * 7sampled42versions 3",
     ):
         assert text in found.text, found.text
-    assert found.tags.count("svg") == 1 + len(LINES) - 1  # nothing is known of k3
+    assert " ago" not in found.text, "who reads it later knows no now"
     assert ("class", "v3 p0") in found.attributes and ("title", "version 3") in found.attributes
+    [curves] = [value for name, value in found.attributes if name == "data-curves"]
+    drawn = json.loads(curves or "")
+    assert drawn["evaluations"] == {
+        "version": [0, 5], "seconds": [10.5, 15.5], "accuracy": [0.25, 0.75]
+    }  # fmt: skip
+    assert drawn["steps"]["reward"] == [0.01, 0.02, 0.03, 0.04, 0.05]
+    assert "k3" not in drawn["steps"], "nothing is known of it"
 
 
 def test_what_is_no_run_is_refused_as_by_every_other_look(tmp_path: Path) -> None:
@@ -63,13 +73,18 @@ def test_what_is_no_run_is_refused_as_by_every_other_look(tmp_path: Path) -> Non
 
 def test_its_policy_allows_its_own_style_sheet_and_nothing_else(tmp_path: Path) -> None:
     found = Parsed(report(whole_run(tmp_path), 1e9))
-    policy = dict(found.attributes)["content"]
     policies = [value for name, value in found.attributes if name == "content"]
-    digest = b64encode(sha256(found.style.encode()).digest()).decode()
+    digests = [
+        f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+        for text in (found.style, *found.scripts)
+    ]
     assert policies[0] == (
-        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; style-src {digests[0]}; base-uri 'none'; form-action 'none'; "
+        f"script-src {' '.join(digests[1:])}; require-trusted-types-for 'script'; "
+        "trusted-types 'none'"
     )
-    assert policy is not None and "url(" not in found.style and "@import" not in found.style
+    assert "url(" not in found.style and "@import" not in found.style
+    assert found.scripts == [asset(name) for name in SCRIPTS]
 
 
 def test_hostile_text_of_every_source_is_only_text(tmp_path: Path) -> None:
@@ -94,53 +109,14 @@ def test_no_text_and_no_attribute_breaks_out(text: str, value: str) -> None:
     assert found.tags[-2:] == ["p", "pre"] and found.tags.count("p") == 1
 
 
-def test_long_text_is_cut_and_a_long_line_of_points_is_not() -> None:
+def test_long_text_is_cut_and_a_small_curve_is_bounded() -> None:
     assert len(lines("x\n" * TEXT)) == TEXT + 1
-    series = PlotSeries("a")
-    for x in range(2 * POINTS - 1):
-        series.add(x, float(x % 7))
-    points = dict(Parsed(line_plot("a", "x", [series])).attributes)["points"]
-    assert points is not None and len(points.split()) == 2 * POINTS - 1
-
-
-@given(st.integers(0, 20_000))
-def test_a_series_is_thinned_evenly(count: int) -> None:
-    series = PlotSeries("a")
-    for x in range(count):
-        series.add(x, x)
-    places = [x for x, _ in series.points]
-    assert len(places) < 2 * POINTS and (count < 2 * POINTS or len(places) >= POINTS)
-    assert len({b - a for a, b in pairwise(places)}) <= 1
-    assert not count or (places[0] == 0 and count - places[-1] <= 2 * max(1, count // POINTS))
-
-
-finite = st.floats(-1e9, 1e9).map(lambda x: float(f"{x:.6g}"))
-
-
-@given(finite, finite)
-def test_ticks_are_round_and_hold_both_ends(one: float, other: float) -> None:
-    low, high = sorted((one, other))
-    if 0 < high - low < 1e-6 * max(abs(low), abs(high)):
-        return
-    found = ticks(low, high)
-    slack = 1e-9 * max(1.0, abs(low), abs(high))
-    assert found[0] <= low + slack and found[-1] >= high - slack and 2 <= len(found) <= 9
-    assert found == sorted(set(found))
-
-
-def test_a_plot_draws_what_it_is_given() -> None:
-    series = PlotSeries("a")
-    for x, y in ((0, 0.0), (1, 1.0), (2, None), (3, math.nan), (4, 0.5)):
-        series.add(x, y)
-    assert series.drawn() == [[(0, 0.0), (1, 1.0)], [(4, 0.5)]]
-    found = Parsed(line_plot("a", "x", [series]))
-    said = dict(found.attributes)
-    assert said["points"] == "56,182 144,12"  # from the lower left corner, a quarter to the right
-    assert (said["cx"], said["cy"]) == ("408.0", "97.0")  # at the right, half way up
-    assert line_plot("a", "x", [PlotSeries("empty")]) == ""
-    one = PlotSeries("one")
-    one.add(3, 0.0)
-    assert dict(Parsed(line_plot("a", "x", [one])).attributes)["cx"] == "232.0"
+    drawn = spark_line([None, 1.0, math.nan, 2.0, 3.0, *range(10_000)])
+    points = (dict(Parsed(drawn).attributes)["points"] or "").split()
+    assert 2 < len(points) <= spark.POINTS
+    assert points[0].startswith("2.0,") and points[-1] == "118.0,2.0"  # the largest is the last
+    assert spark_line([]) == spark_line([1.0]) == spark_line([None, math.inf]) == ""
+    assert dict(Parsed(spark_line([0.5, 0.5])).attributes)["points"] == "2.0,15.0 118.0,15.0"
 
 
 FIGURES = RunFigures(
@@ -174,8 +150,8 @@ def test_a_run_of_which_little_is_known_has_a_report(tmp_path: Path) -> None:
     (run / METRICS).unlink()
     found = Parsed(report(run, 1e9))
     found.harmless()
-    assert "this run has no status yet" in found.text
-    assert "there is no journal" in found.text and "suggest no change" in found.text
+    assert found.text.count("this run has no status yet") == 1, "once is enough"
+    assert "there is no journal" in found.text
     (run / JOURNAL).write_bytes(b"\xff" * 4096)
     assert "damaged, or not a journal" in Parsed(report(run, 1e9)).text
     assert run_figures(RunFiles(run)).standing == "failed"

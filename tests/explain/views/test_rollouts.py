@@ -121,12 +121,13 @@ def test_an_episode_is_what_its_agent_was_answered(run: Path) -> None:
         e.Leased(1, "rollout-0", 1),
         e.Extended(1, 1, 0, 0, ids, ids),
         e.Answered(1, 1, "stop"),
-        e.Called(0, 1, 2, (1, 6), ids, 6, 9, 1.0),
+        e.Called(0, 1, 2, (1, 6), ids, 6, 9, 1.0, "critic"),
         e.Leased(2, "rollout-0", 1),
         e.Extended(2, 1, 1, 0, ids[:4], ids[:4]),
     ]
     make_journal(run, events)
     [one] = seen(run)
+    assert [turn.role for turn in one.turns] == ["", "critic"]
     assert (text(one.ids), len(one.turns), one.status) == ("abca", 2, "begun")
     assert [turn.parent for turn in one.turns] == [None, 0]
     assert [(turn.given, turn.tokens) for turn in one.turns] == [(b"", 3), (ids, 1)]
@@ -193,6 +194,46 @@ def test_an_episode_is_shown_as_messages_with_calls_and_results(
         ["tool", "no b"],
         ["assistant", "5"],
     ]
+
+
+def test_hand_offs_are_written_as_orchestration_traces(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A planner, a worker whose search fails, and the planner again, from what it had planned."""
+    ids = ids_of("abc")
+    events: list[e.AnyEvent] = [e.Admitted(0, 0, 1, "train", 3, ids, 99, played=True)]
+    events.append(e.Begun(0, "agents-0", 1))
+    contexts = [(None, ids, "planner"), (None, ids[4:], "worker"), ((1, 6), ids[:4], "planner")]
+    for call, (after, given, role) in enumerate(contexts, 1):
+        events += [
+            e.Called(0, 1, call, after, given, call, 9, 1.0, role),
+            e.Leased(call, "rollout-0", 1),
+            e.Extended(call, 1, 0, 0, ids, ids),
+            e.Answered(call, 1, "stop"),
+        ]
+    events += [e.ToolFailed(0, 1, 2, "search"), e.Rewarded(0, 1, 2, -0.5)]
+    events += [e.Rewarded(0, 1, None, 1.0), e.Sealed(0, 1, "stop"), e.Judged(0, Scored(1.0))]
+    events.append(e.Discarded(0, "zero_variance"))
+    make_journal(run, events)
+    assert main(["rollouts", str(run), "--traces", str(tmp_path / "t.jsonl")]) == 0
+    assert "1 traces are written" in capsys.readouterr().out
+    trace = json.loads((tmp_path / "t.jsonl").read_text())
+    said = [(one["type"], one["agent"], one["from"], one["to"]) for one in trace["events"]]
+    assert said == [
+        ("spawn", "planner", "environment", "planner"),
+        ("message", "planner", "planner", "worker"),
+        ("spawn", "worker", "planner", "worker"),
+        ("message", "worker", "worker", "planner"),
+        ("tool_call", "worker", "worker", "environment"),
+        ("message", "planner", "planner", "environment"),
+        ("return", "planner", "planner", "environment"),
+    ]
+    assert [(edge["src"], edge["dst"], edge["type"]) for edge in trace["edges"]] == [
+        *((1, 2, "spawn"), (1, 3, "handoff"), (3, 5, "handoff"), (1, 5, "continue")),
+        (5, 6, "continue"),
+    ]
+    assert trace["costs"] == {"planner": 6, "worker": 3} and trace["agents"][0] == "planner"
+    assert [(one["event"], one["value"]) for one in trace["rewards"]] == [(3, -0.5), (None, 1.0)]
 
 
 def test_a_step_that_a_crash_undid_is_told_once(run: Path) -> None:

@@ -14,8 +14,9 @@ from asyncrl.explain.curve import Point, line_of
 from asyncrl.explain.curve_reader import CurveReader
 from asyncrl.explain.run_figures import run_figures
 from asyncrl.explain.run_files import RunFiles
-from asyncrl.explain.views.run_parts import SeenRun
+from asyncrl.explain.views.curve_columns import ROWS, CurveColumns
 from asyncrl.explain.views.seen_curve import SeenCurve
+from asyncrl.explain.views.seen_run import SeenRun
 from asyncrl.runtime.run_dir import METRICS
 
 POINTS = [evaluation(0, 0.25), *(step(v) for v in range(1, 31)), evaluation(30, 0.75)]
@@ -37,9 +38,7 @@ def test_a_curve_that_grows_in_any_pieces_is_read_whole(
             assert seen.figures == run_figures(RunFiles(run))
             drawn = SeenRun(run, 0.0).curves
             assert seen.curves.last == drawn.last
-            assert [one.points for each in seen.curves.series.values() for one in each] == [
-                one.points for each in drawn.series.values() for one in each
-            ]
+            assert (seen.curves.steps, seen.curves.evaluations) == (drawn.steps, drawn.evaluations)
 
 
 LIVES = st.lists(
@@ -88,9 +87,8 @@ def test_whatever_happens_to_the_file_it_is_read_as_by_who_sees_it_first(
             seen, fresh = SeenRun(run, 0.0, curve), SeenRun(run, 0.0)
             assert seen.figures == fresh.figures and seen.curves.last == fresh.curves.last
             assert seen.curves.alarmed == fresh.curves.alarmed
-            assert [one.points for each in seen.curves.series.values() for one in each] == [
-                one.points for each in fresh.curves.series.values() for one in each
-            ]
+            assert seen.curves.steps == fresh.curves.steps
+            assert seen.curves.evaluations == fresh.curves.evaluations
 
 
 def test_what_was_seen_stands_while_the_curve_goes_on(tmp_path: Path) -> None:
@@ -99,8 +97,8 @@ def test_what_was_seen_stands_while_the_curve_goes_on(tmp_path: Path) -> None:
     before = curve.lines()
     with (run / METRICS).open("ab") as file:
         file.write(line_of(step(5)))
-    assert len(curve.lines().series["reward"][0].points) == 5
-    assert len(before.series["reward"][0].points) == 4 and before.last[-1].version == 4
+    assert curve.lines().steps["version"] == [1, 2, 3, 4, 5]
+    assert before.steps["version"] == [1, 2, 3, 4] and before.last[-1].version == 4
 
 
 def test_each_point_is_read_once(tmp_path: Path) -> None:
@@ -120,3 +118,38 @@ def test_a_curve_that_is_not_there_yet_or_cannot_be_read(tmp_path: Path) -> None
     (tmp_path / METRICS).mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):
         curve.lines()
+
+
+@given(st.lists(st.floats(-1e6, 1e6) | st.none(), max_size=300), st.integers(1, 30))
+def test_columns_are_bounded_and_lose_no_part_of_the_whole(
+    values: list[float | None], times: int
+) -> None:
+    """The mean of the rows is that of the points, and the last row is the last point's place."""
+    values = values * times
+    columns = CurveColumns(("version", "seconds", "value"))
+    for place, value in enumerate(values):
+        columns.add([place, 2.0 * place, value])
+    found = columns.numbers()
+    assert len(found["version"]) < 2 * ROWS
+    assert found["seconds"] == [2.0 * (place or 0) for place in found["version"]]
+    places = found["version"]
+    assert places == sorted(set(places)) and (not values or places[-1] == len(values) - 1)
+    known = [value for value in values if value is not None]
+    drawn = [value for value in found["value"] if value is not None]
+    assert bool(known) == bool(drawn)
+    if known:
+        slack = 1e-3 * max(map(abs, known))
+        assert min(known) - slack <= min(drawn) and max(drawn) <= max(known) + slack
+
+
+def test_idle_is_that_of_each_step_also_after_a_resume(tmp_path: Path) -> None:
+    """A curve has idle shares since its process began: 10 s idle in 20, then none in 20 more."""
+    points = [
+        step(1, at=1e9, seconds=20.0, idle_trainer=0.5),
+        step(2, at=1e9 + 20, seconds=40.0, idle_trainer=0.25),
+        step(3, at=1e9 + 900, seconds=50.0, idle_trainer=0.75),  # a new life, ten seconds old
+        step(4, at=1e9 + 910, seconds=60.0, idle_trainer=0.5),
+    ]
+    lines = SeenCurve(make_run(tmp_path / "run", points)).lines()
+    assert lines.steps["idle_trainer"] == [0.5, 0.0, 0.75, 0.25]
+    assert lines.step_s == pytest.approx(40 / 3)

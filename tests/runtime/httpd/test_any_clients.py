@@ -24,6 +24,7 @@ from asyncrl.agents.gateway.gateway_settings import Settings
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.bundled.bundled_model import VOCABULARY
 from asyncrl.explain.metrics_server import _Pages
+from asyncrl.explain.views.page_gate import PageGate
 from asyncrl.explain.views.run_page import RunPage
 from asyncrl.runtime.httpd.asgi import Application, Headers, HttpRefusal
 from asyncrl.runtime.httpd.http_limits import HttpLimits
@@ -53,8 +54,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
         limits = Settings(MODEL, CONTEXT, VOCABULARY, calls=2, call_s=20.0, body_s=9.0)
         return application(Gateway(sessions, tokenizer, limits, waits), sessions, None)
 
-    def page(waits: Waits) -> RunPage:
-        return RunPage(Path(folder, "none"), key="k", port=1, waits=waits)
+    def page(waits: Waits) -> PageGate:
+        return PageGate(RunPage(Path(folder, "none"), waits=waits), key="k", port=1)
 
     cookie, bearer = "cookie: asyncrl_page_1=k\r\n", "authorization: Bearer k\r\n"
     calls = "/sessions/r1-1/v1/chat/completions"
@@ -89,7 +90,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
             msgspec.structs.replace(LIMITS, makes_room=True),
             request("/", headers=cookie, method="GET"),
             cookie,
-            ("/", "/page.js", "/part/none"),
+            ("/", "/assets/page.js", "/part/none"),
         ),
     }
 

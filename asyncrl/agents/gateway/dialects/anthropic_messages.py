@@ -17,6 +17,7 @@ from asyncrl.agents.gateway.dialects.parameters import (
     few,
     function_tool,
     is_named,
+    metadata_role,
     named,
     parse,
     served,
@@ -133,6 +134,7 @@ def read(body: bytes, settings: Settings) -> ModelCall:
         stops=checked_stops(asked.stop_sequences, STOPS, "stop_sequences"),
         stream=bool(asked.stream),
         ignored=(*ignored, *left, *chosen),
+        role=metadata_role(asked.metadata),
     )
 
 

@@ -18,6 +18,7 @@ from asyncrl.agents.gateway.dialects.parameters import (
     checked_stops,
     function_tool,
     is_named,
+    metadata_role,
     named,
     parse,
     served,
@@ -190,6 +191,7 @@ def read(body: bytes, settings: Settings) -> ModelCall:
         scored=bool(asked.logprobs),
         special=asked.skip_special_tokens is False,
         ignored=(*ignored, *chosen, *dropped),
+        role=metadata_role(asked.metadata),
     )
 
 

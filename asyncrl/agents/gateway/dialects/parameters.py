@@ -84,6 +84,8 @@ def parse(
         value = getattr(request, name, None)
         if value is None or (name in neutral and value == neutral[name]):
             continue
+        if name == "metadata" and value.keys() <= {"role"}:
+            continue
         if settings.strict and name not in ALWAYS_IGNORED:
             allowed = neutral.get(name)
             must = (
@@ -98,6 +100,28 @@ def parse(
 
 ALWAYS_IGNORED = ("seed", "temperature")
 """Parameters that are accepted without effect where the others are refused, too."""
+
+
+ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""Names of roles."""
+
+
+def role_of(role: Any, param: str) -> str:
+    """The role of a call. Raises GatewayError (400)."""
+    if not isinstance(role, str) or not ROLE.fullmatch(role):
+        raise bad(
+            f"{param}: a role is 1 to 64 letters, digits, dots, dashes and underscores, the first "
+            "a letter or digit",
+            param,
+        )
+    return role
+
+
+def metadata_role(metadata: Mapping[str, Any] | None) -> str:
+    """The role that a call's metadata name; empty if they name none. Raises GatewayError (400)."""
+    if not metadata or metadata.get("role") is None:
+        return ""
+    return role_of(metadata["role"], "metadata.role")
 
 
 def served(model: str, settings: Settings) -> None:

@@ -17,6 +17,7 @@ from asyncrl.agents.gateway.dialects.parameters import (
     Temperature,
     arguments_of,
     function_tool,
+    metadata_role,
     named,
     parse,
     served,
@@ -49,10 +50,21 @@ REFUSED = {
     "prompt": "the gateway keeps no prompts; send input and instructions",
 }
 _HOSTED = re.compile(
-    "web_search|file_search|computer|code_interpreter|image_generation|local_shell|shell|mcp|custom"
+    "web_search|file_search|computer|code_interpreter|image_generation|local_shell|shell|mcp"
     "|apply_patch|tool_search|namespace"
 )
 """Types of tools that are no functions."""
+TEXT_TOOL = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+"""Arguments of a custom tool, as the chat template shows them."""
+_INPUTS = {
+    "function_call": ("function_call_arguments", "arguments"),
+    "custom_tool_call": ("custom_tool_call_input", "input"),
+}
+"""Kinds of calls: the name in their events, and the field of what they are given."""
 _TEXTS = ("input_text", "output_text", "text", "summary_text")
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
 
@@ -96,6 +108,7 @@ def read(body: bytes, settings: Settings) -> ModelCall:
         raise bad(f"text.format must be {{'type': 'text'}} or left out: {NO_FORMAT}", "text")
     ignored += [f"text.{name}" for name in text if name != "format"]
     tools, left = _tools(asked.tools or [], settings)
+    texts = [tool.get("name") for tool in asked.tools or [] if tool.get("type") == "custom"]
     tools, chosen = choose(tools, asked.tool_choice, settings)
     head: list[dict[str, Any]] = []
     if asked.instructions:
@@ -110,7 +123,9 @@ def read(body: bytes, settings: Settings) -> ModelCall:
         stream=bool(asked.stream),
         ignored=(*ignored, *left, *chosen),
         after=asked.previous_response_id or "",
+        role=metadata_role(asked.metadata),
         keeps=asked.store is not False,
+        texts=frozenset(map(str, texts)),
         asked={
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
@@ -127,8 +142,8 @@ def read(body: bytes, settings: Settings) -> ModelCall:
 def _tools(
     tools: Sequence[Mapping[str, Any]], settings: Settings
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The functions for the chat template, and the tools of OpenAI's servers, which are not
-    here."""
+    """The functions for the chat template, and the tools of OpenAI's servers, which are not here. A
+    custom tool, which takes a text, is a function of one argument; its grammar has no effect."""
     found, left = list[dict[str, Any]](), list[str]()
     for at, tool in enumerate(tools):
         kind = tool.get("type")
@@ -136,6 +151,12 @@ def _tools(
             found.append(
                 function_tool(at, tool.get("name"), tool.get("description"), tool.get("parameters"))
             )
+        elif kind == "custom":
+            found.append(function_tool(at, tool.get("name"), tool.get("description"), TEXT_TOOL))
+            form = tool.get("format") or {"type": "text"}
+            if not isinstance(form, Mapping) or form.get("type") not in ("text", "grammar"):
+                raise bad(f"tools[{at}]: its format must be of type text or grammar", "tools")
+            left += ["tools.format"] * (form["type"] == "grammar")
         elif settings.strict or not (isinstance(kind, str) and _HOSTED.match(kind)):
             raise bad(f"tools[{at}] has the type {kind!r}, which is no function", "tools")
         else:
@@ -164,13 +185,13 @@ def _messages(asked: str | Sequence[Mapping[str, Any]], settings: Settings) -> l
             else:
                 messages.append({"role": role, "content": text})
             joins = role == "assistant"
-        elif kind == "function_call":
+        elif kind in ("function_call", "custom_tool_call"):
             if last is None:
                 last = {"role": "assistant", "content": ""}
                 messages.append(last)
             last.setdefault("tool_calls", []).append(_call(where, item, settings))
             joins = True
-        elif kind == "function_call_output":
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             messages.append(_result(where, item))
             joins = False
         else:
@@ -181,17 +202,19 @@ def _messages(asked: str | Sequence[Mapping[str, Any]], settings: Settings) -> l
 
 
 def _call(where: str, item: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    number, name, text = item.get("call_id"), item.get("name"), item.get("arguments")
+    kind, field = item["type"], "input" if item["type"] == "custom_tool_call" else "arguments"
+    number, name, text = item.get("call_id"), item.get("name"), item.get(field)
     if not (isinstance(number, str) and isinstance(name, str) and isinstance(text, str)):
-        raise bad(f"{where}: a function_call must have a call_id, a name and arguments", "input")
-    arguments = arguments_of(where, name, text, settings)
+        raise bad(f"{where}: a {kind} must have a call_id, a name and {field}", "input")
+    custom = field == "input"
+    arguments = {"input": text} if custom else arguments_of(where, name, text, settings)
     return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _result(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
     number, output = item.get("call_id"), item.get("output")
     if not isinstance(number, str):
-        raise bad(f"{where}: a function_call_output must have a call_id", "input")
+        raise bad(f"{where}: a {item['type']} must have a call_id", "input")
     text = "".join(text_blocks(output, where, _TEXTS))
     return {"role": "tool", "content": text, "tool_call_id": number}
 
@@ -242,22 +265,21 @@ class ResponsesForm(Envelope):
         if isinstance(delta, Thought) and not delta.text:
             return b""
         kind = (
-            "function_call"
+            ("custom_tool_call" if delta.name in self._call.texts else "function_call")
             if isinstance(delta, ToolCall)
             else "reasoning"
             if isinstance(delta, Thought)
             else "message"
         )
         said = b""
-        if not self._open or self._items[-1]["type"] != kind or kind == "function_call":
+        if not self._open or self._items[-1]["type"] != kind or isinstance(delta, ToolCall):
             said = self._close() + self._add(kind, delta)
         item, at = self._items[-1], len(self._items) - 1
         place = {"item_id": item["id"], "output_index": at}
         if isinstance(delta, ToolCall):
-            item["arguments"] = delta.arguments
-            return said + self._event(
-                "response.function_call_arguments.delta", **place, delta=delta.arguments
-            )
+            name, field = _INPUTS[kind]
+            item[field] = _text_input(delta) if field == "input" else delta.arguments
+            return said + self._event(f"response.{name}.delta", **place, delta=item[field])
         place["content_index"] = 0
         text = delta if isinstance(delta, str) else delta.text
         item["content"][0]["text"] += text
@@ -271,14 +293,11 @@ class ResponsesForm(Envelope):
         number = f"{self._facts.number}{at}"
         item: dict[str, Any]
         if isinstance(delta, ToolCall):
-            item = {
-                "id": f"fc_{number}",
-                "type": kind,
-                "status": "in_progress",
-                "call_id": delta.id,
-                "name": delta.name,
-                "arguments": "",
-            }
+            item = {"type": kind, "call_id": delta.id, "name": delta.name, _INPUTS[kind][1]: ""}
+            if kind == "function_call":
+                item |= {"id": f"fc_{number}", "status": "in_progress"}
+            else:
+                item["id"] = f"ctc_{number}"
         elif kind == "reasoning":
             item = {"id": f"rs_{number}", "type": kind, "summary": [], "content": []}
         else:
@@ -292,7 +311,7 @@ class ResponsesForm(Envelope):
         self._items.append(item)
         self._open = True
         said = self._event("response.output_item.added", output_index=at, item=item)
-        if kind == "function_call":
+        if kind in _INPUTS:
             return said
         part: dict[str, Any] = (
             {"type": "reasoning_text", "text": ""}
@@ -316,15 +335,11 @@ class ResponsesForm(Envelope):
         self._open = False
         item, at = self._items[-1], len(self._items) - 1
         place: dict[str, Any] = {"item_id": item["id"], "output_index": at}
-        if item["type"] != "reasoning":
+        if "status" in item:
             item["status"] = "completed"
-        if item["type"] == "function_call":
-            said = self._event(
-                "response.function_call_arguments.done",
-                **place,
-                name=item["name"],
-                arguments=item["arguments"],
-            )
+        if item["type"] in _INPUTS:
+            name, field = _INPUTS[item["type"]]
+            said = self._event(f"response.{name}.done", **place, **{field: item[field]})
         else:
             part = item["content"][0]
             reasons = item["type"] == "reasoning"
@@ -371,6 +386,14 @@ class ResponsesForm(Envelope):
             "usage": usage,
             **self._call.asked,
         }
+
+
+def _text_input(call: ToolCall) -> str:
+    """The text of a call of a custom tool; its arguments as they are where the model gave it
+    others."""
+    arguments = msgspec.json.decode(call.arguments)
+    text = arguments.get("input") if isinstance(arguments, dict) and len(arguments) == 1 else None
+    return text if isinstance(text, str) else call.arguments
 
 
 DIALECT = Dialect("/responses", read, ResponsesForm, GatewayError.body)

@@ -1,0 +1,134 @@
+// The table of rollouts: sorted, filtered, opened, and two of them beside each other. It gives
+// `Rollouts`. What it shows of a run comes as elements of a document without scripts.
+"use strict";
+
+const Rollouts = (() => {
+  let order = null; // [column, downwards]
+  let words = "";
+
+  const rows = (section) => [...section.querySelectorAll("tbody tr:not(.opened)")];
+
+  function value(row, column) {
+    const cell = row.cells[column + 1];
+    return cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value);
+  }
+
+  function sort(section) {
+    if (!order) return;
+    const [column, down] = order;
+    const body = section.querySelector("tbody");
+    const ranked = rows(section).sort((one, other) => {
+      const [a, b] = [value(one, column), value(other, column)];
+      if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1; // what is not known is last
+      const less = typeof a === "number" ? a - b : a.localeCompare(b);
+      return down ? -less : less;
+    });
+    close(section);
+    body.append(...ranked);
+    for (const button of section.querySelectorAll("[data-sort]")) {
+      const chosen = Number(button.dataset.sort) === column;
+      button.toggleAttribute("data-down", chosen && down);
+      button.toggleAttribute("data-up", chosen && !down);
+    }
+  }
+
+  function filter(section) {
+    const asked = words.toLowerCase().split(/\s*,\s*/).filter(Boolean);
+    for (const row of rows(section)) {
+      const said = `${row.textContent} ${row.dataset.words}`.toLowerCase();
+      row.hidden = !asked.every((one) => said.includes(one));
+    }
+  }
+
+  function close(section) {
+    for (const row of section.querySelectorAll("tr.opened")) row.remove();
+    for (const button of section.querySelectorAll("[data-open]")) {
+      button.setAttribute("aria-expanded", "false");
+    }
+  }
+
+  const sentence = (text) => {
+    const said = document.createElement("p");
+    said.textContent = text;
+    return said;
+  };
+
+  // All of a rollout's text: a report has it written in it, a page asks its server.
+  async function text(number) {
+    const written = document.getElementById("written");
+    if (written) {
+      const found = written.querySelector(`#rollout-${number}`);
+      const none = "A report has the text of its newest rollouts only.";
+      return found?.cloneNode(true) ?? sentence(none);
+    }
+    const answer = await Overlays.ask(`rollout/${number}`);
+    const found = answer?.querySelector(".rollout");
+    return found ? document.adoptNode(found) : sentence("The journal has this rollout no more.");
+  }
+
+  async function open(section, button) {
+    const opened = button.getAttribute("aria-expanded") === "true";
+    close(section);
+    if (opened) return;
+    button.setAttribute("aria-expanded", "true");
+    const row = document.createElement("tr");
+    row.className = "opened";
+    const cell = row.insertCell();
+    cell.colSpan = button.closest("tr").cells.length;
+    cell.append(sentence("loading …"));
+    button.closest("tr").after(row);
+    cell.replaceChildren(await text(button.dataset.open));
+  }
+
+  const picked = (section) => [...section.querySelectorAll("[data-pick]:checked")];
+
+  async function compare(section) {
+    const numbers = picked(section).map((one) => one.dataset.pick);
+    const place = section.querySelector(".compared");
+    const texts = await Promise.all(numbers.map(text));
+    const said = texts.map((one) =>
+      [...one.querySelectorAll(".sampled pre")].map((part) => part.textContent).join("\n"),
+    );
+    const pairs = Differences.between(...said);
+    const heading = document.createElement("h3");
+    heading.textContent = `What ${numbers.join(" and ")} sampled; what only one has is marked`;
+    place.replaceChildren(
+      heading,
+      Differences.marked(pairs, "del"),
+      Differences.marked(pairs, "ins"),
+    );
+    place.scrollIntoView({ block: "nearest" });
+  }
+
+  function begin(section) {
+    const field = section.querySelector("#rollout-filter");
+    if (!field) return;
+    field.value = words;
+    field.addEventListener("input", () => {
+      words = field.value;
+      close(section);
+      filter(section);
+    });
+    const button = section.querySelector("#rollout-compare");
+    button.addEventListener("click", () => compare(section));
+    section.querySelector("table").addEventListener("click", (event) => {
+      const { sort: by, open: number } = event.target.dataset ?? {};
+      if (by !== undefined) {
+        const column = Number(by);
+        order = [column, order?.[0] === column ? !order[1] : true];
+        sort(section);
+      } else if (number !== undefined) open(section, event.target);
+    });
+    section.addEventListener("change", (event) => {
+      if (event.target.dataset.pick) button.disabled = picked(section).length !== 2;
+    });
+    sort(section);
+    filter(section);
+  }
+
+  // True while somebody reads in the table.
+  const isRead = (section) =>
+    section.querySelector("tr.opened, [data-pick]:checked, #rollout-filter:focus") !== null;
+
+  return { begin, isRead };
+})();

@@ -1,0 +1,128 @@
+"""The newest rollouts as a table that can be browsed: `assets/rollouts.js` sorts and filters it,
+opens a rollout, and lays two beside each other.
+"""
+
+from __future__ import annotations
+
+from asyncrl.explain.views.html_page import Html, joined, tag
+from asyncrl.explain.views.kept_rollouts import FoundRollouts
+from asyncrl.explain.views.rollout_part import choice, legends, rollout_detail
+from asyncrl.explain.views.seen_messages import Decode
+from asyncrl.explain.views.seen_rollouts import SeenRollout
+from asyncrl.explain.views.seen_run import SeenRun
+
+SNIPPET = 70
+"""Characters of a text that a row has."""
+SNIPPET_TOKENS = 80
+WRITTEN = 24
+"""Rollouts that a report has with all of their text."""
+COLUMNS = (
+    "rollout",
+    "split",
+    "prompt",
+    "response",
+    "reward",
+    "advantage",
+    "tokens",
+    "lag",
+    "end",
+    "outcome",
+)
+
+
+def rollouts(seen: SeenRun) -> Html:
+    """The table, the newest first. Raises ConfigError where the journal cannot be read."""
+    found = seen.rollouts.renewed()
+    notes = [*found.notes, *([] if found.rollouts else ["The journal has none yet."])]
+    said = [tag("p", note, class_="dim") for note in notes]
+    if not found.rollouts:
+        return joined(*said)
+    head = [
+        tag("th", tag("button", name, type="button", data_sort=place), scope="col")
+        for place, name in enumerate(COLUMNS)
+    ]
+    body = (_row(one, found.decode) for one in found.rollouts)
+    return joined(
+        *said,
+        tag("div", _tools(), choice(), class_="tools"),
+        *legends(found.rollouts),
+        tag(
+            "div",
+            tag(
+                "table",
+                tag("thead", tag("tr", tag("th", "", scope="col"), *head)),
+                tag("tbody", *body),
+            ),
+            class_="scroll",
+            tabindex=0,
+            role="region",
+            aria_label="rollouts",
+        ),
+        tag("div", class_="compared", aria_live="polite"),
+    )
+
+
+def written(found: FoundRollouts) -> Html:
+    """The first rollouts with all of their text, for a report, where nobody can be asked."""
+    texts = (rollout_detail(one, found.decode) for one in found.rollouts[:WRITTEN])
+    return tag("div", *texts, id="written", hidden="")
+
+
+def _tools() -> Html:
+    return joined(
+        tag(
+            "label",
+            "filter ",
+            tag("input", type="search", id="rollout-filter", placeholder="words, group 12, stop"),
+            for_="rollout-filter",
+        ),
+        tag("button", "Compare two", type="button", id="rollout-compare", disabled=""),
+    )
+
+
+def _row(seen: SeenRollout, decode: Decode) -> Html:
+    outcome = f"{seen.status}: {seen.reason}" if seen.reason else seen.status
+    gain = seen.gain
+    cells = [
+        _snippet(seen.prompt, decode, last=True),
+        _snippet(seen.ids, decode, last=False),
+        _number(seen.reward) if seen.reward is not None else _plain(seen.no_verdict or "–"),
+        _number(gain, "more" if gain and gain > 0 else "less" if gain and gain < 0 else ""),
+        _number(seen.tokens),
+        _number(seen.lag),
+        _plain(seen.finish),
+        _plain(outcome),
+    ]
+    number = str(seen.rollout)
+    where = f"group {seen.group}, prompt {seen.prompt_index}"
+    opens = tag("button", number, type="button", data_open=number, aria_expanded="false")
+    chosen = tag("input", type="checkbox", data_pick=number, aria_label=f"compare {number}")
+    return tag(
+        "tr",
+        tag("td", chosen),
+        tag("td", opens, data_value=seen.rollout, title=where),
+        tag("td", seen.split, title=where),
+        *cells,
+        data_words=f"{where} {seen.finish}",
+    )
+
+
+def _snippet(ids: bytes, decode: Decode, *, last: bool) -> Html:
+    """The end of what was given, or the beginning of what was said, in one line."""
+    part = ids[-4 * SNIPPET_TOKENS :] if last else ids[: 4 * SNIPPET_TOKENS]
+    text = " ".join(decode(part).split())
+    cut = len(part) < len(ids) or len(text) > SNIPPET
+    if cut:
+        text = f"…{text[-SNIPPET:]}" if last else f"{text[:SNIPPET]}…"
+    return tag("td", text or "–", class_="text")
+
+
+def _number(value: float | None, coloured: str = "") -> Html:
+    if value is None:
+        return tag("td", "–", class_="number")
+    text = f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+    return tag("td", text, class_=f"number {coloured}".strip(), data_value=value)
+
+
+def _plain(text: str) -> Html:
+    return tag("td", text)

@@ -1,0 +1,171 @@
+"""Sandboxes of one attempt at an episode: opened with names of the attempt, and each ended.
+
+Invariant: a sandbox is told to the hook before it is created, and again once it is gone; so who
+keeps the record of what an attempt opened can end what was left. A sandbox that was not created
+whole is ended too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from asyncrl.config.errors import ConfigError
+from asyncrl.config.plugins import Registry, derived_from, file_names
+from asyncrl.config.sandbox_hosts import NO_PROVIDER
+from asyncrl.sandbox.boxes.box import Box, BoxProvider, BoxSpec, BoxThing, refused_hosts
+from asyncrl.sandbox.boxes.box_errors import BoxError, ImageError
+from asyncrl.sandbox.boxes.box_names import box_name, wrong_image
+from asyncrl.sandbox.boxes.box_settings import BoxSettings
+from asyncrl.sandbox.boxes.image_store import ImageStore
+
+MOST = 8
+"""Sandboxes that an attempt may have open at a time."""
+END_S = 90.0
+"""Seconds that the end of one may take."""
+
+FOLDER = "sandbox/boxes/providers"
+_OWN: Registry[type[BoxProvider]] = Registry("sandbox", {}, derived_from(BoxProvider))
+
+BoxHook = Callable[[Literal["opens", "gone"], BoxThing], None]
+"""Called before a sandbox is created, and after its end."""
+
+logger = logging.getLogger(__name__)
+
+
+class BoxOrigin(msgspec.Struct, frozen=True):
+    """The origin of a run's sandboxes: its settings, its id, and its folder for directories."""
+
+    settings: BoxSettings
+    run: str
+    scratch: str
+
+
+def provider_of(settings: BoxSettings, scratch: Path) -> BoxProvider:
+    """The provider that the settings name: a file of the folder, or a user's own class. Raises
+    ConfigError."""
+    if settings.kind == NO_PROVIDER:
+        raise ConfigError("sandbox.kind is none: set it to where agents' sandboxes are, as docker.")
+    if settings.kind not in file_names(FOLDER):
+        own: type[BoxProvider] = _OWN.find(settings.kind)
+        return own(settings, scratch)
+    # this file alone is imported: others need what an agent may have no use for
+    module = import_module(f"asyncrl.{FOLDER.replace('/', '.')}.{settings.kind}")
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type)]
+    provider = next(kind for kind in kinds if vars(kind).get("kind") == settings.kind)
+    made: BoxProvider = provider(settings, scratch)
+    return made
+
+
+def store_of(origin: BoxOrigin) -> ImageStore | None:
+    """The images that the provider has on this machine; None if it has none here."""
+    return provider_of(origin.settings, Path(origin.scratch)).images()
+
+
+def refuse_without_provider(settings: BoxSettings, scratch: Path) -> None:
+    """Raise ConfigError if this machine has not what the settings of sandboxes need. It may block
+    for a minute, and creates no sandbox."""
+    if settings.kind == NO_PROVIDER:
+        return
+    provider = provider_of(settings, scratch)
+    if settings.image and (wrong := wrong_image(settings.image)):
+        raise ConfigError(f"sandbox.image: {wrong}.")
+    if wrong := provider.unenforceable(settings.hosts):
+        raise ConfigError(f"sandbox.hosts cannot be kept: {wrong}.")
+    if wrong := provider.missing():
+        raise ConfigError(
+            f"sandbox.kind is {settings.kind}, and this machine does not have it: {wrong}."
+        )
+
+
+def image_of(entry: Mapping[str, Any], settings: BoxSettings) -> str:
+    """The image of a row of the data: its own, or that of the settings; "" if there is neither."""
+    image = entry.get(settings.image_key)
+    return settings.image if image is None or image == "" else str(image)
+
+
+def end_now(settings: BoxSettings, scratch: Path, name: str) -> None:
+    """End the sandbox of a name, which may be gone. It blocks, for END_S at most. Raises BoxError
+    if it may live on."""
+    asyncio.run(_ended(provider_of(settings, scratch), name))
+
+
+class OpenBoxes:
+    """Opens the sandboxes of the attempt whose session is called `attempt`."""
+
+    def __init__(
+        self,
+        origin: BoxOrigin,
+        attempt: str,
+        entry: Mapping[str, Any],
+        hook: BoxHook = lambda event, thing: None,
+    ) -> None:
+        self._origin, self._attempt, self._entry, self._hook = origin, attempt, entry, hook
+        self._provider = provider_of(origin.settings, Path(origin.scratch))
+        self._opened, self._open = 0, 0
+
+    @asynccontextmanager
+    async def open(self, image: str = "", hosts: Sequence[str] | None = None) -> AsyncIterator[Box]:
+        """Open a sandbox for the block: of this image, the row's, or the settings', in this order;
+        it reaches these hosts, or all of `sandbox.hosts`. Raises BoxError."""
+        settings = self._origin.settings
+        allowed = settings.hosts if hosts is None else tuple(hosts)
+        if wrong := refused_hosts(allowed, settings.hosts):
+            raise BoxError(f"a sandbox was asked for with a host that it may not reach: {wrong}")
+        if wrong := self._provider.unenforceable(allowed):
+            raise BoxError(f"a sandbox cannot be held to its hosts: {wrong}")
+        chosen = image or image_of(self._entry, settings)
+        if self._provider.thing != "directory" and (wrong := wrong_image(chosen)):
+            raise ImageError(wrong if chosen else "no image: neither the row nor sandbox.image has")
+        if self._open >= MOST:
+            raise BoxError(f"the attempt has {MOST} sandboxes open, and may have no more")
+        name = box_name(self._origin.run, self._attempt, self._opened)
+        self._opened, self._open = self._opened + 1, self._open + 1
+        try:
+            async with self._created(
+                BoxSpec(name=name, run=self._origin.run, image=chosen, hosts=allowed)
+            ) as box:
+                yield box
+        finally:
+            self._open -= 1
+
+    @asynccontextmanager
+    async def _created(self, spec: BoxSpec) -> AsyncIterator[Box]:
+        thing = BoxThing(self._provider.thing, spec.name, self._provider.kind)
+        self._hook("opens", thing)
+        try:
+            yield Box(spec.name, await self._provider.create(spec))
+        finally:
+            await self._end(thing)
+
+    async def _end(self, thing: BoxThing) -> None:
+        """End a sandbox. One that may live on is not told as gone, and the agent's own error is not
+        replaced."""
+        ending = asyncio.ensure_future(_ended(self._provider, thing.name))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await asyncio.wait([ending])  # it takes END_S at most
+            if ending.exception() is None:
+                self._hook("gone", thing)
+            raise
+        except BoxError as error:
+            logger.warning("%s", error)
+            return
+        self._hook("gone", thing)
+
+
+async def _ended(provider: BoxProvider, name: str) -> None:
+    try:
+        await asyncio.wait_for(provider.end(name), END_S)
+    except TimeoutError:
+        raise BoxError(
+            f"the sandbox {name} may live on: it did not end within {END_S:g} s"
+        ) from None

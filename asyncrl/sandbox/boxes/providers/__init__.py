@@ -1,0 +1,1 @@
+"""Providers of sandboxes, each a file by its name in `sandbox.kind`."""
