@@ -4,25 +4,21 @@ accuracy, and what it cost.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from asyncrl.config import ConfigError
-from asyncrl.config.errors import usable
-from asyncrl.explain.curve import EvaluationPoint, point_of
+from asyncrl.explain.curve import EvaluationPoint
+from asyncrl.explain.curve_reader import last_points
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_list import runs_in
 from asyncrl.explain.views.head_part import state, task_and_model
 from asyncrl.explain.views.html_page import Html, joined, tag
 from asyncrl.explain.views.seen_run import SeenRun, moment
-from asyncrl.files import open_regular
 from asyncrl.runtime.run_dir import METRICS
 from asyncrl.words import NONE, clock, count, duration, share
 
-TAIL = 2**17
-"""Bytes at the end of a curve in which its last evaluation is looked for."""
 COLUMNS = ("run", "state", "step", "accuracy", "worked", "devices", "task", "model", "began")
 
 
@@ -79,11 +75,6 @@ def _row(files: RunFiles, now: float) -> Html:
 def last_accuracy(run: Path) -> float | None:
     """The held-out accuracy of the last evaluation, 0 to 1, where it is near the end of the curve.
     Raises ConfigError."""
-    path = run / METRICS
-    with usable(path, "read"), suppress(FileNotFoundError), open_regular(path) as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-        for line in reversed(file.read(TAIL).splitlines(keepends=True)):
-            point = point_of(line)
-            if isinstance(point, EvaluationPoint) and point.accuracy is not None:
-                return point.accuracy
-    return None
+    points = last_points(run / METRICS)
+    known = (point.accuracy for point in points if isinstance(point, EvaluationPoint))
+    return next((accuracy for accuracy in known if accuracy is not None), None)
