@@ -18,7 +18,7 @@ head_part.py        its name and state; strip_part.py figures with spark_line.py
 diagnosis_part.py   what limits it
 curve_part.py       its charts, and their numbers
 flow_part.py        the flow as a picture, with who waits for whom
-newest_rollouts.py  rollouts that are kept; rollout_table.py as a table
+kept_rollouts.py    rollouts that are kept; rollout_table.py as a table
 rollout_part.py     one of them, with tokens in colours: shown_messages.py, seen_turns.py (a tree)
 accounts_part.py    totals, tokens, time, publications, alarms
 settings_part.py    its settings

@@ -32,7 +32,9 @@ def run_table(folder: Path, now: float, most: int) -> Html:
     found = runs_in(folder)
     if not found:
         return tag("p", f"There is no run in {folder} yet.", class_="dim")
-    head = tag("tr", tag("th", "", scope="col"), *(tag("th", one, scope="col") for one in COLUMNS))
+    head = tag(
+        "tr", tag("th", "compare", scope="col"), *(tag("th", one, scope="col") for one in COLUMNS)
+    )
     rows = (_row(files, now) for files in found[:most])
     more = len(found) - most
     return joined(

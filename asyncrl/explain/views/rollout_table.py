@@ -5,7 +5,7 @@ opens a rollout, and lays two beside each other.
 from __future__ import annotations
 
 from asyncrl.explain.views.html_page import Html, joined, tag
-from asyncrl.explain.views.newest_rollouts import FoundRollouts
+from asyncrl.explain.views.kept_rollouts import FoundRollouts
 from asyncrl.explain.views.rollout_part import choice, legends, rollout_detail
 from asyncrl.explain.views.rollout_records import Decode
 from asyncrl.explain.views.seen_rollouts import SeenRollout
@@ -50,7 +50,7 @@ def rollouts(seen: SeenRun) -> Html:
             "div",
             tag(
                 "table",
-                tag("thead", tag("tr", tag("th", "", scope="col"), *head)),
+                tag("thead", tag("tr", tag("th", "compare", scope="col"), *head)),
                 tag("tbody", *body),
             ),
             class_="scroll",

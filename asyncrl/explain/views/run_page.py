@@ -19,7 +19,7 @@ import trio
 from asyncrl.config import ConfigError
 from asyncrl.explain.views.assets import linked_scripts, style
 from asyncrl.explain.views.html_page import Html, page, tag
-from asyncrl.explain.views.newest_rollouts import NewestRollouts
+from asyncrl.explain.views.kept_rollouts import KeptRollouts
 from asyncrl.explain.views.page_frame import frame
 from asyncrl.explain.views.page_gate import ASSETS, HTML, PageAnswer, PageRefused, script
 from asyncrl.explain.views.rollout_part import rollout_detail
@@ -52,7 +52,7 @@ class RunPage:
         beside: Html | None = None,
     ) -> None:
         self._run, self._waits, self._now, self._beside = run, waits, now, beside
-        self._curve, self._rollouts = SeenCurve(run), NewestRollouts(run)
+        self._curve, self._rollouts = SeenCurve(run), KeptRollouts(run)
         self._made: dict[str, bytes] = {}
         self._due = dict.fromkeys(PARTS, -math.inf)
         self._turns = {name: trio.Lock() for name in PARTS}

@@ -13,7 +13,7 @@ from asyncrl.config import ConfigError
 from asyncrl.explain.run_figures import RunFigures, Standing, run_figures, standing
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_status import RunStatus
-from asyncrl.explain.views.newest_rollouts import NewestRollouts
+from asyncrl.explain.views.kept_rollouts import KeptRollouts
 from asyncrl.explain.views.seen_curve import SeenCurve, SeenCurves
 
 
@@ -26,11 +26,11 @@ class SeenRun:
         run: Path,
         now: float,
         curve: SeenCurve | None = None,
-        rollouts: NewestRollouts | None = None,
+        rollouts: KeptRollouts | None = None,
     ) -> None:
         self.run, self.now = run, now
         self._curve = SeenCurve(run) if curve is None else curve
-        self.rollouts = NewestRollouts(run) if rollouts is None else rollouts
+        self.rollouts = KeptRollouts(run) if rollouts is None else rollouts
 
     @cached_property
     def files(self) -> RunFiles:

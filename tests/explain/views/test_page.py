@@ -22,7 +22,7 @@ from asyncrl.experience.episode import Strand, Turn
 from asyncrl.explain import run_status, summary
 from asyncrl.explain.views import run_page
 from asyncrl.explain.views.assets import SCRIPTS, STYLES, VENDORED, asset
-from asyncrl.explain.views.newest_rollouts import NewestRollouts
+from asyncrl.explain.views.kept_rollouts import KeptRollouts
 from asyncrl.explain.views.page_gate import ALWAYS, PageGate
 from asyncrl.explain.views.page_process import loopback
 from asyncrl.explain.views.rollout_part import rollout_detail
@@ -253,7 +253,7 @@ def test_tokens_have_the_colour_of_their_chance(tmp_path: Path) -> None:
     logprobs = np.log(np.array([0.95, 0.95, 0.3, 0.001], "<f4")).tobytes()
     events[2] = e.Extended(0, 1, 3, 0, events[2].ids, logprobs)  # type: ignore[union-attr]
     make_journal(run, [e.Published(0), *events])
-    found_rollouts = NewestRollouts(run).renewed()
+    found_rollouts = KeptRollouts(run).renewed()
     [one] = found_rollouts.rollouts
     found = Parsed(rollout_detail(one, found_rollouts.decode))
     colours = [value for name, value in found.attributes if name == "class" and value]

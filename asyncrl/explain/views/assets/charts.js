@@ -8,7 +8,7 @@ const Charts = (() => {
   let charts = new Map(); // by title
   let place = null; // the element of the part
 
-  const ownName = () => document.querySelector("header h1")?.textContent ?? "this run";
+  const ownName = () => document.title.replace(/^asyncrl: /, "");
 
   function options() {
     const places = runs.flatMap((run) =>
@@ -112,7 +112,8 @@ const Charts = (() => {
       if (place !== section || !section.querySelector(".cards")) {
         place = section;
         const grid = element("div", { className: "cards" });
-        section.replaceChildren(tools(), grid);
+        const heading = [...section.querySelectorAll("h2")];
+        section.replaceChildren(...heading, tools(), grid);
         new ResizeObserver(() => charts.forEach((chart) => chart.resize())).observe(grid);
         matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
       }

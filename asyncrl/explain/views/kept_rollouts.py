@@ -35,7 +35,7 @@ class FoundRollouts(msgspec.Struct, frozen=True):
     notes: list[str]
 
 
-class NewestRollouts:
+class KeptRollouts:
     """The newest rollouts of the run in a directory. Several threads may ask at a time."""
 
     def __init__(self, run: Path) -> None:
