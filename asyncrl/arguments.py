@@ -34,8 +34,8 @@ PAGE = (
     "a key."
 )
 ROLLOUTS = (
-    "Show the model's responses: the newest rollouts that the run's journal still has, with "
-    "reward, versions and lag; or write them to a file. The run may be alive, or over."
+    "Show the model's responses: the newest rollouts that ended, the newest first, with messages, "
+    "calls and results, reward, expected answer and versions; follow them; or write them to a file."
 )
 TOP = (
     "Show the live display of a run that was started elsewhere, until it ends. Ctrl-C ends the "
@@ -83,7 +83,7 @@ examples:
   asyncrl settings rollout
   asyncrl train run.toml --set task.name=chain_sum --set train.steps=50
   asyncrl train --resume runs/rotate_matrix-20260101-120000
-  asyncrl why runs/rotate_matrix-20260101-120000
+  asyncrl why
   asyncrl compare runs/a runs/b
   asyncrl rollouts runs/a --reward-below 0.5 --last 3
 """
@@ -291,7 +291,7 @@ def parser() -> argparse.ArgumentParser:
         help="the file to write (default: models.toml in the first run's directory)",
     )
     explain = verbs.add_parser("why", help=WHY, description=WHY)
-    explain.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    _add_run(explain)
     beside = verbs.add_parser("compare", help=COMPARE, description=COMPARE)
     beside.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's directory")
     beside.add_argument(
@@ -311,9 +311,9 @@ def parser() -> argparse.ArgumentParser:
         help="the directory that has them (default: runs)",
     )
     live = verbs.add_parser("top", help=TOP, description=TOP)
-    live.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    _add_run(live)
     about = verbs.add_parser("report", help=REPORT.split(",")[0] + ".", description=REPORT)
-    about.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    _add_run(about)
     about.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="the file (default: RUN/report.html)"
     )
@@ -333,11 +333,29 @@ def parser() -> argparse.ArgumentParser:
         "--port", type=_port, default=8080, metavar="N", help="its port; 0: any (default: 8080)"
     )
     rollouts = verbs.add_parser("rollouts", help=ROLLOUTS.split(":")[0] + ".", description=ROLLOUTS)
-    rollouts.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    _add_run(rollouts)
     rollouts.add_argument("--split", choices=["train", "evaluation"], help="only of this split")
     rollouts.add_argument("--prompt", type=_index, metavar="N", help="only answers to this prompt")
     rollouts.add_argument(
         "--reward-below", type=float, metavar="X", help="only with a smaller reward"
+    )
+    rollouts.add_argument(
+        "--reward-above", type=float, metavar="X", help="only with a larger reward"
+    )
+    rollouts.add_argument("--step", type=_index, metavar="N", help="only those that it took")
+    rollouts.add_argument(
+        "--lag-above", type=_index, metavar="N", help="only with a larger lag, in versions"
+    )
+    rollouts.add_argument(
+        "--failed",
+        action="store_true",
+        help="only with a failed attempt or call, without a verdict, or buried",
+    )
+    rollouts.add_argument("--living", action="store_true", help="only those that have not ended")
+    rollouts.add_argument(
+        "--follow",
+        action="store_true",
+        help="go on with each that ends, until the run is over; Ctrl-C ends it",
     )
     rollouts.add_argument("--finish", choices=["stop", "length"], help="only with this end")
     rollouts.add_argument(
@@ -355,6 +373,16 @@ def parser() -> argparse.ArgumentParser:
         help="a new FILE.jsonl or FILE.parquet of them",
     )
     return root
+
+
+def _add_run(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "run",
+        type=Path,
+        nargs="?",
+        metavar="RUN",
+        help="the run's directory (default: the newest in runs)",
+    )
 
 
 def _cut(text: str) -> str:
@@ -404,7 +432,7 @@ def _more_than_0(text: str) -> float:
 
 def _index(text: str) -> int:
     if (number := whole(text)) is None:
-        raise argparse.ArgumentTypeError(f"{_cut(text)!r} is not the number of a prompt")
+        raise argparse.ArgumentTypeError(f"{_cut(text)!r} is not a whole number from 0")
     return number
 
 

@@ -224,7 +224,7 @@ def _why(args: argparse.Namespace) -> int:
     from asyncrl.explain.run_files import RunFiles
     from asyncrl.explain.why import why
 
-    for sentence in why(RunFiles(args.run), time.time()):
+    for sentence in why(RunFiles(_run(args)), time.time()):
         print(escaped(sentence))
     return 0
 
@@ -266,27 +266,42 @@ def _rollouts(args: argparse.Namespace) -> int:
     from asyncrl.escape import escaped, escaped_json
     from asyncrl.explain.run_files import RunFiles
     from asyncrl.explain.views.record_files import write_records
-    from asyncrl.explain.views.rollout_records import Wanted, records, shown
+    from asyncrl.explain.views.rollout_records import RolloutRecord, Wanted, records, shown
     from asyncrl.runtime.output import Output, complain
     from asyncrl.words import count
 
-    files = RunFiles(args.run)
-    wanted = Wanted(
-        split=args.split,
-        prompt=args.prompt,
-        reward_below=args.reward_below,
-        finish=args.finish,
-        last=args.last,
-    )
+    files = RunFiles(_run(args))
+    wanted = Wanted(**{name: getattr(args, name) for name in Wanted.__struct_fields__})
+    output = Output(sys.stdout)  # its reader may leave before the end
+
+    def show(record: RolloutRecord) -> None:
+        print(escaped_json(record) if args.json else shown(record), file=output)
+        output.flush()
+
+    if args.follow:
+        from asyncrl.explain.views.followed_rollouts import follow
+
+        if args.living or args.output is not None:
+            raise _excluded("--living" if args.living else "--output")
+        follow(files, wanted, show, complain)
+        return 0
     if args.output is not None:
         written = write_records(files, wanted, args.output, complain)
         print(f"{count(written)} rollouts are written to {escaped(str(args.output))}.")
         return 0
-    output = Output(sys.stdout)  # its reader may leave before the end
+    shows_any = False
     for record in records(files, wanted, complain):
-        print(escaped_json(record) if args.json else shown(record), file=output)
-    output.flush()
+        shows_any = True
+        show(record)
+    if not shows_any and not args.json:
+        complain(f"{files.path}: the journal has no such rollout.")
     return 0
+
+
+def _excluded(option: str) -> Exception:
+    from asyncrl.config.errors import ConfigError
+
+    return ConfigError(f"rollouts: --follow shows rollouts as they end; leave out {option}.")
 
 
 def _agent(args: argparse.Namespace) -> int:
@@ -304,7 +319,7 @@ def _top(args: argparse.Namespace) -> int:
     from asyncrl.explain.views.top import top
     from asyncrl.runtime.output import Output
 
-    top(args.run, Console(file=Output(sys.stdout)))  # type: ignore[arg-type]
+    top(_run(args), Console(file=Output(sys.stdout)))  # type: ignore[arg-type]
     return 0
 
 
@@ -314,7 +329,7 @@ def _report(args: argparse.Namespace) -> int:
     from asyncrl.escape import escaped
     from asyncrl.explain.views.report import write_report
 
-    path = write_report(args.run, args.output, time.time())
+    path = write_report(_run(args), args.output, time.time())
     print(f"{escaped(str(path))} is written.")
     return 0
 
@@ -331,6 +346,18 @@ def _page(args: argparse.Namespace) -> int:
 
     serve(args.path, args.host, args.port, say)
     return INTERRUPTED
+
+
+def _run(args: argparse.Namespace) -> Path:
+    """The run that is named, or the newest one, whose name is then printed."""
+    from asyncrl.escape import escaped
+    from asyncrl.explain.run_list import newest_run
+
+    run: Path | None = args.run
+    if run is None:
+        run = newest_run()
+        print(f"asyncrl: {escaped(str(run))}", file=sys.stderr)
+    return run
 
 
 def _loaded(args: argparse.Namespace, resume: Path | None) -> Config:

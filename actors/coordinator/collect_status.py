@@ -21,6 +21,7 @@ from asyncrl.actors.reporting import report_s
 from asyncrl.config.derived import steps
 from asyncrl.config.flow import admission_policy
 from asyncrl.experience.call import RolloutStatus
+from asyncrl.explain.conditions.agreement import agreeing
 from asyncrl.explain.conditions.condition import RunFacts
 from asyncrl.explain.conditions.starts import in_words
 from asyncrl.explain.conditions.table import findings
@@ -87,17 +88,20 @@ def collect_status(parts: Components) -> RunStatus:
         verdicts=judged_answers(parts.scoring.failures),
         alarms=[
             found.sentence
-            for found in (
-                *parts.alarms,
-                *findings(
-                    RunFacts(
-                        starts=parts.episode_placement.starts,
-                        tool_replies=tool_replies,
-                        unread_calls=unread_calls,
-                    )
-                ),
+            for found in agreeing(
+                (
+                    *parts.alarms,
+                    *findings(
+                        RunFacts(
+                            starts=parts.episode_placement.starts,
+                            tool_replies=tool_replies,
+                            unread_calls=unread_calls,
+                        )
+                    ),
+                )
             )
         ],
+        recent=parts.store.outcomes.recent,
         unwritten=unwritten,
         unwritten_why=unwritten_why,
         judge_missed=parts.scoring.judge.missed,

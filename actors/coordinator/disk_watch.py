@@ -10,7 +10,8 @@ from asyncrl.explain.conditions.disks import RESUMES
 
 
 def look_outside(parts: Components) -> None:
-    """Raise the alarms of the disk and of the judge, or end them."""
+    """Raise the alarms of the disk, of the judge, and of what came of the last rollouts, or end
+    them."""
     unwritten, why = unwritten_checkpoints(parts)
     facts = RunFacts(
         unwritten=unwritten,
@@ -18,6 +19,7 @@ def look_outside(parts: Components) -> None:
         journal_why=parts.journal_status().trouble,
         judge_missed=parts.scoring.judge.missed,
         judge_why=parts.scoring.judge.why,
+        recent=parts.store.outcomes.recent,
     )
     if parts.outside_alarms.look(facts):
         parts.metrics.alarmed(alarm.name for alarm in parts.alarms)

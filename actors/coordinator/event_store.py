@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from asyncrl.actors.coordinator.outcome_watch import OutcomeWatch
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.experience import Experience
 
@@ -53,10 +54,12 @@ class EventStore:
     def __init__(self, experience: Experience, log: EventLog) -> None:
         self.experience = experience
         self.log = log
+        self.outcomes = OutcomeWatch()
 
     def record(self, event: AnyEvent) -> None:
         """Apply an event, then journal it. Raises ImpossibleEvent, and journals nothing, if it
         cannot happen."""
+        self.outcomes.hear(event, self.experience)
         self.experience.apply(event)
         self.log.append(event)
 

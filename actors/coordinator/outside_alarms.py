@@ -1,5 +1,6 @@
-"""Alarms of what lies outside of a run: its disk, and its judge. Invariant: an alarm is logged when
-it begins and each time that it says something else, and once more when it is over.
+"""Alarms of what lies outside of a step: the disk, the judge, and what came of the last rollouts.
+Invariant: an alarm is logged when it begins and each time that it says something else, and once
+more when it is over. What only counts on says nothing else.
 """
 
 from __future__ import annotations
@@ -7,10 +8,15 @@ from __future__ import annotations
 import logging
 
 from asyncrl.explain.conditions.condition import Finding, RunFacts
+from asyncrl.explain.conditions.failures import FAILURES
+from asyncrl.explain.conditions.signal import NO_SIGNAL
 from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.summary import Alarmed
+from asyncrl.runtime.reasons import same
 
 logger = logging.getLogger(__name__)
+COUNTED = frozenset(name for row in (NO_SIGNAL, *FAILURES) for name in row.names)
+"""Alarms of recent outcomes, whose numbers change each second."""
 
 
 class OutsideAlarms:
@@ -24,10 +30,13 @@ class OutsideAlarms:
     def look(self, facts: RunFacts) -> bool:
         """Look at the facts of the disk. Returns True if the alarms have changed."""
         found = findings(facts)
-        if found == self.last:
+        said = {_news(alarm) for alarm in self.last}
+        new = {alarm for alarm in found if _news(alarm) not in said}
+        if not new and len(found) == len(self.last):
+            self.last = found
             return False
         for alarm in found:
-            if alarm not in self.last:
+            if alarm in new:
                 logger.warning("alarm %s: %s", alarm.name, alarm.sentence)
                 before = self.all[alarm.name].steps if alarm.name in self.all else 0
                 self.all[alarm.name] = Alarmed(before + 1, alarm.sentence)
@@ -35,3 +44,8 @@ class OutsideAlarms:
             logger.warning("alarm %s is over", name)
         self.last = found
         return True
+
+
+def _news(alarm: Finding) -> str:
+    """The text of an alarm in which a change is news."""
+    return same(alarm.sentence) if alarm.name in COUNTED else alarm.sentence

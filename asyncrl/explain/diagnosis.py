@@ -26,6 +26,21 @@ SILENT_S = 5.0
 second; where there are many, every few."""
 LONG_S = 5.0
 """Seconds after which a publication is worth a sentence."""
+STUCK_S = 30.0
+"""Seconds without a verdict after which a verifier with answers is stuck."""
+TEACHES_NOTHING = (
+    "judge_away",
+    "failed_attempts",
+    "failed_tools",
+    "unread_calls",
+    "no_verdict",
+    "all_zero",
+    "too_hard",
+    "too_easy",
+    "equal_rewards",
+    "filtered_in_a_row",
+)
+"""Conditions for which a trainer waits however much is generated, the most pressing first."""
 NAMES = 4
 """Most names in one sentence."""
 COORDINATOR = "coordinator"
@@ -51,6 +66,8 @@ def _candidates(status: RunStatus) -> Iterator[str]:
         yield from _engines_wait(status)
     if still:
         yield f"Nobody says what it waits for but by name: {_waits(status) or 'nothing'}."
+    for name in TEACHES_NOTHING:
+        yield from _found(status, name)
     yield "Both sides work, and neither waits long for the other."
 
 
@@ -126,17 +143,23 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
     """Explanations of an idle trainer: it waits for experience, which is somewhere."""
     leased, sealed = status.rollouts.get("leased", 0), status.rollouts.get("sealed", 0)
     yield from _actors_gone(status)
-    yield from _found(status, "judge_away")
-    yield from _found(status, "unread_calls")
-    yield from _found(status, "no_verdict")
-    yield from _found(status, "filtered_in_a_row")
+    for name in TEACHES_NOTHING:
+        yield from _found(status, name)
+    flows = sealed > leased or status.token_s < SILENT_S
+    if sealed and status.verdict_s > STUCK_S and flows:
+        yield (
+            f"No verdict has come for {duration(status.verdict_s)}, and {sealed} answers wait for "
+            "one: the verifier or the judge is stuck; look at its server (judge.url), or at what "
+            "it runs (task.verifier). task.verdict_s ends a verdict that takes longer."
+        )
     if sealed > leased:
         judges = [actor for actor in status.actors if actor.role == "reward" and actor.here]
         yield (
             f"The trainer waits for verdicts: verifiers are the slow side. {sealed} answers "
             f"wait, {sum(a.holds for a in judges)} of them "
             f"with {_names(judges) or 'nobody'}, and {leased} responses are still being "
-            f"generated; the last verdict came {duration(status.verdict_s)} ago."
+            f"generated; the last verdict came {duration(status.verdict_s)} ago. To judge more "
+            "at a time, raise reward.actors or reward.concurrency."
         )
     if _awaits_weights(status):
         yield (
@@ -146,7 +169,8 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
     if status.evaluating is not None and not status.groups.live:
         yield (
             f"The trainer has nothing to do, and waits until version {status.evaluating} is "
-            f"evaluated: {leased + sealed} answers to come."
+            f"evaluated: {leased + sealed} answers to come; with a smaller task.eval_size, or "
+            "evaluation.hold_s, that takes less."
         )
     if _with_agents(status):
         yield f"The trainer waits for experience, and agents are the slow side: {_episodes(status)}"
@@ -156,7 +180,8 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
         yield (
             f"The trainer waits for experience: generation is the slow side. {leased} rollouts "
             "are with engines, which sample "
-            f"{count(status.generated_per_s)} tokens/s; the oldest is {_awaited(status)}."
+            f"{count(status.generated_per_s)} tokens/s; the oldest is {_awaited(status)}. To "
+            "generate more, raise rollout.actors, engine.slots or rollout.lent_actors."
         )
 
 
@@ -209,13 +234,14 @@ def _engines_wait(status: RunStatus) -> Iterator[str]:
         if sealed > taken:
             yield (
                 f"Rollout actors are idle because {full}, and {sealed} of their answers wait "
-                "for a verdict: verifiers are the slow side."
+                "for a verdict: verifiers are the slow side; raise reward.actors."
             )
         yield from _both_idle(status)
         yield (
             f"Rollout actors are idle because {full}, {groups.complete} of them wait for the "
             f"trainer, and {taken} rollouts are with it: "
-            f"the trainer is the slow side. Its last step was {duration(status.step_s)} ago."
+            f"the trainer is the slow side. Its last step was {duration(status.step_s)} ago. To "
+            "train faster, raise train.ranks or machine.trainer_cores."
         )
     yield (
         f"Rollout actors are idle, and nothing is to be generated: {taken} rollouts are with "
@@ -252,6 +278,7 @@ def facts_of(status: RunStatus) -> RunFacts:
         starts=status.episodes.starts,
         tool_replies=status.tool_replies,
         unread_calls=status.unread_calls,
+        recent=status.recent,
     )
 
 

@@ -10,9 +10,11 @@ from typing import Literal
 
 import msgspec
 
+from asyncrl.explain.conditions.agreement import agreeing_sentences
 from asyncrl.explain.conditions.condition import RunFacts
 from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.curve import EvaluationPoint, Point, StepPoint
+from asyncrl.explain.diagnosis import facts_of
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_status import RunStatus
 from asyncrl.explain.sft_figures import LOSS
@@ -44,7 +46,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     `pause_seconds` the mean of those that decoding stood still at a publication. `tokens` say what
     became of all that were generated; `alarms` counts the steps that raised one, and `raised` are
     the sentences of those that the last step raised. `held_out_loss` is the first and the last one
-    of a supervised run.
+    of a supervised run. `facts` are those of its last seconds.
     """
 
     run: str
@@ -67,6 +69,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     alarms: int
     raised: list[str] = []
     held_out_loss: tuple[float, float] | None = None
+    facts: RunFacts | None = None
 
     @property
     def best(self) -> EvaluatedAt | None:
@@ -92,15 +95,15 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> list[str]:
-        """Sentences that say what to change in the run's next life; none where its numbers ask for
-        nothing."""
-        facts = RunFacts(
-            idle_trainer=self.idle_trainer,
-            idle_rollout=self.idle_rollout,
+        """Sentences that say what to change, the most pressing first; none where its numbers ask
+        for nothing. They are of its last seconds where it said how it stood, else of its curve."""
+        facts = msgspec.structs.replace(
+            self.facts or RunFacts(idle_trainer=self.idle_trainer, idle_rollout=self.idle_rollout),
             generated=self.tokens.generated,
             discarded=self.tokens.discarded,
         )
-        return [*(found.sentence for found in findings(facts)), *self.raised]
+        said = [*(found.sentence for found in findings(facts)), *self.raised]
+        return agreeing_sentences(dict.fromkeys(said))
 
 
 def run_figures(files: RunFiles, sums: CurveSums | None = None) -> RunFigures:
@@ -207,6 +210,7 @@ def counted(
         alarms=sums.alarms,
         raised=status.alarms if status is not None else [],
         held_out_loss=sums.losses,
+        facts=facts_of(status) if status is not None and status.phase == "run" else None,
     )
 
 

@@ -13,6 +13,8 @@ from asyncrl.explain.run_files import RunFiles
 from asyncrl.runtime.run_dir import ORIGINS, RUN_TOML
 from asyncrl.words import NONE, duration
 
+FOLDER = Path("runs")
+"""The folder in which a run is looked for where none is named."""
 HEAD = ("run", "state", "step", "began", "directory")
 
 
@@ -27,6 +29,13 @@ def runs_in(folder: Path) -> list[RunFiles]:
             if is_folder(path) and is_file(path / RUN_TOML):
                 found.append((_began(path), path.name, RunFiles(path)))
     return [files for _, _, files in sorted(found, key=lambda each: each[:2], reverse=True)]
+
+
+def newest_run(folder: Path = FOLDER) -> Path:
+    """The run in a folder that began last. Raises ConfigError if there is none."""
+    for files in runs_in(folder):
+        return files.path
+    raise ConfigError(f"{folder}: there is no run in it; give the directory of a run.")
 
 
 def run_rows(folder: Path, now: float) -> Iterator[tuple[str, ...]]:

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from asyncrl.explain.json_files import read_json, write_json
+from asyncrl.explain.recent_outcomes import RecentOutcomes
 from asyncrl.explain.sft_figures import SftFigures
 from asyncrl.explain.summary import JudgedAnswers, RolloutTotals, TokenTotals
 from asyncrl.messages import Busy, Role, StartCounts, Wait
@@ -147,7 +148,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     alarms: of the disk and the judge as they are now, and of the last step. The last `unwritten`
     checkpoints were not written, the last of them because of `unwritten_why`. Of the last answers
     the judge gave a share no verdict (`judge_missed`), because of `judge_why`. Of the
-    `tool_replies` to agents' calls with tools, `unread_calls` could not be read. `ok` is None while
+    `tool_replies` to agents' calls with tools, `unread_calls` could not be read. `recent` is what
+    came of the last answers, groups, calls and attempts. `ok` is None while
     the run goes on, and `reason` says why it ended. `sft` is of a supervised run, None for any
     other.
     """
@@ -192,6 +194,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     judge_why: str = ""
     tool_replies: int = 0
     unread_calls: int = 0
+    recent: RecentOutcomes = RecentOutcomes()
     ok: bool | None = None
     reason: str = ""
     sft: SftFigures | None = None

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.config.errors import ConfigError
+from asyncrl.explain.conditions.agreement import agreeing_sentences
 from asyncrl.explain.curve import StepPoint
 from asyncrl.explain.diagnosis import diagnose, idle
 from asyncrl.explain.run_disk import takes_no_more
@@ -105,7 +106,7 @@ def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: 
         for actor in status.actors
         if actor.removed
     ]
-    return sentences + [alarm for alarm in status.alarms if alarm not in sentences]
+    return agreeing_sentences(dict.fromkeys([*sentences, *status.alarms]))
 
 
 def _standing(status: RunStatus, lives: bool, age_s: float, stalled: bool, run: Path) -> str:

@@ -123,6 +123,11 @@ class JournalReader(Protocol):
         JournalError where they are compacted away, or broken."""
         ...
 
+    def backward(self, after: int, last: int | None = None) -> Iterator[tuple[int, AnyEvent]]:
+        """The same pairs from event `last` (None: the last one on disk) back to the one behind
+        `after`. What is not asked for is not read. Raises JournalError as `events`."""
+        ...
+
     def snapshots(self) -> list[tuple[int, int]]:
         """Pairs of number and version, one for each snapshot, in the order of their numbers."""
         ...

@@ -190,6 +190,41 @@ class SqliteHistory:
                     "to a copy of it"
                 )
 
+    def backward(self, after: int, last: int | None = None) -> Iterator[tuple[int, AnyEvent]]:
+        with self._reading() as connection:
+            due, unread = last, self._held()
+            rows = connection.execute(
+                "SELECT first, data FROM events WHERE first <= ? ORDER BY first DESC",
+                (LAST if last is None else last,),
+            )
+            for place, (first, data) in enumerate(map(_event_row, rows)):
+                if due is not None and due <= after:
+                    return
+                if (unread := unread - len(data)) < 0:
+                    raise _Misfit("its events have more bytes than its file")
+                events = _decode(data)
+                ends = first + len(events) - 1
+                if due is None:
+                    due = ends
+                if ends < due or (place and ends > due):
+                    raise JournalError(
+                        f"the journal {self._path} has not events {first} to {due} once each, in "
+                        "order: go back to a copy of it"
+                    )
+                yield from reversed(
+                    [
+                        (number, event)
+                        for number, event in enumerate(events, first)
+                        if after < number <= due
+                    ]
+                )
+                due = first - 1
+            if due is not None and due > after:
+                raise JournalError(
+                    f"the journal {self._path} has no events from {after + 1} to {due}: go back to "
+                    "a copy of it"
+                )
+
     @property
     def forgotten(self) -> int:
         """The number of the last event that was compacted away; 0 for none."""

@@ -129,15 +129,30 @@ a run.
         split: Split | None = None,
         prompt: int | None = None,
         reward_below: float | None = None,
+        reward_above: float | None = None,
         finish: Finish | None = None,
+        step: int | None = None,
+        lag_above: int | None = None,
+        failed: bool = False,
+        living: bool = False,
         last: int | None = None,
     ) -> list[RolloutRecord]:
-        """Records of the newest rollouts that fit, as `asyncrl rollouts` shows them; 10 of them
-        unless `last` is given. Raises ConfigError."""
+        """Records of the rollouts that fit and ended last, the newest first, as `asyncrl rollouts`
+        shows them; 10 of them unless `last` is given. With `living`, of those that have not ended.
+        Raises ConfigError."""
         wanted = Wanted(
-            split=split, prompt=prompt, reward_below=reward_below, finish=finish, last=last
+            split=split,
+            prompt=prompt,
+            reward_below=reward_below,
+            reward_above=reward_above,
+            finish=finish,
+            step=step,
+            lag_above=lag_above,
+            failed=failed,
+            living=living,
+            last=last,
         )
-        return records(self._files, wanted, complain)
+        return list(records(self._files, wanted, complain))
 
     def why(self) -> list[str]:
         """A few sentences about the state of the run, as `asyncrl why` prints them. Raises

@@ -81,6 +81,11 @@ class SimDisk:
                     if number > after:
                         yield number, event
 
+    def backward(self, after: int, last: int | None = None) -> Iterator[tuple[int, AnyEvent]]:
+        """The same from event `last` on, the last one first."""
+        found = [one for one in self.events(after) if last is None or one[0] <= last]
+        return reversed(found)
+
     def snapshots(self) -> list[tuple[int, int]]:
         """Number and version of each snapshot."""
         return [(keep.number, keep.version) for keep in self.kept]

@@ -18,12 +18,14 @@ from asyncrl.actors.coordinator.step_alarms import StepAlarms
 from asyncrl.config import Config
 from asyncrl.config.advice import advice
 from asyncrl.config.fields import FIELDS
+from asyncrl.explain.conditions.agreement import agreeing, moves
 from asyncrl.explain.conditions.answers import TRUNCATED
 from asyncrl.explain.conditions.condition import Condition, RunFacts
 from asyncrl.explain.conditions.sides import IDLE, slow_side
 from asyncrl.explain.conditions.table import CONDITIONS, findings
 from asyncrl.explain.curve import Curve
 from asyncrl.explain.diagnosis import diagnose, facts_of
+from asyncrl.explain.recent_outcomes import RecentOutcomes
 from asyncrl.explain.run_figures import CurveSums, RunFigures, counted
 from asyncrl.explain.run_status import EpisodeCounts, GroupCounts, RunStatus
 from asyncrl.explain.summary import TokenTotals
@@ -83,6 +85,26 @@ FACTS = st.builds(
     unwritten_why=st.just("there is no room"),
     journal_why=st.sampled_from(["", "the disk is full"]),
     starts=st.none() | st.builds(StartCounts, COUNTS, COUNTS, COUNTS, st.floats(0, 1e4)),
+    recent=st.builds(
+        RecentOutcomes,
+        rewards=st.just(100),
+        zeros=st.sampled_from([0, 99, 100]),
+        groups=st.just(40),
+        too_easy=st.integers(0, 13),
+        too_hard=st.integers(0, 13),
+        equal=st.integers(0, 13),
+        calls=st.just(100),
+        failed_tools=st.dictionaries(st.sampled_from(["search", "run"]), st.integers(1, 50)),
+        attempts=st.just(60),
+        failed_attempts=st.dictionaries(st.sampled_from(["timeout", "raised"]), st.integers(1, 30)),
+    ),
+    judge_missed=SHARES,
+    judge_why=st.just("judge rate limited"),
+    answers=COUNTS,
+    unjudged=COUNTS,
+    unjudged_reason=st.just("timeout"),
+    tool_replies=COUNTS,
+    unread_calls=COUNTS,
 )
 
 
@@ -111,6 +133,88 @@ def test_each_sentence_names_a_setting_that_exists(facts: RunFacts) -> None:
         assert named(sentence) & set(settings), (name, sentence)
         assert named(sentence) <= set(settings) | SETTINGS, (name, sentence)
         assert sentence[0].isalnum() and sentence.endswith(".") and "\n" not in sentence
+
+
+@given(FACTS, FACTS)
+def test_no_advice_contradicts_another(one: RunFacts, other: RunFacts) -> None:
+    """Nor do those of a step and those of the last seconds, which are said together."""
+    for found in (findings(one), agreeing([*findings(one), *findings(other)])):
+        turned: dict[str, int] = {}
+        for name, sentence in found:
+            for key, way in moves(sentence).items():
+                assert turned.setdefault(key, way) == way, (name, key, [*found])
+
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "checkpoint_unwritten": {"unwritten": 2, "unwritten_why": "no room"},
+    "journal_waits": {"journal_why": "no room"},
+    "failed_attempts": {"recent": {"attempts": 32, "failed_attempts": {"timeout": 20, "exit": 2}}},
+    "failed_tools": {"recent": {"calls": 64, "failed_tools": {"search": 30}}},
+    "staleness": {
+        "metrics": {"k3": 0.5, at_lag("k3", 0): 0.01, at_lag("k3", 4): 0.9}
+        | {at_lag("tokens", lag): 1e4 for lag in (0, 4)}
+    },
+    "masked_stale": {"trained": 10, "left_out": {"stale": 90}},
+    "proximal_unknown": {"metrics": {"proximal_unknown_fraction": 0.5}},
+    "no_verdict": {"answers": 100, "unjudged": 50, "unjudged_reason": "timeout"},
+    "judge_away": {"judge_missed": 0.9, "judge_why": "judge unreachable"},
+    "never_ends": {"metrics": {"truncated": 0.9, "responses": 64.0}},
+    "unread_calls": {"tool_replies": 64, "unread_calls": 32},
+    "all_zero": {"recent": {"rewards": 128, "zeros": 128}},
+    "too_hard": {"recent": {"groups": 32, "too_hard": 20, "too_easy": 4}},
+    "too_easy": {"recent": {"groups": 32, "too_hard": 4, "too_easy": 20}},
+    "equal_rewards": {"recent": {"groups": 32, "equal": 20}},
+    "filtered": {"generated": 100, "discarded": {"zero_variance": 60}},
+    "filtered_in_a_row": {"filtered": 90, "patience": 512, "max_live": 8},
+    "stale": {"generated": 100, "discarded": {"stale": 60}},
+    "slow_starts": {"starts": StartCounts(waiting=64, starting=2, most=2, seconds=9.0)},
+    "trainer_idle": {"idle_trainer": 0.9, "idle_rollout": 0.0},
+    "engines_idle": {"idle_trainer": 0.0, "idle_rollout": 0.9},
+    "both_idle": {"idle_trainer": 0.9, "idle_rollout": 0.9},
+}
+
+
+def facts_for(*names: str) -> RunFacts:
+    """Facts in which all of these conditions hold, as far as they can together."""
+    merged: dict[str, Any] = {}
+    for name in names:
+        for key, value in EXAMPLES[name].items():
+            merged[key] = merged.get(key, {}) | value if isinstance(value, dict) else value
+    return RunFacts(**merged | {"recent": RecentOutcomes(**merged.get("recent", {}))})
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_pair_of_conditions_gives_no_opposing_advice(name: str) -> None:
+    assert name in [one.name for one in findings(facts_for(name))]
+    for other in EXAMPLES:
+        found = findings(facts_for(name, other))
+        assert found, (name, other)
+        ways = [(key, way) for one in found for key, way in moves(one.sentence).items()]
+        assert len({key for key, _ in ways}) == len(set(ways)), (name, other, found)
+
+
+def test_more_engines_are_not_advised_where_what_they_make_is_filtered() -> None:
+    """Three runs were told to add engines while most of their groups taught nothing."""
+    for name in ("too_easy", "too_hard", "all_zero", "filtered", "filtered_in_a_row"):
+        [found] = findings(facts_for(name, "trainer_idle"))
+        assert found.name == name
+        waits = standing(0.9, 0.0, recent=facts_for(name).recent)
+        if name in ("too_easy", "too_hard", "all_zero"):
+            assert diagnose(waits) == found.sentence
+            assert figures_of(waits).changes == [found.sentence]
+    easy, hard = (findings(facts_for(name))[0].sentence for name in ("too_easy", "too_hard"))
+    assert "choose harder" in easy and "choose easier" in hard
+
+
+def test_few_outcomes_say_nothing_and_kinds_are_counted_by_name() -> None:
+    few = {"rewards": 63, "zeros": 63, "groups": 15, "too_hard": 15}
+    few |= {"calls": 31, "attempts": 15}
+    failed = {"failed_tools": {"run": 15}, "failed_attempts": {"exit": 15}}
+    assert findings(RunFacts(recent=RecentOutcomes(**few, **failed))) == ()
+    [attempts, tools] = findings(facts_for("failed_attempts", "failed_tools"))
+    assert "69% of the last 32 attempts" in attempts.sentence
+    assert "(20 timeout, 2 exit;" in attempts.sentence and "agent.sandbox" in attempts.sentence
+    assert "47% of the last 64 calls" in tools.sentence and "(30 search)" in tools.sentence
 
 
 def test_the_table_names_settings_and_causes_once() -> None:

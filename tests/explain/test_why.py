@@ -19,6 +19,7 @@ from asyncrl.config import ConfigError
 from asyncrl.explain import run_status, summary
 from asyncrl.explain.curve import line_of
 from asyncrl.explain.diagnosis import diagnose
+from asyncrl.explain.recent_outcomes import RecentOutcomes
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_status import (
     ActorStatus,
@@ -133,6 +134,21 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
     "everything is filtered": (
         standing(idle=STARVED, groups=GroupCounts(live=5, max_live=8, filtered=90, patience=512)),
         ["The last 90 groups were all filtered", "512 end the run"],
+    ),
+    "a judge is stuck": (
+        standing(idle=STARVED, verdict_s=95.0, rollouts={"leased": 4, "sealed": 30}),
+        ["No verdict has come for 95 s", "30 answers wait", "judge.url"],
+    ),
+    "all rewards are 0": (
+        standing(idle=STARVED, recent=RecentOutcomes(rewards=200, zeros=200)),
+        ["None of the last 200 rewards is above 0", "task.verifier"],
+    ),
+    "agents fail for one reason": (
+        standing(
+            idle=STARVED,
+            recent=RecentOutcomes(attempts=40, failed_attempts={"raised": 39, "exit": 1}),
+        ),
+        ["100% of the last 40 attempts of agents failed (39 raised, 1 exit;", "agent.run"],
     ),
     "an engine is gone and restarting": (
         standing(idle=STARVED, actors=absent(S, "rollout-1", seconds=7.0), restarts={"rollout": 2}),

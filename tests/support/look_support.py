@@ -142,6 +142,11 @@ def kept(experience: Experience, number: int, version: int = 0) -> Keep:
 
 def make_journal(run: Path, *parts: Sequence[e.AnyEvent] | Write) -> None:
     """Write a run's journal: events, one row after the other, and what else is committed."""
+    trio.run(write_journal, run, *parts)
+
+
+async def write_journal(run: Path, *parts: Sequence[e.AnyEvent] | Write) -> None:
+    """As `make_journal`, where trio runs already."""
     first, writes = 1, list[Write]()
     for part in parts:
         if isinstance(part, Sequence):
@@ -149,10 +154,6 @@ def make_journal(run: Path, *parts: Sequence[e.AnyEvent] | Write) -> None:
             first += len(part)
         else:
             writes.append(part)
-
-    async def write() -> None:
-        disk = await SqliteDisk.open(run / JOURNAL, "run")
-        await disk.commit(writes)
-        await disk.aclose()
-
-    trio.run(write)
+    disk = await SqliteDisk.open(run / JOURNAL, "run")
+    await disk.commit(writes)
+    await disk.aclose()

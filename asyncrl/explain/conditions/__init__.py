@@ -9,5 +9,8 @@ sides.py       who waits for whom: idle shares
 waste.py       tokens that teach nothing
 disks.py       checkpoints and events that a disk does not take
 starts.py      starts of agents' programs
+signal.py      rewards from which nothing is learned
+failures.py    attempts and calls of tools that fail
+agreement.py   advice that contradicts no other
 table.py       all conditions, and which of them hold
 """

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from asyncrl.explain.recent_outcomes import RecentOutcomes
 from asyncrl.messages import StartCounts
 
 
@@ -26,7 +27,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     last of them because of `unwritten_why`. The journal waits for its disk because of
     `journal_why`. Of the last answers the judge gave a share no verdict (`judge_missed`), most of
     them because of `judge_why`. `starts` are those of agents' programs. Of the `tool_replies` to
-    calls with tools, `unread_calls` look like calls that cannot be read.
+    calls with tools, `unread_calls` look like calls that cannot be read. `recent` is what came of
+    the last answers, groups, calls and attempts.
 
     >>> RunFacts(generated=10, discarded={"stale": 4}).discarded_share("stale")
     0.4
@@ -56,6 +58,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     starts: StartCounts | None = None
     tool_replies: int = 0
     unread_calls: int = 0
+    recent: RecentOutcomes = RecentOutcomes()
 
     def discarded_share(self, reason: str) -> float:
         """The share of the generated tokens that was discarded for a reason, 0 to 1."""

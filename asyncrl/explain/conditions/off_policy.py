@@ -138,7 +138,7 @@ def _remedy(metrics: Mapping[str, float], reason: str) -> str:
         case "stale":
             return (
                 "they are more than staleness.max_lag versions old; lower staleness.depth, set a "
-                "staleness.window, or raise max_lag"
+                "staleness.window, or raise staleness.max_lag"
             )
         case "nonfinite":
             return (
@@ -148,7 +148,7 @@ def _remedy(metrics: Mapping[str, float], reason: str) -> str:
         case "truncated":
             return (
                 "their responses were cut at rollout.max_new_tokens, and rollout.truncated masks "
-                "them; raise max_new_tokens, or set truncated = 'penalize'"
+                "them; raise rollout.max_new_tokens, or set truncated = 'penalize'"
             )
         case "median":
             return (

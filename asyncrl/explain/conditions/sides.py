@@ -39,16 +39,16 @@ def _idle(facts: RunFacts, limit: float) -> Iterator[Finding]:
             yield Finding(
                 "trainer_idle",
                 f"The trainer was idle for {trainer:.0%} of its time, and rollout actors for "
-                f"{rollout:.0%}: generation, or what judges it, is the slow side; give it more of "
-                "the machine (rollout.actors, engine.slots, reward.actors), or lend it the "
-                "trainer's devices (rollout.lent_actors).",
+                f"{rollout:.0%}: generation, or what judges it, is the slow side; raise "
+                "rollout.actors, engine.slots or reward.actors, or lend it the trainer's devices "
+                "(raise rollout.lent_actors).",
             )
         case "trainer":
             yield Finding(
                 "engines_idle",
                 f"Rollout actors were idle for {rollout:.0%} of their time, and the trainer for "
-                f"{trainer:.0%}: the trainer is the slow side; give it more of the machine "
-                "(machine.trainer_cores, train.ranks), and generation less.",
+                f"{trainer:.0%}: the trainer is the slow side; raise machine.trainer_cores or "
+                "train.ranks, and lower rollout.actors.",
             )
         case "neither":
             yield Finding(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from asyncrl.explain.conditions.agreement import NO_MORE
 from asyncrl.explain.conditions.condition import Condition, Finding, RunFacts
+from asyncrl.explain.conditions.signal import known
 
 FILTERED = 0.5
 """Share of the generated tokens that groups of equal rewards may have."""
@@ -22,21 +24,22 @@ EASIER = (
 
 
 def _filtered(facts: RunFacts, limit: float) -> Iterator[Finding]:
-    if (share := facts.discarded_share("zero_variance")) >= limit:
+    share = facts.discarded_share("zero_variance")
+    if share >= limit and not known(facts):
         yield Finding(
             "filtered",
             f"{share:.0%} of the generated tokens are of groups whose rewards are all equal, from "
-            f"which nothing is learned; {EASIER}.",
+            f"which nothing is learned; {EASIER}; {NO_MORE}.",
         )
 
 
 def _filtered_in_a_row(facts: RunFacts, limit: float) -> Iterator[Finding]:
-    if facts.filtered > max(1.0, limit * facts.max_live):
+    if facts.filtered > max(1.0, limit * facts.max_live) and not known(facts):
         yield Finding(
             "filtered_in_a_row",
             f"The last {facts.filtered} groups were all filtered ({facts.patience} end the run): "
             "the task is too easy, too hard, or its verifier gives no verdicts; "
-            f"{EASIER}.",
+            f"{EASIER}; {NO_MORE}.",
         )
 
 

@@ -4,8 +4,12 @@ not changed, held up or waited for, and nothing of it is executed.
 seen_curve.py       its curve, read on as it grows
 curve_columns.py    the curve as columns, thinned
 compare.py          runs side by side
-seen_rollouts.py    the rollouts that a journal has
+seen_rollouts.py    a rollout as it is seen in a journal
+newest_rollouts.py  those that ended last, read from the journal's end
+seen_messages.py    a rollout as messages with roles, calls and results
+expected_answers.py right answers by the run's task
 rollout_records.py  what the model said, on a terminal and in a file
+followed_rollouts.py what it says, as rollouts end
 top.py              the live display, from outside
 
 Page and report, of the same parts:
@@ -19,7 +23,7 @@ diagnosis_part.py   what limits it
 curve_part.py       its charts, and their numbers
 flow_part.py        the flow as a picture, with who waits for whom
 kept_rollouts.py    rollouts that are kept; rollout_table.py as a table
-rollout_part.py     one of them, with tokens in colours: shown_messages.py, seen_turns.py (a tree)
+rollout_part.py     one of them, with tokens in colours; seen_turns.py a tree
 accounts_part.py    totals, tokens, time, publications, alarms
 settings_part.py    its settings
 run_parts.py        all parts

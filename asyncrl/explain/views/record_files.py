@@ -13,6 +13,7 @@ from asyncrl.config.errors import installs, usable
 from asyncrl.config.paths import refuse_as_output
 from asyncrl.escape import escaped_json
 from asyncrl.explain.run_files import RunFiles
+from asyncrl.explain.views.expected_answers import expected_answers
 from asyncrl.explain.views.rollout_records import (
     Note,
     RolloutRecord,
@@ -50,7 +51,20 @@ class ParquetRows:
         self._arrow = pyarrow
         whole, text = pyarrow.int64(), pyarrow.string()
         span = pyarrow.struct([("version", whole), ("start", whole), ("end", whole)])
-        types = {"spans": pyarrow.list_(span), "reward": pyarrow.float64()}
+        call = pyarrow.struct([("name", text), ("arguments", text)])
+        message = pyarrow.struct(
+            [
+                *((name, text) for name in ("role", "text", "thoughts", "failed")),
+                *(("sampled", whole), ("follows", whole), ("calls", pyarrow.list_(call))),
+            ]
+        )
+        types = {
+            "spans": pyarrow.list_(span),
+            "reward": pyarrow.float64(),
+            "failures": pyarrow.list_(text),
+            "failed_calls": pyarrow.map_(text, whole),
+            "messages": pyarrow.list_(message),
+        }
         numbers = ("rollout", "group", "prompt_index", "attempts", "turns", "tokens", "step", "lag")
         types |= dict.fromkeys(numbers, whole)
         names = [field.name for field in msgspec.structs.fields(RolloutRecord)]
@@ -61,14 +75,18 @@ class ParquetRows:
     def add(self, one: RolloutRecord) -> None:
         row = msgspec.structs.asdict(one)
         row["spans"] = [msgspec.structs.asdict(span) for span in one.spans]
-        for name in ("prompt", "response", "reason", "no_verdict"):
-            row[name] = row[name].encode(errors="replace").decode()
-        self._rows.append(row)
+        row["failed_calls"] = [*one.failed_calls.items()]
+        row["messages"] = [
+            msgspec.structs.asdict(m) | {"calls": [*map(msgspec.structs.asdict, m.calls)]}
+            for m in one.messages
+        ]
+        self._rows.append(_whole(row))
         if len(self._rows) == ROWS:
             self._flush()
 
     def close(self) -> None:
-        self._flush()
+        if self._rows:
+            self._flush()
         self._writer.close()
 
     def _flush(self) -> None:
@@ -76,20 +94,34 @@ class ParquetRows:
         self._rows.clear()
 
 
+def _whole(value: Any) -> Any:
+    """A value in whose texts each character is whole."""
+    match value:
+        case str():
+            return value.encode(errors="replace").decode()
+        case list():
+            return [_whole(one) for one in value]
+        case tuple():
+            return tuple(map(_whole, value))
+        case dict():
+            return {name: _whole(one) for name, one in value.items()}
+    return value
+
+
 def write_records(files: RunFiles, wanted: Wanted, path: Path, note: Note) -> int:
-    """Write the rollouts that fit to a new file, whole or not at all; returns their number. They
-    are written as they are read. Raises ConfigError."""
+    """Write the rollouts that fit to a new file, the newest first, whole or not at all; returns
+    their number. They are written as they are read. Raises ConfigError."""
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise ConfigError(
             f"{path}: Parquet needs the package pyarrow: {installs('parquet')}, or write "
             "FILE.jsonl."
         )
     refuse_as_output(path)
-    decode, count = decoder(files, note), 0
+    decode, expected, count = decoder(files, note), expected_answers(files), 0
     with usable(path, "written"), whole_file(path) as file:
         writer = (ParquetRows if path.suffix == ".parquet" else JsonLines)(file)
         for seen in newest(files, wanted, None):
-            writer.add(record(seen, decode))
+            writer.add(record(seen, decode, expected))
             count += 1
         writer.close()
     return count

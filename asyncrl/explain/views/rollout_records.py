@@ -1,4 +1,4 @@
-"""`asyncrl rollouts RUN`: what the model said, with what became of it.
+"""`asyncrl rollouts [RUN]`: what the model said, with what became of it, the newest first.
 
 Text is decoded by the tokenizer of the model that the run started from, and only of what is shown
 or written. Lines of JSON have it whole, in ASCII; on a terminal it is escaped and cut.
@@ -6,24 +6,28 @@ or written. Lines of JSON have it whole, in ASCII; on a terminal it is escaped a
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 
 import msgspec
 import numpy as np
 
 from asyncrl.escape import escaped
 from asyncrl.explain.run_files import RunFiles
-from asyncrl.explain.views.seen_rollouts import RolloutFacts, SeenRollout, seen_rollouts
+from asyncrl.explain.views.expected_answers import Expected, expected_answers
+from asyncrl.explain.views.newest_rollouts import living, newest_ended
+from asyncrl.explain.views.seen_messages import Decode, SeenMessage, messages_of
+from asyncrl.explain.views.seen_rollouts import RolloutFacts, SeenRollout
 from asyncrl.messages import Finish, Span, Split
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
 
 LAST = 10
 """Rollouts that are shown where nobody says how many."""
+NAME = 9
+"""Columns of the name of a role."""
 
-Decode = Callable[[bytes], str]
-"""Turns `int32` ids to text."""
 Note = Callable[[str], None]
 """Hears one sentence for a person."""
 SAME = (
@@ -34,31 +38,53 @@ SAME = (
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """The rollouts that are asked for; what is None is not asked. `reward_below` leaves out those
-    without a reward; of all that fit, the `last` are the newest."""
+    """The rollouts that are asked for; what is None is not asked. Bounds of rewards leave out
+    rollouts without one. `step` is the one that took them, `lag_above` a lag that theirs exceeds.
+    With `failed`: those that were buried, had a failed attempt or call, or got no verdict. With
+    `living`: only those that have not ended, in place of those that have. The `last` are the newest
+    of all that fit."""
 
     split: Split | None = None
     prompt: int | None = None
     reward_below: float | None = None
+    reward_above: float | None = None
     finish: Finish | None = None
+    step: int | None = None
+    lag_above: int | None = None
+    failed: bool = False
+    living: bool = False
     last: int | None = None
 
     def fits(self, seen: SeenRollout) -> bool:
-        """True if it is one of those, were it not for `last`."""
+        """True if it is one of those, were it not for `last` and `living`."""
+        reward, lag = seen.reward, seen.lag
         return (
             self.split in (None, seen.split)
             and self.prompt in (None, seen.prompt_index)
             and self.finish in (None, seen.finish)
-            and (
-                self.reward_below is None
-                or (seen.reward is not None and seen.reward < self.reward_below)
-            )
+            and self.step in (None, seen.step)
+            and (self.reward_below is None or (reward is not None and reward < self.reward_below))
+            and (self.reward_above is None or (reward is not None and reward > self.reward_above))
+            and (self.lag_above is None or (lag is not None and lag > self.lag_above))
+            and (not self.failed or has_failed(seen))
         )
 
 
-class RolloutRecord(RolloutFacts, frozen=True, kw_only=True):
+def has_failed(seen: SeenRollout) -> bool:
+    """True if it was buried, got no verdict, or an attempt or a call of it failed."""
+    return bool(
+        seen.status == "buried"
+        or seen.no_verdict
+        or seen.failures
+        or any(turn.failed for turn in seen.turns)
+    )
+
+
+class RolloutRecord(RolloutFacts, msgspec.Struct, frozen=True, kw_only=True):
     """A rollout as it is written: the fields of `SeenRollout`, with text. `spans` are
-    `[version, start, end]`, places among the sampled `tokens`."""
+    `[version, start, end]`, places among the sampled `tokens`. `expected` is a right answer, empty
+    where none is known; `failed_calls` counts an agent's, by the name of the tool. `messages` are
+    those of an agent's episode alone: `prompt` and `response` are all that another one has."""
 
     turns: int
     tokens: int
@@ -67,34 +93,32 @@ class RolloutRecord(RolloutFacts, frozen=True, kw_only=True):
     lag: int | None
     prompt: str
     response: str
+    expected: str = ""
+    failed_calls: dict[str, int] = {}
+    messages: list[SeenMessage] = []
 
 
-def records(files: RunFiles, wanted: Wanted, note: Note) -> list[RolloutRecord]:
-    """The newest rollouts that fit, the oldest of them first; LAST of them where nobody said how
-    many. Raises ConfigError for a journal that cannot be read."""
-    found = newest(files, wanted, LAST)
-    decode = decoder(files, note)
-    return [record(seen, decode) for seen in found]
+def records(files: RunFiles, wanted: Wanted, note: Note) -> Iterator[RolloutRecord]:
+    """The newest rollouts that fit, the newest first; LAST of them where nobody said how many. The
+    journal is open until the last is given. Raises ConfigError for one that cannot be read."""
+    decode, expected = decoder(files, note), expected_answers(files)
+    for seen in newest(files, wanted, LAST):
+        yield record(seen, decode, expected)
 
 
-def newest(files: RunFiles, wanted: Wanted, most: int | None) -> Iterable[SeenRollout]:
-    """The last `wanted.last` rollouts that fit, or `most` where that is None, or all. The journal
-    is read, and closed, before the first is given, unless they are all. Raises ConfigError."""
-    fitting = filter(wanted.fits, since(files))
+def newest(files: RunFiles, wanted: Wanted, most: int | None) -> Iterator[SeenRollout]:
+    """The newest `wanted.last` rollouts that fit, or `most` where that is None, or all; the newest
+    first. Raises ConfigError."""
     last = most if wanted.last is None else wanted.last
-    return fitting if last is None else deque(fitting, maxlen=last)
+    yield from islice(filter(wanted.fits, _all(files, wanted.living)), last)
 
 
-def since(files: RunFiles, checkpoints: int | None = None) -> Iterator[SeenRollout]:
-    """The rollouts that ended since so many checkpoints ago, or as long ago as the journal begins,
-    and those that live. Raises ConfigError."""
+def _all(files: RunFiles, live: bool) -> Iterator[SeenRollout]:
     with files.journal() as history:
-        after = history.forgotten
-        if checkpoints is not None:
-            snapshots = [number for number, _ in history.snapshots()]
-            if len(snapshots) >= checkpoints:
-                after = max(after, snapshots[-checkpoints])
-        yield from seen_rollouts(history, after)
+        if live:
+            yield from reversed([*living(history)])
+        else:
+            yield from (seen for _, seen in newest_ended(history, history.forgotten))
 
 
 def decoder(files: RunFiles, note: Note) -> Decode:
@@ -114,11 +138,18 @@ def _numbers(ids: bytes) -> list[int]:
     return numbers
 
 
-def record(seen: SeenRollout, decode: Decode) -> RolloutRecord:
+def record(seen: SeenRollout, decode: Decode, expected: Expected) -> RolloutRecord:
     """The record of a rollout."""
     said = {name: getattr(seen, name) for name in SAME}
+    prompt = decode(seen.prompt)
     return RolloutRecord(
-        **said, turns=len(seen.turns), prompt=decode(seen.prompt), response=decode(seen.ids)
+        **said,
+        turns=len(seen.turns),
+        prompt=prompt,
+        response=decode(seen.ids),
+        expected=expected(seen.split, seen.prompt_index, prompt),
+        failed_calls=Counter(turn.failed for turn in seen.turns if turn.failed),
+        messages=messages_of(seen, decode) if seen.turns else [],
     )
 
 
@@ -127,9 +158,10 @@ def facts(one: SeenRollout | RolloutRecord) -> list[str]:
     turns = one.turns if isinstance(one.turns, int) else len(one.turns)
     versions = [span.version for span in one.spans]
     oldest, newest_version = min(versions, default=0), max(versions, default=0)
+    held_out = one.split == "evaluation"
     found = [
         f"rollout {one.rollout}",
-        one.split,
+        "held out" if held_out else "train",
         f"prompt {one.prompt_index}",
         f"group {one.group}",
         f"reward {one.reward:g}" if one.reward is not None else "",
@@ -137,21 +169,49 @@ def facts(one: SeenRollout | RolloutRecord) -> list[str]:
         f"{one.tokens} tokens",
         f"{turns} turns" if turns else "",
         f"version {oldest}" + (f" to {newest_version}" if newest_version > oldest else ""),
+        f"step {one.step}" if one.step is not None else "",
         f"lag {one.lag}" if one.lag is not None else "",
         f"{one.attempts} attempts" if one.attempts > 1 else "",
         one.finish,
-        f"{one.status}: {one.reason}" if one.reason else one.status,
+        _became(one, held_out),
     ]
     return [fact for fact in found if fact]
 
 
+def _became(one: SeenRollout | RolloutRecord, held_out: bool) -> str:
+    if held_out and (one.status, one.reason) == ("discarded", "evaluation"):
+        return "evaluated"
+    return f"{one.status}: {one.reason}" if one.reason else one.status
+
+
 def shown(one: RolloutRecord) -> str:
-    """Three printable lines, and an empty one."""
+    """A few printable lines, and an empty one."""
+    rows = [("expected", one.expected)] if one.expected else []
+    rows += [("failed", failure) for failure in one.failures]
+    if one.failed_calls:
+        rows.append(("failed", ", ".join(f"{n} calls of {t}" for t, n in one.failed_calls.items())))
+    if one.messages:
+        rows += chain.from_iterable(map(_lines, one.messages))
+    else:
+        rows += [("prompt", one.prompt), ("response", one.response)]
     return "\n".join(
         [
             "  ".join(map(escaped, facts(one))),
-            f"  prompt    {escaped(one.prompt)}",
-            f"  response  {escaped(one.response)}",
+            *(f"  {escaped(name, 40):<{NAME}} {escaped(text)}" for name, text in rows),
             "",
         ]
     )
+
+
+def _lines(message: SeenMessage) -> Iterator[tuple[str, str]]:
+    """A message as lines of a name and a text."""
+    if message.follows is not None:
+        yield "", f"from turn {message.follows}:"
+    if message.thoughts:
+        yield "thinks", message.thoughts
+    if message.text or not (message.calls or message.thoughts):
+        yield message.role, message.text
+    for call in message.calls:
+        yield "calls", f"{call.name} {call.arguments}"
+    if message.failed:
+        yield "failed", f"this call of {message.failed} failed"

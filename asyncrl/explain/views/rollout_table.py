@@ -7,7 +7,7 @@ from __future__ import annotations
 from asyncrl.explain.views.html_page import Html, joined, tag
 from asyncrl.explain.views.kept_rollouts import FoundRollouts
 from asyncrl.explain.views.rollout_part import choice, legends, rollout_detail
-from asyncrl.explain.views.rollout_records import Decode
+from asyncrl.explain.views.seen_messages import Decode
 from asyncrl.explain.views.seen_rollouts import SeenRollout
 from asyncrl.explain.views.seen_run import SeenRun
 
@@ -64,7 +64,7 @@ def rollouts(seen: SeenRun) -> Html:
 
 def written(found: FoundRollouts) -> Html:
     """The first rollouts with all of their text, for a report, where nobody can be asked."""
-    texts = (rollout_detail(one, found.decode) for one in found.rollouts[:WRITTEN])
+    texts = (rollout_detail(one, found.decode, found.expected) for one in found.rollouts[:WRITTEN])
     return tag("div", *texts, id="written", hidden="")
 
 

@@ -1,11 +1,6 @@
-"""The rollouts that a run's journal still has, each as it was when it ended, and those that live.
-Invariant: the journal is read in one pass, and no more is held than the state that the run itself
-held.
-
-The journal has the events since the checkpoint before the last. They are applied to the state they
-began from. A rollout's tokens leave the state as it ends, so it is looked at before that event.
-Where a crash undid steps, the state goes on from the snapshot that was written then. A rollout that
-is live in a later snapshot did not end before it: it is given once, as it ended in the end.
+"""Rollouts as they are seen in a journal: each as it was when it ended, or as it is. A rollout's
+tokens leave the state as it ends, so it is looked at before that event. `newest_rollouts.py` reads
+them.
 """
 
 from __future__ import annotations
@@ -19,13 +14,13 @@ from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.experience.sequence import ID_BYTES
 from asyncrl.explain.views.seen_turns import SeenTurn, calls_of, turns_of
-from asyncrl.journal import JournalReader
 from asyncrl.messages import Finish, NoVerdict, Scored, Span, Split
 
 
 class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a rollout in a word each, at its end or now. `status` is a word of
-    `RolloutStatus`; one that is discarded or buried has a `reason`."""
+    `RolloutStatus`; one that is discarded or buried has a `reason`. `failures` are those of an
+    agent's earlier attempts, each a kind and a sentence, as far as the journal has them."""
 
     rollout: int
     group: int
@@ -37,6 +32,7 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     no_verdict: str
     finish: Finish
     attempts: int
+    failures: list[str] = []
 
 
 class SeenRollout(RolloutFacts, frozen=True, kw_only=True):
@@ -76,35 +72,7 @@ class SeenRollout(RolloutFacts, frozen=True, kw_only=True):
         return self.step - min(span.version for span in self.spans)
 
 
-def seen_rollouts(history: JournalReader, forgotten: int) -> Iterator[SeenRollout]:
-    """The rollouts that ended, the first first, then those that live, by number; the events up to
-    number `forgotten` are compacted away. Raises JournalError, and ImpossibleEvent where events do
-    not follow from one another."""
-    snapshots = [number for number, _ in history.snapshots()]
-    after, experience = 0, Experience()
-    if forgotten:
-        after = min((number for number in snapshots if number >= forgotten), default=forgotten)
-        experience = Experience.of(history.snapshot(after))
-    later = [number for number in snapshots if number > after]
-    undone = {number: frozenset(_live(history, number)) for number in later}
-    for number, event in history.events(after):
-        for rollout, status, reason in _ending(experience, event):
-            if not any(rollout.id in undone[snapshot] for snapshot in later):
-                yield _seen(experience.groups[rollout.group], rollout, status, reason)
-        if number in undone:
-            experience = Experience.of(history.snapshot(number))
-            later.remove(number)
-        else:
-            experience.apply(event)
-    for _, rollout in sorted(experience.rollouts.items()):
-        yield _seen(experience.groups[rollout.group], rollout, rollout.status.value, "")
-
-
-def _live(history: JournalReader, number: int) -> Iterator[int]:
-    return iter(Experience.of(history.snapshot(number)).rollouts)
-
-
-def _ending(experience: Experience, event: e.AnyEvent) -> Iterator[tuple[Rollout, str, str]]:
+def ending(experience: Experience, event: e.AnyEvent) -> Iterator[tuple[Rollout, str, str]]:
     """The live rollouts that an event ends, each with the status that it gets, and why."""
     rollouts = experience.rollouts
     match event:
@@ -134,7 +102,7 @@ def _largest(discarded: Mapping[str, int]) -> str:
     return min(discarded, key=lambda reason: (-discarded[reason], reason), default="empty")
 
 
-def _seen(group: Group, rollout: Rollout, status: str, reason: str) -> SeenRollout:
+def seen(group: Group, rollout: Rollout, status: str, reason: str) -> SeenRollout:
     verdict = rollout.verdict
     ids, behaviour, spans, attempts, turns = _sampled(rollout, group.prompt)
     rewards = group.rewards if group.complete else []

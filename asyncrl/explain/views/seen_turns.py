@@ -16,7 +16,8 @@ from asyncrl.messages import Finish
 class SeenTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A turn that goes on from turn `parent` (None: from the prompt). It was `given` these `int32`
     ids besides, and sampled `tokens`. `reward` is what its agent gave it; `failed` the tool whose
-    failed call it was, empty where it was none."""
+    failed call it was, empty where it was none. Before what it was given there was the prompt where
+    it was `prompted`."""
 
     parent: int | None
     given: bytes
@@ -24,6 +25,7 @@ class SeenTurn(msgspec.Struct, frozen=True, kw_only=True):
     finish: Finish
     reward: float | None
     failed: str
+    prompted: bool = False
 
 
 def turns_of(turns: Sequence[Turn], strands: Sequence[Strand], prompt: bytes) -> list[SeenTurn]:
@@ -45,7 +47,8 @@ def turns_of(turns: Sequence[Turn], strands: Sequence[Strand], prompt: bytes) ->
                 continue
             turn = turns[piece]
             at += turn.tokens
-            if strand.parent is None and not own:
+            prompted = strand.parent is None and not own and given.startswith(prompt)
+            if prompted:
                 given = given.removeprefix(prompt)
             found[piece] = SeenTurn(
                 parent=last,
@@ -54,6 +57,7 @@ def turns_of(turns: Sequence[Turn], strands: Sequence[Strand], prompt: bytes) ->
                 finish=turn.finish,
                 reward=turn.reward,
                 failed=turn.failed,
+                prompted=prompted,
             )
             last, given = piece, b""
             own.append((at, piece))
@@ -87,14 +91,16 @@ def calls_of(episode: Episode, prompt: bytes) -> list[SeenTurn]:
             if after[1] * ID_BYTES > len(episode.context(other)):
                 break
             after = None if other.after is None else (other.after[0], min(after[1], other.after[1]))
+        prompted = call.after is None and call.given.startswith(prompt)
         found.append(
             SeenTurn(
                 parent=None if after is None else places[after[0]],
-                given=call.given.removeprefix(prompt) if call.after is None else call.given,
+                given=call.given.removeprefix(prompt) if prompted else call.given,
                 tokens=call.tokens,
                 finish=call.finish,
                 reward=episode.rewards.get(call.id),
                 failed=episode.failed.get(call.id, ""),
+                prompted=prompted,
             )
         )
     return found

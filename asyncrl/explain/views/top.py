@@ -69,8 +69,7 @@ async def follow(run: Path, display: Display, now: Callable[[], float]) -> None:
                 evaluation = point
         age_s = max(0.0, now() - status.at)
         over = files.stalled or status.ok is not None
-        # the lock is asked for only where it is likely to be free: a launcher wants it, too
-        alive = files.lives if over or age_s > 2 * EVERY_S else True
+        alive = goes_on(files, age_s)
         display.update(update_of(status, step, evaluation, age_s if alive and not over else 0.0))
         if not alive:
             return
@@ -79,6 +78,14 @@ async def follow(run: Path, display: Display, now: Callable[[], float]) -> None:
         if trio.current_time() - ended_at >= LAST_WORDS_S:
             return
         await trio.sleep(EVERY_S)
+
+
+def goes_on(files: RunFiles, age_s: float) -> bool:
+    """True if somebody runs a run whose status is so old. The run's lock is asked for only where it
+    is likely to be free: a launcher wants it, too."""
+    status = files.last_status
+    over = files.stalled or status is None or status.ok is not None
+    return files.lives if over or age_s > 2 * EVERY_S else True
 
 
 def update_of(

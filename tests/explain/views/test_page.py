@@ -255,7 +255,7 @@ def test_tokens_have_the_colour_of_their_chance(tmp_path: Path) -> None:
     make_journal(run, [e.Published(0), *events])
     found_rollouts = KeptRollouts(run).renewed()
     [one] = found_rollouts.rollouts
-    found = Parsed(rollout_detail(one, found_rollouts.decode))
+    found = Parsed(rollout_detail(one, found_rollouts.decode, lambda *_: ""))
     colours = [value for name, value in found.attributes if name == "class" and value]
     assert [one for one in colours if one.startswith("v3 ")] == ["v3 p0", "v3 p2", "v3 p4"]
 

@@ -20,29 +20,33 @@ from asyncrl.experience.experience import fold
 from asyncrl.experience.recovery import recovered
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views import record_files
-from asyncrl.explain.views.rollout_records import Wanted, records, since
-from asyncrl.explain.views.seen_rollouts import SeenRollout, seen_rollouts
+from asyncrl.explain.views.newest_rollouts import living, newest_ended
+from asyncrl.explain.views.rollout_records import Wanted, records
+from asyncrl.explain.views.seen_rollouts import SeenRollout
 from asyncrl.journal import SqliteHistory
 from asyncrl.journal.disk import Compact
 from asyncrl.messages import NoVerdict, Scored, Span
-from asyncrl.runtime.run_dir import INITIAL, JOURNAL
+from asyncrl.runtime.run_dir import INITIAL, JOURNAL, RUN_TOML
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    found = make_run(tmp_path / "r")
+    found = make_run(tmp_path / "r", toml='task.name = "mine:Sums"')
     (found / INITIAL).mkdir()
     write_tokenizer(found / INITIAL)
     return found
 
 
 def seen(run: Path) -> list[SeenRollout]:
-    return list(reading(run))
+    """Those that ended, the first first, and those that live."""
+    with SqliteHistory(run / JOURNAL) as history:
+        live = list(living(history))
+    return [*reversed([*reading(run)]), *live]
 
 
 def reading(run: Path) -> Iterator[SeenRollout]:
     with SqliteHistory(run / JOURNAL) as history:
-        yield from seen_rollouts(history, history.forgotten)
+        yield from (one for _, one in newest_ended(history, history.forgotten))
 
 
 def text(ids: bytes) -> str:
@@ -129,6 +133,68 @@ def test_an_episode_is_what_its_agent_was_answered(run: Path) -> None:
     assert one.spans == [Span(0, 0, 3), Span(1, 3, 4)]
 
 
+def played() -> list[e.AnyEvent]:
+    """The life of an episode, rollout 8 of group 8, whose first attempt fails, and whose second one
+    calls a tool: a call that fails."""
+    asked = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 3?<|im_end|>\n"
+    opens = "<|im_start|>assistant\n"
+    call = '<think>\nsum\x1b\n</think><tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+    back = "<|im_start|>user\n<tool_response>\nno b\n</tool_response><|im_end|>\n"
+    said, result, last = (ids_of(text) for text in (call, f"<|im_end|>\n{back}{opens}", "5"))
+    whole = len(asked + opens) + len(call)
+    return [
+        e.Admitted(8, 8, 1, "train", 3, ids_of("2 + 3?"), 999, played=True),
+        e.Begun(8, "agents-0", 1),
+        e.Left(8, 1, "raised: KeyError: 'b' (line 3 of shop.py)", failed=True),
+        e.Begun(8, "agents-0", 2),
+        e.Called(8, 2, 9, None, ids_of(asked + opens), 5, 200, 1.0),
+        e.Leased(9, "rollout-0", 1),
+        e.Extended(9, 1, 0, 0, said, said),
+        e.Answered(9, 1, "stop"),
+        e.ToolFailed(8, 2, 9, "add"),
+        e.Called(8, 2, 10, (9, whole), result, 6, 200, 1.0),
+        e.Leased(10, "rollout-0", 1),
+        e.Extended(10, 1, 1, 0, last, last),
+        e.Answered(10, 1, "stop"),
+        e.Sealed(8, 2, "stop"),
+        e.Judged(8, Scored(0.5)),
+        e.Discarded(8, "zero_variance"),
+    ]
+
+
+def test_an_episode_is_shown_as_messages_with_calls_and_results(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_journal(run, [e.Published(0), *(event for n in range(8) for event in life(n)), *played()])
+    [one] = records(RunFiles(run), Wanted(failed=True), pytest.fail)
+    assert one.failed_calls == {"add": 1} and one.failures == [
+        "raised: KeyError: 'b' (line 3 of shop.py)"
+    ]
+    assert [(m.role, m.text, m.sampled) for m in one.messages] == [
+        ("system", "Be brief.", None),
+        ("user", "2 + 3?", None),
+        ("assistant", "", 0),
+        ("tool", "no b", None),
+        ("assistant", "5", 1),
+    ]
+    assert (one.messages[2].thoughts, one.messages[2].failed) == ("sum\x1b", "add")
+    assert [(call.name, call.arguments) for call in one.messages[2].calls] == [("add", '{"a": 2}')]
+    assert main(["rollouts", str(run), "--last", "1"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert "2 attempts" in head and "reward 0.5" in head
+    assert [line.split(None, 1) for line in lines if line] == [
+        ["failed", "raised: KeyError: 'b' (line 3 of shop.py)"],
+        ["failed", "1 calls of add"],
+        ["system", "Be brief."],
+        ["user", "2 + 3?"],
+        ["thinks", "sum\\x1b"],
+        ["calls", 'add {"a": 2}'],
+        ["failed", "this call of add failed"],
+        ["tool", "no b"],
+        ["assistant", "5"],
+    ]
+
+
 def test_a_step_that_a_crash_undid_is_told_once(run: Path) -> None:
     """The run had trained rollout 0 when it was killed; from the checkpoint it trains it again."""
     made: list[e.AnyEvent] = [e.Published(0), *life(0, end=False)]
@@ -149,29 +215,23 @@ def test_what_is_compacted_away_is_not_needed(run: Path) -> None:
     assert [(one.rollout, one.reason) for one in seen(run)] == [(1, "stale"), (2, "zero_variance")]
 
 
-def test_what_ended_since_a_checkpoint_is_read_from_there(run: Path) -> None:
-    """So that the newest rollouts do not cost the whole journal each time."""
+def test_what_ended_since_an_event_is_read_from_there(run: Path) -> None:
+    """So that the newest rollouts do not cost the whole journal, and are not given twice."""
     parts: list[list[e.AnyEvent]] = [
         [e.Published(0), *life(0)],
-        [*life(1), *life(2)],
-        [*life(3)],
+        [*life(1), *life(2, end=False)],
+        [e.Discarded(2, "stale"), *life(3)],
     ]
-    at = [parts[0], parts[0] + parts[1]]
-    make_journal(
-        run,
-        parts[0],
-        kept(fold(at[0]), len(at[0])),
-        parts[1],
-        kept(fold(at[1]), len(at[1])),
-        parts[2],
-    )
-    told = [[one.rollout for one in since(RunFiles(run), checkpoints)] for checkpoints in (1, 2, 3)]
-    assert told == [[3], [1, 2, 3], [0, 1, 2, 3]]
-
-
-def test_a_journal_without_a_checkpoint_is_read_whole(run: Path) -> None:
-    make_journal(run, [e.Published(0), *life(0), *life(1)])
-    assert [one.rollout for one in since(RunFiles(run), 1)] == [0, 1]
+    made = parts[0] + parts[1]
+    make_journal(run, parts[0], parts[1], kept(fold(made), len(made)), parts[2])
+    with SqliteHistory(run / JOURNAL) as history:
+        told = {
+            after: [one.rollout for _, one in newest_ended(history, 0, after)]
+            for after in (0, len(parts[0]), len(made), len(made) + 1)
+        }
+        found = [number for number, _ in history.backward(9, 12)]
+    assert [*told.values()] == [[3, 2, 1, 0], [3, 2, 1], [3, 2], [3]]
+    assert found == [12, 11, 10]
 
 
 def test_a_reader_keeps_nobody_from_writing(run: Path) -> None:
@@ -189,7 +249,7 @@ def test_a_large_journal_needs_the_memory_of_what_lives(run: Path) -> None:
     size = (run / JOURNAL).stat().st_size
     next(reading(run))  # imports and caches
     tracemalloc.start()
-    found = records(RunFiles(run), Wanted(last=1), pytest.fail)
+    found = list(records(RunFiles(run), Wanted(last=1), pytest.fail))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert [one.rollout for one in found] == [499]
@@ -199,14 +259,18 @@ def test_a_large_journal_needs_the_memory_of_what_lives(run: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "rollouts"),
     [
-        (Wanted(), list(range(2, 12))),
-        (Wanted(last=3), [9, 10, 11]),
-        (Wanted(prompt=7), [1, 3, 5, 7, 9, 11]),
-        (Wanted(prompt=7, last=2), [9, 11]),
-        (Wanted(reward_below=0.25), [0, 1, 2, 3]),
-        (Wanted(finish="length"), [0, 3, 6, 9]),
+        (Wanted(), list(range(11, 1, -1))),
+        (Wanted(last=3), [11, 10, 9]),
+        (Wanted(prompt=7), [11, 9, 7, 5, 3, 1]),
+        (Wanted(prompt=7, last=2), [11, 9]),
+        (Wanted(reward_below=0.25), [3, 2, 1, 0]),
+        (Wanted(reward_above=0.25, last=5), [11, 10, 9, 8]),
+        (Wanted(finish="length"), [9, 6, 3, 0]),
         (Wanted(split="evaluation"), []),
-        (Wanted(split="train", finish="stop", reward_below=0.5), [1, 2, 4, 5, 7]),
+        (Wanted(step=3), []),
+        (Wanted(failed=True), []),
+        (Wanted(living=True), []),
+        (Wanted(split="train", finish="stop", reward_below=0.5), [7, 5, 4, 2, 1]),
     ],
 )
 def test_filters_and_the_newest(wanted: Wanted, rollouts: list[int], run: Path) -> None:
@@ -243,7 +307,7 @@ def test_parquet_has_what_the_lines_have(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(record_files, "ROWS", 3)
-    make_journal(run, [e.Published(0)], *(life(n, text=f"a {n} é\x1b") for n in range(8)))
+    make_journal(run, [e.Published(0)], *(life(n, text=f"a {n} é\x1b") for n in range(8)), played())
     lines, table = tmp_path / "out.jsonl", tmp_path / "out.parquet"
     for to in (lines, table):
         assert main(["rollouts", str(run), "-o", str(to)]) == 0
@@ -251,8 +315,9 @@ def test_parquet_has_what_the_lines_have(
     rows = found.read().to_pylist()
     for row in rows:
         row["spans"] = [[*span.values()] for span in row["spans"]]
-    assert rows == [json.loads(line) for line in lines.read_text().splitlines()] and len(rows) == 8
-    assert found.num_row_groups == 3
+        row["failed_calls"] = dict(row["failed_calls"])
+    assert rows == [json.loads(line) for line in lines.read_text().splitlines()] and len(rows) == 9
+    assert found.num_row_groups == 3 and len(rows[0]["messages"]) == 5
     assert main(["rollouts", str(run), "-o", str(table)]) == 2  # it is there already
     monkeypatch.setattr(record_files, "find_spec", lambda package: None)
     assert main(["rollouts", str(run), "-o", str(tmp_path / "more.parquet")]) == 2
@@ -268,6 +333,23 @@ def test_without_its_model_a_run_has_ids_and_says_so(
     assert main(["rollouts", str(run)]) == 0
     out, err = capsys.readouterr()
     assert "response  52 50\n" in out and err.count("\n") == 1 and "tokenizer.json" in err
+
+
+def test_the_expected_answer_is_that_of_the_prompt_that_was_read(run: Path) -> None:
+    rows = [{"prompt": f"{n} * 7", "answer": str(7 * n)} for n in range(12)]
+    (run / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    make_journal(run, [e.Published(0), *life(0, prompt=6), *life(1, prompt=5)])
+    of_code = list(records(RunFiles(run), Wanted(), pytest.fail))
+    path = run / "sums.jsonl"
+    (run / RUN_TOML).write_text(f'task.name = "data"\ntask.path = "{path}"\ntask.eval_size = 2')
+    told = list(records(RunFiles(run), Wanted(), pytest.fail))
+    path.unlink()
+    gone = list(records(RunFiles(run), Wanted(), pytest.fail))
+    assert [[one.expected for one in found] for found in (of_code, told, gone)] == [
+        ["", ""],  # a class of the user's is not imported
+        ["", "42"],  # the other one read 6 * 7, and not 5 * 7
+        ["", ""],
+    ]
 
 
 def test_a_name_that_others_gave_is_escaped(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

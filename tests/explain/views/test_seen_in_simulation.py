@@ -11,13 +11,11 @@ from some_values import some
 
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.ledger import Account
-from asyncrl.explain.views.seen_rollouts import seen_rollouts
+from asyncrl.explain.views.newest_rollouts import living, newest_ended
 from asyncrl.journal import state
 from asyncrl.simulation import fake_world
 from asyncrl.simulation.run import SeedReport, simulate, simulate_agents
 from asyncrl.simulation.sim_disk import SimDisk
-
-ENDED = ("trained", "discarded", "buried")
 
 
 def counts(account: Account) -> Counter[str]:
@@ -37,9 +35,16 @@ def test_what_became_of_rollouts_adds_up_to_the_ledger(
     if forgotten:
         first = min(number for number, _ in disk.snapshots() if number >= forgotten)
         base = Experience.of(disk.snapshot(first))
-    seen = list(seen_rollouts(disk, forgotten))
-    assert len({one.rollout for one in seen}) == len(seen)
-    assert {one.rollout for one in seen if one.status not in ENDED} == set(end.rollouts)
-    found = Counter(one.reason for one in seen if one.status in ENDED)
+    seen = list(newest_ended(disk, forgotten))
+    assert len({one.rollout for _, one in seen}) == len(seen)
+    assert {one.rollout for one in living(disk)} == set(end.rollouts)
+    found = Counter(one.reason for _, one in seen)
     assert found == counts(end.ledger.rollouts) - counts(base.ledger.rollouts)
-    assert found[""] == sum(one.status == "trained" for one in seen)
+    assert found[""] == sum(one.status == "trained" for _, one in seen)
+    numbers = [number for number, _ in seen]
+    assert numbers == sorted(numbers, reverse=True)
+    if numbers:  # what ended after an event is the same, of which some lived at it
+        middle = numbers[len(numbers) // 2]
+        assert list(newest_ended(disk, forgotten, middle)) == [
+            one for one in seen if one[0] > middle
+        ]

@@ -112,8 +112,9 @@ const Charts = (() => {
       if (place !== section || !section.querySelector(".cards")) {
         place = section;
         const grid = element("div", { className: "cards" });
-        const heading = [...section.querySelectorAll("h2")];
-        section.replaceChildren(...heading, tools(), grid);
+        const bar = tools();
+        bar.prepend(...section.querySelectorAll("h2"));
+        section.replaceChildren(bar, grid);
         new ResizeObserver(() => charts.forEach((chart) => chart.resize())).observe(grid);
         matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
       }
