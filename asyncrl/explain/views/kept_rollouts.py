@@ -21,6 +21,8 @@ from asyncrl.messages import Split
 ENDED: dict[Split, int] = {"train": 120, "evaluation": 40}
 LIVING = 8
 """Rollouts that are shown: of those that have ended, and of those that live and have tokens."""
+FOLDED = 100_000
+"""Events since the last checkpoint from which those that live are found, at most."""
 SOUGHT = 2000
 """Rollouts at the end of the journal among which these are looked for."""
 TOKENS = 1_000_000
@@ -72,7 +74,10 @@ def _newest(files: RunFiles) -> list[SeenRollout]:
     left, tokens = dict(ENDED), dict.fromkeys(ENDED, TOKENS)
     found = list[SeenRollout]()
     with files.journal() as history:
-        now = [one for one in living(history) if one.ids][-LIVING:]
+        last = next((number for number, _ in history.backward(history.forgotten)), 0)
+        base = max((number for number, _ in history.snapshots()), default=0)
+        found_living = living(history) if last - base <= FOLDED else ()
+        now = [one for one in found_living if one.ids][-LIVING:]
         for _, seen in islice(newest_ended(history, history.forgotten), SOUGHT):
             if left[seen.split] and tokens[seen.split] > 0:
                 found.append(seen)

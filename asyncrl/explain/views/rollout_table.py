@@ -32,6 +32,8 @@ COLUMNS = (
 
 def rollouts(seen: SeenRun) -> Html:
     """The table, the newest first. Raises ConfigError where the journal cannot be read."""
+    if seen.standing == "begins":
+        return tag("p", "None yet.", class_="dim")
     found = seen.rollouts.renewed()
     notes = [*found.notes, *([] if found.rollouts else ["The journal has none yet."])]
     said = [tag("p", note, class_="dim") for note in notes]

@@ -155,7 +155,8 @@ class _Between:
     zero."""
 
     def __init__(self) -> None:
-        self._tokens: deque[tuple[int, int]] = deque(maxlen=LAST)  # generated so far, trained
+        self._tokens: deque[tuple[int, int]] = deque(maxlen=LAST)  # generated, and trained so far
+        self._trained = 0
         self._before: StepPoint | None = None
         self._life_s = 0.0  # that the run had worked before this life
 
@@ -166,9 +167,10 @@ class _Between:
             behind = (point.at - before.at) - (point.seconds - before.seconds)
             if behind > JUMP_S:
                 self._life_s, before = before.seconds, None
-        self._tokens.append((point.generated, point.trained))
+        self._trained += point.trained
+        self._tokens.append((point.generated, self._trained))
         generated = self._tokens[-1][0] - self._tokens[0][0]
-        trained = sum(tokens for _, tokens in self._tokens) - self._tokens[0][1]
+        trained = self._tokens[-1][1] - self._tokens[0][1]
         teach = min(1.0, trained / generated) if generated > 0 else None
         idle = [
             self._idle(point, before, since, earlier)

@@ -247,7 +247,7 @@ def test_runs_are_laid_over_each_other_and_rollouts_are_browsed(
         quiet.value("document.getElementById('runs-compare').click()")
         quiet.until("location.hash.startsWith('#with=')")
         keys = "[...document.querySelectorAll('.card .keys')].map(one => one.innerText).join()"
-        quiet.until(f"['one: mean', 'other: mean'].every(name => ({keys}).includes(name))")
+        quiet.until(f"['one', 'other'].every(name => ({keys}).includes(name))")
         quiet.open(f"{url}run/one/")
         quiet.until(f"{THERE} && {DRAWN} >= 8")
         cards = "[...document.querySelectorAll('.card')]"

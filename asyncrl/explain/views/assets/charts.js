@@ -22,10 +22,20 @@ const Charts = (() => {
     return state;
   }
 
+  // The runs under the ends of their names, behind what all begin with.
+  function named() {
+    const [first, ...others] = runs.map((run) => run.name);
+    let same = first.length;
+    for (const other of others) while (!other.startsWith(first.slice(0, same))) same -= 1;
+    const at = others.length ? first.slice(0, same).search(/[^-_.]*$/) : 0;
+    return runs.map((run) => ({ ...run, name: run.name.slice(at) || run.name }));
+  }
+
   const draw = () => {
     if (!runs.length) return;
     const now = options();
-    for (const chart of charts.values()) chart.draw(runs, now);
+    const drawn = named();
+    for (const chart of charts.values()) chart.draw(drawn, now);
   };
 
   const heard = {
