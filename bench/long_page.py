@@ -11,6 +11,7 @@ part, the first time and again. It prints seconds, bytes, and the server's large
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -106,6 +107,11 @@ def measure(page: str, server: int) -> None:
         print(f"  {name:13} {time.monotonic() - began:6.2f} s {size / 1024:8,.1f} KiB")
     memory = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server}/status").read_text())
     assert memory
+    ticks = Path(f"/proc/{server}/stat").read_text().rpartition(") ")[2].split()[11:13]
+    seconds = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    print(
+        f"server's processor time, with its start: {seconds:.1f} s; load {os.getloadavg()[0]:.0f}"
+    )
     print(f"server's memory: {int(memory[1]) / 1024:,.0f} MiB at most")
 
 

@@ -56,11 +56,12 @@ def _facts(seen: SeenRun) -> Iterator[tuple[str, str]]:
     task, model = task_and_model(seen.files.settings)
     yield "task", task
     yield "model", model
+    if (start := seen.files.start) is not None:
+        yield "host", start.host
     if (status := seen.status) is not None:
         yield "started", moment(status.at - status.seconds)
         if seen.standing != "goes on":
             yield "last seen" if seen.standing == "killed" else "ended", moment(status.at)
-    yield "directory", str(seen.files.path.absolute())
 
 
 def task_and_model(settings: Mapping[str, Any]) -> tuple[str, str]:
