@@ -43,6 +43,9 @@ def state(seen: SeenRun) -> tuple[str, str]:
             return f"evaluating version {status.evaluating}", "works"
         words = {"run": "training", "drain": "stopping", "stop": "stopping"}
         return words.get(status.phase, "starting"), "works"
+    last = seen.status
+    if seen.standing == "ended" and last is not None and last.step < last.steps:
+        return "ended early", "warns"
     return {
         "begins": ("starting", "works"),
         "ended": ("finished", "good"),
