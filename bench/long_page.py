@@ -30,13 +30,11 @@ from look_support import ids_of, make_run, rows, status, step
 
 from asyncrl.experience import events as e
 from asyncrl.explain.curve import StepPoint
-from asyncrl.explain.views.run_parts import PARTS
+from asyncrl.explain.views.run_parts import FIRST_SCREEN, PARTS
 from asyncrl.journal import SqliteDisk
 from asyncrl.messages import Scored
 from asyncrl.runtime.run_dir import JOURNAL
 
-FIRST = ("head", "figures", "diagnosis", "curves")
-"""Parts of the first screen."""
 GROUP, TOKENS = 8, 64
 
 
@@ -97,7 +95,7 @@ def measure(page: str, server: int) -> None:
     began, weight = time.monotonic(), 0
     ask(page)
     print(f"frame: {time.monotonic() - began:.2f} s")
-    paths = ["", *re.findall(r'src="([^"]+)"', ask(page).decode()), *map(part, FIRST)]
+    paths = ["", *re.findall(r'src="([^"]+)"', ask(page).decode()), *map(part, FIRST_SCREEN)]
     for path in paths:
         weight += len(ask(page + path))
     print(f"first screen: {time.monotonic() - began:.2f} s, {weight / 1024:,.0f} KiB")

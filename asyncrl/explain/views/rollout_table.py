@@ -7,6 +7,7 @@ from __future__ import annotations
 from asyncrl.explain.views.html_page import Html, joined, tag
 from asyncrl.explain.views.kept_rollouts import FoundRollouts
 from asyncrl.explain.views.rollout_part import choice, legends, rollout_detail
+from asyncrl.explain.views.rollout_records import SPLITS, became
 from asyncrl.explain.views.seen_messages import Decode
 from asyncrl.explain.views.seen_rollouts import SeenRollout
 from asyncrl.explain.views.seen_run import SeenRun
@@ -83,7 +84,6 @@ def _tools() -> Html:
 
 
 def _row(seen: SeenRollout, decode: Decode) -> Html:
-    outcome = f"{seen.status}: {seen.reason}" if seen.reason else seen.status
     gain = seen.gain
     cells = [
         _snippet(seen.prompt, decode, last=True),
@@ -93,7 +93,7 @@ def _row(seen: SeenRollout, decode: Decode) -> Html:
         _number(seen.tokens),
         _number(seen.lag),
         _plain(seen.finish),
-        _plain(outcome),
+        _plain(became(seen)),
     ]
     number = str(seen.rollout)
     where = f"group {seen.group}, prompt {seen.prompt_index}"
@@ -103,7 +103,7 @@ def _row(seen: SeenRollout, decode: Decode) -> Html:
         "tr",
         tag("td", chosen),
         tag("td", opens, data_value=seen.rollout, title=where),
-        tag("td", seen.split, title=where),
+        tag("td", SPLITS[seen.split], title=where),
         *cells,
         data_words=f"{where} {seen.finish}",
     )
