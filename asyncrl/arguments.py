@@ -26,7 +26,10 @@ COMPARE = (
     "Show runs side by side: the settings in which they differ, and their results. They may be "
     "alive, or over."
 )
-RUNS = "List the runs in a directory, the newest first, each with its state and its steps."
+RUNS = (
+    "List the runs in a directory, the newest first: state, steps, held-out accuracy, and the time "
+    "of devices that each has used."
+)
 PAGE = (
     "Serve a page for browsers: of a run that lives or is over, or of all runs in a folder. It has "
     "curves that can be laid over each other, what limits the run, the flow, and rollouts to "

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.explain.run_files import RunFiles
-from asyncrl.explain.views.rollout_records import since
+from asyncrl.explain.views.rollout_records import Wanted, newest
 from asyncrl.explain.views.seen_turns import SeenTurn
 
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     forked = [
         (sum(turn.tokens for turn in one.turns), paths(one.turns))
-        for one in since(RunFiles(parser.parse_args().run))
+        for one in newest(RunFiles(parser.parse_args().run), Wanted(), None)
         if len(paths(one.turns)) > 1
     ]
     ends, independent = sum(len(of) for _, of in forked), sum(sum(of) for _, of in forked)

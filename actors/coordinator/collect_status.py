@@ -25,7 +25,7 @@ from asyncrl.explain.conditions.agreement import agreeing
 from asyncrl.explain.conditions.condition import RunFacts
 from asyncrl.explain.conditions.starts import in_words
 from asyncrl.explain.conditions.table import findings
-from asyncrl.explain.diagnosis import listed
+from asyncrl.explain.diagnosis import diagnose, listed
 from asyncrl.explain.run_status import NAMED, ActorStatus, AwaitedRollout, GroupCounts, RunStatus
 from asyncrl.explain.summary import RolloutTotals, TokenTotals
 from asyncrl.messages import Report, Role, StatusUpdate
@@ -186,7 +186,7 @@ def collect_update(parts: Components) -> StatusUpdate:
     curve, pauses = parts.curve, parts.publishing.pauses
     accuracy_version = max(curve.figures, default=-1)
     phase, note = _phase(parts)
-    metrics = curve.step_metrics
+    metrics, recent = curve.step_metrics, parts.store.outcomes.recent
     return StatusUpdate(
         seconds=statistics.seconds,
         phase=phase,
@@ -221,6 +221,11 @@ def collect_update(parts: Components) -> StatusUpdate:
             "trainer": stepping.version if stepping else 0,
         },
         alarms=[alarm.sentence for alarm in parts.outside_alarms.last],
+        judged=recent.rewards,
+        judged_reward=recent.reward,
+        judged_exact=recent.exact,
+        filtered=recent.filtered,
+        limit=diagnose(collect_status(parts)) if parts.lifecycle.phase is Phase.RUN else "",
     )
 
 

@@ -19,7 +19,7 @@ def look_outside(parts: Components) -> None:
         journal_why=parts.journal_status().trouble,
         judge_missed=parts.scoring.judge.missed,
         judge_why=parts.scoring.judge.why,
-        recent=parts.store.outcomes.recent,
+        recent=parts.store.outcomes.recent.alarming,
     )
     if parts.outside_alarms.look(facts):
         parts.metrics.alarmed(alarm.name for alarm in parts.alarms)

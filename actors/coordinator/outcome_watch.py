@@ -20,7 +20,7 @@ LAST = 256
 TOOLS = 64
 """Characters of a tool's name."""
 NOT_FILTERED = frozenset({"stale", "no_verdict", "k_min", "truncated", "not_chosen"})
-"""Reasons for which a judged rollout is discarded that no filter gave."""
+"""Reasons for which a judged rollout or group is dropped that no filter gave."""
 
 Fate = Literal["taken", "too_easy", "too_hard", "equal"]
 
@@ -84,6 +84,11 @@ class OutcomeWatch:
             group = state.groups[rollout.group]
             _put(self._groups, group.id, _fate(group))
 
+    def _dropped(self, event: e.Dropped, state: ExperienceState) -> None:
+        group = state.groups.get(event.group)
+        if group is not None and group.split == "train" and event.reason not in NOT_FILTERED:
+            _put(self._groups, group.id, _fate(group))
+
     def _taken(self, event: e.Taken, state: ExperienceState) -> None:
         for number in event.rollouts:
             if (rollout := state.rollouts.get(number)) is not None:
@@ -114,6 +119,7 @@ class OutcomeWatch:
 _NOTES: dict[type, Callable[[OutcomeWatch, Any, ExperienceState], None]] = {
     e.Judged: OutcomeWatch._judged,
     e.Discarded: OutcomeWatch._discarded,
+    e.Dropped: OutcomeWatch._dropped,
     e.Taken: OutcomeWatch._taken,
     e.Answered: OutcomeWatch._answered,
     e.ToolFailed: OutcomeWatch._tool_failed,

@@ -1,6 +1,6 @@
 """Alarms of what lies outside of a step: the disk, the judge, and what came of the last rollouts.
 Invariant: an alarm is logged when it begins and each time that it says something else, and once
-more when it is over. What only counts on says nothing else.
+more when it is over. One that only counts on keeps its first words.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class OutsideAlarms:
     def look(self, facts: RunFacts) -> bool:
         """Look at the facts of the disk. Returns True if the alarms have changed."""
         found = findings(facts)
-        said = {_news(alarm) for alarm in self.last}
-        new = {alarm for alarm in found if _news(alarm) not in said}
+        said = {_news(alarm): alarm for alarm in self.last}
+        found = tuple(said.get(_news(alarm), alarm) for alarm in found)
+        new = {alarm for alarm in found if alarm not in self.last}
         if not new and len(found) == len(self.last):
             self.last = found
             return False

@@ -58,9 +58,10 @@ async def tick(parts: Components, replace: Replace) -> None:
         parts.statistics.tick(parts.store.experience.ledger.tokens)
         _measure(parts)
         parts.underway.look(under_way(parts), now)
-        update = collect_update(parts)
-        for launcher in parts.roster.of("launcher"):
-            if launcher.has_room():  # one that is stopped is told later how the run stands then
+        # one that is stopped is told later how the run stands then
+        if takers := [peer for peer in parts.roster.of("launcher") if peer.has_room()]:
+            update = collect_update(parts)
+            for launcher in takers:
                 launcher.send(update)
         parts.changes.set()
 

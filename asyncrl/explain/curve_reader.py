@@ -6,6 +6,7 @@ begins again. The number of a file tells no two files apart: a system gives it a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import BinaryIO
 from asyncrl.config.errors import usable
 from asyncrl.explain.curve import LINE_BYTES, Point, point_of
 from asyncrl.files import open_regular
+
+TAIL = 2**17
+"""Bytes at the end of a curve in which its last points are looked for."""
 
 
 class CurveReader:
@@ -73,3 +77,14 @@ class CurveReader:
         last = self._last or b""
         file.seek(self._at - len(last))
         return self._last is not None and file.read(len(last)) == last
+
+
+def last_points(path: Path) -> list[Point]:
+    """The points at the end of a curve, the newest first: those in its last TAIL bytes, but for a
+    line that is being written; none where there is no curve. Raises ConfigError."""
+    with usable(path, "read"), suppress(FileNotFoundError), open_regular(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+        lines = file.read(TAIL).splitlines(keepends=True)
+        found = (point_of(line) for line in reversed(lines) if line.endswith(b"\n"))
+        return [point for point in found if point is not None]
+    return []

@@ -41,6 +41,7 @@ TEACHES_NOTHING = (
     "filtered_in_a_row",
 )
 """Conditions for which a trainer waits however much is generated, the most pressing first."""
+WELL = "Both sides work, and neither waits long for the other."
 NAMES = 4
 """Most names in one sentence."""
 COORDINATOR = "coordinator"
@@ -68,7 +69,7 @@ def _candidates(status: RunStatus) -> Iterator[str]:
         yield f"Nobody says what it waits for but by name: {_waits(status) or 'nothing'}."
     for name in TEACHES_NOTHING:
         yield from _found(status, name)
-    yield "Both sides work, and neither waits long for the other."
+    yield WELL
 
 
 def _supervised(status: RunStatus) -> str:
@@ -145,21 +146,26 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
     yield from _actors_gone(status)
     for name in TEACHES_NOTHING:
         yield from _found(status, name)
-    flows = sealed > leased or status.token_s < SILENT_S
-    if sealed and status.verdict_s > STUCK_S and flows:
+    judges = [actor for actor in status.actors if actor.role == "reward" and actor.here]
+    with_them = f"{sum(a.holds for a in judges)} of them with {_names(judges) or 'nobody'}"
+    if sealed and status.verdict_s > STUCK_S and (sealed > leased or status.token_s < SILENT_S):
         yield (
-            f"No verdict has come for {duration(status.verdict_s)}, and {sealed} answers wait for "
-            "one: the verifier or the judge is stuck; look at its server (judge.url), or at what "
-            "it runs (task.verifier). task.verdict_s ends a verdict that takes longer."
+            f"No verdict has come for {duration(status.verdict_s)}: verifiers are the slow side, "
+            f"and may be stuck. {sealed} answers wait, {with_them}: look at the judge's server "
+            "(judge.url), or at what task.verifier waits for; task.verdict_s ends what takes long."
         )
     if sealed > leased:
-        judges = [actor for actor in status.actors if actor.role == "reward" and actor.here]
         yield (
             f"The trainer waits for verdicts: verifiers are the slow side. {sealed} answers "
-            f"wait, {sum(a.holds for a in judges)} of them "
-            f"with {_names(judges) or 'nobody'}, and {leased} responses are still being "
+            f"wait, {with_them}, and {leased} responses are still being "
             f"generated; the last verdict came {duration(status.verdict_s)} ago. To judge more "
             "at a time, raise reward.actors or reward.concurrency."
+        )
+    if _held_by_evaluation(status):
+        yield (
+            f"The evaluation of version {status.evaluating} holds the publication of version "
+            f"{status.step}, for which the trainer waits: lower task.eval_size, or "
+            "evaluation.hold_s, the seconds for which it may."
         )
     if _awaits_weights(status):
         yield (
@@ -169,8 +175,7 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
     if status.evaluating is not None and not status.groups.live:
         yield (
             f"The trainer has nothing to do, and waits until version {status.evaluating} is "
-            f"evaluated: {leased + sealed} answers to come; with a smaller task.eval_size, or "
-            "evaluation.hold_s, that takes less."
+            f"evaluated: {leased + sealed} answers to come; lower task.eval_size."
         )
     if _with_agents(status):
         yield f"The trainer waits for experience, and agents are the slow side: {_episodes(status)}"
@@ -283,13 +288,14 @@ def facts_of(status: RunStatus) -> RunFacts:
 
 
 def outside_facts(status: RunStatus) -> RunFacts:
-    """The facts of the disk and the judge alone."""
+    """The facts that raise an alarm outside of steps."""
     return RunFacts(
         unwritten=status.unwritten,
         unwritten_why=status.unwritten_why,
         journal_why=status.journal.trouble,
         judge_missed=status.judge_missed,
         judge_why=status.judge_why,
+        recent=status.recent.alarming,
     )
 
 
@@ -333,6 +339,12 @@ def _awaited_by_all(status: RunStatus) -> bool:
 
 def _awaits_weights(status: RunStatus) -> bool:
     return status.idle.get("rollout", {}).get("weights", 0.0) >= IDLE
+
+
+def _held_by_evaluation(status: RunStatus) -> bool:
+    """True if a version is made and not published, and nothing but an evaluation is under way."""
+    made = status.committed is not None and status.step > status.committed
+    return made and status.publication is None and status.evaluating is not None
 
 
 def _with_agents(status: RunStatus) -> bool:

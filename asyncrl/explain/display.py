@@ -10,7 +10,6 @@ from __future__ import annotations
 import select
 from collections import deque
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 
@@ -22,7 +21,9 @@ from rich.text import Text
 
 from asyncrl.escape import escaped
 from asyncrl.explain.cell import CellOutput, in_notebook
+from asyncrl.explain.diagnosis import WELL
 from asyncrl.explain.rows import summary_rows, update_rows
+from asyncrl.explain.step_pace import StepPace
 from asyncrl.explain.summary import Summary
 from asyncrl.messages import Progress, StatusUpdate
 from asyncrl.runtime.progress import amount, progress_line
@@ -34,6 +35,8 @@ WAIT_LINE_S = 10.0
 """Least seconds between two plain lines while no step is taken."""
 FIRST_LINE_S = 2.0
 """Seconds after which something takes long enough for a line."""
+BAR = 48
+"""Columns of the bar of steps."""
 NOTES = 100
 """Notes that are kept for a reader who takes nothing; the oldest go first."""
 
@@ -53,6 +56,7 @@ class Display:
         self._notes: deque[str] = deque(maxlen=NOTES)  # to be printed
         self._told = "", FIRST_LINE_S  # what progress is of, and the second of its next line
         self._alarms: list[str] = []  # those of the last update
+        self._pace = StepPace()
 
     def __enter__(self) -> Display:
         if self._live:
@@ -74,13 +78,16 @@ class Display:
         self._notes += [alarm for alarm in status.alarms if alarm not in self._alarms]
         begins = status.phase == "starting"  # another life knows nothing of the disk yet
         if self._alarms and not status.alarms and not begins:
-            self._notes.append("The disk takes again what the run writes.")
+            self._notes.append("What raised the last alarm is over.")
         self._alarms = status.alarms
+        self._pace.saw(status.seconds, status.step)
         self._print_notes()
         if not self._taken():
             return
         if self._live:
-            self._live.update(panel(status), refresh=True)
+            self._live.update(
+                panel(status, self._pace.left_s(status.step, status.steps)), refresh=True
+            )
         elif _is_news(status, self._printed):
             self._printed = status
             self._print(line(status))
@@ -140,33 +147,47 @@ def _is_news(status: StatusUpdate, printed: StatusUpdate | None) -> bool:
 
 
 def line(status: StatusUpdate) -> str:
-    """One line of text."""
+    """One line of text. It says what limits the run before the first step, and in trouble."""
     figures = "  ".join(f"{name} {value}" for name, value in update_rows(status))
-    notes = [status.note, *map(progress_line, status.progress)]
+    limit = status.limit if status.alarms or not status.step else ""
+    notes = [status.note, limit, *map(progress_line, status.progress)]
     return (
         f"{clock(status.seconds)}  {status.phase}  step {status.step}/{status.steps}  {figures}"
         + "".join(f"  | {note}" for note in notes if note)
     )
 
 
-def panel(status: StatusUpdate) -> RenderableType:
-    """A block of a terminal."""
-    s = status
+def panel(status: StatusUpdate, left_s: float | None = None) -> RenderableType:
+    """A block of a terminal: what fails first, then the state with what limits it, then a line for
+    each metric. It takes `left_s` seconds more."""
+    s, colour = status, _colour(status)
     head = Table.grid(padding=(0, 2))
     head.add_row(
-        Text(escaped(s.phase), style="bold"),
-        ProgressBar(total=max(s.steps, 1), completed=s.step, width=32),
+        Text(escaped(s.phase), style=f"bold {colour}"),
         f"step {s.step}/{s.steps}",
         f"{clock(s.seconds)} elapsed",
-        f"{clock(s.seconds * (s.steps - s.step) / s.step)} left" if s.step else "",
+        "" if left_s is None else f"{clock(left_s)} left",
+    )
+    bar = Table.grid()
+    bar.add_row(
+        ProgressBar(total=max(s.steps, 1), completed=s.step, width=BAR, complete_style=colour)
     )
     body = Table.grid(padding=(0, 2))
-    rows = update_rows(status)
-    for pair in (rows[at : at + 2] for at in range(0, len(rows), 2)):
-        cells = ((Text(name, style="dim"), Text(escaped(said))) for name, said in pair)
-        body.add_row(*chain.from_iterable(cells))
+    for name, said in update_rows(status):
+        body.add_row(Text(name, style="dim", no_wrap=True), Text(escaped(said)))
+    fails = [Text(escaped(alarm), style="bold red") for alarm in s.alarms if alarm != s.limit]
+    limit = [Text(escaped(s.limit), style=colour)] if s.limit else []
     notes = [Text(escaped(s.note), style="italic")] if s.note else []
-    return Group(head, body, *_bars(s.progress), *notes)
+    return Group(*fails, *notes, head, bar, *limit, body, *_bars(s.progress))
+
+
+def _colour(status: StatusUpdate) -> str:
+    """The colour of a state: red in trouble, green where all works, yellow where a side waits."""
+    if status.alarms:
+        return "red"
+    if status.phase != "training":
+        return "cyan"
+    return "green" if status.limit in ("", WELL) else "yellow"
 
 
 def _bars(items: Sequence[Progress]) -> list[RenderableType]:

@@ -34,6 +34,11 @@ class RecentOutcomes(msgspec.Struct, frozen=True, kw_only=True):
     failed_attempts: dict[str, int] = {}
 
     @property
+    def alarming(self) -> RecentOutcomes:
+        """The same without groups: that some are filtered is usual, and raises no alarm."""
+        return msgspec.structs.replace(self, groups=0, too_easy=0, too_hard=0, equal=0)
+
+    @property
     def filtered(self) -> float | None:
         """The share of the groups that was filtered, 0 to 1; None before there are any."""
         filtered = self.too_easy + self.too_hard + self.equal

@@ -36,9 +36,15 @@ def update_rows(now: StatusUpdate) -> list[FigureRow]:
     accuracy += OF_WEIGHTS[now.accuracy_weights] * (accuracy != NONE)
     over = _over(now.accuracy_asked, now.accuracy_prompts)
     return [
-        ("reward", number(now.reward)),
+        ("reward", _reward(now)),
         ("held-out accuracy", accuracy + over),
-        *_responses(now.exact, now.truncated, now.response_tokens, now.entropy),
+        *_responses(
+            now.judged_exact if now.exact is None else now.exact,
+            now.truncated,
+            now.response_tokens,
+            now.entropy,
+        ),
+        *([] if now.filtered is None else [("filtered", f"{share(now.filtered)} of groups")]),
         _rates(now.generated_per_s, now.trained_per_s),
         _lag(now.lag_mean, now.lag_max),
         ("queue", f"{count(now.queue_items)} rollouts, {size(now.queue_bytes)}"),
@@ -150,6 +156,13 @@ def _responses(
         ("length", f"{number(tokens, 1)} tokens"),
         ("entropy", f"{number(entropy)} nats a token"),
     ]
+
+
+def _reward(now: StatusUpdate) -> str:
+    """The mean reward of the last step; before the first one that of what is judged."""
+    if now.reward is not None or now.judged_reward is None:
+        return number(now.reward)
+    return f"{number(now.judged_reward)} of {count(now.judged)} judged"
 
 
 def _rates(generated: float | None, trained: float | None) -> FigureRow:

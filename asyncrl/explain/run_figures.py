@@ -103,7 +103,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
             discarded=self.tokens.discarded,
         )
         said = [*(found.sentence for found in findings(facts)), *self.raised]
-        return agreeing_sentences(dict.fromkeys(said))
+        return agreeing_sentences(said)
 
 
 def run_figures(files: RunFiles, sums: CurveSums | None = None) -> RunFigures:

@@ -195,7 +195,7 @@ class RunFiles:
                 yield history
         except JournalError as error:
             raise ConfigError(f"{error}.") from None
-        except ImpossibleEvent as error:
+        except (ImpossibleEvent, KeyError) as error:  # the latter of a journal of somebody else's
             raise ConfigError(
                 f"{path}: its events do not follow from one another ({error}), so that its "
                 "rollouts are not known."

@@ -1,4 +1,5 @@
-"""`asyncrl runs`: the runs in a folder. Nothing that they name is imported."""
+"""`asyncrl runs`: the runs in a folder, the newest first, each with how it stands, its accuracy and
+what it cost. Nothing that they name is imported."""
 
 from __future__ import annotations
 
@@ -8,14 +9,17 @@ from pathlib import Path
 
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.paths import exists, is_file, is_folder
+from asyncrl.explain.curve import EvaluationPoint, Point
+from asyncrl.explain.curve_reader import last_points
 from asyncrl.explain.run_figures import standing
 from asyncrl.explain.run_files import RunFiles
-from asyncrl.runtime.run_dir import ORIGINS, RUN_TOML
-from asyncrl.words import NONE, duration
+from asyncrl.explain.run_status import RunStatus
+from asyncrl.runtime.run_dir import METRICS, ORIGINS, RUN_TOML
+from asyncrl.words import NONE, duration, number
 
 FOLDER = Path("runs")
 """The folder in which a run is looked for where none is named."""
-HEAD = ("run", "state", "step", "began", "directory")
+HEAD = ("run", "state", "step", "accuracy", "worked", "device time", "began", "directory")
 
 
 def runs_in(folder: Path) -> list[RunFiles]:
@@ -39,18 +43,45 @@ def newest_run(folder: Path = FOLDER) -> Path:
 
 
 def run_rows(folder: Path, now: float) -> Iterator[tuple[str, ...]]:
-    """A row for each run in a folder, below a head. Raises ConfigError if there is none."""
+    """A row for each run in a folder, below a head. Of a curve the end is read. Raises ConfigError
+    if there is none."""
     if not (found := runs_in(folder)):
         what = "there is no run in it" if exists(folder) else "there is no such directory"
         raise ConfigError(f"{folder}: {what}; give the directory that has your runs.")
     yield HEAD
     for files in found:
-        step = steps = NONE
-        with suppress(ConfigError):
-            step = str(files.status.step)
-            steps = str(files.status.steps)
-        ago = f"{duration(max(0.0, now - _began(files.path)))} ago"
-        yield files.path.name, _standing(files), f"{step}/{steps}", ago, str(files.path)
+        yield files.path.name, _standing(files), *run_cells(files, now), str(files.path)
+
+
+def run_cells(files: RunFiles, now: float) -> tuple[str, str, str, str, str]:
+    """Say the steps of a run, its accuracy, the time that it worked, that of its devices, and when
+    it began. Of the curve the end is read."""
+    step, accuracy, worked, cost = NONE, NONE, NONE, NONE
+    with suppress(ConfigError):
+        points = last_points(files.path / METRICS)
+        accuracy = number(_accuracy(points), 3)
+        seconds = points[0].seconds if points else None
+        if (status := files.last_status) is not None:
+            step = f"{status.step}/{status.steps}"
+            seconds = max(seconds or 0.0, status.seconds)
+            cost = duration(seconds * _devices(status))
+        worked = duration(seconds)
+    began = f"{duration(max(0.0, now - _began(files.path)))} ago"
+    return step, accuracy, worked, cost, began
+
+
+def _accuracy(points: list[Point]) -> float | None:
+    """The held-out accuracy that was measured last, of the newest points."""
+    known = (p.accuracy for p in points if isinstance(p, EvaluationPoint))
+    return next((accuracy for accuracy in known if accuracy is not None), None)
+
+
+def _devices(status: RunStatus) -> int:
+    """Devices that a run has: those of its rollout actors, and those of its trainer's ranks. One
+    that is lent counts once, as it is the trainer's."""
+    lent = status.lending.engines if status.lending is not None else 0
+    roles = [actor.role for actor in status.actors if not actor.removed]
+    return roles.count("trainer") + roles.count("rollout") - lent
 
 
 def _standing(files: RunFiles) -> str:

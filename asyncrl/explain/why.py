@@ -106,7 +106,7 @@ def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: 
         for actor in status.actors
         if actor.removed
     ]
-    return agreeing_sentences(dict.fromkeys([*sentences, *status.alarms]))
+    return agreeing_sentences([*sentences, *status.alarms])
 
 
 def _standing(status: RunStatus, lives: bool, age_s: float, stalled: bool, run: Path) -> str:

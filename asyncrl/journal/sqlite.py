@@ -207,9 +207,10 @@ class SqliteHistory:
                 if due is None:
                     due = ends
                 if ends < due or (place and ends > due):
+                    what = "events {} to {} twice" if ends > due else "no events from {} to {}"
+                    between = what.format(min(ends, due) + 1, max(ends, due))
                     raise JournalError(
-                        f"the journal {self._path} has not events {first} to {due} once each, in "
-                        "order: go back to a copy of it"
+                        f"the journal {self._path} has {between}: go back to a copy of it"
                     )
                 yield from reversed(
                     [

@@ -68,7 +68,10 @@ class StatusUpdate(Message, frozen=True):
     the last step's responses there are the mean `reward`, the shares that are `exact` and
     `truncated`, their mean length and their entropy (nats a token); None before there are any.
     `done` counts what each role has done so far: tokens, verdicts, episodes, steps. `alarms` are
-    sentences about the disk, as it is now. `sft` is of a supervised run, None for any other."""
+    sentences about the disk, the judge and what fails, as it is now. Of the last `judged` training
+    answers there are the mean reward and the share that is exact; of the last groups the share that
+    was `filtered`. `limit` says what limits the run now. `sft` is of a supervised run, None for any
+    other."""
 
     seconds: float
     phase: str
@@ -98,6 +101,11 @@ class StatusUpdate(Message, frozen=True):
     accuracy_asked: int = 0
     accuracy_prompts: int = 0
     alarms: list[str] = []
+    judged: int = 0
+    judged_reward: float | None = None
+    judged_exact: float | None = None
+    filtered: float | None = None
+    limit: str = ""
     sft: SftUpdate | None = None
 
 

@@ -22,9 +22,15 @@ def heard(events: list[e.AnyEvent]) -> EventStore:
     return store
 
 
+def filtered(number: int, reward: float) -> list[e.AnyEvent]:
+    """A group that is filtered by its rollout, or as a whole."""
+    alone = life(number, reward=reward)
+    return alone if number % 2 else [*alone[:-1], e.Dropped(number, "zero_variance")]
+
+
 def test_groups_are_told_apart_and_only_the_last_are_counted() -> None:
     rewards = [(0.0, 1.0, 0.25)[number % 3] for number in range(400)]
-    lives = [event for n, reward in enumerate(rewards) for event in life(n, reward=reward)]
+    lives = [event for n, reward in enumerate(rewards) for event in filtered(n, reward)]
     taken = [*life(400, end=False), e.Taken(0, [400])]
     recent = heard([e.Published(0), *lives, *taken]).outcomes.recent
     last = [*rewards, 1.0][-LAST:]

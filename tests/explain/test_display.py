@@ -13,8 +13,8 @@ from rich.console import Console
 
 from asyncrl.config import load
 from asyncrl.config.derived import derived
-from asyncrl.explain.display import Display, line, show_rows, show_summary
-from asyncrl.explain.rows import summary_rows
+from asyncrl.explain.display import Display, line, panel, show_rows, show_summary
+from asyncrl.explain.rows import summary_rows, update_rows
 from asyncrl.explain.summary import (
     Accuracy,
     Publications,
@@ -163,7 +163,7 @@ def test_an_alarm_is_a_note_when_it_begins_and_each_time_that_it_says_more() -> 
     assert output(console).splitlines()[1:] == [
         "One failed.",
         "Two failed.",
-        "The disk takes again what the run writes.",
+        "What raised the last alarm is over.",
     ]
 
 
@@ -171,7 +171,56 @@ def test_another_life_does_not_say_that_the_disk_is_well() -> None:
     with Display(console := plain()) as display:
         for phase, alarms in (("training", ["One failed."]), ("starting", []), ("training", [])):
             display.update(msgspec.structs.replace(STATUS, phase=phase, alarms=alarms))
-    assert "takes again" not in output(console)
+    assert "is over" not in output(console)
+
+
+LIMIT = "None of the last 128 rewards is above 0, so nothing can be learned."
+FAILS = "92% of the last 60 attempts of agents failed (55 timeout)."
+
+
+def test_failures_come_first_and_nothing_breaks_at_sixty_columns() -> None:
+    found = msgspec.structs.replace(
+        STATUS, step=0, reward=None, exact=None, judged=128, judged_reward=0.25, judged_exact=0.5,
+        filtered=0.8, limit=LIMIT, alarms=[FAILS],
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=60)
+    console.print(panel(found, 3700.0))
+    lines = [text.rstrip() for text in output(console).splitlines()]
+    assert all(len(text) <= 60 for text in lines)
+    assert lines[0] == FAILS and lines[1].split("  ")[0] == "training"
+    assert "1:15 elapsed" in lines[1] and "1:01:40 left" in lines[1]
+    assert " ".join(lines[3:5]) == LIMIT
+    rows = dict(text.split("  ", 1) for text in lines[5:])
+    assert {name: said.strip() for name, said in rows.items()} == dict(update_rows(found))
+    assert rows["reward"].strip() == "0.25 of 128 judged", "before the first step"
+    assert rows["filtered"].strip() == "80% of groups" and "50% exact" in rows["responses"]
+    assert LIMIT in line(found) and LIMIT not in line(STATUS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "colour"),
+    [
+        ({}, "32"),
+        ({"limit": "The trainer waits."}, "33"),
+        ({"limit": "The trainer waits.", "alarms": ["The disk is full."]}, "31"),
+        ({"phase": "starting"}, "36"),
+    ],
+)
+def test_the_state_has_a_colour(changes: dict[str, object], colour: str) -> None:
+    with Display(console := terminal()) as display:
+        display.update(at(1.0, **changes))
+    assert f"\x1b[1;{colour}m{changes.get('phase', 'training')}" in output(console)
+
+
+def test_the_time_that_is_left_follows_the_last_steps() -> None:
+    """A run whose steps slow down tenfold: its end is not in 26 s for four minutes."""
+    with Display(console := terminal()) as display:
+        for step in range(1, 21):
+            display.update(at(1000.0 + step, step=step, steps=40))
+        assert "0:20 left" in output(console)
+        for step in range(21, 31):
+            display.update(at(1020.0 + 10 * (step - 20), step=step, steps=40))
+    assert "1:40 left" in output(console).rpartition("step 30/40")[2]
 
 
 @pytest.mark.parametrize("news", [{"phase": "evaluating"}, {"accuracy_version": 5}, {"step": 20}])

@@ -135,6 +135,10 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
         standing(idle=STARVED, groups=GroupCounts(live=5, max_live=8, filtered=90, patience=512)),
         ["The last 90 groups were all filtered", "512 end the run"],
     ),
+    "an evaluation holds a publication": (
+        standing(idle=STARVED, step=13, committed=12, evaluating=12, publication=None),
+        ["The evaluation of version 12 holds the publication of version 13", "task.eval_size"],
+    ),
     "a judge is stuck": (
         standing(idle=STARVED, verdict_s=95.0, rollouts={"leased": 4, "sealed": 30}),
         ["No verdict has come for 95 s", "30 answers wait", "judge.url"],

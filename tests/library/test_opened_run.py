@@ -14,7 +14,8 @@ from look_support import evaluation, make_run, status, step
 import asyncrl as rl
 from asyncrl.cli import main
 from asyncrl.config import ConfigError
-from asyncrl.runtime.run_dir import LOCK
+from asyncrl.explain.run_status import ActorStatus
+from asyncrl.runtime.run_dir import LOCK, METRICS, STATUS
 
 HOLDER = """\
 import fcntl, signal, sys, time
@@ -43,9 +44,18 @@ def test_runs_are_listed_newest_first_with_their_states(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rl.runs(tmp_path / "none") == []
-    made = {"ended": status(ok=True), "failed": status(ok=False), "killed": status()}
+    ranks = [
+        ActorStatus(name=n, role=r, here=True, incarnation=0, pid=1, seconds=1.0, removed=gone)
+        for n, r, gone in (
+            ("trainer-0", "trainer", ""),
+            ("rollout-0", "rollout", ""),
+            ("rollout-1", "rollout", "was killed"),
+        )
+    ]
+    made = {"ended": status(ok=True, actors=ranks), "failed": status(ok=False), "killed": status()}
     for age, (name, told) in enumerate(made.items()):
-        path = make_run(tmp_path / "runs" / name, status=told)
+        points = [step(1), evaluation(1, 0.25), evaluation(2, 0.75), step(2)]
+        path = make_run(tmp_path / "runs" / name, points, status=told)
         os.utime(path / "run.toml", (1e9 - age, 1e9 - age))
     (tmp_path / "runs" / "notes.txt").write_text("no run")
     (tmp_path / "runs" / "other").mkdir()
@@ -55,6 +65,15 @@ def test_runs_are_listed_newest_first_with_their_states(
     assert main(["runs", str(tmp_path / "runs")]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in shown] == [["run", "state"], *([one] * 2 for one in made)]
+    for line in shown[1:]:
+        assert line.split()[2:6] == ["12/100", "0.750", "8", "min"]  # 500 s, as the status says
+    assert "17 min" in shown[1], "500 s of two devices"
+    (tmp_path / "runs" / "failed" / METRICS).unlink()
+    os.mkfifo(tmp_path / "runs" / "failed" / METRICS)
+    (tmp_path / "runs" / "killed" / STATUS).write_text("{")
+    assert main(["runs", str(tmp_path / "runs")]) == 0
+    _, _, failed, killed = capsys.readouterr().out.splitlines()
+    assert failed.split()[1:5] == ["failed", "–", "–", "–"] and "damaged" in killed
     assert main(["runs", str(tmp_path / "none")]) == 2
     assert "there is no such directory" in capsys.readouterr().err
 

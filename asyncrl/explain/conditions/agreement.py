@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 from asyncrl.explain.conditions.condition import Finding
+from asyncrl.runtime.reasons import same
 
 NO_MORE = "more generation is no remedy"
 """The words of a sentence with which more engines are not advised."""
@@ -55,5 +56,7 @@ def agreeing(found: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def agreeing_sentences(sentences: Iterable[str]) -> list[str]:
-    """As `agreeing`, of sentences."""
-    return [one.sentence for one in agreeing(Finding("", sentence) for sentence in sentences)]
+    """As `agreeing`, of sentences; of those that differ in numbers alone the first."""
+    different = {same(sentence): sentence for sentence in reversed([*sentences])}
+    said = (Finding("", sentence) for sentence in reversed(different.values()))
+    return [one.sentence for one in agreeing(said)]

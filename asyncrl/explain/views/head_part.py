@@ -86,9 +86,10 @@ def _progress(seen: SeenRun) -> Html:
     steps = status.steps if status is not None else 0
     said = [f"step {count(step)} of {count(steps)}" if steps else f"step {count(step)}"]
     said.append(f"{clock(figures.seconds)} worked" if figures.seconds else "no step yet")
-    if seen.live is not None and curves.step_s is not None and steps > step:
-        said.append(f"about {clock(curves.step_s * (steps - step))} left")
-        said.append(f"{duration(curves.step_s)} a step lately")
+    left_s = curves.left_s(step, steps, seen.now) if seen.live is not None else None
+    if left_s is not None:
+        said.append(f"about {clock(left_s)} left")
+        said.append(f"{duration(left_s / (steps - step))} a step lately")
     elif seen.live is None and status is not None and status.reason:
         said.append(status.reason)
     bar = []

@@ -90,7 +90,13 @@ class _Part:
         """Add the event before all others."""
         match event:
             case e.Admitted(group, first, size):
-                own = [("group", group), *_rollouts(range(first, first + size))]
+                known = (n for kind, n in self._events if kind == "rollout")
+                members = (  # a size may be any number
+                    range(first, first + size)
+                    if size <= len(self._events)
+                    else [n for n in known if first <= n < first + size]
+                )
+                own = [("group", group), *_rollouts(members)]
                 if (events := self._of(own)) is not None:
                     self._fold(_admitted(event), [(number, event), *events])
             case e.Called(rollout, _, call):

@@ -17,6 +17,7 @@ import msgspec
 from asyncrl.explain.curve import EvaluationPoint, StepPoint
 from asyncrl.explain.run_figures import CurveSums
 from asyncrl.explain.run_files import curve_of
+from asyncrl.explain.step_pace import StepPace
 from asyncrl.explain.views.curve_columns import CurveColumns, CurveNumbers
 
 LAST = 20
@@ -83,14 +84,15 @@ class SeenCurves(msgspec.Struct, frozen=True):
     last: list[StepPoint]
     alarmed: list[StepPoint]
 
-    @property
-    def step_s(self) -> float | None:
-        """Mean seconds from a step to the next, of the last ones; None before the second."""
-        if len(self.last) < 2:
-            return None
-        first, last = self.last[0], self.last[-1]
-        steps = max(1, last.version - first.version)
-        return max(0.0, last.seconds - first.seconds) / steps
+    def left_s(self, step: int, steps: int, at: float) -> float | None:
+        """Seconds until all steps are made, at the pace of the last ones, of a run that is at
+        `step`, `at` seconds since 1970; None before the second."""
+        pace = StepPace()
+        for point in self.last:
+            pace.saw(point.seconds, point.version)
+        if self.last:
+            pace.saw(self.last[-1].seconds + max(0.0, at - self.last[-1].at), step)
+        return pace.left_s(step, steps)
 
 
 class SeenCurve:

@@ -26,7 +26,7 @@ _HEAD = re.compile(
     r"|<\|start_header_id\|>(?P<llama>[\w .-]{1,40})<\|end_header_id\|>\s*"
     r"|<start_of_turn>(?P<gemma>\w{1,40})\n|<\|turn>(?P<turn>\w{1,40})\n"
     r"|<\|start\|>(?P<harmony>[\w.]{1,40})[^<]{0,80}(?:<\|channel\|>[^<]{0,80})?<\|message\|>"
-    r"|<\|im_(?P<kimi>system|user|assistant)\|>[^<]{0,80}<\|im_middle\|>"
+    r"|<\|im_(?:system|user|assistant)\|>(?P<kimi>\w{1,40})[^<]{0,80}<\|im_middle\|>"
     r"|<\|(?P<bar>system|user|assistant|observation|tool|developer)\|>\n?"
     r"|<｜(?P<wide>User|Assistant|tool▁outputs▁begin)｜>"
     r"|\[(?P<square>SYSTEM_PROMPT|INST|/INST|TOOL_RESULTS)\]"
@@ -35,6 +35,11 @@ _END = re.compile(
     r"(?:<\|(?:im_end|eot_id|eom_id|end|return|call|endoftext|eot|end_of_text)\|>|<end_of_turn>"
     r"|<turn\|>|<｜end▁of▁sentence｜>|<｜tool▁outputs▁end｜>|</s>|\[/(?:TOOL_RESULTS|SYSTEM_PROMPT)\])"
 )
+_BEGIN = re.compile(
+    r"\A(?:<s>|<bos>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>|\[gMASK\]|<sop>|\s)+"
+)
+_NEXT = re.compile(r"<\|start\|>assistant\s*\Z")
+"""The head of a reply to come, where it is no whole mark."""
 _RESULT = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
 _ROLES = {
     "model": "assistant",
@@ -104,6 +109,7 @@ follows=None)
 
 def given(text: str, *, first: bool = True) -> list[SeenMessage]:
     """The messages in a text that a model was given; the head of the reply to come is none."""
+    text = _NEXT.sub("", _BEGIN.sub("", text) if first else text)
     heads = list(_HEAD.finditer(text))
     before = _END.sub("", text[: heads[0].start()] if heads else text).strip("\n")
     found = [SeenMessage("prompt" if first else "given", before)] if before.strip() else []
@@ -111,9 +117,7 @@ def given(text: str, *, first: bool = True) -> list[SeenMessage]:
     for head, end in zip(heads, ends, strict=False):  # without a head there is an end alone
         body = _END.sub("", text[head.end() : end])
         found += _given_by(next(filter(None, head.groups())), body)
-    while found and found[-1].role == "assistant" and _is_head(found[-1].text):
-        found.pop()
-    return found
+    return [one for one in found if one.role != "assistant" or not _is_head(one.text)]
 
 
 def _given_by(role: str, body: str) -> Iterator[SeenMessage]:

@@ -19,8 +19,8 @@ from asyncrl.messages import Finish, NoVerdict, Scored, Span, Split
 
 class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a rollout in a word each, at its end or now. `status` is a word of
-    `RolloutStatus`; one that is discarded or buried has a `reason`. `failures` are those of an
-    agent's earlier attempts, each a kind and a sentence, as far as the journal has them."""
+    `RolloutStatus`; one that is discarded or buried has a `reason`. `failures` are the kinds of
+    those of an agent's earlier attempts, as far as the journal has them; its log has more."""
 
     rollout: int
     group: int

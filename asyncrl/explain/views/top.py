@@ -18,7 +18,7 @@ from rich.console import Console
 from asyncrl.explain.conditions.starts import in_words
 from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.curve import EvaluationPoint, StepPoint
-from asyncrl.explain.diagnosis import at_work, idle, listed, outside_facts
+from asyncrl.explain.diagnosis import at_work, diagnose, idle, listed, outside_facts
 from asyncrl.explain.display import Display, show_summary
 from asyncrl.explain.run_files import RunFiles, curve_of
 from asyncrl.explain.run_status import RunStatus
@@ -122,6 +122,11 @@ def update_of(
         response_tokens=metrics.get("response_tokens"),
         entropy=metrics.get("entropy"),
         alarms=[found.sentence for found in findings(outside_facts(status))],
+        judged=status.recent.rewards,
+        judged_reward=status.recent.reward,
+        judged_exact=status.recent.exact,
+        filtered=status.recent.filtered,
+        limit=diagnose(status) if status.phase == "run" and status.ok is None else "",
         sft=None if (sft := status.sft) is None else SftUpdate(*sft.shown),
     )
 

@@ -291,7 +291,7 @@ async def test_a_folder_has_a_list_and_the_page_of_each_run(
     said = (await ask(app, "/part/runs")).body.decode()
     found = Parsed(said.replace("<!doctype html><meta charset=utf-8>", "<style></style>"))
     found.harmless()
-    for text in ("learns", "killed", "12/100", "75%", "spell_backward", "damaged", "bare"):
+    for text in ("learns", "killed", "12/100", "0.750", "spell_backward", "damaged", "bare"):
         assert text in found.text
     assert (await ask(app, "/")).status == 200
     for name in ("learns", "bare", "damaged"):

@@ -375,6 +375,17 @@ def test_a_journal_that_cannot_be_read_is_refused_in_a_sentence(
     (run / JOURNAL).unlink()
     make_journal(run, [e.Published(0), e.Trained(9, 1, {})])
     assert "do not follow from one another" in refused(run, capsys)
+    (run / JOURNAL).unlink()
+    answered_twice = [*played()[:9], e.Called(8, 2, 9, None, ids_of("x"), 7, 9, 1.0)]
+    lives = [event for n in range(8) for event in life(n)]
+    made = [e.Published(0), *lives, *answered_twice, *played()[-3:]]
+    make_journal(run, made)
+    assert "do not follow from one another" in refused(run, capsys)
+    (run / JOURNAL).unlink()
+    make_journal(run, [e.Published(0), *life(0)], life(1), life(2, end=False))
+    with closing(sqlite3.connect(run / JOURNAL)) as file, file:
+        file.execute("DELETE FROM events WHERE first = 8")
+    assert "has no events from 8 to 13" in refused(run, capsys)
     with closing(sqlite3.connect(run / JOURNAL)) as file, file:
         file.execute("UPDATE header SET format = 3")
     assert "has format 3" in refused(run, capsys)
