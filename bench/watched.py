@@ -3,7 +3,8 @@ with its page open in a browser and its metrics scraped, and without.
 
     python bench/watched.py [--seconds 30] [--turns 4] [--set section.key=value …]
 
-It asks for the page's parts as often as the page's own script does, and for metrics every 5 s. It
+It asks for the page's parts once, then for those of its first screen as often as the page's own
+script does, and for metrics every 5 s. It
 prints the tokens that the run generates a second, watched and not, their ratio, and the processor
 time of the page's process and of the sinks' processes, as shares of what all processes of the run
 take. On a machine that others use, the second is what says something.
@@ -25,7 +26,7 @@ import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
-from asyncrl.explain.views.run_parts import PARTS
+from asyncrl.explain.views.run_parts import FIRST_SCREEN, PARTS
 from asyncrl.runtime.processes.machine import free_port
 
 BEGIN_S = 600.0
@@ -69,9 +70,9 @@ def measure(run: Path, launcher: int, ports: list[int], seconds: float, turns: i
         assert time.monotonic() < end, "the run has not begun"
         time.sleep(1.0)
     page, metrics = (f"http://127.0.0.1:{port}" for port in ports)
-    urls = {f"{page}/part/{name}": part.every_s for name, part in PARTS.items()}
-    for url in urls:  # what it imports is paid once
-        ask(url)
+    urls = {f"{page}/part/{name}": PARTS[name].every_s for name in FIRST_SCREEN}
+    for name in PARTS:  # what it imports is paid once
+        ask(f"{page}/part/{name}")
     urls[f"{metrics}/metrics"] = SCRAPE_S
     rates: dict[bool, list[float]] = {True: [], False: []}
     shares: dict[bool, list[Spent]] = {True: [], False: []}

@@ -22,10 +22,11 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import usable
 from asyncrl.config.load import settings_in
 from asyncrl.config.paths import exists, is_file, is_folder
-from asyncrl.explain import curve, run_status, summary
+from asyncrl.explain import curve, run_start, run_status, summary
 from asyncrl.explain.curve import Point
 from asyncrl.explain.curve_reader import CurveReader
 from asyncrl.explain.run_disk import takes_no_more
+from asyncrl.explain.run_start import RunStart
 from asyncrl.explain.run_status import RunStatus
 from asyncrl.explain.summary import Summary
 from asyncrl.files import open_regular, read_regular
@@ -145,6 +146,11 @@ class RunFiles:
         else:
             what = "it ended before it began: see its logs, or begin it with asyncrl train --resume"
         raise ConfigError(f"{self.path}: this run has no status yet; {what}.")
+
+    @cached_property
+    def start(self) -> RunStart | None:
+        """The last start of the run; None of one that an earlier asyncrl started."""
+        return self._said(run_dir.START, run_start.read)
 
     @cached_property
     def summary(self) -> Summary | None:

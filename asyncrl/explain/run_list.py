@@ -50,19 +50,24 @@ def run_rows(folder: Path, now: float) -> Iterator[tuple[str, ...]]:
         raise ConfigError(f"{folder}: {what}; give the directory that has your runs.")
     yield HEAD
     for files in found:
-        step, accuracy, worked, cost = NONE, NONE, NONE, NONE
-        with suppress(ConfigError):
-            points = last_points(files.path / METRICS)
-            accuracy = number(_accuracy(points), 3)
-            seconds = points[0].seconds if points else None
-            if (status := files.last_status) is not None:
-                step = f"{status.step}/{status.steps}"
-                seconds = max(seconds or 0.0, status.seconds)
-                cost = duration(seconds * _devices(status))
-            worked = duration(seconds)
-        ago = f"{duration(max(0.0, now - _began(files.path)))} ago"
-        name = files.path.name
-        yield name, _standing(files), step, accuracy, worked, cost, ago, str(files.path)
+        yield files.path.name, _standing(files), *run_cells(files, now), str(files.path)
+
+
+def run_cells(files: RunFiles, now: float) -> tuple[str, str, str, str, str]:
+    """Say the steps of a run, its accuracy, the time that it worked, that of its devices, and when
+    it began. Of the curve the end is read."""
+    step, accuracy, worked, cost = NONE, NONE, NONE, NONE
+    with suppress(ConfigError):
+        points = last_points(files.path / METRICS)
+        accuracy = number(_accuracy(points), 3)
+        seconds = points[0].seconds if points else None
+        if (status := files.last_status) is not None:
+            step = f"{status.step}/{status.steps}"
+            seconds = max(seconds or 0.0, status.seconds)
+            cost = duration(seconds * _devices(status))
+        worked = duration(seconds)
+    began = f"{duration(max(0.0, now - _began(files.path)))} ago"
+    return step, accuracy, worked, cost, began
 
 
 def _accuracy(points: list[Point]) -> float | None:

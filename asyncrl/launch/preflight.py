@@ -9,6 +9,8 @@ import fcntl
 import os
 import re
 import shutil
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -42,7 +44,7 @@ from asyncrl.escape import escaped
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
-from asyncrl.explain import curve
+from asyncrl.explain import curve, run_start
 from asyncrl.explain.sinks.sink import refuse_unfit_sinks
 from asyncrl.files import open_growing
 from asyncrl.journal import JournalError, SqliteHistory
@@ -63,7 +65,7 @@ from asyncrl.launch.stored_copy import is_stored
 from asyncrl.launch.weight_numbers import check_numbers
 from asyncrl.os_errors import remedy
 from asyncrl.runtime.processes.machine import gpus_here
-from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
+from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML, START
 from asyncrl.runtime.waiting import Doing
 from asyncrl.sandbox.boxes.box_settings import BoxSettings
 from asyncrl.sandbox.boxes.open_boxes import refuse_without_provider
@@ -337,9 +339,16 @@ def claimed(config: Config) -> Iterator[Path]:
         try:
             configuration.write(config, run / RUN_TOML)
             note_origins(config, run)
+            run_start.write(run_start.run_start([*_own_command()], time.time()), run / START)
         except OSError as error:
             raise ConfigError(_unwritable(run, error)) from None
         yield run
+
+
+def _own_command() -> Iterator[str]:
+    """The command of this process, whose program is called by its name alone."""
+    yield Path(sys.argv[0]).name or sys.executable
+    yield from sys.argv[1:]
 
 
 def _lock(run: Path) -> BinaryIO:

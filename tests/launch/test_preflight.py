@@ -7,6 +7,8 @@ import importlib
 import io
 import json
 import os
+import platform
+import shlex
 import shutil
 import socket
 import subprocess
@@ -28,6 +30,7 @@ from asyncrl.config import Config, ConfigError, load, read, write
 from asyncrl.config.derived import PROGRAMS, derived, steps
 from asyncrl.config.schema import TaskConfig
 from asyncrl.explain.curve import line_of
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.launch import model_directories, preflight
 from asyncrl.launch.model_directories import check_architecture
 from asyncrl.library import train
@@ -99,6 +102,9 @@ def test_two_runs_of_one_second_have_two_directories(here: Path) -> None:
 def test_a_claimed_directory_holds_the_resolved_configuration() -> None:
     with preflight.claimed(mine := config("run.dir=r")) as run:
         assert read(run / "run.toml") == mine
+        start = RunFiles(run).start
+    assert start is not None and shlex.split(start.command)[1:] == sys.argv[1:]
+    assert start.host == platform.node() and start.python == platform.python_version()
 
 
 def test_a_directory_of_another_configuration_is_refused_by_the_first_key_that_differs() -> None:

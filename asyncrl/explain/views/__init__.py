@@ -22,8 +22,8 @@ head_part.py        its name and state; strip_part.py figures with spark_line.py
 diagnosis_part.py   what limits it
 curve_part.py       its charts, and their numbers
 flow_part.py        the flow as a picture, with who waits for whom
-kept_rollouts.py    the newest, kept for who browses them; rollout_table.py as a table
-rollout_part.py     one of them, with tokens in colours, and turns (seen_turns.py) as a tree
+kept_rollouts.py    rollouts that are kept; rollout_table.py as a table
+rollout_part.py     one of them, with tokens in colours; seen_turns.py a tree
 accounts_part.py    totals, tokens, time, publications, alarms
 settings_part.py    its settings
 run_parts.py        all parts

@@ -46,7 +46,7 @@ CHARTS = (
     _chart("Response length (tokens)", "number", response_tokens="mean length"),
     _chart("KL to the behaviour policy (nats)", "number", k3="k3"),
     _chart(
-        "Tokens clipped, rejected; responses cut off",
+        "Clipped, rejected, cut off",
         "share",
         clipped="clipped",
         rejected="rejected",

@@ -13,6 +13,8 @@ SAID_BY_HEAD = ("goes on", "ended")
 
 def diagnosis(seen: SeenRun) -> Html:
     """The sentences, the one that matters first. Raises ConfigError."""
+    if seen.standing == "begins":
+        return tag("p", "The run is starting, or preparing its model. It is shown as it begins.")
     sentences = why(seen.files, seen.now)
     if seen.standing in SAID_BY_HEAD:
         sentences = sentences[1:]

@@ -43,6 +43,9 @@ def state(seen: SeenRun) -> tuple[str, str]:
             return f"evaluating version {status.evaluating}", "works"
         words = {"run": "training", "drain": "stopping", "stop": "stopping"}
         return words.get(status.phase, "starting"), "works"
+    last = seen.status
+    if seen.standing == "ended" and last is not None and last.step < last.steps:
+        return "ended early", "warns"
     return {
         "begins": ("starting", "works"),
         "ended": ("finished", "good"),
@@ -56,11 +59,12 @@ def _facts(seen: SeenRun) -> Iterator[tuple[str, str]]:
     task, model = task_and_model(seen.files.settings)
     yield "task", task
     yield "model", model
+    if (start := seen.files.start) is not None:
+        yield "host", start.host
     if (status := seen.status) is not None:
         yield "started", moment(status.at - status.seconds)
         if seen.standing != "goes on":
             yield "last seen" if seen.standing == "killed" else "ended", moment(status.at)
-    yield "directory", str(seen.files.path.absolute())
 
 
 def task_and_model(settings: Mapping[str, Any]) -> tuple[str, str]:
@@ -82,9 +86,10 @@ def _progress(seen: SeenRun) -> Html:
     steps = status.steps if status is not None else 0
     said = [f"step {count(step)} of {count(steps)}" if steps else f"step {count(step)}"]
     said.append(f"{clock(figures.seconds)} worked" if figures.seconds else "no step yet")
-    if seen.live is not None and curves.step_s is not None and steps > step:
-        said.append(f"about {clock(curves.step_s * (steps - step))} left")
-        said.append(f"{duration(curves.step_s)} a step lately")
+    left_s = curves.left_s(step, steps, seen.now) if seen.live is not None else None
+    if left_s is not None:
+        said.append(f"about {clock(left_s)} left")
+        said.append(f"{duration(left_s / (steps - step))} a step lately")
     elif seen.live is None and status is not None and status.reason:
         said.append(status.reason)
     bar = []

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.explain.run_files import RunFiles
+from asyncrl.explain.views.expected_answers import Expected, expected_answers
 from asyncrl.explain.views.newest_rollouts import living, newest_ended
 from asyncrl.explain.views.rollout_records import decoder
 from asyncrl.explain.views.seen_messages import Decode
@@ -18,21 +19,23 @@ from asyncrl.explain.views.seen_rollouts import SeenRollout
 from asyncrl.messages import Split
 
 ENDED: dict[Split, int] = {"train": 120, "evaluation": 40}
-"""Rollouts of each split that are shown, of those that have ended."""
-LOOKED_AT = 4 * sum(ENDED.values())
-"""Rollouts that have ended, among which those are looked for."""
 LIVING = 8
-"""Rollouts that are shown of those that live and have tokens."""
+"""Rollouts that are shown: of those that have ended, and of those that live and have tokens."""
+FOLDED = 100_000
+"""Events since the last checkpoint from which those that live are found, at most."""
+SOUGHT = 2000
+"""Rollouts at the end of the journal among which these are looked for."""
 TOKENS = 1_000_000
 """Tokens of those of a split, at most."""
 
 
 class FoundRollouts(msgspec.Struct, frozen=True):
-    """The `rollouts`, the newest first, how to `decode` their tokens, and what is to be said of
-    them."""
+    """The `rollouts`, the newest first, how to `decode` their tokens, right answers where they are
+    known (`expected`), and what is to be said of them."""
 
     rollouts: list[SeenRollout]
     decode: Decode
+    expected: Expected
     notes: list[str]
 
 
@@ -43,15 +46,23 @@ class KeptRollouts:
         self._run = run
         self._turn = threading.Lock()
         self._found: FoundRollouts | None = None
+        self._answers: Expected | None = None
 
     def renewed(self) -> FoundRollouts:
         """Those of now. Raises ConfigError where the journal cannot be read."""
         with self._turn:
             files = RunFiles(self._run)
+            found = _newest(files)
             notes: list[str] = []
             decode = decoder(files, notes.append)
-            self._found = FoundRollouts(_newest(files), decode, notes)
+            self._found = FoundRollouts(found, decode, self._expected(files), notes)
             return self._found
+
+    def _expected(self, files: RunFiles) -> Expected:
+        """Right answers; the task is opened once."""
+        if self._answers is None:
+            self._answers = expected_answers(files)
+        return self._answers
 
     def known(self) -> FoundRollouts:
         """Those that were found last. Raises ConfigError."""
@@ -59,19 +70,19 @@ class KeptRollouts:
 
 
 def _newest(files: RunFiles) -> list[SeenRollout]:
-    """Those that live before all that have ended, each the newest first."""
-    left, tokens = dict(ENDED), dict.fromkeys(ENDED, 0)
+    """The newest rollouts, the newest first, those that live before all. Raises ConfigError."""
+    left, tokens = dict(ENDED), dict.fromkeys(ENDED, TOKENS)
+    found = list[SeenRollout]()
     with files.journal() as history:
-        found = [one for one in living(history) if one.ids][-LIVING:][::-1]
-        ended = newest_ended(history, history.forgotten)
-        for _, one in islice(ended, LOOKED_AT):
-            split = one.split
-            if not left[split] or (tokens[split] and tokens[split] + one.tokens > TOKENS):
-                left[split] = 0
-                if not any(left.values()):
-                    break
-                continue
-            left[split] -= 1
-            tokens[split] += one.tokens
-            found.append(one)
-    return found
+        last = next((number for number, _ in history.backward(history.forgotten)), 0)
+        base = max((number for number, _ in history.snapshots()), default=0)
+        found_living = living(history) if last - base <= FOLDED else ()
+        now = [one for one in found_living if one.ids][-LIVING:]
+        for _, seen in islice(newest_ended(history, history.forgotten), SOUGHT):
+            if left[seen.split] and tokens[seen.split] > 0:
+                found.append(seen)
+                left[seen.split] -= 1
+                tokens[seen.split] -= seen.tokens
+            if not any(left.values()):
+                break
+    return [*reversed(now), *found]

@@ -9,17 +9,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from asyncrl.config import ConfigError
-from asyncrl.explain.curve import EvaluationPoint
-from asyncrl.explain.curve_reader import last_points
 from asyncrl.explain.run_files import RunFiles
-from asyncrl.explain.run_list import runs_in
+from asyncrl.explain.run_list import HEAD, run_cells, runs_in
 from asyncrl.explain.views.head_part import state, task_and_model
 from asyncrl.explain.views.html_page import Html, joined, tag
-from asyncrl.explain.views.seen_run import SeenRun, moment
-from asyncrl.runtime.run_dir import METRICS
-from asyncrl.words import NONE, clock, count, duration, share
+from asyncrl.explain.views.seen_run import SeenRun
+from asyncrl.words import NONE, count
 
-COLUMNS = ("run", "state", "step", "accuracy", "worked", "devices", "task", "model", "began")
+COLUMNS = ("run", "state", *HEAD[2:-1], "task", "model")
 
 
 def run_table(folder: Path, now: float, most: int) -> Html:
@@ -28,7 +25,9 @@ def run_table(folder: Path, now: float, most: int) -> Html:
     found = runs_in(folder)
     if not found:
         return tag("p", f"There is no run in {folder} yet.", class_="dim")
-    head = tag("tr", tag("th", "", scope="col"), *(tag("th", one, scope="col") for one in COLUMNS))
+    head = tag(
+        "tr", tag("th", "compare", scope="col"), *(tag("th", one, scope="col") for one in COLUMNS)
+    )
     rows = (_row(files, now) for files in found[:most])
     more = len(found) - most
     return joined(
@@ -41,40 +40,17 @@ def run_table(folder: Path, now: float, most: int) -> Html:
 def _row(files: RunFiles, now: float) -> Html:
     seen = SeenRun(files.path, now)
     name = files.path.name
-    word, colour, step, accuracy, worked, devices, began = "damaged", "bad", *([NONE] * 5)
-    task = model = NONE
+    word, colour, task, model = "damaged", "bad", NONE, NONE
     with suppress(ConfigError):
         word, colour = state(seen)
     with suppress(ConfigError):
         task, model = task_and_model(files.settings)
-    with suppress(ConfigError):
-        if (status := files.last_status) is not None:
-            step = f"{count(status.step)}/{count(status.steps)}"
-            worked = clock(status.seconds)
-            began = moment(status.at - status.seconds)[:16]
-            engines = sum(actor.role == "rollout" for actor in status.actors)
-            trainers = sum(actor.role == "trainer" for actor in status.actors)
-            if actors := engines + trainers:
-                devices = f"{trainers} + {engines}, {duration(status.seconds * actors)}"
-    with suppress(ConfigError):
-        accuracy = share(last_accuracy(files.path))
-        if (summary := files.summary) is not None:
-            worked = clock(summary.seconds)
     link = tag("a", name, href=f"run/{quote(name, safe='')}/")
     pick = tag("input", type="checkbox", data_run=name, aria_label=f"compare {name}")
-    cells = (step, accuracy, worked, devices, task, model, began)
     return tag(
         "tr",
         tag("td", pick),
         tag("td", link),
         tag("td", tag("span", word, class_=f"pill {colour}")),
-        *(tag("td", cell) for cell in cells),
+        *(tag("td", cell) for cell in (*run_cells(files, now), task, model)),
     )
-
-
-def last_accuracy(run: Path) -> float | None:
-    """The held-out accuracy of the last evaluation, 0 to 1, where it is near the end of the curve.
-    Raises ConfigError."""
-    points = last_points(run / METRICS)
-    known = (point.accuracy for point in points if isinstance(point, EvaluationPoint))
-    return next((accuracy for accuracy in known if accuracy is not None), None)

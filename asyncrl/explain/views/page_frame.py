@@ -25,6 +25,8 @@ def frame(
         tag("span", heard, id="heard", role="status", class_="dim"),
         *([held] if live else []),
         class_="bar",
+        role="region",
+        aria_label="this page",
     )
     heading = (parts[name] for name in HEADING)
     rest = (part for name, part in parts.items() if name not in HEADING)

@@ -12,15 +12,13 @@ from itertools import pairwise
 import numpy as np
 
 from asyncrl.escape import CUT
+from asyncrl.explain.views.expected_answers import Expected
 from asyncrl.explain.views.html_page import TEXT, Html, joined, lines, tag
 from asyncrl.explain.views.rollout_records import facts
-from asyncrl.explain.views.seen_messages import Decode, given
+from asyncrl.explain.views.seen_messages import Decode, given, said
 from asyncrl.explain.views.seen_rollouts import SeenRollout
-from asyncrl.explain.views.seen_turns import SeenTurn
 from asyncrl.words import share
 
-ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
-"""Roles that have a colour of their own."""
 SPANS = 20
 """Versions of a rollout that are listed."""
 TOKENS = 2000
@@ -33,53 +31,51 @@ CHANCES = (0.9, 0.5, 0.1, 0.01)
 """The chances of a token below which it has another colour."""
 COLOURED = {"version": "version", "chance": "log-probability", "gain": "advantage"}
 """Things that tokens may be coloured by: a name in the style sheet, and one for people."""
+ROLES = ("system", "user", "assistant", "tool", "sampled")
+"""Roles of messages that have a colour."""
 UNFINISHED = "\ufffd"
 """The end of a text whose last character is not whole."""
 
 
-def rollout_detail(seen: SeenRollout, decode: Decode) -> Html:
+def rollout_detail(seen: SeenRollout, decode: Decode, expected: Expected) -> Html:
     """A rollout with all of its text: what it was given as messages, what was sampled in colours,
-    an episode as a tree."""
+    an episode as a tree, and a right answer where one is known."""
     gain = seen.gain
     coloured = "more" if gain and gain > 0 else "less" if gain and gain < 0 else "even"
-    said = _tokens(seen, decode)
+    tokens = _tokens(seen, decode)
     versions = ", ".join(str(span.version) for span in seen.spans[:SPANS])
+    prompt = decode(seen.prompt)
+    right = expected(seen.split, seen.prompt_index, prompt)
     return tag(
         "div",
         tag("p", ", ".join(facts(seen)), class_="dim"),
-        messages(decode(seen.prompt)),
-        _tree(seen.turns, said, decode, coloured)
+        *(tag("p", failure, class_="dim") for failure in seen.failures),
+        _given(prompt),
+        _tree(seen, tokens, decode, coloured)
         if seen.turns
-        else _sampled(said(0, seen.tokens), coloured),
+        else _sampled(tokens(0, seen.tokens), decode(seen.ids), coloured),
+        *([_message("right answer", lines(right))] if right else []),
         tag("p", f"versions {versions}" if versions else "nothing sampled", class_="dim"),
         class_="rollout",
         id=f"rollout-{seen.rollout}",
     )
 
 
-def messages(text: str) -> Html:
+def _given(text: str) -> Html:
     """A text that a model was given, as the messages of which it is made."""
-    return joined(
-        *(
-            tag(
-                "div",
-                tag("span", said.role, class_="role"),
-                tag("pre", lines(said.text)),
-                class_=f"message {said.role}" if said.role in ROLES else "message",
-            )
-            for said in given(text)
-        )
-    )
+    return joined(*(_message(message.role, lines(message.text)) for message in given(text)))
 
 
-def _sampled(said: Html, coloured: str) -> Html:
-    """The sampled tokens, as the model's message."""
-    return tag(
-        "div",
-        tag("span", "sampled", class_="role"),
-        tag("pre", tag("span", said, class_=coloured)),
-        class_="message sampled",
-    )
+def _sampled(tokens: Html, text: str, coloured: str) -> Html:
+    """The sampled tokens as the model's message, and the calls of tools in their text."""
+    calls = (tag("code", f"{call.name}({call.arguments[:TEXT]})") for call in said(text).calls)
+    called = [tag("p", "calls ", call) for call in calls]
+    return joined(_message("sampled", tag("span", tokens, class_=coloured)), *called)
+
+
+def _message(role: str, body: Html) -> Html:
+    coloured = f"message {role}" if role in ROLES else "message"
+    return tag("div", tag("span", role, class_="role"), tag("pre", body), class_=coloured)
 
 
 def choice() -> Html:
@@ -167,11 +163,11 @@ def _decoded(ids: bytes, start: int, end: int, decode: Decode) -> str:
 
 
 def _tree(
-    turns: Sequence[SeenTurn], said: Callable[[int, int], Html], decode: Decode, coloured: str
+    seen: SeenRollout, tokens: Callable[[int, int], Html], decode: Decode, coloured: str
 ) -> Html:
     """Turns as a list in a list: those that go on from a turn are below it, and deeper only where
     there are several."""
-    starts, at = [], 0
+    turns, starts, at = seen.turns, list[int](), 0
     for turn in turns:
         starts.append(at)
         at += turn.tokens
@@ -183,18 +179,18 @@ def _tree(
         turn = turns[number]
         facts = [
             f"turn {number}",
-            turn.role,
             f"{turn.tokens} tokens",
             f"reward {turn.reward:g}" if turn.reward is not None else "",
             f"failed call of {turn.failed}" if turn.failed else "",
             turn.finish,
         ]
-        new = decode(turn.given[: 4 * TEXT]) if turn.given else ""
+        context = decode(turn.given[: 4 * TEXT]) if turn.given else ""
+        start, end = starts[number], starts[number] + turn.tokens
         return tag(
             "li",
             tag("p", ", ".join(filter(None, facts)), class_="dim"),
-            *([messages(new)] if new else []),
-            _sampled(said(starts[number], starts[number] + turn.tokens), coloured),
+            _given(context),
+            _sampled(tokens(start, end), decode(seen.ids[4 * start : 4 * end]), coloured),
         )
 
     def below(parent: int | None, deep: int) -> Html:

@@ -25,6 +25,8 @@ from asyncrl.tasks.text import Tokenizer
 
 LAST = 10
 """Rollouts that are shown where nobody says how many."""
+SPLITS: dict[Split, str] = {"train": "train", "evaluation": "held out"}
+"""Names of the splits, for people."""
 NAME = 9
 """Columns of the name of a role."""
 
@@ -158,10 +160,9 @@ def facts(one: SeenRollout | RolloutRecord) -> list[str]:
     turns = one.turns if isinstance(one.turns, int) else len(one.turns)
     versions = [span.version for span in one.spans]
     oldest, newest_version = min(versions, default=0), max(versions, default=0)
-    held_out = one.split == "evaluation"
     found = [
         f"rollout {one.rollout}",
-        "held out" if held_out else "train",
+        SPLITS[one.split],
         f"prompt {one.prompt_index}",
         f"group {one.group}",
         f"reward {one.reward:g}" if one.reward is not None else "",
@@ -173,13 +174,14 @@ def facts(one: SeenRollout | RolloutRecord) -> list[str]:
         f"lag {one.lag}" if one.lag is not None else "",
         f"{one.attempts} attempts" if one.attempts > 1 else "",
         one.finish,
-        _became(one, held_out),
+        became(one),
     ]
     return [fact for fact in found if fact]
 
 
-def _became(one: SeenRollout | RolloutRecord, held_out: bool) -> str:
-    if held_out and (one.status, one.reason) == ("discarded", "evaluation"):
+def became(one: SeenRollout | RolloutRecord) -> str:
+    """Say what became of a rollout, or is its state by now."""
+    if (one.split, one.status, one.reason) == ("evaluation", "discarded", "evaluation"):
         return "evaluated"
     return f"{one.status}: {one.reason}" if one.reason else one.status
 

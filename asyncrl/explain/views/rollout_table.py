@@ -7,6 +7,7 @@ from __future__ import annotations
 from asyncrl.explain.views.html_page import Html, joined, tag
 from asyncrl.explain.views.kept_rollouts import FoundRollouts
 from asyncrl.explain.views.rollout_part import choice, legends, rollout_detail
+from asyncrl.explain.views.rollout_records import SPLITS, became
 from asyncrl.explain.views.seen_messages import Decode
 from asyncrl.explain.views.seen_rollouts import SeenRollout
 from asyncrl.explain.views.seen_run import SeenRun
@@ -32,6 +33,8 @@ COLUMNS = (
 
 def rollouts(seen: SeenRun) -> Html:
     """The table, the newest first. Raises ConfigError where the journal cannot be read."""
+    if seen.standing == "begins":
+        return tag("p", "None yet.", class_="dim")
     found = seen.rollouts.renewed()
     notes = [*found.notes, *([] if found.rollouts else ["The journal has none yet."])]
     said = [tag("p", note, class_="dim") for note in notes]
@@ -50,7 +53,7 @@ def rollouts(seen: SeenRun) -> Html:
             "div",
             tag(
                 "table",
-                tag("thead", tag("tr", tag("th", "", scope="col"), *head)),
+                tag("thead", tag("tr", tag("th", "compare", scope="col"), *head)),
                 tag("tbody", *body),
             ),
             class_="scroll",
@@ -64,7 +67,7 @@ def rollouts(seen: SeenRun) -> Html:
 
 def written(found: FoundRollouts) -> Html:
     """The first rollouts with all of their text, for a report, where nobody can be asked."""
-    texts = (rollout_detail(one, found.decode) for one in found.rollouts[:WRITTEN])
+    texts = (rollout_detail(one, found.decode, found.expected) for one in found.rollouts[:WRITTEN])
     return tag("div", *texts, id="written", hidden="")
 
 
@@ -81,7 +84,6 @@ def _tools() -> Html:
 
 
 def _row(seen: SeenRollout, decode: Decode) -> Html:
-    outcome = f"{seen.status}: {seen.reason}" if seen.reason else seen.status
     gain = seen.gain
     cells = [
         _snippet(seen.prompt, decode, last=True),
@@ -91,7 +93,7 @@ def _row(seen: SeenRollout, decode: Decode) -> Html:
         _number(seen.tokens),
         _number(seen.lag),
         _plain(seen.finish),
-        _plain(outcome),
+        _plain(became(seen)),
     ]
     number = str(seen.rollout)
     where = f"group {seen.group}, prompt {seen.prompt_index}"
@@ -101,7 +103,7 @@ def _row(seen: SeenRollout, decode: Decode) -> Html:
         "tr",
         tag("td", chosen),
         tag("td", opens, data_value=seen.rollout, title=where),
-        tag("td", seen.split, title=where),
+        tag("td", SPLITS[seen.split], title=where),
         *cells,
         data_words=f"{where} {seen.finish}",
     )

@@ -79,3 +79,5 @@ PARTS = {
     "settings": RunPart("Settings", settings, 600.0),
 }
 """The parts, in their order, by the names that they have in a page."""
+FIRST_SCREEN = ("head", "figures", "diagnosis", "curves")
+"""Parts that are in sight before anybody scrolls."""

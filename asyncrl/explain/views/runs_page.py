@@ -81,6 +81,8 @@ class RunsPage:
             tag("span", "not updated yet", id="heard", role="status", class_="dim"),
             tag("button", "Pause updates", id="hold", type="button", aria_pressed="false"),
             class_="bar",
+            role="region",
+            aria_label="this page",
         )
         heading = tag("header", tag("section", tag("div", tag("h1", "Runs"), class_="title")))
         body = tag("main", tag("section", asked, id="runs", data_every=4.0, class_="whole"))

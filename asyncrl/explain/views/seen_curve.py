@@ -17,6 +17,7 @@ import msgspec
 from asyncrl.explain.curve import EvaluationPoint, StepPoint
 from asyncrl.explain.run_figures import CurveSums
 from asyncrl.explain.run_files import curve_of
+from asyncrl.explain.step_pace import StepPace
 from asyncrl.explain.views.curve_columns import CurveColumns, CurveNumbers
 
 LAST = 20
@@ -83,14 +84,15 @@ class SeenCurves(msgspec.Struct, frozen=True):
     last: list[StepPoint]
     alarmed: list[StepPoint]
 
-    @property
-    def step_s(self) -> float | None:
-        """Mean seconds from a step to the next, of the last ones; None before the second."""
-        if len(self.last) < 2:
-            return None
-        first, last = self.last[0], self.last[-1]
-        steps = max(1, last.version - first.version)
-        return max(0.0, last.seconds - first.seconds) / steps
+    def left_s(self, step: int, steps: int, at: float) -> float | None:
+        """Seconds until all steps are made, at the pace of the last ones, of a run that is at
+        `step`, `at` seconds since 1970; None before the second."""
+        pace = StepPace()
+        for point in self.last:
+            pace.saw(point.seconds, point.version)
+        if self.last:
+            pace.saw(self.last[-1].seconds + max(0.0, at - self.last[-1].at), step)
+        return pace.left_s(step, steps)
 
 
 class SeenCurve:
@@ -155,7 +157,8 @@ class _Between:
     zero."""
 
     def __init__(self) -> None:
-        self._tokens: deque[tuple[int, int]] = deque(maxlen=LAST)  # generated so far, trained
+        self._tokens: deque[tuple[int, int]] = deque(maxlen=LAST)  # generated, and trained so far
+        self._trained = 0
         self._before: StepPoint | None = None
         self._life_s = 0.0  # that the run had worked before this life
 
@@ -166,9 +169,10 @@ class _Between:
             behind = (point.at - before.at) - (point.seconds - before.seconds)
             if behind > JUMP_S:
                 self._life_s, before = before.seconds, None
-        self._tokens.append((point.generated, point.trained))
+        self._trained += point.trained
+        self._tokens.append((point.generated, self._trained))
         generated = self._tokens[-1][0] - self._tokens[0][0]
-        trained = sum(tokens for _, tokens in self._tokens) - self._tokens[0][1]
+        trained = self._tokens[-1][1] - self._tokens[0][1]
         teach = min(1.0, trained / generated) if generated > 0 else None
         idle = [
             self._idle(point, before, since, earlier)

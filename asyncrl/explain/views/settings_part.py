@@ -10,7 +10,7 @@ import msgspec
 from asyncrl.config.fields import FIELDS
 from asyncrl.config.schema import Config
 from asyncrl.explain.views.html_page import Html, joined, table, tag
-from asyncrl.explain.views.seen_run import SeenRun
+from asyncrl.explain.views.seen_run import SeenRun, moment
 
 VALUE = 500
 """Characters of a value that are shown."""
@@ -24,6 +24,7 @@ def settings(seen: SeenRun) -> Html:
     if not changed and not rest:
         return tag("p", "Its run.toml sets nothing.", class_="dim")
     return joined(
+        _started(seen),
         table(_rows(changed), ("setting", "value", "default")),
         tag(
             "details",
@@ -32,6 +33,20 @@ def settings(seen: SeenRun) -> Html:
         )
         if rest
         else joined(),
+    )
+
+
+def _started(seen: SeenRun) -> Html:
+    """The command, versions and place of the last start, where they are known."""
+    if (start := seen.files.start) is None:
+        return joined()
+    versions = f"asyncrl {start.asyncrl}, Python {start.python}"
+    return table(
+        [
+            ("command", start.command),
+            ("started", f"{moment(start.at)} on {start.host}, {versions}"),
+            ("directory", str(seen.files.path.absolute())),
+        ]
     )
 
 

@@ -96,9 +96,10 @@ def _accuracy(seen: SeenRun) -> StripFigure:
     if not known:
         return StripFigure("Held-out accuracy", NONE, "not evaluated yet", [])
     beside = f"{share(known[0].accuracy)} at first"
-    if (best := figures.best) is not None and best.version != known[-1].version:
+    best, last = figures.best, known[-1]
+    if best is not None and share(best.accuracy) != share(last.accuracy):
         beside += f"; best {share(best.accuracy)} at {best.version}"
-    return StripFigure("Held-out accuracy", share(known[-1].accuracy), beside, curve)
+    return StripFigure("Held-out accuracy", share(last.accuracy), beside, curve)
 
 
 def _rates(seen: SeenRun) -> tuple[float | None, float | None]:

@@ -113,7 +113,7 @@ class Browser:
     def press(self, key: str, text: str = "") -> None:
         """Press a key, by its name."""
         for kind in ("keyDown", "keyUp"):
-            code = {"Tab": 9, "Enter": 13, " ": 32, "ArrowLeft": 37}[key]
+            code = {"Tab": 9, "Enter": 13, " ": 32, "Home": 36, "ArrowLeft": 37}[key]
             given = {"text": text} if text and kind == "keyDown" else {}
             self.do(
                 "Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **given

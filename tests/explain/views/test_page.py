@@ -255,7 +255,7 @@ def test_tokens_have_the_colour_of_their_chance(tmp_path: Path) -> None:
     make_journal(run, [e.Published(0), *events])
     found_rollouts = KeptRollouts(run).renewed()
     [one] = found_rollouts.rollouts
-    found = Parsed(rollout_detail(one, found_rollouts.decode))
+    found = Parsed(rollout_detail(one, found_rollouts.decode, lambda *_: ""))
     colours = [value for name, value in found.attributes if name == "class" and value]
     assert [one for one in colours if one.startswith("v3 ")] == ["v3 p0", "v3 p2", "v3 p4"]
 
@@ -291,7 +291,7 @@ async def test_a_folder_has_a_list_and_the_page_of_each_run(
     said = (await ask(app, "/part/runs")).body.decode()
     found = Parsed(said.replace("<!doctype html><meta charset=utf-8>", "<style></style>"))
     found.harmless()
-    for text in ("learns", "killed", "12/100", "75%", "spell_backward", "damaged", "bare"):
+    for text in ("learns", "killed", "12/100", "0.750", "spell_backward", "damaged", "bare"):
         assert text in found.text
     assert (await ask(app, "/")).status == 200
     for name in ("learns", "bare", "damaged"):

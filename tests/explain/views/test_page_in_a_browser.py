@@ -125,8 +125,8 @@ def idle_run(run: Path, text: str = "42") -> Path:
 
 
 @contextmanager
-def served(run: Path, tab: Browser, key: str = "") -> Iterator[str]:
-    """The address of a run's page, which the tab leaves before it ends."""
+def served(path: Path, tab: Browser, key: str = "") -> Iterator[str]:
+    """The address of the page of a run, or of a folder, which the tab leaves before it ends."""
     said: list[int] = []
     begun, scope = threading.Event(), trio.CancelScope()
     token: list[trio.lowlevel.TrioToken] = []
@@ -135,7 +135,7 @@ def served(run: Path, tab: Browser, key: str = "") -> Iterator[str]:
         token.append(trio.lowlevel.current_trio_token())
         with scope:
             async with trio.open_nursery() as nursery:
-                said.append(await nursery.start(partial(serve_page, run, "127.0.0.1", 0, key)))
+                said.append(await nursery.start(partial(serve_page, path, "127.0.0.1", 0, key)))
                 begun.set()
 
     thread = threading.Thread(target=trio.run, args=(serve,))
@@ -170,7 +170,7 @@ def looks_good(tab: Browser) -> None:
     """Text has contrast and a size, and fits, in whatever colours tokens are."""
     tab.value("document.querySelectorAll('details').forEach(one => { one.open = true })")
     tab.value("[...document.querySelectorAll('[data-open]')].at(-1).click()")
-    tab.until("document.querySelector('tr.opened .rollout')")
+    tab.until("document.querySelector('tr.opened .rollout') !== null")
     tab.until(f"{DRAWN} >= 8")
     for chosen in ("version", "chance", "gain"):
         tab.value(f"document.getElementById('by-{chosen}').checked = true")
@@ -223,14 +223,57 @@ def test_keys_reach_every_control_and_each_shows_that_it_is_reached(
                 )
             )
         assert sorted(reached) == [*range(count)]
-        assert quiet.value("document.activeElement.tagName") == "SUMMARY"
+        assert quiet.value("document.activeElement.dataset.open") is not None
         quiet.press("Enter", "\r")
-        assert quiet.value("document.activeElement.parentElement.open")
+        quiet.until("document.querySelector('tr.opened .rollout') !== null")
         key = "document.querySelector('.card b').textContent"
         last = quiet.value(key)
         quiet.value("document.querySelector('.plot').focus()")
         quiet.press("ArrowLeft")
         assert quiet.value(key) != last, "the value of the place before"
+
+
+def test_runs_are_laid_over_each_other_and_rollouts_are_browsed(
+    tmp_path: Path, quiet: Browser
+) -> None:
+    runs = tmp_path / "runs"
+    idle_run(runs / "one")
+    make_run(runs / "other", [step(v, reward=1.0 - v / 50) for v in range(1, 60)])
+    with served(runs, quiet) as url:
+        quiet.open(url)
+        quiet.until("document.querySelectorAll('[data-run]').length === 2")
+        for name in ("one", "other"):
+            quiet.value(f"document.querySelector('[data-run={name}]').click()")
+        quiet.value("document.getElementById('runs-compare').click()")
+        quiet.until("location.hash.startsWith('#with=')")
+        keys = "[...document.querySelectorAll('.card .keys')].map(one => one.innerText).join()"
+        quiet.until(f"['one', 'other'].every(name => ({keys}).includes(name))")
+        quiet.open(f"{url}run/one/")
+        quiet.until(f"{THERE} && {DRAWN} >= 8")
+        cards = "[...document.querySelectorAll('.card')]"
+        reward = f"{cards}.find(one => one.innerText.startsWith('Reward'))"
+        quiet.value(f"{reward}.querySelector('.plot').focus()")
+        quiet.press("Home")
+        assert "0.01" in quiet.value(f"{reward}.querySelector('.keys').innerText")
+        for words in ("Time", "Reset zoom"):
+            quiet.value(
+                "[...document.querySelectorAll('.tools button')]"
+                f".find(one => one.innerText === '{words}').click()"
+            )
+        quiet.value("document.querySelector('.tools [type=checkbox]').click()")
+        rows = "[...document.querySelectorAll('tbody tr:not([hidden])')].length"
+        every = quiet.value(rows)
+        field = "document.getElementById('rollout-filter')"
+        quiet.value(f"{field}.value = 'zero_variance'; {field}.dispatchEvent(new Event('input'))")
+        assert quiet.value(rows) < every
+        quiet.value(f"{field}.value = ''; {field}.dispatchEvent(new Event('input'))")
+        quiet.value("document.querySelectorAll('[data-sort]')[6].click()")
+        cells = "document.querySelectorAll('#rollouts tbody tr td:nth-child(8)')"
+        tokens = f"[...{cells}].map(one => one.innerText)"
+        assert quiet.value(tokens) == sorted(quiet.value(tokens), key=int, reverse=True)
+        quiet.value("document.querySelectorAll('[data-pick]').forEach(one => one.click())")
+        quiet.value("document.getElementById('rollout-compare').click()")
+        quiet.until("document.querySelectorAll('.compared pre').length === 2")
 
 
 @pytest.mark.explore
@@ -244,7 +287,7 @@ def test_parts_are_renewed_but_not_under_the_eyes_of_who_reads(
         quiet.until(THERE)
         quiet.value("document.getElementById('by-chance').checked = true")
         quiet.value("document.querySelector('[data-open]').click()")
-        quiet.until("document.querySelector('tr.opened .rollout')")
+        quiet.until("document.querySelector('tr.opened .rollout') !== null")
         run_status.write(status(step=77), run / STATUS)
         quiet.until(f"{flow}.includes('step 77 of 100')")
         assert quiet.value("document.querySelector('tr.opened') !== null")
@@ -268,7 +311,7 @@ def test_a_hostile_run_is_text_that_nothing_obeys(tmp_path: Path, quiet: Browser
     def is_text() -> None:
         quiet.value("document.querySelectorAll('details').forEach(one => { one.open = true })")
         quiet.value("[...document.querySelectorAll('[data-open]')].at(-1).click()")
-        quiet.until("document.querySelector('tr.opened .rollout')")
+        quiet.until("document.querySelector('tr.opened .rollout') !== null")
         assert (
             quiet.value("document.querySelectorAll('img, iframe, [onerror], [onload]').length") == 0
         )

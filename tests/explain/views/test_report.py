@@ -41,7 +41,7 @@ def test_a_report_says_what_happened(tmp_path: Path) -> None:
     found = Parsed(report(run, 1e9 + 60))
     found.harmless()
     for text in (
-        "finished",
+        "ended early",
         "ended2001-09-09 01:46:40 UTC",
         "written at 2001-09-09 01:47:40 UTC",
         "65% of the generated tokens were too old",

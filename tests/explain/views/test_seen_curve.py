@@ -152,4 +152,4 @@ def test_idle_is_that_of_each_step_also_after_a_resume(tmp_path: Path) -> None:
     ]
     lines = SeenCurve(make_run(tmp_path / "run", points)).lines()
     assert lines.steps["idle_trainer"] == [0.5, 0.0, 0.75, 0.25]
-    assert lines.step_s == pytest.approx(40 / 3)
+    assert lines.left_s(4, 14, at=1e9 + 910) == pytest.approx(10 * 40 / 3)

@@ -62,7 +62,8 @@ const Chart = (() => {
         if (!values?.some((value) => value !== null)) return;
         const several = runs.length > 1;
         found.push({
-          name: several ? `${run.name}: ${line.name}` : line.name,
+          name: several ? run.name : line.name,
+          named: !several || number === 0,
           x: table[x],
           values,
           paint: COLOURS[(several ? of : number) % COLOURS.length],
@@ -169,8 +170,9 @@ const Chart = (() => {
       };
     }
 
+    // Of several runs each has one key, of the first line; the others are dashed.
     name() {
-      const keys = this.lines.map((line) => {
+      const keys = this.lines.filter((line) => line.named).map((line) => {
         const key = document.createElement("span");
         key.className = `k${COLOURS.indexOf(line.paint)}`;
         key.append(`${line.name} `, document.createElement("b"));
@@ -183,8 +185,9 @@ const Chart = (() => {
     values(place) {
       if (!this.drawn) return;
       const y = written(this.spec.unit);
-      const said = this.lines.map((line, number) => {
-        const all = this.drawn.data[number + 1];
+      const named = this.lines.filter((line) => line.named);
+      const said = named.map((line) => {
+        const all = this.drawn.data[this.lines.indexOf(line) + 1];
         let at = place ?? all.length - 1;
         while (at > 0 && (all[at] === null || all[at] === undefined)) at -= 1;
         return y(all[at]);
@@ -193,7 +196,7 @@ const Chart = (() => {
         this.keys.children[number].lastChild.textContent = text;
       });
       if (place === null) {
-        const words = this.lines.map((line, number) => `${line.name} ${said[number]}`);
+        const words = named.map((line, number) => `${line.name} ${said[number]}`);
         this.plot.setAttribute("aria-label", `${this.spec.title}: ${words.join(", ")}`);
       }
     }

@@ -8,7 +8,7 @@ const Charts = (() => {
   let charts = new Map(); // by title
   let place = null; // the element of the part
 
-  const ownName = () => document.querySelector("header h1")?.textContent ?? "this run";
+  const ownName = () => document.title.replace(/^asyncrl: /, "");
 
   function options() {
     const places = runs.flatMap((run) =>
@@ -22,10 +22,20 @@ const Charts = (() => {
     return state;
   }
 
+  // The runs under the ends of their names, behind what all begin with.
+  function named() {
+    const [first, ...others] = runs.map((run) => run.name);
+    let same = first.length;
+    for (const other of others) while (!other.startsWith(first.slice(0, same))) same -= 1;
+    const at = others.length ? first.slice(0, same).search(/[^-_.]*$/) : 0;
+    return runs.map((run) => ({ ...run, name: run.name.slice(at) || run.name }));
+  }
+
   const draw = () => {
     if (!runs.length) return;
     const now = options();
-    for (const chart of charts.values()) chart.draw(runs, now);
+    const drawn = named();
+    for (const chart of charts.values()) chart.draw(drawn, now);
   };
 
   const heard = {
@@ -112,7 +122,9 @@ const Charts = (() => {
       if (place !== section || !section.querySelector(".cards")) {
         place = section;
         const grid = element("div", { className: "cards" });
-        section.replaceChildren(tools(), grid);
+        const bar = tools();
+        bar.prepend(...section.querySelectorAll("h2"));
+        section.replaceChildren(bar, grid);
         new ResizeObserver(() => charts.forEach((chart) => chart.resize())).observe(grid);
         matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
       }

@@ -80,8 +80,17 @@
     });
   }
 
+  // A part is asked for once, and again while it is less than a screen away: nobody pays for what
+  // nobody sees.
+  function isSeen(section) {
+    if (section.dataset.tag === undefined) return true;
+    const { top, bottom } = section.getBoundingClientRect();
+    return bottom > -innerHeight && top < 2 * innerHeight;
+  }
+
   async function renew(section) {
-    if (!document.hidden && hold.getAttribute("aria-pressed") === "false") await ask(section);
+    const held = document.hidden || hold.getAttribute("aria-pressed") !== "false";
+    if (!held && isSeen(section)) await ask(section);
     const tries = failed.get(section.id) ?? 0; // one that fails is asked for less and less
     const every = Number(section.dataset.every);
     setTimeout(renew, 1000 * Math.min(every * 2 ** tries, Math.max(every, SLOWEST_S)), section);
