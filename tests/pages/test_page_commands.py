@@ -34,6 +34,7 @@ PAGES = sorted(
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         ROOT / "docs/examples/README.md",
+        ROOT / "docs/examples/harnesses/README.md",
         *ROOT.glob("docs/*.md"),
     ]
 )
@@ -41,6 +42,7 @@ ELSEWHERE = {
     "docs/gpu.md": "Docker, a cluster, and a GPU",
     "docs/machines.md": "other machines (the test below has them here)",
     "CONTRIBUTING.md": "a package index",
+    "docs/examples/harnesses/README.md": "packages and command lines of others",
 }
 """Pages whose commands are not run as they are, by what they need."""
 README_RUN = "rotate_matrix-20260101-120000"

@@ -75,10 +75,12 @@ class Says:
         ]
 
 
-def scripted(script: Callable[[Request], Script], *, chunk_tokens: int = 4) -> ScriptedEngine:
+def scripted(
+    script: Callable[[Request], Script], *, chunk_tokens: int = 4, context_tokens: int = CONTEXT
+) -> ScriptedEngine:
     return ScriptedEngine(
         script,
-        EngineOptions(slots=4, context_tokens=CONTEXT, chunk_tokens=chunk_tokens),
+        EngineOptions(slots=4, context_tokens=context_tokens, chunk_tokens=chunk_tokens),
         vocab_size=VOCABULARY,
     )
 

@@ -117,7 +117,8 @@ class Forwarding:
             why = f"no answer within {timeout_s:g} s (timeout_s)"
             raise self._failed(model, 504, why) from None
         except httpx2.HTTPError as error:
-            raise self._failed(model, 502, f"it is unreachable ({type(error).__name__})") from None
+            why = f"its url is unreachable ({type(error).__name__})"
+            raise self._failed(model, 502, why) from None
         except httpx2.InvalidURL:
             raise self._failed(model, 502, "its url cannot be asked") from None
 
@@ -155,7 +156,7 @@ class Forwarding:
         return GatewayError(
             status,
             "other_model",
-            f"the model {model!r}, which is not trained: {why}",
+            f"the model {model!r}, which is not trained (agent.models): {why}",
             param="model",
             retry_s=retry_s,
         )

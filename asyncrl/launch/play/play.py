@@ -37,6 +37,7 @@ from asyncrl.config.paths import reachable
 from asyncrl.config.schema import PLAYED_ELSEWHERE
 from asyncrl.engines.protocol import Chunk, Engine, Request
 from asyncrl.escape import escaped
+from asyncrl.judges.api_key import keyed_models
 from asyncrl.launch import preflight
 from asyncrl.launch.hub.hub_models import named_models
 from asyncrl.launch.model_directories import check_directory
@@ -93,6 +94,7 @@ def play(
             doing("opening the task")
             task = opened(config.task, config.run.seed)
             check_judging(config.task, task)
+            keyed_models(config.agent)
             if config.model.path:
                 check_directory("model.path", Path(config.model.path))
         if not 0 <= prompt < task.size(split):

@@ -112,13 +112,15 @@ def _episode(run: CheckedRun, mine: ReferenceEpisode, theirs: Episode | None) ->
         run.hold("parallel", same, "call {} is not what was sampled: spans {}", own.id, spans)
         run.hold(
             "leases",
-            (own.holder, own.attempt, own.failures, own.finish, own.role)
-            == (call.holder, call.attempt, call.failures, call.finish, call.role),
+            (own.holder, own.attempt, own.failures, own.finish)
+            == (call.holder, call.attempt, call.failures, call.finish),
             "call {} is with {!r}, not with {!r}",
             own.id,
             own.holder,
             call.holder,
         )
+        role = own.role, call.role
+        run.hold("what agents said", role[0] == role[1], "call {} is in the roles {}", own.id, role)
     return check_contexts(run, mine, run.store.experience)
 
 

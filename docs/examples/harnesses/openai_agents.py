@@ -1,0 +1,16 @@
+"""An agent of the OpenAI Agents SDK (0.24): `agent.run = ["python", "openai_agents.py"]`."""
+
+import os
+
+from agents import Agent, Runner, function_tool, set_tracing_disabled
+
+
+@function_tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+set_tracing_disabled(True)  # it would be sent to OpenAI
+agent = Agent("solver", tools=[add], model=os.environ["OPENAI_MODEL"])
+print(Runner.run_sync(agent, os.environ["ASYNCRL_PROMPT"]).final_output)
