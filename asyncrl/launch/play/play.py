@@ -32,12 +32,12 @@ from asyncrl.actors.verifier_process import TimedVerdict
 from asyncrl.actors.worker_forks import WorkersLost
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import input_error
+from asyncrl.config.keyed_models import keyed_models
 from asyncrl.config.mix import named as task_name
 from asyncrl.config.paths import reachable
 from asyncrl.config.schema import PLAYED_ELSEWHERE
 from asyncrl.engines.protocol import Chunk, Engine, Request
 from asyncrl.escape import escaped
-from asyncrl.judges.api_key import keyed_models
 from asyncrl.launch import preflight
 from asyncrl.launch.hub.hub_models import named_models
 from asyncrl.launch.model_directories import check_directory
