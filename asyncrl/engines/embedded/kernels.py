@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import cpp_extension
 from transformers import AttentionInterface
 
 from asyncrl.engines.embedded.cache import DecodeLayer, attend
@@ -86,6 +85,9 @@ def _compile(compiler: str, library: Path) -> None:
     twice the threads."""
     library.parent.mkdir(parents=True, exist_ok=True)
     torch_libraries = Path(torch.__file__).parent / "lib"
+    # where torch is built for CUDA, its import asks for devices, and no process could fork then
+    from torch.utils import cpp_extension
+
     includes = [f"-I{path}" for path in cpp_extension.include_paths()]
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         compiled, linked = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
