@@ -63,18 +63,35 @@ async def serve_page(
 ) -> None:
     """Serve the page of a run, or of a folder of runs, until this is cancelled; with a `key`, only
     to holders of it. `started` gives the port. Raises OSError if it is taken."""
-    [listener] = await trio.open_tcp_listeners(port, host=host)
+    listener = await listen(host, port)
+    task_status.started(port_of(listener))
+    await serve_at(listener, path, key)
+
+
+async def listen(host: str, port: int) -> trio.SocketListener:
+    """A listener at the first address of a host (localhost has two). Raises OSError."""
+    first, *others = await trio.open_tcp_listeners(port, host=host)
+    for other in others:
+        await other.aclose()
+    return first
+
+
+def port_of(listener: trio.SocketListener) -> int:
+    """The port at which a listener is."""
+    return int(listener.socket.getsockname()[1])
+
+
+async def serve_at(listener: trio.SocketListener, path: Path, key: str) -> None:
+    """Serve at a listener, which this closes, as `serve_page` does."""
     waits = Waits()
-    at = listener.socket.getsockname()[1]
     kind = RunPage if is_run(path) else RunsPage
-    app = PageGate(kind(path, waits=waits, now=time.time), key=key, port=at)
+    app = PageGate(kind(path, waits=waits, now=time.time), key=key, port=port_of(listener))
 
     def refused(reason: HttpRefusal) -> None:
         """Note nothing: a client was closed, which is no matter of the run's."""
 
     limits = msgspec.structs.replace(LIMITS, makes_room=not key)
     server = HttpServer(app, limits, known=app.known, refused=refused, waits=waits, owner=OWNER)
-    task_status.started(at)
     await server.run(listener, trio.sleep_forever)
 
 

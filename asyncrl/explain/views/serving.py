@@ -8,14 +8,13 @@ import os
 import secrets
 import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import trio
 
 from asyncrl.config import ConfigError
 from asyncrl.config.paths import exists, is_folder
-from asyncrl.explain.views.page_process import NICE, loopback, serve_page
+from asyncrl.explain.views.page_process import NICE, listen, loopback, port_of, serve_at
 
 
 def serve(path: Path, host: str, port: int, say: Callable[[str], None]) -> None:
@@ -36,11 +35,13 @@ def serve(path: Path, host: str, port: int, say: Callable[[str], None]) -> None:
 
 
 async def _serve(path: Path, host: str, port: int, key: str, say: Callable[[str], None]) -> None:
+    listener = await listen(host, port)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as ended:
         async with trio.open_nursery() as nursery:
-            at = await nursery.start(partial(serve_page, path, host, port, key))
+            nursery.start_soon(serve_at, listener, path, key)
             where = f"[{host}]" if ":" in host else host
             with_key = f"?key={key}" if key else ""
+            at = port_of(listener)
             say(f"The page: http://{where}:{at}/{with_key} (Ctrl-C ends it, and no run)")
             await anext(ended)
             nursery.cancel_scope.cancel()

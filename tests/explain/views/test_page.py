@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +20,11 @@ from hostile import HOSTILE_SUMMARY, hostile_status
 from look_support import evaluation, life, make_journal, make_run, status, step
 from report_support import Parsed, whole_run
 
+from asyncrl.cli import main
 from asyncrl.experience import events as e
 from asyncrl.experience.episode import Strand, Turn
 from asyncrl.explain import run_status, summary
+from asyncrl.explain.curve import line_of
 from asyncrl.explain.views import run_page
 from asyncrl.explain.views.assets import SCRIPTS, STYLES, VENDORED, asset
 from asyncrl.explain.views.kept_rollouts import KeptRollouts
@@ -31,7 +36,7 @@ from asyncrl.explain.views.run_parts import PARTS, RunPart
 from asyncrl.explain.views.runs_page import RunsPage
 from asyncrl.explain.views.seen_turns import turns_of
 from asyncrl.runtime.ipc.waits import Waits
-from asyncrl.runtime.run_dir import STATUS, SUMMARY
+from asyncrl.runtime.run_dir import METRICS, STATUS, SUMMARY
 
 KEY = "0123456789abcdef"
 
@@ -303,3 +308,33 @@ async def test_a_folder_has_a_list_and_the_page_of_each_run(
     (runs / "bare").rename(tmp_path / "bare")
     await trio.sleep(run_page.AGAIN_S)
     assert b"no such directory" in (await ask(app, "/run/bare/part/head")).body
+
+
+def test_what_cannot_be_served_is_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "nice", lambda _: 0)  # it would be the tests' own
+    (tmp_path / "file").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for arguments, said in (
+            ([str(tmp_path / "none")], "there is no such directory"),
+            ([str(tmp_path / "file")], "this is not a directory"),
+            ([str(tmp_path), "--port", port], f"127.0.0.1:{port} cannot be served"),
+            ([str(tmp_path), "--host", "no.such.host.invalid"], "cannot be served"),
+        ):
+            assert main(["page", *arguments]) == 2
+            assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["page", "--port", "65536"])
+
+
+async def test_numbers_that_are_none_and_a_torn_line_leave_a_curve(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", [step(1), step(2, metrics={"loss": None})])
+    with (run / METRICS).open("ab") as file:
+        line = line_of(step(3, reward=0.5))
+        file.write(line.replace(b"0.5", b"NaN", 1) + line.replace(b"0.5", b"1e400", 1) + line[:60])
+    curves = (await ask(app_of(run), "/part/curves")).body.decode()
+    assert "NaN" not in curves and "Infinity" not in curves
+    shown = dict(Parsed(curves.replace("<!doctype html><meta charset=utf-8>", "")).attributes)
+    assert json.loads(shown["data-curves"] or "")["steps"]["version"] == [1, 2]
