@@ -212,7 +212,9 @@ def _learner(
             config.staleness,
             config.rollout.temperature,
             budget=config.rollout.max_new_tokens,
-            kl_terms=open_kl_terms(config, context.initial, context.dtype, model),
+            kl_terms=open_kl_terms(
+                config, context.initial, context.dtype, model, rank, given=_spread(context)
+            ),
             supervised=open_supervised(config, context.initial),
             rank=rank,
         )
