@@ -15,6 +15,11 @@ def ranks_of(train: TrainConfig) -> int:
     return max(1, train.ranks)
 
 
+def sharing(train: TrainConfig) -> int:
+    """The number of ranks that a copy of the model is divided among."""
+    return ranks_of(train) // train.replicas
+
+
 def settled_ranks(config: Config, gpus: int) -> int:
     """The number of ranks for this many GPUs on this machine, where `train.ranks` leaves it open:
     all unused ones; one on a CPU. The same on each machine that joins for the trainer.
@@ -43,6 +48,13 @@ def rank_contradictions(config: Config) -> Contradictions:
     step did, of which a rank sees its share; and a machine that joins for the trainer has no file
     of the run: it is given what rank 0 reads of the initial model."""
     train, elsewhere = config.train, config.cluster.trainer_agents
+    if ranks_of(train) % train.replicas and (train.ranks or train.device == "cpu"):
+        nearest = max(n for n in range(1, train.replicas + 1) if ranks_of(train) % n == 0)
+        yield (
+            ("train.ranks", "train.replicas"),
+            f"each copy of the model has as many ranks: set replicas to {nearest}, or make ranks a "
+            f"multiple of {train.replicas}",
+        )
     if ranks_of(train) == 1 and not elsewhere:
         return
     for name, off in (("router_aux", 0), ("router_bias_rate", 0), ("router_replay", "false")):

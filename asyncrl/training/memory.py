@@ -27,7 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
 
 from asyncrl.config import Config
-from asyncrl.config.ranks import ranks_of
+from asyncrl.config.ranks import ranks_of, sharing
 from asyncrl.training.adapters import adapted, add_adapters, learning
 from asyncrl.training.forward import (
     log_probability,
@@ -101,7 +101,7 @@ def predict(config: Config) -> MemoryParts:
     ranks each has its part of float32 weights, gradients and moments, and in a pass the weights
     that it gathers; that is an estimate (`bench/sharded_memory.py` compares it). Raises ModelError,
     and any error of the model."""
-    ranks = ranks_of(config.train)
+    ranks, parts = ranks_of(config.train), sharing(config.train)
     dtype = getattr(torch, config.model.dtype)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = empty_model(config.model.path, dtype)
@@ -122,14 +122,14 @@ def predict(config: Config) -> MemoryParts:
     if ranks == 1:
         return msgspec.structs.replace(most, policies=policies)
     return MemoryParts(
-        weights=-(-_sharded(model) // ranks),
+        weights=-(-_sharded(model) // parts),
         masters=0,
-        gradients=-(-most.gradients // ranks),
-        optimizer=-(-most.optimizer // ranks),
+        gradients=-(-most.gradients // parts),
+        optimizer=-(-most.optimizer // parts),
         policies=policies,
-        activations=_pass_of_rank(model, most.activations + most.logits, ranks) - most.logits,
+        activations=_pass_of_rank(model, most.activations + most.logits, parts) - most.logits,
         logits=most.logits,
-        step=-(-most.step // ranks),
+        step=-(-most.step // parts),
     )
 
 
@@ -217,7 +217,7 @@ def _policies(config: Config, model: PreTrainedModel) -> int:
             path = policy.path or config.model.path
             other = empty_model(path, getattr(torch, config.model.dtype))
         needed += sum(tensor.nbytes for tensor in other.parameters())
-    return -(-needed // ranks)
+    return -(-needed // sharing(config.train))
 
 
 def _sharded(model: PreTrainedModel) -> int:

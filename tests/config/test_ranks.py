@@ -72,6 +72,22 @@ def test_layouts_that_cannot_be_are_refused(
     assert found == [] if said is None else said in found[0]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "replicas", "said"),
+    [
+        (4, 3, "set replicas to 2, or make ranks a multiple of 3"),
+        (0, 2, "set replicas to 1"),
+        (4, 2, ""),
+    ],
+)
+def test_each_replica_has_as_many_ranks(ranks: int, replicas: int, said: str) -> None:
+    train = {"ranks": ranks, "replicas": replicas}
+    found = [remedy for _, remedy in rank_contradictions(config(train=train))]
+    assert len(found) == bool(said) and all(said in remedy for remedy in found)
+    cuda = config(train={"device": "cuda", "replicas": 2})  # its ranks are not known yet
+    assert not [*rank_contradictions(cuda)]
+
+
 FEATURES: list[dict[str, dict[str, Any]]] = [
     {"staleness": {"proximal": "boundary"}},
     {"staleness": {"correction": (M2po(),)}},

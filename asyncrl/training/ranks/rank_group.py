@@ -223,10 +223,11 @@ def _divide(
 
 @contextmanager
 def open_ranks(
-    device: str, store: Store, index: int, size: int, patience_s: float
+    device: str, store: Store, index: int, size: int, replicas: int = 1, *, patience_s: float
 ) -> Iterator[DeviceMesh]:
     """Join the other ranks, which meet in `store`; no collective of them may take longer than
-    `patience_s` seconds. Raises torch's DistError where one does not come."""
+    `patience_s` seconds. Gives their mesh, [size], or [replicas, size / replicas]. Raises torch's
+    DistError where one does not come."""
     cuda = device == "cuda"
     if cuda:
         torch.cuda.set_device(0)  # the only one that this process sees
@@ -240,5 +241,13 @@ def open_ranks(
     with warnings.catch_warnings():
         # of logits changed in place, which none are
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
-        yield DeviceMesh(device, list(range(size)))
+        yield mesh_of(device, torch.arange(size), replicas)
     dist.destroy_process_group()  # after an error it might wait for a rank that is lost
+
+
+def mesh_of(device: str, ranks: Tensor, replicas: int) -> DeviceMesh:
+    """The mesh of these ranks, int64 [ranks]: of one dimension, or of replicas and the ranks of
+    each. All ranks of the default group call this."""
+    if replicas == 1:
+        return DeviceMesh(device, ranks)
+    return DeviceMesh(device, ranks.reshape(replicas, -1), mesh_dim_names=("replicate", "shard"))

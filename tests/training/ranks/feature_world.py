@@ -30,7 +30,7 @@ from asyncrl.training.kl_terms import KlTerm, KlTerms
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
 from asyncrl.training.ranks.rank import ALONE, Rank
-from asyncrl.training.ranks.rank_group import shard
+from asyncrl.training.ranks.rank_group import mesh_of, shard
 from asyncrl.training.rounding_gap import rounding_gap
 from asyncrl.training.supervised import SupervisedLoss
 from asyncrl.weightsync.narrowed import narrowed
@@ -40,15 +40,15 @@ TEMPERATURE = 0.7
 STEPS, SAVED = 3, 2
 EXAMPLES = [ExampleIds([1, 2], [3]), ExampleIds([4], [5, 6, 7, 8]), ExampleIds([9, 10], [12, 13])]
 LORA = LoraConfig(rank=3, alpha=7.5)
-LAYOUTS: dict[str, tuple[int, ...]] = {
-    "shard 4": (4,),
-    "shard 2": (2,),
-    "2 replicas of 2": (2, 2),
-    "replicate 2": (2, 1),
-    "replicate 4": (4, 1),
-    "one": (),
+LAYOUTS: dict[str, tuple[int, int]] = {
+    "shard 4": (4, 1),
+    "shard 2": (2, 1),
+    "2 replicas of 2": (4, 2),
+    "replicate 2": (2, 2),
+    "replicate 4": (4, 4),
+    "one": (1, 1),
 }
-"""Sizes of each mesh: of ranks that share a model, or of replicas and of the ranks of each."""
+"""Ranks and replicas."""
 AXES: dict[str, tuple[str, ...]] = {
     "first": tuple(LAYOUTS)[:-1],
     "then": tuple(reversed(LAYOUTS)),
@@ -310,11 +310,9 @@ class Meshes:
 
     def __init__(self, _: DeviceMesh) -> None:
         self._meshes = dict[str, DeviceMesh]()
-        for name, sizes in LAYOUTS.items():
-            if sizes:
-                ranks = torch.arange(int(np.prod(sizes))).reshape(sizes)
-                names = ("replicate", "shard")[2 - len(sizes) :]
-                self._meshes[name] = DeviceMesh("cpu", ranks, mesh_dim_names=names)
+        for name, (size, replicas) in LAYOUTS.items():
+            if size > 1:
+                self._meshes[name] = mesh_of("cpu", torch.arange(size), replicas)
 
     def findings(self, cases: Sequence[Case], folder: Path) -> list[list[Found]]:
         """Findings of each case, as the ranks of its layouts; none of other layouts."""
@@ -322,8 +320,7 @@ class Meshes:
         for number, case in enumerate(cases):
             run, found = folder / str(number) / "run", list[Found]()
             for work, layout in ((first_steps, case.first), (last_steps, case.then)):
-                sizes, index = LAYOUTS[layout], dist.get_rank()
-                if index < int(np.prod(sizes)):
+                if dist.get_rank() < LAYOUTS[layout][0]:
                     mesh = self._meshes.get(layout)
                     found += work(
                         case, lambda model, mesh=mesh: shard(model, mesh) if mesh else ALONE, run
