@@ -223,7 +223,7 @@ class Learner:
         """Log-probabilities of a micro-batch's tokens under a proximal policy whose weights are not
         the current ones, float32 [tokens], NaN where none is known; None where there is no such
         policy. All ranks call this alike."""
-        arrived = tensors.mask & trainable.to(tensors.mask.device)[tensors.sample_index]
+        arrived = _arrived(tensors, trainable)
         if self.proximal_logprobs:
             known = self.proximal_logprobs.known(batch.samples)
             return self.proximal_logprobs.completed(known, tensors.packed, tensors.version, arrived)
@@ -344,9 +344,7 @@ class Learner:
         since the start of the step."""
         every = list[Tokens]()
         arrived = [
-            (held.batch.mask & held.trainable.to(held.batch.mask.device)[held.batch.sample_index])[
-                packed.tokens
-            ].any()
+            bool(_arrived(held.batch, held.trainable)[packed.tokens].any())
             for held, packed in parts
         ]
         moved = [packed for (_, packed), any_ in zip(parts, arrived, strict=True) if any_]
@@ -531,3 +529,9 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         self._whole, self._sums = self._whole.merge(sums), Sums()
         return Updated(norm, rate, scale, taken, supervised)
+
+
+def _arrived(batch: Batch, trainable: Tensor) -> Tensor:
+    """The response tokens of a micro-batch that may enter the loss, bool [tokens]; `trainable` is
+    bool [samples]."""
+    return batch.mask & trainable.to(batch.mask.device)[batch.sample_index]
