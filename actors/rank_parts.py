@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import trio
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.actors.actor_context import ActorContext
@@ -36,8 +38,9 @@ from asyncrl.training.checkpoint_io import (
     write,
 )
 from asyncrl.training.forward import falls_back
+from asyncrl.training.kl_terms import served_names
 from asyncrl.training.learner import Learner
-from asyncrl.training.models import in_dtype
+from asyncrl.training.models import in_dtype, parameters_for_publication
 from asyncrl.training.rounding_gap import rounding_gap
 from asyncrl.training.staging import Staging
 from asyncrl.training.stored_dtype import saved_dtype
@@ -68,10 +71,15 @@ class RankedLearner:
     ) -> list[TokenCount]:
         served = await self.servers.scores(batch, buffers)
         own = partial(self.learner.accumulate, batch, buffers, served)
-        return await self.orders.give(batch, buffers, own)
+        of_servers = [
+            memoryview(served[name].view(np.uint8).data)
+            for name in served_names(self.context.config)
+        ]
+        return await self.orders.give(batch, [*buffers, *of_servers], own)
 
     async def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
-        await trio.to_thread.run_sync(self.learner.score_proximal, message, buffers)
+        own = partial(self.learner.score_proximal, message, buffers)
+        await self.orders.give(message, buffers, own)
 
     async def measure(
         self, message: MeasureLoss, buffers: Sequence[memoryview]
@@ -80,13 +88,11 @@ class RankedLearner:
         return await self.orders.give(message, buffers, own)
 
     async def step(self) -> dict[str, float]:
-        metrics = await self.orders.give(CloseStep(self.version), (), self.learner.step)
+        own = partial(_stepped, self.learner, self.context)
+        metrics = await self.orders.give(CloseStep(self.version), (), own)
         if falls_back(self.learner.model):
             metrics = metrics | {"attention_by_tables": 1.0}
-        if not self.context.config.publication.rounds(self.context.config.model):
-            return metrics
-        gap = partial(_published_gap, self.learner.model, self.context.sent)
-        return metrics | {"published_gap": await trio.to_thread.run_sync(gap)}
+        return metrics
 
     async def copy(self, save: Save) -> Write:
         """Copy the state of all ranks; what is returned writes the copy, in a thread."""
@@ -107,11 +113,19 @@ class CarriedOrder:
     def __call__(self, order: Message, buffers: Sequence[memoryview]) -> None:
         match order:
             case MicroBatch():
-                self.learner.accumulate(order, buffers)
+                names = served_names(self.context.config)
+                first = len(buffers) - len(names)
+                served = {
+                    name: np.frombuffer(buffer, np.float32)
+                    for name, buffer in zip(names, buffers[first:], strict=True)
+                }
+                self.learner.accumulate(order, buffers[:first], served)
+            case ScoreProximal():
+                self.learner.score_proximal(order, buffers)
             case MeasureLoss():
                 self.learner.measure(order, buffers)
             case CloseStep():
-                self.learner.step()
+                _stepped(self.learner, self.context)
             case Save():
                 _taken(self.learner, self.context.initial, Staging(), order)
             case Gather(average):
@@ -132,10 +146,22 @@ def gathered(
     return model, learner.average.gathered()
 
 
-def _published_gap(model: PreTrainedModel, sent: SentWeights) -> float:
-    """The change of rounding in a publication, in nats a token. It makes a temporary copy of the
-    weights."""
-    return rounding_gap(model, sent.weights(model))
+def _stepped(learner: Learner, context: ActorContext) -> dict[str, float]:
+    """This rank's part of a step, and, where a publication rounds, of measuring what that changes,
+    in nats a token: it makes a temporary copy of the weights."""
+    metrics = learner.step()
+    if not context.config.publication.rounds(context.config.model):
+        return metrics
+    gap = rounding_gap(learner.model, _sent(learner, context.sent), learner.rank)
+    return metrics | {"published_gap": gap}
+
+
+def _sent(learner: Learner, sent: SentWeights) -> Iterator[tuple[str, Tensor]]:
+    """Each weight of the model as it is sent, whole: for that the ranks gather it."""
+    rank, model = learner.rank, learner.model
+    dtype = rank.computes(model)
+    whole = ((name, rank.whole(p).to(dtype)) for name, p in parameters_for_publication(model))
+    return sent.narrowed(whole, model)
 
 
 def _taken(

@@ -138,7 +138,8 @@ def _rank(context: ActorContext, model: PreTrainedModel, meet: Meet) -> Iterator
     train, start_s = context.config.train, context.config.supervision.start_s
     _use_network_of(meet.store)
     store = open_store(meet.store, timedelta(seconds=start_s))
-    with open_ranks(train.device, store, context.index, meet.size, start_s) as mesh:
+    every = (context.index, meet.size, train.replicas)
+    with open_ranks(train.device, store, *every, patience_s=start_s) as mesh:
         if _spread(context):
             share_weights(model)
             if context.index:
@@ -212,7 +213,9 @@ def _learner(
             config.staleness,
             config.rollout.temperature,
             budget=config.rollout.max_new_tokens,
-            kl_terms=open_kl_terms(config, context.initial, context.dtype, model),
+            kl_terms=open_kl_terms(
+                config, context.initial, context.dtype, model, rank, given=_spread(context)
+            ),
             supervised=open_supervised(config, context.initial),
             rank=rank,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from asyncrl.config.cluster import ranks_here
 from asyncrl.config.gpus import gpus_of
-from asyncrl.config.losses import advantage_of
 from asyncrl.config.schema import Config, TrainConfig
 from asyncrl.config.schema.section import Contradictions
 
@@ -16,17 +15,20 @@ def ranks_of(train: TrainConfig) -> int:
     return max(1, train.ranks)
 
 
+def sharing(train: TrainConfig) -> int:
+    """The number of ranks that a copy of the model is divided among."""
+    return ranks_of(train) // train.replicas
+
+
 def settled_ranks(config: Config, gpus: int) -> int:
     """The number of ranks for this many GPUs on this machine, where `train.ranks` leaves it open:
-    all unused ones; one on a CPU, and for a model with adapters (`model.lora`). The same on each
-    machine that joins for the trainer.
+    all unused ones; one on a CPU. The same on each machine that joins for the trainer.
 
     Example: eight GPUs, and two servers of two each: four ranks; eight with another machine.
     """
     if config.train.ranks:
         return config.train.ranks
-    alone = config.train.device == "cpu" or config.model.lora.rank
-    here = 1 if alone else max(1, gpus - gpus_of(config).needed + 1)
+    here = 1 if config.train.device == "cpu" else max(1, gpus - gpus_of(config).needed + 1)
     return here * (1 + config.cluster.trainer_agents)
 
 
@@ -42,29 +44,19 @@ def ranks_left(config: Config, cores: int, gpus: int) -> int:
 
 
 def rank_contradictions(config: Config) -> Contradictions:
-    """Contradictions of settings with several ranks. A policy beside the model would have to be
-    sharded like the model, and no rank has all tokens of a step."""
-    train, staleness = config.train, config.staleness
-    if ranks_of(train) == 1 and not config.cluster.trainer_agents:
+    """Contradictions of settings with several ranks. Routers are changed by what all tokens of a
+    step did, of which a rank sees its share; and a machine that joins for the trainer has no file
+    of the run: it is given what rank 0 reads of the initial model."""
+    train, elsewhere = config.train, config.cluster.trainer_agents
+    if ranks_of(train) % train.replicas and (train.ranks or train.device == "cpu"):
+        nearest = max(n for n in range(1, train.replicas + 1) if ranks_of(train) % n == 0)
+        yield (
+            ("train.ranks", "train.replicas"),
+            f"each copy of the model has as many ranks: set replicas to {nearest}, or make ranks a "
+            f"multiple of {train.replicas}",
+        )
+    if ranks_of(train) == 1 and not elsewhere:
         return
-    if staleness.proximal in ("boundary", "snapshot", "ema"):
-        yield (
-            ("train.ranks", "staleness.proximal"),
-            f"several ranks keep no earlier weights, as {staleness.proximal} needs them: set "
-            f"proximal to behaviour, recompute or loglinear, or {ONE}",
-        )
-    if whole := [each.kind for each in staleness.correction if each.whole_step]:
-        yield (
-            ("train.ranks", "staleness.correction"),
-            f"{whole[0]} compares tokens of the whole step, of which a rank has its share: choose "
-            f"another correction, or {ONE}",
-        )
-    if advantage_of(train).needs_gradients:
-        yield (
-            ("train.ranks", "train.advantage"),
-            f"{train.advantage} needs the gradient of each rollout, of which a rank has its share: "
-            f"choose another advantage, or {ONE}",
-        )
     for name, off in (("router_aux", 0), ("router_bias_rate", 0), ("router_replay", "false")):
         if getattr(train, name):
             yield (
@@ -72,15 +64,18 @@ def rank_contradictions(config: Config) -> Contradictions:
                 f"several ranks neither balance experts nor replay routers: set {name} to {off}, "
                 f"or {ONE}",
             )
-    if config.publication.rounds(config.model):
-        yield (
-            ("train.ranks", "publication.dtype"),
-            "the gap that rounded weights make is measured with a whole model, of which a rank has "
-            f"its share: set dtype to model, or {ONE}",
-        )
-    for section in ("reference", "teacher", "supervised"):
-        if getattr(config, section).coefficient:
+    if not elsewhere:
+        return
+    for section, policy in (("reference", config.reference), ("teacher", config.teacher)):
+        if policy.coefficient and policy.path:
             yield (
-                ("train.ranks", f"{section}.coefficient"),
-                f"several ranks have no {section}: set its coefficient to 0, or {ONE}",
+                ("cluster.trainer_agents", f"{section}.path"),
+                "machines that join for the trainer cannot read another model: set "
+                f"{section}.server to one that scores with it, or trainer_agents to 0",
             )
+    if config.supervised.coefficient:
+        yield (
+            ("cluster.trainer_agents", "supervised.coefficient"),
+            "machines that join for the trainer cannot read the examples: set coefficient to 0, or "
+            "trainer_agents to 0",
+        )

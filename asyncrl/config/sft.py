@@ -30,6 +30,7 @@ LEARNED = frozenset(
         "steps",
         "device",
         "ranks",
+        "replicas",
         "batch_groups",
         "step_tokens",
         "micro_tokens",

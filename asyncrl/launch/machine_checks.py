@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.cluster import joined, ranks_here
+from asyncrl.config.derived import Row
 from asyncrl.config.errors import installs
 from asyncrl.config.gpus import Gpus
 from asyncrl.config.schema import AgentConfig
@@ -18,6 +19,9 @@ from asyncrl.runtime.processes.machine import gpus_here
 
 ACTORS = 64
 """Actors of a role for each core of this machine, at most."""
+RANKS = 2
+"""Ranks of the trainer for each core of this machine, at most: as many as two cores need to try
+how four GPUs would share a model."""
 
 
 def check_cores(config: Config, available: int) -> None:
@@ -43,7 +47,7 @@ def check_cores(config: Config, available: int) -> None:
             f"machine.trainer_cores is {trainer} of {cores} cores, which leaves none for "
             "generation: set it to less, or to 0."
         )
-    if config.train.device == "cpu" and ranks_here(config) > cores:
+    if config.train.device == "cpu" and ranks_here(config) > RANKS * cores:
         machines = 1 + config.cluster.trainer_agents
         here, on = (" here", f" on {machines} machines") if machines > 1 else ("", "")
         raise ConfigError(
@@ -51,6 +55,15 @@ def check_cores(config: Config, available: int) -> None:
             "that take turns on a core train no faster than one; set it to "
             f"{cores * machines} or less."
         )
+
+
+def rank_notes(config: Config, available: int) -> list[Row]:
+    """A note where ranks of a trainer on processors take turns on its cores."""
+    cores, here = config.machine.cores or available, ranks_here(config)
+    if config.train.device != "cpu" or here <= cores:
+        return []
+    text = f"{here} ranks take turns on {cores} cores: they train no faster than {cores}"
+    return [Row("note", "train.ranks", text)]
 
 
 def check_ports(config: Config) -> None:

@@ -4,6 +4,7 @@ is changed."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 
@@ -48,7 +49,9 @@ async def settings_left(requested: Config, cores: int, machines: int) -> tuple[C
             actors=requested.rollout.actors - too_many,
             lent_actors=requested.rollout.lent_actors - too_many,
         ),
-        train=replace(requested.train, ranks=ranks),
+        train=replace(
+            requested.train, ranks=ranks, replicas=math.gcd(ranks, requested.train.replicas)
+        ),
         cluster=replace(requested.cluster, trainer_agents=machines),
     )
     if wanted:

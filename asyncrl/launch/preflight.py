@@ -51,7 +51,13 @@ from asyncrl.journal import JournalError, SqliteHistory
 from asyncrl.judges.api_key import check_judge
 from asyncrl.launch.checkpoint_room import room_rows
 from asyncrl.launch.data_origins import check_origins, note_origins
-from asyncrl.launch.machine_checks import check_certificates, check_cores, check_gpus, check_ports
+from asyncrl.launch.machine_checks import (
+    check_certificates,
+    check_cores,
+    check_gpus,
+    check_ports,
+    rank_notes,
+)
 from asyncrl.launch.model_directories import (
     check_adapters,
     check_directory,
@@ -203,7 +209,7 @@ def check(
     check_paths(config)
     check_run_directory(config, resume)
     refuse_unfit(config, resume)
-    notes = list[Row]()
+    notes = rank_notes(config, available)
     if resume:
         doing("reading the journal of the run")
         refuse_unreadable(Path(config.run.dir))

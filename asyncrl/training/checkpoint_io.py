@@ -18,6 +18,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -93,9 +94,11 @@ def take(learner: Learner, cursor: int, staging: Staging) -> StagedCheckpoint | 
         rank.gathered(model)
         _state(learner, staging)
     elif adapted(model):
-        copies = {name: staging.copied(tensor) for name, tensor in adapters(model)}
+        found = rank.gathered(model)
+        assert found is not None, "rank 0 has it"
+        copies = {name: staging.copied(tensor) for name, tensor in adapters(found)}
         state = _state(learner, staging)
-        copied = StagedCheckpoint(learner.version, cursor, model, copies, base_digest(model), state)
+        copied = StagedCheckpoint(learner.version, cursor, found, copies, base_digest(model), state)
     else:
         whole = staging.model(rank.gathering(model), model, rank.computes(model))
         state = _state(learner, staging)
@@ -166,16 +169,18 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
     `path`, the adapters of its model if it has any, and torch's generator. Raises CheckpointError
     where the state is broken, or of another model or base; the learner does not change then."""
     state = read_state(Path(path))
-    stored_adapters = _adapters(state.path, state.scalars, learner.model)
-    restore_state(state, learner)
-    if stored_adapters:
-        set_adapters(learner.model, stored_adapters)
+    stored = _adapters(state.path, state.scalars, learner.model)
+    restore_state(state, learner, stored)
     return state.scalars
 
 
-def restore_state(state: StoredState, learner: Learner) -> None:
-    """Restore the rest of the state of a learner whose model has the weights of a checkpoint.
-    Raises CheckpointError as `restore`."""
+def restore_state(
+    state: StoredState,
+    learner: Learner,
+    stored_adapters: Mapping[str, Tensor] = MappingProxyType({}),
+) -> None:
+    """Restore the rest of the state of a learner whose model has the weights of a checkpoint, or
+    the base that its adapters belong to. Raises CheckpointError as `restore`."""
     path, scalars, tensors = state.path, state.scalars, dict(state.tensors)
     generator = tensors.pop(_GENERATOR, None)
     if generator is None:
@@ -225,7 +230,13 @@ def restore_state(state: StoredState, learner: Learner) -> None:
         raise CheckpointError(
             f"training cannot resume from {path}, because in its {TENSORS} {error}"
         ) from error
-    for name, tensor in copies.items():
+    if stored_adapters:
+        own = dict(adapters(learner.model))
+        set_adapters(
+            learner.model,
+            {name: learner.rank.sharded(stored_adapters[name], like=own[name]) for name in own},
+        )
+    for name, tensor in copies.items():  # more precise than adapters of a smaller type
         tensor.copy_(learner.rank.sharded(stored_masters[name], like=tensor))
     learner.balance.restore(experts)
     learner.optimizer.state.clear()
@@ -276,10 +287,9 @@ def _state(learner: Learner, staging: Staging) -> dict[str, Tensor]:
         keep(_MASTER + name, rank.whole(tensor))
     for name, tensor in learner.average.tensors() if learner.average else ():
         keep(_AVERAGE + name, tensor)
-    for name, tensor in learner.kl_terms.tensors(learner.version).items():
+    for name, tensor in learner.kl_terms.tensors(learner.version):
         keep(_POLICIES + name, tensor)
-    proximal = learner.proximal_logprobs.tensors() if learner.proximal_logprobs else {}
-    for name, tensor in proximal.items():
+    for name, tensor in learner.proximal_logprobs.tensors() if learner.proximal_logprobs else ():
         keep(_PROXIMAL + name, tensor)
     for name, tensor in learner.balance.tensors().items():
         keep(_EXPERTS + name, tensor)

@@ -25,7 +25,9 @@ from asyncrl.staleness.vcpo import logit_norm, squared_norms
 from asyncrl.training.adapters import learning
 from asyncrl.training.batch import Batch
 from asyncrl.training.forward import log_probabilities, log_probability, measured
-from asyncrl.training.packing import part_of
+from asyncrl.training.packing import PackedBatch, part_of
+from asyncrl.training.ranks.by_all import measured_by_all
+from asyncrl.training.ranks.rank import ALONE, Rank
 
 
 def token_advantages(
@@ -36,6 +38,7 @@ def token_advantages(
     temperature: float,
     weight: GroupWeight,
     train: TrainConfig,
+    rank: Rank = ALONE,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Advantage of each sampled token (float32 [tokens]), which samples are trained (bool
     [samples]), and the weights of their groups (float32 [samples]): it is that of its rollout, or
@@ -51,7 +54,7 @@ def token_advantages(
                     f"group {group} came with {count} of its {members} members, and its baseline "
                     "needs all of them"
                 )
-        gradients = ModelGradients(tensors, len(batch.samples), model, temperature)
+        gradients = ModelGradients(tensors, len(batch.samples), model, temperature, rank)
     given = RewardedSamples(
         batch.samples,
         batch.rewards,
@@ -75,19 +78,26 @@ class ModelGradients:
     Satisfies `asyncrl.algorithms.advantages.GradientNorms`."""
 
     def __init__(
-        self, batch: Batch, samples: int, model: PreTrainedModel, temperature: float
+        self,
+        batch: Batch,
+        samples: int,
+        model: PreTrainedModel,
+        temperature: float,
+        rank: Rank = ALONE,
     ) -> None:
         self._batch, self._samples = batch, samples
-        self._model, self._temperature = model, temperature
+        self._model, self._temperature, self._rank = model, temperature, rank
 
     def exact(self) -> tuple[Tensor, Tensor]:
         """The ratio of current to behaviour policy of each sample's whole rollout, and the squared
         norm of the gradient of its log-probability; float64 [samples], over the tokens that arrived
-        and are finite. A norm that is not finite is 0: the step's own gradient is not finite either
-        then, and is skipped."""
+        and are finite. All ranks make each pass together, as gradients are sums over them. A norm
+        that is not finite is 0: the step's own gradient is not finite either then, and is
+        skipped."""
         batch = self._batch
         weight = torch.ones(self._samples, dtype=torch.float64)
         norm_squared = torch.zeros(self._samples, dtype=torch.float64)
+        self._rank.let_go(self._model)
         parameters = [parameter for _, parameter in learning(self._model)]
         for packed in batch.packed:
             sample_index = batch.sample_index[packed.tokens]
@@ -99,14 +109,11 @@ class ModelGradients:
                     current.detach(), batch.behaviour[part.tokens].to(current.device)
                 )
                 if finite.any():
-                    gradients = torch.autograd.grad(
-                        current[finite].sum(), parameters, allow_unused=True
+                    norm_squared[sample] = self._rank.squared_norm(
+                        current[finite].sum(), parameters
                     )
-                    norms = torch._foreach_norm(
-                        [gradient for gradient in gradients if gradient is not None]
-                    )
-                    norm_squared[sample] = torch.stack(norms).double().square().sum()
                     weight[sample] = ratio(log.double().sum())
+        self._rank.let_go(self._model)
         return weight, norm_squared.nan_to_num(0.0, posinf=0.0)
 
     def from_logits(self) -> tuple[Tensor, Tensor]:
@@ -116,20 +123,23 @@ class ModelGradients:
         batch = self._batch
         log, token_norm = torch.zeros_like(batch.behaviour), torch.zeros_like(batch.behaviour)
         usable = torch.zeros_like(batch.mask)
-        for packed in batch.packed:
+        every = measured_by_all(self._rank, self._model, batch.packed, self._norms, 2)
+        for packed, (current, norm) in zip(batch.packed, every, strict=True):
             tokens = packed.tokens
-            with torch.no_grad():
-                current, norm = measured(
-                    self._model,
-                    packed,
-                    self._temperature,
-                    lambda *rows: (log_probability(*rows), logit_norm(*rows)),
-                )
-            of_packed, finite = log_ratio(current, batch.behaviour[tokens].to(current.device))
-            log[tokens], usable[tokens] = of_packed.cpu(), batch.mask[tokens] & finite.cpu()
-            token_norm[tokens] = norm.nan_to_num(0.0).cpu()
+            of_packed, finite = log_ratio(current, batch.behaviour[tokens])
+            log[tokens], usable[tokens] = of_packed, batch.mask[tokens] & finite
+            token_norm[tokens] = norm.nan_to_num(0.0)
         total = torch.zeros(self._samples, dtype=torch.float64).index_add(
             0, batch.sample_index, torch.where(usable, log, 0.0).double()
         )
         norms = squared_norms(token_norm, usable, batch.sample_index, self._samples)
         return ratio(total), norms
+
+    def _norms(self, packed: PackedBatch) -> tuple[Tensor, ...]:
+        """Log-probability and `vcpo.logit_norm` of each response token, float32 [tokens]."""
+        return measured(
+            self._model,
+            packed,
+            self._temperature,
+            lambda *rows: (log_probability(*rows), logit_norm(*rows)),
+        )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -33,9 +33,11 @@ from asyncrl.config.schema import Config
 from asyncrl.messages import MicroBatch
 from asyncrl.training.adapters import adapted, learning
 from asyncrl.training.batch import Batch
-from asyncrl.training.frozen_policy import FrozenPolicy
-from asyncrl.training.models import load_model
+from asyncrl.training.frozen_policy import FrozenPolicy, Policy, policy_like
+from asyncrl.training.models import empty_model, load_model
 from asyncrl.training.output_layer import float32_output
+from asyncrl.training.ranks.rank import ALONE, Rank
+from asyncrl.training.ranks.shared import share_weights
 from asyncrl.training.rounding import round_for_good
 from asyncrl.training.trial import try_passes
 
@@ -54,7 +56,7 @@ class KlTerm(NamedTuple):
     coefficient: float
     kl_in: Literal["loss", "reward", "advantage"]
     estimator: Estimator
-    policy: FrozenPolicy | None
+    policy: Policy | None
     reset_every: int = 0
     weighed: bool = False
 
@@ -85,8 +87,8 @@ class KlTerms:
 
     def scores(self, batch: Batch, served: Served) -> dict[str, Tensor]:
         """Log-probabilities of the micro-batch's sampled tokens under each other policy, float32
-        [tokens], by its name; `served` has those of servers. Raises ValueError where one of these
-        is missing, or has another number of tokens."""
+        [tokens], by its name; `served` has those of servers. All ranks call this alike. Raises
+        ValueError where one of these is missing, or has another number of tokens."""
         scores = dict[str, Tensor]()
         for term in self._terms:
             if term.policy is None:
@@ -100,8 +102,9 @@ class KlTerms:
                 scores[term.name] = torch.from_numpy(served[term.name])
                 continue
             scored = torch.empty_like(batch.behaviour)
-            for packed in batch.packed:
-                scored[packed.tokens] = term.policy.score(packed, self._temperature).cpu()
+            found = term.policy.scores(batch.packed, self._temperature)
+            for packed, of_packed in zip(batch.packed, found, strict=True):
+                scored[packed.tokens] = of_packed
             scores[term.name] = scored
         return scores
 
@@ -148,14 +151,12 @@ class KlTerms:
             policy.become(dict(learning(model)))
         return bool(due)
 
-    def tensors(self, version: int) -> dict[str, Tensor]:
-        """The weights of policies that were reset by `version`, for a checkpoint; the others have
-        their initial ones."""
-        return {
-            f"{term.name}/{name}": weight
-            for term in self._reset(version)
-            for name, weight in (term.policy.weights() if term.policy else {}).items()
-        }
+    def tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of the weights of policies that were reset by `version`, for a checkpoint;
+        the others have their initial ones. Every rank takes part, and consumes all."""
+        for term in self._reset(version):
+            for name, weight in term.policy.weights() if term.policy else ():
+                yield f"{term.name}/{name}", weight
 
     def restore(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Load the result of `tensors` at `version`. Raises ValueError, and changes nothing, where
@@ -175,26 +176,44 @@ class KlTerms:
         return [term for term in self._terms if term.policy and 0 < term.reset_every <= version]
 
 
-def open_kl_terms(
-    config: Config, initial: Path, dtype: torch.dtype, learns: PreTrainedModel
-) -> KlTerms:
-    """The terms of a run's settings, with the models of its policies on the trainer's device;
-    `initial` is the model directory that the run starts from, and `learns` the model that learns,
-    as it starts. With adapters, a reference without a path copies these alone, and shares the base.
-    Raises ModelError."""
+def served_names(config: Config) -> list[str]:
+    """Names of the policies of which a server has scored the tokens of a micro-batch."""
+    return [
+        name
+        for name, policy in (("reference", config.reference), ("teacher", config.teacher))
+        if policy.coefficient and policy.server
+    ]
 
-    def opened(path: str | Path) -> FrozenPolicy:
+
+def open_kl_terms(
+    config: Config,
+    initial: Path,
+    dtype: torch.dtype,
+    learns: PreTrainedModel,
+    rank: Rank = ALONE,
+    *,
+    given: bool = False,
+) -> KlTerms:
+    """The terms of a run's settings, with the models of its policies on the trainer's device, of
+    which `rank` keeps its shards; `initial` is the model directory that the run starts from, and
+    `learns` the model that learns, as it starts. With adapters, a reference without a path copies
+    these alone, and shares the base. If weights are `given`, rank 0 reads them for all. Raises
+    ModelError."""
+
+    def opened(path: str | Path) -> Policy:
         if not path and adapted(learns):
-            return FrozenPolicy.like(learns)
+            return policy_like(learns, rank)
         path = path or initial
-        model = load_model(path, dtype)
+        model = (empty_model if given and rank.index else load_model)(path, dtype)
         if config.model.output_dtype == "float32":
             float32_output(model)
         if config.model.rounding == "fp8" and path == initial:
             round_for_good(model)  # the initial policy, as engines have it
         nn.Module.to(model, config.train.device)
+        if given:
+            share_weights(model)
         try_passes(model, config.engine.context_tokens)
-        return FrozenPolicy(model)
+        return FrozenPolicy(model, rank)
 
     reference, teacher, terms = config.reference, config.teacher, list[KlTerm]()
     if reference.coefficient:

@@ -32,7 +32,6 @@ from asyncrl.training.batch import Batch, read
 from asyncrl.training.expert_balance import ExpertBalance
 from asyncrl.training.forward import (
     entropies,
-    log_probabilities,
     log_probability,
     measured,
     shares,
@@ -46,6 +45,7 @@ from asyncrl.training.master_weights import MasterWeights
 from asyncrl.training.optimizer import adamw
 from asyncrl.training.packing import PackedBatch
 from asyncrl.training.proximal_logprobs import ProximalLogprobs
+from asyncrl.training.ranks.by_all import measured_by_all, scored_by_all
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.recomputation import recompute
 from asyncrl.training.schedule import learning_rate
@@ -106,7 +106,7 @@ class Learner:
             staleness.proximal
         )
         self.proximal_logprobs = (
-            None if most is None else ProximalLogprobs(model, temperature, most)
+            None if most is None else ProximalLogprobs(model, temperature, most, rank)
         )
         self.kl_terms = kl_terms or KlTerms()
         self._supervised = supervised
@@ -157,15 +157,8 @@ class Learner:
         ValueError where samples and buffers do not match."""
         batch = MicroBatch(self.version, message.index, message.samples, {})
         tensors = read(batch, buffers, shared=shares(self.model), device=self.model.device.type)
-        nats = torch.zeros(1)
-        for index in self.rank.share(tensors.packed):
-            if index is None:
-                self.rank.keep_up(self.model, backward=False)
-                continue
-            with torch.no_grad():
-                current = log_probabilities(self.model, tensors.packed[index], 1.0)
-            nats -= current.sum().cpu()
-        return float(self.rank.added(nats)), len(tensors.mask)
+        every = scored_by_all(self.rank, self.model, tensors.packed, 1.0)
+        return -sum(float(scores.sum()) for scores in every), len(tensors.mask)
 
     def accumulate(
         self,
@@ -199,9 +192,10 @@ class Learner:
             self._temperature,
             self._group_weight,
             self._train,
+            self.rank,
         )
         tensors = tensors._replace(weights=weights)
-        scores = self.proximal_logprobs.known(batch.samples) if self.proximal_logprobs else None
+        scores = self._scores(batch, tensors, trainable)
         counts = list[TokenCount]()
         if self._holds:
             self._held.append(self._hold(batch, tensors, advantage, trainable, scores))
@@ -222,8 +216,35 @@ class Learner:
             and self._train.replay_groups
             and self._staleness.proximal == "boundary"
         ):
-            self.proximal_logprobs.remember(batch.samples, scores)
+            self.proximal_logprobs.remember(batch.samples, self._of_all(tensors, scores))
         return counts
+
+    def _scores(self, batch: MicroBatch, tensors: Batch, trainable: Tensor) -> Tensor | None:
+        """Log-probabilities of a micro-batch's tokens under a proximal policy whose weights are not
+        the current ones, float32 [tokens], NaN where none is known; None where there is no such
+        policy. All ranks call this alike."""
+        arrived = _arrived(tensors, trainable)
+        if self.proximal_logprobs:
+            known = self.proximal_logprobs.known(batch.samples)
+            return self.proximal_logprobs.completed(known, tensors.packed, tensors.version, arrived)
+        if self._staleness.proximal != "ema":
+            return None
+        assert self.average is not None
+        wanted = [packed for packed in tensors.packed if arrived[packed.tokens].any()]
+        scores = torch.full_like(tensors.behaviour, math.nan)
+        found = self.average.scores(wanted, self._temperature)
+        for packed, of_packed in zip(wanted, found, strict=True):
+            scores[packed.tokens] = of_packed
+        return scores
+
+    def _of_all(self, tensors: Batch, scores: Tensor) -> Tensor:
+        """Scores of a micro-batch's tokens, each as the rank has it that has trained the token."""
+        own = torch.zeros_like(scores)
+        for index in self.rank.share(tensors.packed):
+            if index is not None:
+                tokens = tensors.packed[index].tokens
+                own[tokens] = scores[tokens]
+        return self.rank.added(own)
 
     def _add(
         self,
@@ -242,7 +263,7 @@ class Learner:
             return outcome
         routed = self.balance.tokens()
         current, entropy = self._predict(packed, routed)
-        prox, unknown = self._proximal(batch, packed, current, facts, scores)
+        prox, unknown = self._proximal(packed, current, facts, scores)
         added = self.kl_terms.added(batch, packed.tokens, current)
         tokens = self._loss.tokens(facts, current, prox, added, entropy)
         (corrected,) = self._loss.corrected([tokens])
@@ -271,8 +292,8 @@ class Learner:
                 continue
             with torch.no_grad():
                 current, entropy = self._predict(packed)
-            proximal_logprobs, unknown = self._proximal(tensors, packed, current, facts, scores)
-            self._whole = self._whole.merge(Sums(proximal_unknown=unknown))
+            proximal_logprobs, unknown = self._proximal(packed, current, facts, scores)
+            self._sums = self._sums.merge(Sums(proximal_unknown=unknown))
             for of_all, of_packed in (
                 (start, current),
                 (prox, proximal_logprobs),
@@ -322,14 +343,23 @@ class Learner:
         """Corrections of a whole minibatch. It costs a forward pass where the weights have changed
         since the start of the step."""
         every = list[Tokens]()
-        for held, packed in parts:
+        arrived = [
+            bool(_arrived(held.batch, held.trainable)[packed.tokens].any())
+            for held, packed in parts
+        ]
+        moved = [packed for (_, packed), any_ in zip(parts, arrived, strict=True) if any_]
+        measures = 1 + self._loss.needs_entropy
+        now = iter(
+            () if first else measured_by_all(self.rank, self.model, moved, self._measures, measures)
+        )
+        for (held, packed), any_ in zip(parts, arrived, strict=True):
             facts, _ = self._facts(held.batch, packed, held.advantage, held.trainable)
-            if first or not facts.arrived.any():
+            if first or not any_:
                 current = held.start[packed.tokens]
                 entropy = None if held.entropy is None else held.entropy[packed.tokens]
             else:
-                with torch.no_grad():
-                    current, entropy = self._predict(packed)
+                current, *rest = next(now)
+                entropy = rest[0] if rest else None
             current = current.to(facts.lag.device)
             entropy = None if entropy is None else entropy.to(facts.lag.device)
             added = self.kl_terms.added(held.batch, packed.tokens, current)
@@ -369,6 +399,9 @@ class Learner:
         measures = measured(self.model, packed, self._temperature, self._measure, routed)
         return measures[0], measures[1] if self._loss.needs_entropy else None
 
+    def _measures(self, packed: PackedBatch) -> list[Tensor]:
+        return [each for each in self._predict(packed) if each is not None]
+
     def _measure(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         current = log_probability(logits, targets)
         if not self._loss.needs_entropy:
@@ -396,7 +429,6 @@ class Learner:
 
     def _proximal(
         self,
-        batch: Batch,
         packed: PackedBatch,
         current: Tensor,
         facts: ResponseTokens,
@@ -413,14 +445,12 @@ class Learner:
             case "loglinear":
                 return proximal.loglinear(facts.behaviour, current, facts.lag), 0
             case "ema":
-                assert self.average is not None and self.average.policy is not None
-                return self.average.policy.score(packed, self._temperature), 0
+                assert scores is not None
+                return scores[packed.tokens].to(current.device), 0
             case "boundary" | "snapshot":
-                assert self.proximal_logprobs is not None and scores is not None
-                logprobs = self.proximal_logprobs.completed(
-                    scores[packed.tokens], packed, batch.version[packed.tokens], facts.arrived.cpu()
-                )
-                logprobs = proximal.scored(logprobs.to(current.device), current, facts.lag)
+                assert scores is not None
+                known = scores[packed.tokens].to(current.device)
+                logprobs = proximal.scored(known, current, facts.lag)
                 scores[packed.tokens] = logprobs.cpu()
                 unknown = torch.isnan(logprobs)
                 return (
@@ -436,6 +466,7 @@ class Learner:
         sample size, see `vcpo.learning_rate_scale`) and `skipped` (1 where the weights did not
         change); and `updates`, the number that changed them.
         """
+        self.rank.let_go(self.model)
         if self.proximal_logprobs:
             self.proximal_logprobs.close(self.version)
         parts = minibatches(self._held, self._train.minibatches) * self._train.passes
@@ -485,7 +516,7 @@ class Learner:
                 [master.grad for master in changed if master.grad is not None], sums.divisor
             )
             if self._supervised:
-                supervised = self._supervised.backward(self.model, self.version, number)
+                supervised = self._supervised.backward(self.model, self.version, number, self.rank)
             total = torch.nn.utils.clip_grad_norm_(changed, self._train.grad_clip)
             norm = float(self.rank.whole(total))
         taken = sums.trained > 0 and math.isfinite(norm)
@@ -498,3 +529,9 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         self._whole, self._sums = self._whole.merge(sums), Sums()
         return Updated(norm, rate, scale, taken, supervised)
+
+
+def _arrived(batch: Batch, trainable: Tensor) -> Tensor:
+    """The response tokens of a micro-batch that may enter the loss, bool [tokens]; `trainable` is
+    bool [samples]."""
+    return batch.mask & trainable.to(batch.mask.device)[batch.sample_index]

@@ -27,7 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
 
 from asyncrl.config import Config
-from asyncrl.config.ranks import ranks_of
+from asyncrl.config.ranks import ranks_of, sharing
 from asyncrl.training.adapters import adapted, add_adapters, learning
 from asyncrl.training.forward import (
     log_probability,
@@ -101,7 +101,7 @@ def predict(config: Config) -> MemoryParts:
     ranks each has its part of float32 weights, gradients and moments, and in a pass the weights
     that it gathers; that is an estimate (`bench/sharded_memory.py` compares it). Raises ModelError,
     and any error of the model."""
-    ranks = ranks_of(config.train)
+    ranks, parts = ranks_of(config.train), sharing(config.train)
     dtype = getattr(torch, config.model.dtype)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = empty_model(config.model.path, dtype)
@@ -122,14 +122,14 @@ def predict(config: Config) -> MemoryParts:
     if ranks == 1:
         return msgspec.structs.replace(most, policies=policies)
     return MemoryParts(
-        weights=-(-(most.masters or most.weights) // ranks),
+        weights=-(-_sharded(model) // parts),
         masters=0,
-        gradients=-(-most.gradients // ranks),
-        optimizer=-(-most.optimizer // ranks),
+        gradients=-(-most.gradients // parts),
+        optimizer=-(-most.optimizer // parts),
         policies=policies,
-        activations=_pass_of_rank(model, most.activations + most.logits, ranks) - most.logits,
+        activations=_pass_of_rank(model, most.activations + most.logits, parts) - most.logits,
         logits=most.logits,
-        step=-(-most.step // ranks),
+        step=-(-most.step // parts),
     )
 
 
@@ -195,13 +195,13 @@ def peak_of(model: PreTrainedModel, batches: Sequence[PackedBatch], config: Conf
 
 
 def _policies(config: Config, model: PreTrainedModel) -> int:
-    """Bytes of the policies beside the one that learns, `model`."""
+    """Bytes of the policies beside the one that learns, `model`; of several ranks those of each.
+    What stands in for the model's own weights there is float32, as these are."""
     learn, ranks = [parameter for _, parameter in learning(model)], ranks_of(config.train)
-    weights = sum(parameter.nbytes for parameter in learn)
-    averaged = 4 * sum(parameter.numel() for parameter in learn)
-    if ranks > 1:  # these need no model in the trainer
-        averaged = -(-averaged // ranks)
-    else:
+    in_float32 = 4 * sum(parameter.numel() for parameter in learn)
+    weights = in_float32 if ranks > 1 else sum(parameter.nbytes for parameter in learn)
+    averaged = in_float32
+    if ranks == 1:  # which has a model of its own
         averaged += sum(each.nbytes for each in learn if each.dtype != torch.float32)
     # `boundary` keeps more only where engines lag behind by more
     versions = {"boundary": 1, "snapshot": config.staleness.max_lag}
@@ -217,7 +217,14 @@ def _policies(config: Config, model: PreTrainedModel) -> int:
             path = policy.path or config.model.path
             other = empty_model(path, getattr(torch, config.model.dtype))
         needed += sum(tensor.nbytes for tensor in other.parameters())
-    return needed
+    return -(-needed // sharing(config.train))
+
+
+def _sharded(model: PreTrainedModel) -> int:
+    """Bytes of the weights that several ranks divide: those that learn in float32, and a base of
+    adapters as it is."""
+    learn = {id(parameter) for _, parameter in learning(model)}
+    return sum(4 * p.numel() if id(p) in learn else p.nbytes for p in model.parameters())
 
 
 def _pass_of_rank(model: PreTrainedModel, alone: int, ranks: int) -> int:
@@ -227,15 +234,19 @@ def _pass_of_rank(model: PreTrainedModel, alone: int, ranks: int) -> int:
     then all activations are freed, and its gradient exists as computed, in float32, and as this
     rank's shard."""
     embedding, seen, sizes = model.get_input_embeddings(), set[int](), dict[nn.Module, int]()
+    learn, changed = {id(p) for _, p in learning(model)}, dict[nn.Module, int]()
     for piece in pieces(model):
         own = [parameter for parameter in piece.parameters() if id(parameter) not in seen]
         seen.update(map(id, own))
         sizes[piece] = sum(parameter.numel() for parameter in own)
+        changed[piece] = sum(parameter.numel() for parameter in own if id(parameter) in learn)
     dtype: torch.dtype = model.dtype
     rest, computed = sizes[model], dtype.itemsize
-    layer = max((sizes[each] for each in sizes if each not in (model, embedding)), default=0)
-    in_a_layer = alone + computed * (rest + 2 * layer) + 4 * layer
-    added_up = max(sizes.values()) * (computed + 4 + 4 / ranks)
+    layers = [each for each in sizes if each not in (model, embedding)]
+    layer = max((sizes[each] for each in layers), default=0)
+    gradient = max((changed[each] for each in layers), default=0)
+    in_a_layer = alone + computed * (rest + 2 * layer) + 4 * gradient
+    added_up = max(changed.values()) * (computed + 4 + 4 / ranks)
     return max(in_a_layer, int(added_up))
 
 

@@ -10,7 +10,7 @@ where a publication takes less than a step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -20,8 +20,10 @@ from transformers import PreTrainedModel
 
 from asyncrl.messages import Sample, ScoreProximal
 from asyncrl.training.batch import texts, versions
-from asyncrl.training.forward import log_probabilities, shares
+from asyncrl.training.forward import shares
 from asyncrl.training.packing import PackedBatch, part_of
+from asyncrl.training.ranks.by_all import scored_by_all
+from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.snapshots import Snapshots
 
 _ROLLOUTS, _STRANDS, _LENGTHS, _SCORES = "rollouts", "strands", "lengths", "scores"
@@ -32,9 +34,11 @@ class ProximalLogprobs:
     """Scores of the sequences of rollouts, by rollout and strand, each float32 from the first
     response token on, and the weights of `most` versions at most."""
 
-    def __init__(self, model: PreTrainedModel, temperature: float, most: int) -> None:
-        self.snapshots = Snapshots(model, most)
-        self._model, self._temperature = model, temperature
+    def __init__(
+        self, model: PreTrainedModel, temperature: float, most: int, rank: Rank = ALONE
+    ) -> None:
+        self.snapshots = Snapshots(model, most, rank)
+        self._model, self._temperature, self._rank = model, temperature, rank
         self._scores: dict[tuple[int, int], NDArray[np.float32]] = {}
         self._trained: set[int] = (
             set()
@@ -65,18 +69,10 @@ class ProximalLogprobs:
                 torch.from_numpy(versions(message.samples)),
                 self.known(message.samples),
             )
-            for packed in every:
-                now = torch.isnan(scores[packed.tokens]) & (of_token[packed.tokens] == version)
-                if now.any():
-                    part = part_of(packed, now)
-                    with torch.no_grad():
-                        scores[part.tokens] = log_probabilities(
-                            self._model, part, self._temperature
-                        ).cpu()
-                late = torch.ones_like(now)
-                scores[packed.tokens] = self.completed(
-                    scores[packed.tokens], packed, of_token[packed.tokens], late
-                )
+            now = _parts(every, torch.isnan(scores) & (of_token == version))
+            found = scored_by_all(self._rank, self._model, now, self._temperature)
+            _enter(scores, now, found)
+            scores = self.completed(scores, every, of_token, torch.ones_like(scores).bool())
             self._keep(message.samples, scores)
         live = self._trained.union(message.live)
         self._oldest = version if message.oldest is None else min(version, message.oldest)
@@ -113,38 +109,35 @@ class ProximalLogprobs:
         return np.concatenate([kept, np.full(tokens - len(kept), np.nan, np.float32)])
 
     def completed(
-        self, scores: Tensor, packed: PackedBatch, version: Tensor, asked: Tensor
+        self, scores: Tensor, every: Sequence[PackedBatch], version: Tensor, asked: Tensor
     ) -> Tensor:
-        """`scores` of a packed batch's response tokens, where `asked` (bool) NaN scores are
-        computed if the weights of their `version` (int64) are held. All are [tokens]."""
+        """`scores` of a micro-batch's response tokens, where `asked` (bool) NaN scores are computed
+        if the weights of their `version` (int64) are held. All are [tokens]; `every` are the packed
+        batches, and all ranks call this alike."""
         scores = scores.clone()
         for held in self.snapshots.versions:
-            wanted = asked & torch.isnan(scores) & (version == held)
-            if wanted.any():
-                scores[wanted] = self.snapshots.score(
-                    held, part_of(packed, wanted), self._temperature
-                ).to(scores)
+            wanted = _parts(every, asked & torch.isnan(scores) & (version == held))
+            if wanted:
+                _enter(scores, wanted, self.snapshots.scores(held, wanted, self._temperature))
         return scores
 
     def close(self, version: int) -> None:
         """Hold the weights of `version`, which the model is about to leave, and release those of
         versions without further tokens."""
-        self.snapshots.keep(version, self._model)
+        self.snapshots.keep(version)
         self.snapshots.release(self._oldest - 1)
         self._trained.clear()
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All of its state, for a checkpoint."""
-        weights = {_WEIGHTS + name: tensor for name, tensor in self.snapshots.tensors().items()}
-        if not self._scores:
-            return weights
-        lengths = [len(scores) for scores in self._scores.values()]
-        return weights | {
-            _ROLLOUTS: torch.tensor([rollout for rollout, _ in self._scores]),
-            _STRANDS: torch.tensor([strand for _, strand in self._scores]),
-            _LENGTHS: torch.tensor(lengths),
-            _SCORES: torch.from_numpy(np.concatenate(list(self._scores.values()))),
-        }
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of all of its state, for a checkpoint; every rank takes part, and consumes
+        all."""
+        for name, tensor in self.snapshots.tensors():
+            yield _WEIGHTS + name, tensor
+        if self._scores:
+            yield _ROLLOUTS, torch.tensor([rollout for rollout, _ in self._scores])
+            yield _STRANDS, torch.tensor([strand for _, strand in self._scores])
+            yield _LENGTHS, torch.tensor([len(scores) for scores in self._scores.values()])
+            yield _SCORES, torch.from_numpy(np.concatenate(list(self._scores.values())))
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the result of `tensors`. Raises ValueError, and changes nothing, where it is of
@@ -166,3 +159,17 @@ class ProximalLogprobs:
             {name[prefix:]: tensor for name, tensor in tensors.items() if name.startswith(_WEIGHTS)}
         )
         self._scores = scores
+
+
+def _parts(every: Sequence[PackedBatch], wanted: Tensor) -> list[PackedBatch]:
+    """The packed batches with the wanted tokens alone (bool [tokens of the micro-batch]), without
+    those that have none."""
+    return [
+        part_of(packed, wanted[packed.tokens]) for packed in every if wanted[packed.tokens].any()
+    ]
+
+
+def _enter(scores: Tensor, batches: Sequence[PackedBatch], found: Sequence[Tensor]) -> None:
+    """Enter what was found for packed batches into `scores` of their micro-batch's tokens."""
+    for packed, of_packed in zip(batches, found, strict=True):
+        scores[packed.tokens] = of_packed

@@ -1,86 +1,86 @@
 """The weights of past versions. Invariant: scoring with them changes neither the model that learns
 nor its gradients.
 
-A separate model scores: it has the learner's architecture and no memory of its own for weights, and
-is pointed at the requested snapshot. So the learner's weights may be read at the same time (by a
-publication), and accumulated gradients do not change. Each snapshot takes the memory of the weights
-that learn once; the base of adapters is the learner's own.
+They stand in for the model's own (`asyncrl.training.ranks.stand_in`). Each snapshot takes the
+memory of the weights that learn once, of several ranks that of a rank's shards; the base of
+adapters is the learner's own.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.training.adapters import learning
-from asyncrl.training.forward import log_probabilities
 from asyncrl.training.packing import PackedBatch
+from asyncrl.training.ranks.by_all import scored_by_all
+from asyncrl.training.ranks.rank import ALONE, Rank
 
 
 class Snapshots:
     """The weights of the newest `most` versions before the learner's own (`most` >= 0), each a
     copy."""
 
-    def __init__(self, model: PreTrainedModel, most: int) -> None:
+    def __init__(self, model: PreTrainedModel, most: int, rank: Rank = ALONE) -> None:
         self.most = most
         self._held: dict[int, dict[str, Tensor]] = {}
-        stand_ins = {
-            id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()
-        }
-        self._scorer: PreTrainedModel = copy.deepcopy(model, stand_ins)
+        self._model, self._rank, self._place = model, rank, rank.stand_in(model)
 
     @property
     def versions(self) -> list[int]:
         """Versions that can score, oldest first."""
         return sorted(self._held)
 
-    def keep(self, version: int, model: PreTrainedModel) -> None:
+    def keep(self, version: int) -> None:
         """Copy the weights of `version`, the learner's own, and release versions that become too
         old."""
         if self.most:
-            self._held[version] = {name: p.detach().clone() for name, p in learning(model)}
+            self._rank.let_go(self._model)
+            self._held[version] = {name: p.detach().clone() for name, p in learning(self._model)}
         self.release(version - self.most)
 
     def release(self, version: int) -> None:
         """Release `version` and older ones."""
         self._held = {held: weights for held, weights in self._held.items() if held > version}
 
-    def score(self, version: int, packed: PackedBatch, temperature: float) -> Tensor:
-        """Log-probability of each response token under `version`, float32 [tokens],
-        without gradient. Raises KeyError for a version that is not held."""
-        weights = self._held[version]
-        for name, parameter in learning(self._scorer):
-            parameter.data = weights[name]
-        with torch.no_grad():
-            return log_probabilities(self._scorer, packed, temperature)
+    def scores(
+        self, version: int, batches: Sequence[PackedBatch], temperature: float
+    ) -> list[Tensor]:
+        """Log-probability of each response token of each packed batch under `version`, float32
+        [tokens], without gradient and in host memory; all ranks call this alike. Raises KeyError
+        for a version that is not held."""
+        with self._place.of(self._held[version]) as model:
+            return scored_by_all(self._rank, model, batches, temperature)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All weights for a checkpoint, as `<version>/<parameter>`."""
-        return {
-            f"{version}/{name}": weight
-            for version, weights in self._held.items()
-            for name, weight in weights.items()
-        }
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(`<version>/<parameter>`, tensor) of all weights, whole and in the type that the model
+        computes in, for a checkpoint; all have to be taken."""
+        dtype = self._rank.computes(self._model)
+        for version, weights in self._held.items():
+            for name, weight in weights.items():
+                yield f"{version}/{name}", self._rank.whole(weight).to(dtype)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the result of `tensors`, of its newest `most` versions. Raises ValueError where it
         is of another model."""
-        expected = dict(learning(self._scorer))
+        expected = dict(learning(self._model))
         restored: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             version, _, name = key.partition("/")
             if name not in expected or tensor.shape != expected[name].shape:
                 raise ValueError(f"a weight of an earlier version is of another model ({name})")
-            # a copy: mapped from the file it lies at any address, and kernels round differently
-            # there
-            restored.setdefault(int(version), {})[name] = tensor.clone().to(expected[name])
+            restored.setdefault(int(version), {})[name] = tensor
         if any(weights.keys() != expected.keys() for weights in restored.values()):
             raise ValueError("the weights of an earlier version are not complete")
+        # copies: mapped from the file they lie at any address, and kernels round differently there
         self._held = {
-            version: restored[version]
+            version: {
+                name: self._rank.sharded(tensor.clone(), like=expected[name]).to(
+                    expected[name].dtype
+                )
+                for name, tensor in restored[version].items()
+            }
             for version in sorted(restored)[max(0, len(restored) - self.most) :]
         }

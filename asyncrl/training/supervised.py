@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel
 
 from asyncrl.config.schema import Config
@@ -19,6 +20,7 @@ from asyncrl.tasks.supervised_examples import ExampleIds, SupervisedExamples
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.forward import log_probabilities, shares
 from asyncrl.training.packing import pack
+from asyncrl.training.ranks.rank import ALONE, Rank
 
 TRIED = 8
 """Times the examples of an update may be tried, where some of large data cannot be learned."""
@@ -69,16 +71,22 @@ class SupervisedLoss:
                 places.append(other)
         return drawn
 
-    def backward(self, model: PreTrainedModel, version: int, update: int) -> float:
-        """Add the gradient of an update's loss to that of the model's parameters. Returns the mean,
-        without the coefficient, nats."""
+    def backward(
+        self, model: PreTrainedModel, version: int, update: int, rank: Rank = ALONE
+    ) -> float:
+        """Add the gradient of an update's loss to that of the model's parameters; ranks share the
+        passes. Returns the mean, without the coefficient, nats."""
         examples = self.drawn(version, update)
         tokens = sum(len(example.response) for example in examples)
         ids = np.array([i for e in examples for i in (*e.prompt, *e.response)], np.int32)
         lengths = [len(e.prompt) for e in examples], [len(e.response) for e in examples]
         total = 0.0
-        for packed in pack(ids, *lengths, shared=shares(model), device=model.device.type):
-            loss = -log_probabilities(model, packed, 1.0).sum()
+        every = pack(ids, *lengths, shared=shares(model), device=model.device.type)
+        for index in rank.share(every):
+            if index is None:
+                rank.keep_up(model)
+                continue
+            loss = -log_probabilities(model, every[index], 1.0).sum()
             (self._coefficient / tokens * loss).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
-        return total / tokens
+        return float(rank.added(torch.tensor(total, dtype=torch.float64))) / tokens

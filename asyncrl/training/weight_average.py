@@ -7,7 +7,7 @@ type.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from transformers import PreTrainedModel
 from asyncrl.training.adapters import learning
 from asyncrl.training.frozen_policy import FrozenPolicy
 from asyncrl.training.master_weights import MasterWeights
+from asyncrl.training.packing import PackedBatch
+from asyncrl.training.ranks.by_all import scored_by_all
 from asyncrl.training.ranks.rank import ALONE, Rank
 
 _TOTAL, _WEIGHTS = "total", "weights/"
@@ -23,7 +25,8 @@ _TOTAL, _WEIGHTS = "total", "weights/"
 
 class WeightAverage:
     """The average of a model's weights, of `decay` in (0, 1), and `policy`, the model with these
-    weights. Several ranks have shards of it, as of the model, and no policy."""
+    weights. Several ranks have shards of it, as of the model, and no policy: the average stands in
+    for the model's own weights where it scores."""
 
     def __init__(
         self, model: PreTrainedModel, weights: MasterWeights, decay: float, rank: Rank = ALONE
@@ -39,12 +42,22 @@ class WeightAverage:
             for name, master in self._masters.items()
         }
         self._total = 1.0
+        self._place = rank.stand_in(model) if self.policy is None else None
 
     def gathered(self) -> PreTrainedModel | None:
         """The whole model with the average, as in `Rank.gathered`: every rank takes part."""
         if self.policy:
             return self.policy.model
         return self._rank.gathered(self._model, self._average)
+
+    def scores(self, batches: Sequence[PackedBatch], temperature: float) -> list[Tensor]:
+        """Log-probability of each response token of each packed batch with the average, float32
+        [tokens], without gradient and in host memory; all ranks call this alike."""
+        if self.policy:
+            return self.policy.scores(batches, temperature)
+        assert self._place is not None
+        with self._place.of(self._average) as model:
+            return scored_by_all(self._rank, model, batches, temperature)
 
     @torch.no_grad()
     def update(self) -> None:

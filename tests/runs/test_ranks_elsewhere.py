@@ -38,6 +38,7 @@ SETTINGS: dict[str, Any] = {
     "staleness__max_lag": 0,
     "staleness__depth": 0,
     "machine__cores": 2,
+    "reference__coefficient": 0.02,
 }
 """At lag 0 what is learned follows from the seed, whoever is killed."""
 ELSEWHERE = {"cluster__kind": "agents", "cluster__trainer_agents": 1}

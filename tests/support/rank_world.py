@@ -77,7 +77,7 @@ def _rank(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     packing.PACKED_TOKENS = SMALL_PACKS
-    with open_ranks("cpu", FileStore(store, size), index, size, PATIENCE_S) as mesh:
+    with open_ranks("cpu", FileStore(store, size), index, size, patience_s=PATIENCE_S) as mesh:
         made = make(mesh)
         with suppress(EOFError):  # the end
             while True:

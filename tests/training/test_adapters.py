@@ -381,7 +381,7 @@ def test_a_copy_has_the_base_of_what_was_copied(tmp_path: Path) -> None:
         same = {p.data_ptr() == dict(policy.model.named_parameters())[name].data_ptr()}
         assert same == {p.data_ptr() == average[name].data_ptr()} == {name not in own}
     assert all(torch.equal(w, before[n]) for n, w in copies(policy.model).items())
-    assert policy.weights().keys() == own
+    assert dict(policy.weights()).keys() == own
     policy.become(dict(learning(subject.model)))
     assert all(torch.equal(w, copies(subject.model)[n]) for n, w in copies(policy.model).items())
 

@@ -121,10 +121,9 @@ def test_ranks_share_what_is_there_all_the_time(tmp_path: Path) -> None:
     assert of_four.state == pytest.approx((4 + 4 + 8) * parameters / 4, abs=200)
     assert of_four.step == pytest.approx(alone.step / 4, abs=1)
     layer = sum(p.numel() for n, p in empty_model(tmp_path).named_parameters() if ".layers.0." in n)
-    averaged = predict(
-        config_of(tmp_path, "model.dtype=bfloat16", "train.ranks=4", "train.ema=0.9")
-    )
-    assert averaged.policies == pytest.approx(4 * parameters / 4, abs=200)
+    more = "train.ema=0.9", "reference.coefficient=0.1", "staleness.proximal=boundary"
+    others = predict(config_of(tmp_path, "model.dtype=bfloat16", "train.ranks=4", *more))
+    assert others.policies == pytest.approx((4 + 2 + 4) * parameters / 4, abs=200)
     # the embedding of ids is gathered by itself, and let go of after it
     rest = parameters - SIZES["num_hidden_layers"] * layer - VOCABULARY * SIZES["hidden_size"]
     assert of_four.activations == alone.activations + 2 * (rest + 2 * layer) + 4 * layer
@@ -153,6 +152,11 @@ def test_adapters_alone_have_gradients_and_moments(tmp_path: Path, dtype: str) -
     more = "train.ema=0.9", "reference.coefficient=0.1", "staleness.proximal=boundary"
     config = config_of(tmp_path, f"model.dtype={dtype}", "model.lora.rank=4", *more)
     assert predict(config).policies == (3 * size + master) * learn
+    two = predict(
+        config_of(tmp_path, f"model.dtype={dtype}", "model.lora.rank=4", "train.ranks=2", *more)
+    )
+    assert 0 <= two.weights - (size * parameters + 4 * learn) // 2 < 100
+    assert (two.policies, two.gradients) == (3 * 4 * learn // 2, 4 * learn // 2)
 
 
 @pytest.mark.explore

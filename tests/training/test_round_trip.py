@@ -25,7 +25,7 @@ from asyncrl.training.models import load_model
 STEPS, MAX_LAG = 3, 2
 NOT_KEPT = {
     "counts": "those of the step before, which were told",
-    "_scorer": "it has the weights of the version that it scores",
+    "_second": "it has the weights of the version that it scores",
     "_oldest": "the next message tells it, before it is used",
 }
 """Fields that a checkpoint need not have, and why."""

@@ -31,6 +31,6 @@ def test_it_is_the_distance_from_a_model_that_is_rounded_for_good(name: str) -> 
     expected = float((found[0] - found[1]).abs().mean())
 
     sent = {name: p.detach().bfloat16() for name, p in model.named_parameters()}
-    assert rounding_gap(model, sent) == pytest.approx(expected, rel=1e-6) and expected > 0
-    assert rounding_gap(rounded, sent) == 0.0
+    assert rounding_gap(model, sent.items()) == pytest.approx(expected, rel=1e-6) and expected > 0
+    assert rounding_gap(rounded, sent.items()) == 0.0
     assert all(map(torch.equal, before, model.parameters()))

@@ -242,7 +242,7 @@ def test_the_scores_of_strands_are_kept_apart_and_come_back() -> None:
     batch, (ids, _, _) = message(made)
     subject, again = ProximalLogprobs(model, 1.0, 1), ProximalLogprobs(model, 1.0, 1)
     subject.score_proximal(ScoreProximal(0, batch.samples, [0, 1, 2]), [ids], 0)
-    again.restore(subject.tensors())
+    again.restore(dict(subject.tensors()))
     for scores in (subject, again):
         assert scores.rollouts == [0, 1, 2], "3 does not live"
         of_live = [sample for sample in batch.samples if sample.rollout < 3]

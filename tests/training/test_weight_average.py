@@ -71,7 +71,7 @@ def test_it_is_the_weighted_mean_of_all_versions(dtype: torch.dtype) -> None:
     for name, expected in mean(versions).items():
         found = dict(it.average.tensors())[f"weights/{name}"]
         torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-5)
-        own = it.average.policy.weights()[name]
+        own = dict(it.average.policy.weights())[name]
         torch.testing.assert_close(own.double(), expected, atol=rounding, rtol=rounding)
 
 

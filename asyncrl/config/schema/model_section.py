@@ -56,12 +56,6 @@ class LoraConfig(Section, frozen=True):
                 f"{ALL_LINEAR} means every layer, so it cannot be beside others: set targets to it "
                 "alone",
             )
-        if whole.train.ranks > 1:
-            yield (
-                ("model.lora.rank", "train.ranks"),
-                "adapters with several ranks are not supported yet: set rank to 0, "
-                "or lower ranks to 1",
-            )
         if whole.publication.path == "direct":
             yield (
                 ("model.lora.rank", "publication.path"),

@@ -27,6 +27,7 @@ class TrainConfig(Section, frozen=True):
         "checkpoint_every",
         "recompute_activations",
         "ranks",
+        "replicas",
         "attention",
     )
 
@@ -46,6 +47,16 @@ class TrainConfig(Section, frozen=True):
             ),
         ),
     ] = 0
+    replicas: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description=(
+                "copies of the model among the ranks; each is divided among ranks / replicas of "
+                "them, which then gather less far and hold more"
+            ),
+        ),
+    ] = 1
     batch_groups: Annotated[int, BASIC, Meta(ge=1, description="groups in a step")] = 16
     step_tokens: Annotated[
         int,

@@ -12,9 +12,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from transformers import PreTrainedModel
 
 from asyncrl.training.packing import PackedBatch
+from asyncrl.training.ranks.stand_in import Pointed, StandIn
 from asyncrl.training.sums import Sums
 
 
@@ -56,6 +58,24 @@ class Rank(Protocol):
         """This rank's shard of a whole tensor, on the device of `like` and divided as that is."""
         ...
 
+    def divide(self, model: PreTrainedModel) -> None:
+        """Leave this rank its shards of a model that does not learn, which all ranks have whole,
+        alike and on their device."""
+        ...
+
+    def let_go(self, model: PreTrainedModel) -> None:
+        """Let go of weights that a pass without a backward pass left gathered: they may change."""
+        ...
+
+    def stand_in(self, model: PreTrainedModel) -> StandIn:
+        """The place in which other weights stand in for those of a model that learn."""
+        ...
+
+    def squared_norm(self, total: Tensor, learn: Sequence[Parameter]) -> Tensor:
+        """The squared norm (float64) of the gradient of `total`, which all ranks compute alike, by
+        the parameters that learn. The gradients that are being accumulated do not change."""
+        ...
+
     def computes(self, model: PreTrainedModel) -> torch.dtype:
         """The type that the model computes in, and that is published: its shards may be float32."""
         ...
@@ -73,7 +93,7 @@ class Rank(Protocol):
     ) -> PreTrainedModel | None:
         """The whole model as it computes, for rank 0, which writes and sends it; None for others.
         Nothing need be able to be computed with it. Several ranks can gather other `weights`, of
-        which each has its shards, in the place of the model's."""
+        which each has its shards, in the place of those of the model that learn."""
         ...
 
 
@@ -108,6 +128,22 @@ class Alone:
     def sharded(self, tensor: Tensor, like: Tensor) -> Tensor:
         """The tensor, on the device of `like`."""
         return tensor.to(like.device)
+
+    def divide(self, model: PreTrainedModel) -> None:
+        """Leave it whole."""
+
+    def let_go(self, model: PreTrainedModel) -> None:
+        """Do nothing: nothing was gathered."""
+
+    def stand_in(self, model: PreTrainedModel) -> StandIn:
+        """A second model, which computes with them."""
+        return Pointed(model)
+
+    def squared_norm(self, total: Tensor, learn: Sequence[Parameter]) -> Tensor:
+        """By autograd alone, which accumulates nothing."""
+        gradients = torch.autograd.grad(total, learn, allow_unused=True)
+        norms = torch._foreach_norm([each for each in gradients if each is not None])
+        return torch.stack(norms).double().square().sum()
 
     def computes(self, model: PreTrainedModel) -> torch.dtype:
         """Its own type."""
