@@ -35,6 +35,7 @@ def configured(seed: int) -> Config:
     _publish_directly(settings, seed)
     _lend(settings, seed)
     _choose_members(settings, seed)
+    _vary_sizes(settings, seed)
     return msgspec.convert(settings, Config)
 
 
@@ -405,6 +406,14 @@ def _choose_members(settings: Settings, seed: int) -> None:
         train["keep_members"] = draw.choice((0, 0, 2, 3))
 
 
+def _vary_sizes(settings: Settings, seed: int) -> None:
+    """Have a third of the runs that may do so have groups that grow, or of other sizes."""
+    draw, rollout = random.Random(f"sizes/{seed}"), settings["rollout"]
+    if draw.random() < 1 / 3 and settings["train"]["unit"] == "group":
+        rollout["sizing"] = draw.choice(("dars", "dars_hard", "v05", "xrpo", "gdro", "dart"))
+        rollout["group_size_max"] = rollout["group_size"] + draw.choice((1, 2, 4))
+
+
 def _credit_branches(settings: Settings, seed: int) -> None:
     """Have a quarter of the agents' runs that may do so credit a turn with what lies below it."""
     if (
@@ -424,6 +433,7 @@ def drawn(seed: int) -> Shape:
     _publish_directly(draft.settings, seed)
     _lend(draft.settings, seed)
     _choose_members(draft.settings, seed)
+    _vary_sizes(draft.settings, seed)
     rollout = draft.settings["rollout"]  # a theme may have made responses shorter than the band
     rollout["overlong_band"] = min(rollout.get("overlong_band", 0), rollout["max_new_tokens"])
     config = msgspec.convert(draft.settings, Config)
@@ -473,6 +483,7 @@ def drawn_agents(seed: int) -> Shape:
     _publish_directly(settings, seed)
     _lend(settings, seed)
     _choose_members(settings, seed)
+    _vary_sizes(settings, seed)
     _credit_branches(settings, seed)
     config = msgspec.convert(settings, Config)
     steady, errors = draw.random() < 0.6, draw.random() < 0.25
