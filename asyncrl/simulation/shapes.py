@@ -408,8 +408,8 @@ def _choose_members(settings: Settings, seed: int) -> None:
 
 def _vary_sizes(settings: Settings, seed: int) -> None:
     """Have a third of the runs that may do so have groups that grow, or of other sizes."""
-    draw, rollout = random.Random(f"sizes/{seed}"), settings["rollout"]
-    if draw.random() < 1 / 3 and settings["train"]["unit"] == "group":
+    draw, rollout = random.Random(f"grown/{seed}"), settings["rollout"]
+    if draw.random() < 0.3 and settings["train"]["unit"] == "group":
         rollout["sizing"] = draw.choice(("dars", "dars_hard", "v05", "xrpo", "gdro", "dart"))
         rollout["group_size_max"] = rollout["group_size"] + draw.choice((1, 2, 4))
 
