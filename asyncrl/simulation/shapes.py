@@ -407,9 +407,11 @@ def _choose_members(settings: Settings, seed: int) -> None:
 
 
 def _vary_sizes(settings: Settings, seed: int) -> None:
-    """Have a third of the runs that may do so have groups that grow, or of other sizes."""
+    """Have a third of the runs of several engines that may do so have groups that grow, or of other
+    sizes: there members end in any order."""
     draw, rollout = random.Random(f"grown/{seed}"), settings["rollout"]
-    if draw.random() < 0.3 and settings["train"]["unit"] == "group":
+    may = settings["train"]["unit"] == "group" and rollout["actors"] > 1
+    if draw.random() < 0.3 and may:
         rollout["sizing"] = draw.choice(("dars", "dars_hard", "v05", "xrpo", "gdro", "dart"))
         rollout["group_size_max"] = rollout["group_size"] + draw.choice((1, 2, 4))
 
