@@ -16,11 +16,9 @@ import numpy as np
 import trio
 
 from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.group_sizes import GroupSizes
 from asyncrl.actors.coordinator.prompts import PromptSource
 from asyncrl.config import Config
-from asyncrl.config.flow import max_group_size
-from asyncrl.config.selection_names import SIZINGS
-from asyncrl.config.strategies import StrategyError, blamed
 from asyncrl.escape import escaped
 from asyncrl.experience.events import Admitted, Dropped
 from asyncrl.messages import Split
@@ -44,10 +42,7 @@ class Admission:
         self._store = store
         self._prompts = prompts
         self._config = config
-        rollout = config.rollout
-        self._max_size = max_group_size(config)
-        with blamed("sizing", rollout.sizing):
-            self._sizing = SIZINGS.find(rollout.sizing)(rollout.group_size, self._max_size)
+        self.sizes = GroupSizes(store, config)
         self._no_prompt_left = False  # when one was searched last
         self.unfit = 0
         """Training prompts in a row that cannot be answered."""
@@ -114,13 +109,13 @@ class Admission:
         experience, rollout = self._store.experience, self._config.rollout
         group = experience.next_group
         prompt, misfit = self._read(split, prompt_index)
-        size = samples or 1
+        size, most = samples or 1, 0
         if split == "train":
-            size = self._size(prompt_index)
+            size, most = self.sizes.first(prompt_index), self.sizes.grown_to
         # The key of its draws is not the group's number, because that counts evaluations too. A
         # restarted group has a negative position, so it never shares the draws of another.
         position = experience.prompts[split] if restarts is None else -1 - restarts
-        key = self._max_size * position if split == "train" else position
+        key = self.sizes.most * position if split == "train" else position
         if samples:
             key = SAMPLED + samples * prompt_index
         self._store.record(
@@ -138,6 +133,7 @@ class Admission:
                 cursor=cursor,
                 sampled=bool(samples),
                 played=bool(self._config.agent.run),
+                most=most,
             )
         )
         if split == "train":
@@ -146,20 +142,6 @@ class Admission:
         if misfit:
             self._store.record(Dropped(group, misfit))
         return not misfit
-
-    def _size(self, prompt_index: int) -> int:
-        """Rollouts of the next training group of a prompt. Raises StrategyError for a number that
-        is none, or beyond the largest size: keys of other groups begin there."""
-        name, history = self._config.rollout.sizing, self._store.experience.history
-        with blamed("sizing", name):
-            size = self._sizing.size(history, prompt_index)
-        if type(size) is not int or not 1 <= size <= self._max_size:
-            raise StrategyError(
-                f"the sizing {name!r} gives prompt {prompt_index} a group of {size!r}; return a "
-                f"whole number from 1 to {self._max_size} (rollout.group_size_max), and resume "
-                "the run."
-            )
-        return size
 
     def _read(self, split: Split, prompt_index: int) -> tuple[bytes, str]:
         """The ids of a prompt, and the name of what keeps it from being answered: without ids

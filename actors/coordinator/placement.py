@@ -182,7 +182,7 @@ class Placement:
             assert episode is not None, "a sealed episode has no calls"
             return episode.context(call), call.key, call.temperature
         group = experience.groups[call.group]
-        key = group.key + call.id - group.members[0].id
+        key = group.key + group.place_of(call.id)
         return group.prompt, key, temperature_of(group, self._config)
 
 

@@ -517,7 +517,7 @@ def over_budget(max_calls: int, *, tokens: bool) -> str:
 
 def rollout_key(group: Group, rollout: Rollout) -> int:
     """The key that the draws of a rollout follow from."""
-    return group.key + rollout.id - group.members[0].id
+    return group.key + group.place_of(rollout.id)
 
 
 def _left(rollout: Rollout) -> int:

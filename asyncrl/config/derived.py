@@ -329,7 +329,7 @@ def _step(config: Config) -> list[Row]:
         train.batch_groups * max_group_size(config),
     )
     each = (
-        f"{rollout.group_size} to {max_group_size(config)}, more where prompts are harder"
+        f"{rollout.group_size} to {max_group_size(config)}, as {rollout.sizing} says"
         if most > least
         else str(rollout.group_size)
     )

@@ -5,11 +5,12 @@ own."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 from asyncrl.algorithms.selection.curriculum import Curriculum
 from asyncrl.algorithms.selection.filters import GroupFilter
 from asyncrl.algorithms.selection.group_size import Sizing
+from asyncrl.algorithms.selection.growth import GrowingSizing
 from asyncrl.algorithms.selection.keep import KeepRule
 from asyncrl.algorithms.selection.replay import ReplayRule
 from asyncrl.config.plugins import Registry, derived_from, in_folder
@@ -37,6 +38,12 @@ SIZINGS: Registry[type[Sizing]] = Registry(
     "sizing", in_folder(FOLDER, Sizing), _with("size", "history, prompt_index")
 )
 """Rules for the size of groups that `rollout.sizing` may name."""
+
+
+def grows(rule: Sizing) -> TypeGuard[GrowingSizing]:
+    """Return True if a sizing is asked again when a group's members are judged."""
+    return callable(getattr(rule, "grow", None))
+
 
 FILTERS: Registry[type[GroupFilter]] = Registry(
     "filter", in_folder(FOLDER, GroupFilter), derived_from(GroupFilter)

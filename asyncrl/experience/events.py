@@ -25,7 +25,8 @@ class Admitted(Event, frozen=True):
     draws of its first rollout, and each later one adds 1. `cursor` is the position in the stream of
     prompts from which the next training prompt is searched. The answers to a held-out prompt are
     `sampled`, or greedy. With `played` its rollouts are episodes of an agent, each of at most
-    `max_new_tokens` sampled tokens in total.
+    `max_new_tokens` sampled tokens in total. A group with `most` over `size` may grow to that
+    (`Grown`).
 
     Example: `Admitted(3, 24, 8, "train", 17, ids, 512)`: the prompt at 17 became group 3, with
     rollouts 24 to 31 of at most 512 tokens each.
@@ -44,6 +45,20 @@ class Admitted(Event, frozen=True):
     cursor: int = 0
     sampled: bool = False
     played: bool = False
+    most: int = 0
+
+
+class Grown(Event, frozen=True):
+    """A group whose members are all judged or buried has `size` rollouts from now on, the new ones
+    numbered from `first`. With its present size it does not grow, and is complete.
+
+    Example: a group of 8 has verdicts alone. `Grown(3, 12, 40)` adds the rollouts 40 to 43; when
+    they are judged, `Grown(3, 12, 52)` completes it.
+    """
+
+    group: int
+    size: int
+    first: int
 
 
 class Leased(Event, frozen=True):
@@ -292,6 +307,7 @@ class Checkpointed(Event, frozen=True):
 
 AnyEvent = (
     Admitted
+    | Grown
     | Leased
     | Extended
     | RoutingKnown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Self
 
@@ -19,7 +20,7 @@ from asyncrl.experience.episode import (
     turn_rewards,
     turns_above,
 )
-from asyncrl.experience.events import Admitted
+from asyncrl.experience.events import Admitted, Grown
 from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.messages import NoVerdict, PromptFacts, Scored, Split, Verdict
@@ -108,7 +109,9 @@ class Group(msgspec.Struct):
     ones (see `Admitted`). `ordinal` is the number of groups of its split admitted before. Fixed at
     its admission: `prior`, the mean of the rewards of its prompt's earlier visits and their weight
     (`History.prior`), `posterior`, that of its solve rate (`History.posterior`), and
-    `admitted_version`, the version last published, 0 before the first.
+    `admitted_version`, the version last published, 0 before the first. `most` is the number of
+    members to which it may grow; 0 where it does not, or has been completed. An agent plays its
+    rollouts where it is `played`.
     """
 
     id: int
@@ -123,6 +126,8 @@ class Group(msgspec.Struct):
     admitted_version: int = 0
     sampled: bool = False
     posterior: tuple[float, float] = (1.0, 1.0)
+    most: int = 0
+    played: bool = False
 
     @classmethod
     def of(
@@ -143,6 +148,11 @@ class Group(msgspec.Struct):
         if len(event.prompt) & 3:
             raise ImpossibleEvent(
                 f"group {event.group} has a prompt of {len(event.prompt)} bytes, which are no int32"
+            )
+        if event.most and (event.most < event.size or event.split != "train"):
+            raise ImpossibleEvent(
+                f"group {event.group} of {event.size} rollouts for {event.split} cannot grow to "
+                f"{event.most}"
             )
         members = tuple(
             Rollout(
@@ -166,16 +176,51 @@ class Group(msgspec.Struct):
             admitted_version,
             event.sampled,
             posterior,
+            event.most,
+            event.played,
         )
+
+    def grow(self, event: Grown) -> tuple[Rollout, ...]:
+        """Add the members of a growth, and return them. A growth of none ends all growth."""
+        more = tuple(
+            Rollout(
+                event.first + i,
+                self.id,
+                self.members[0].max_new_tokens,
+                episode=Episode() if self.played else None,
+            )
+            for i in range(event.size - len(self.members))
+        )
+        self.members += more
+        self.most *= bool(more)
+        return more
+
+    def place_of(self, number: int) -> int:
+        """The place of a member among all, from 0. A growth numbers its members anew."""
+        return bisect_left(self.members, number, key=lambda member: member.id)
 
     @property
     def prompt_tokens(self) -> int:
         return len(self.prompt) >> 2
 
     @property
-    def complete(self) -> bool:
-        """True if every member is, or was, judged or buried."""
+    def may_grow(self) -> bool:
+        """True if it may have more members than it has."""
+        return len(self.members) < self.most
+
+    @property
+    def _finished(self) -> bool:
         return all(member.status in FINISHED for member in self.members)
+
+    @property
+    def undecided(self) -> bool:
+        """True if every member is judged or buried, and a rule must say whether it grows."""
+        return self.may_grow and self._finished
+
+    @property
+    def complete(self) -> bool:
+        """True if every member is, or was, judged or buried, and it does not grow."""
+        return not self.may_grow and self._finished
 
     @property
     def ended(self) -> bool:

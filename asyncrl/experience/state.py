@@ -143,8 +143,8 @@ class ExperienceState:
 
     def to_lease(self, split: Split, n: int) -> list[Call]:
         """At most `n` calls that wait for a lease, those of one turn being rollouts: resumable ones
-        first, then new ones, each the oldest first. Where 0 and 2 are new and 1 was requeued: 1, 0,
-        2."""
+        first, then new ones, each those of the oldest group first. Where 0 and 2 are new and 1 was
+        requeued: 1, 0, 2."""
         return [self.calls[call] for call in self.work_index.to_lease(split, n)]
 
     def to_begin(self, split: Split, n: int) -> list[Rollout]:
@@ -157,9 +157,14 @@ class ExperienceState:
         `sealed` number is larger."""
         return [self.rollouts[rollout] for rollout in self.work_index.to_judge(after)]
 
+    def undecided(self) -> list[Group]:
+        """Groups whose members are all judged or buried and of which a rule must say whether they
+        grow, the one admitted first first."""
+        return [self.groups[group] for group in self.work_index.undecided()]
+
     def ready(self, split: Split = "train") -> list[Group]:
-        """Complete groups (each member judged or buried) of which no step has taken a member, the
-        oldest first.
+        """Complete groups (each member judged or buried, and no more to come) of which no step has
+        taken a member, the oldest first.
 
         Never waits for an older unfinished group. The oldest is the one with the smallest version
         among its tokens, since lag is counted from there; among equals the one admitted first.

@@ -48,11 +48,7 @@ def _admitted(state: ExperienceState, event: e.Admitted) -> None:
             f"{event.restarts}, which does not wait for a restart"
         )
     state.groups[group.id] = group
-    for member in group.members:
-        state.rollouts[member.id] = member
-        if member.episode is None:
-            state.calls[member.id] = member
-        state.work_index.enter(group, member)
+    _join(state, group, group.members)
     if event.restarts is None:
         state.prompts[event.split] += 1
         if event.split == "train":
@@ -62,8 +58,32 @@ def _admitted(state: ExperienceState, event: e.Admitted) -> None:
     state.ordinals[event.split] += 1
     state.groups_live += event.split == "train"
     state.next_group += 1
-    state.next_rollout += event.size
-    state.ledger.rollouts.enter(event.size)
+    if event.split == "train":
+        state.history.sized(groups=1, rollouts=event.size)
+
+
+def _grown(state: ExperienceState, event: e.Grown) -> None:
+    group = state.groups.get(event.group)
+    if group is None or not group.undecided:
+        raise ImpossibleEvent(
+            f"group {event.group} cannot grow: it is over or complete, or waits for verdicts"
+        )
+    if not len(group.members) <= event.size <= group.most:
+        raise ImpossibleEvent(
+            f"group {group.id} of {len(group.members)} rollouts cannot have {event.size}: at least "
+            f"as many, and at most {group.most}"
+        )
+    if event.first != state.next_rollout:
+        raise ImpossibleEvent(
+            f"group {group.id} grows from rollout {event.first}, but the next is "
+            f"{state.next_rollout}"
+        )
+    state.work_index.decide(group)
+    if more := group.grow(event):
+        _join(state, group, more)
+        state.history.sized(groups=0, rollouts=len(more))
+    else:
+        _member_finished(state, group)
 
 
 def _leased(state: ExperienceState, event: e.Leased) -> None:
@@ -189,6 +209,11 @@ def _taken(state: ExperienceState, event: e.Taken) -> None:
             raise ImpossibleEvent(
                 f"rollout {rollout.id} cannot be trained: it is of an evaluation, or has no reward"
             )
+        if state.groups[rollout.group].may_grow:
+            raise ImpossibleEvent(
+                f"rollout {rollout.id} is of group {rollout.group}, which may grow: nothing of it "
+                "is taken before"
+            )
         if any(span.version > event.step for span in rollout.spans):
             raise ImpossibleEvent(
                 f"rollout {rollout.id} has tokens of a version that only step {event.step} or a "
@@ -268,6 +293,11 @@ def _discarded(state: ExperienceState, event: e.Discarded) -> None:
         raise ImpossibleEvent(
             f"rollout {rollout.id} is for {group.split}: only its whole group is dropped"
         )
+    if group.may_grow:
+        raise ImpossibleEvent(
+            f"rollout {rollout.id} is of group {group.id}, which may grow: only the whole group is "
+            "dropped"
+        )
     if group.complete and not group.begun:
         state.work_index.withdraw(group)
     _discard(state, rollout, event.reason)
@@ -294,7 +324,9 @@ def _dropped(state: ExperienceState, event: e.Dropped) -> None:
         raise ImpossibleEvent(
             f"group {group.id} is for {group.split}: only a training prompt restarts"
         )
-    if group.complete:
+    if group.undecided:
+        state.work_index.decide(group)
+    elif group.complete:
         state.work_index.withdraw(group)
     for member in group.members:
         if member.status not in ENDED:
@@ -338,6 +370,17 @@ def apply(state: ExperienceState, event: e.AnyEvent) -> None:
 
 
 # ------------------------------------------------------------------------------- what they share
+
+
+def _join(state: ExperienceState, group: Group, members: tuple[Rollout, ...]) -> None:
+    """Add new members of a group to the live rollouts."""
+    for member in members:
+        state.rollouts[member.id] = member
+        if member.episode is None:
+            state.calls[member.id] = member
+        state.work_index.enter(group, member)
+    state.next_rollout += len(members)
+    state.ledger.rollouts.enter(len(members))
 
 
 def _left_out(state: ExperienceState, event: e.Taken) -> list[Rollout]:
@@ -387,8 +430,8 @@ def _discard(
 
 
 def _member_finished(state: ExperienceState, group: Group) -> None:
-    """Note that a member was judged or buried. The last one completes its group, which counts as
-    one visit of its prompt."""
+    """Note that a member was judged or buried, or that a group does not grow. What completes the
+    group makes it one visit of its prompt."""
     if group.split == "train" and group.complete:
         solved = sum(isinstance(m.verdict, Scored) and m.verdict.exact for m in group.members)
         facts = group.facts
@@ -457,6 +500,7 @@ def _named(reason: str) -> None:
 
 _TRANSITIONS: dict[type, Callable[[ExperienceState, Any], None]] = {
     e.Admitted: _admitted,
+    e.Grown: _grown,
     e.Leased: _leased,
     e.Extended: _extended,
     e.RoutingKnown: _routed,

@@ -24,8 +24,8 @@ def _by_split() -> dict[Split, list[Any]]:
 
 
 class WorkIndex(msgspec.Struct):
-    """Calls that wait for a lease, rollouts that wait for an agent, a verdict or a step, and
-    complete groups.
+    """Calls that wait for a lease, rollouts that wait for an agent, a verdict or a step, groups of
+    which a rule must say whether they grow, and complete groups.
 
     `queue_items` and `queue_bytes` measure the experience queue: training rollouts that are sealed
     or judged, and not taken. `statuses` counts live rollouts and agents' calls of each status; a
@@ -37,26 +37,27 @@ class WorkIndex(msgspec.Struct):
     queue_items: int = 0
     queue_bytes: int = 0
     open: Counter[Split] = msgspec.field(default_factory=Counter)
-    # (never leased, call)
-    _waiting: dict[Split, list[tuple[bool, int]]] = msgspec.field(default_factory=_by_split)
-    # (never begun, rollout)
-    _unbegun: dict[Split, list[tuple[bool, int]]] = msgspec.field(default_factory=_by_split)
+    # (never leased, first member of its group or an agent's call, call)
+    _waiting: dict[Split, list[tuple[bool, int, int]]] = msgspec.field(default_factory=_by_split)
+    # (never begun, first member of its group, rollout)
+    _unbegun: dict[Split, list[tuple[bool, int, int]]] = msgspec.field(default_factory=_by_split)
     # (number of its sealing, rollout)
     _unjudged: list[tuple[int, int]] = msgspec.field(default_factory=list)
     # (oldest version, rollout)
     _judged: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    _undecided: list[int] = msgspec.field(default_factory=list)
     # (oldest version, group)
     _complete: dict[Split, list[tuple[int, int]]] = msgspec.field(default_factory=_by_split)
 
     def to_lease(self, split: Split, n: int) -> list[int]:
-        """At most `n` waiting calls: resumable ones first, then new ones, each the oldest
-        first."""
-        return [call for _, call in self._waiting[split][:n]]
+        """At most `n` waiting calls: resumable ones first, then new ones, each those of the oldest
+        group first, and an agent's by number."""
+        return [call for *_, call in self._waiting[split][:n]]
 
     def to_begin(self, split: Split, n: int) -> list[int]:
         """At most `n` episodes without an agent: those with an earlier one first, then new ones,
         each the oldest first."""
-        return [rollout for _, rollout in self._unbegun[split][:n]]
+        return [rollout for *_, rollout in self._unbegun[split][:n]]
 
     def to_judge(self, after: int) -> list[int]:
         """Rollouts sealed and not judged whose `sealed` number is larger than `after`, the first
@@ -64,6 +65,10 @@ class WorkIndex(msgspec.Struct):
         return [
             rollout for _, rollout in self._unjudged[bisect_left(self._unjudged, (after + 1, 0)) :]
         ]
+
+    def undecided(self) -> list[int]:
+        """The groups of which a rule must say whether they grow, the oldest first."""
+        return [*self._undecided]
 
     def ready(self, split: Split) -> list[int]:
         """The groups that may be taken whole: those with the oldest tokens first, then those
@@ -126,20 +131,29 @@ class WorkIndex(msgspec.Struct):
         rollout.step = step
 
     def offer(self, group: Group) -> None:
-        """List a group as ready if it is complete and no step has taken a member."""
-        if group.complete and not group.begun:
+        """List a group as undecided if it may grow, or as ready if it is complete and no step has
+        taken a member."""
+        if group.undecided:
+            insort(self._undecided, group.id)
+        elif group.complete and not group.begun:
             insort(self._complete[group.split], (group.oldest, group.id))
 
     def withdraw(self, group: Group) -> None:
         """Remove a ready group from the list; it must not have changed since it was listed."""
         _remove(self._complete[group.split], (group.oldest, group.id))
 
-    def _waiting_for(self, group: Group, call: Call) -> tuple[list[tuple[bool, int]], Any]:
+    def decide(self, group: Group) -> None:
+        """Remove an undecided group from the list."""
+        _remove(self._undecided, group.id)
+
+    def _waiting_for(self, group: Group, call: Call) -> tuple[list[tuple[bool, int, int]], Any]:
         """The list for waiting work of this kind, and the key there."""
-        episode = call.episode if isinstance(call, Rollout) else None
-        if episode is not None:
-            return self._unbegun[group.split], (not episode.attempt, call.id)
-        return self._waiting[group.split], (not call.attempt, call.id)
+        if not isinstance(call, Rollout):
+            return self._waiting[group.split], (not call.attempt, call.id, call.id)
+        first = group.members[0].id  # so members that were added later are as old as the group
+        if (episode := call.episode) is not None:
+            return self._unbegun[group.split], (not episode.attempt, first, call.id)
+        return self._waiting[group.split], (not call.attempt, first, call.id)
 
     def _queue(self, group: Group, rollout: Rollout, sign: int) -> None:
         if group.split == "train":
@@ -151,5 +165,5 @@ def _on_offer(group: Group, rollout: Rollout) -> bool:
     return rollout.step is None and group.split == "train"
 
 
-def _remove(order: list[Any], key: tuple[int, int]) -> None:
+def _remove(order: list[Any], key: Any) -> None:
     del order[bisect_left(order, key)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -159,29 +159,38 @@ def synchronous(
     steps: Sequence[Sequence[tuple[int, bytes]]],
     *,
     group_size: int,
-    most: int,
+    longest: int,
     temperature: float,
     rewards: Rewards,
     masked: bool = False,
     band: int = 0,
+    most: int = 0,
+    grown: Callable[[int, Sequence[float], int], int] = lambda size, rewards, solved: size,
 ) -> list[int]:
     """The weights of each version where every step trains all groups of the given prompts (their
     indices and ids), sampled under the version it starts from: what a run at lag 0 has to come to,
     whatever happens to it. A rollout's key is its place in the order of the data. Responses of
-    `most` tokens are `masked` or not; over `most - band` tokens a reward sinks, by 1 at `most`."""
-    versions, key = [initial(seed)], 0
+    `longest` tokens are `masked` or not; over `longest - band` tokens a reward sinks, by 1 at the
+    end. A group of so many, with these rewards and so many fully right, has `grown` members then,
+    of `most` keys."""
+    versions, first = [initial(seed)], 0
     for prompts in steps:
         added = 0
         for prompt_index, prompt in prompts:
-            for _ in range(group_size):
-                whose = draws(prompt, key, temperature)
-                ids, _ = sampled(versions[-1], whose, 0, length(whose, most))
+            rewarded, solved, size = list[float](), 0, group_size
+            while len(rewarded) < size:
+                whose = draws(prompt, first + len(rewarded), temperature)
+                ids, _ = sampled(versions[-1], whose, 0, length(whose, longest))
                 reward = rewards.scored(prompt_index, ids.tobytes()).reward
-                reward += penalty(len(ids), most, band)
-                lets = np.full(len(ids), 2 if masked and len(ids) == most else 1, np.uint8)
+                solved += reward == 1.0
+                reward += penalty(len(ids), longest, band)
+                rewarded.append(reward)
+                lets = np.full(len(ids), 2 if masked and len(ids) == longest else 1, np.uint8)
                 for start, end in rewards.wrong(ids.tobytes()):
                     lets[start:end] = 3
                 added += contribution(prompt, ids, lets, reward)
-                key += 1
+                if len(rewarded) == size:
+                    size = grown(size, rewarded, solved)
+            first += most or group_size
         versions.append(stepped(versions[-1], added & MASK))
     return versions

@@ -19,6 +19,7 @@ from asyncrl.explain.curve import EvaluationPoint, StepPoint, point_of
 from asyncrl.simulation import policy
 from asyncrl.simulation.causes import unexplained
 from asyncrl.simulation.checker.checker import Checker
+from asyncrl.simulation.checker.reference_growth import due_sizes
 from asyncrl.simulation.fake_learner import loss_of
 from asyncrl.simulation.fake_world import BETWEEN_LIVES_S, FakeWorld
 from asyncrl.simulation.faults import Fault, agents_plan, carry_out, plan
@@ -239,7 +240,7 @@ def _judge(world: FakeWorld, checker: Checker) -> None:
     task, rollout, train, staleness = config.task, config.rollout, config.train, config.staleness
     plain = (
         task.curriculum == "in_order"
-        and rollout.sizing == "fixed"
+        and rollout.sizing in ("fixed", "dars", "dars_hard", "xrpo")
         and rollout.overprovision == 1.0
         and not train.replay_groups
         and train.keep == "all"
@@ -253,11 +254,13 @@ def _judge(world: FakeWorld, checker: Checker) -> None:
             world.seed,
             [data[step * groups : (step + 1) * groups] for step in range(last)],
             group_size=config.rollout.group_size,
-            most=config.rollout.max_new_tokens,
+            longest=config.rollout.max_new_tokens,
             temperature=config.rollout.temperature,
             rewards=world.rewards,
             masked=checker.masks_cut,
             band=checker.band,
+            most=0 if rollout.sizing == "fixed" else rollout.group_size_max,
+            grown=lambda size, rewards, solved: max(due_sizes(config, size, rewards, solved, 0.5)),
         )
         made = [checker.lineage[version] for version in range(last + 1)]
         checker.hold(

@@ -36,6 +36,7 @@ def configured(seed: int) -> Config:
     _lend(settings, seed)
     _choose_members(settings, seed)
     _judge_groups(settings, seed)
+    _vary_sizes(settings, seed)
     return msgspec.convert(settings, Config)
 
 
@@ -414,6 +415,16 @@ def _judge_groups(settings: Settings, seed: int) -> None:
         settings["judge"] = {"url": "http://127.0.0.1:1/v1", "model": "m", "members": "scored"}
 
 
+def _vary_sizes(settings: Settings, seed: int) -> None:
+    """Have a third of the runs of several engines that may do so have groups that grow, or of other
+    sizes: there members end in any order."""
+    draw, rollout = random.Random(f"grown/{seed}"), settings["rollout"]
+    may = settings["train"]["unit"] == "group" and rollout["actors"] > 1
+    if draw.random() < 0.3 and may:
+        rollout["sizing"] = draw.choice(("dars", "dars_hard", "v05", "xrpo", "gdro", "dart"))
+        rollout["group_size_max"] = rollout["group_size"] + draw.choice((1, 2, 4))
+
+
 def _credit_branches(settings: Settings, seed: int) -> None:
     """Have a quarter of the agents' runs that may do so credit a turn with what lies below it."""
     if (
@@ -434,6 +445,7 @@ def drawn(seed: int) -> Shape:
     _lend(draft.settings, seed)
     _choose_members(draft.settings, seed)
     _judge_groups(draft.settings, seed)
+    _vary_sizes(draft.settings, seed)
     rollout = draft.settings["rollout"]  # a theme may have made responses shorter than the band
     rollout["overlong_band"] = min(rollout.get("overlong_band", 0), rollout["max_new_tokens"])
     config = msgspec.convert(draft.settings, Config)
@@ -484,6 +496,7 @@ def drawn_agents(seed: int) -> Shape:
     _lend(settings, seed)
     _choose_members(settings, seed)
     _judge_groups(settings, seed)
+    _vary_sizes(settings, seed)
     _credit_branches(settings, seed)
     config = msgspec.convert(settings, Config)
     steady, errors = draw.random() < 0.6, draw.random() < 0.25

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import pairwise
 from math import comb
 from pathlib import Path
@@ -191,42 +193,65 @@ def pace(files: RunFiles) -> RunPace:
     )
 
 
+@dataclass
+class _SeenGroup:
+    """A group as its events tell of it: `most` is the size to which it may grow, or 0."""
+
+    size: int
+    most: int
+    rewards: list[float] = field(default_factory=list)
+
+    @property
+    def judged(self) -> bool:
+        """True if all members have a reward, and it does not grow."""
+        return len(self.rewards) == self.size and self.size >= self.most
+
+
 def work_seen(events: Iterator[tuple[int, AnyEvent]], begin: int, end: int) -> WorkSeen:
     """Count the work in a journal; tokens that steps took and groups that the filter dropped are
     counted between the publications of two versions."""
     tokens: dict[int, int] = {}
-    groups: dict[int, tuple[int, list[float]]] = {}  # by rollout, its group's size and rewards
+    groups: dict[int, _SeenGroup] = {}  # by its number
+    group_of: dict[int, _SeenGroup] = {}  # by rollout
     alike: list[list[int]] = []
     lengths: list[int] = []
     prompts: list[int] = []
-    taken = taken_rollouts = filtered = version = 0
-    size = 1
+    taken = filtered = version = 0
+    passed, size = Fraction(), 1
     for _, event in events:
         match event:
             case e.Admitted(split="train"):
-                tokens.update(dict.fromkeys(range(event.first, event.first + event.size), 0))
                 prompts.append(len(event.prompt) // 4)
                 size = event.size
-                group = size, list[float]()
-                groups.update((id, group) for id in range(event.first, event.first + size))
+                group = groups[event.group] = _SeenGroup(event.size, event.most)
+                for rollout in range(event.first, event.first + event.size):
+                    tokens[rollout], group_of[rollout] = 0, group
+            case e.Grown() if (seen := groups.get(event.group)) is not None:
+                for rollout in range(event.first, event.first + event.size - seen.size):
+                    tokens[rollout], group_of[rollout] = 0, seen
+                seen.most = 0 if event.size == seen.size else seen.most
+                seen.size = event.size
+                if seen.judged and begin <= version < end:
+                    alike.append([*Counter(seen.rewards).values()])
             case e.Extended() if event.rollout in tokens:
                 tokens[event.rollout] += len(event.ids) // 4
             case e.Sealed() if tokens.get(event.rollout):
                 lengths.append(tokens[event.rollout])
-            case e.Judged(verdict=Scored(reward=reward)) if event.rollout in groups:
-                members, rewards = groups.pop(event.rollout)
-                rewards.append(reward)
-                if len(rewards) == members and begin <= version < end:
-                    alike.append([*Counter(rewards).values()])
+            case e.Judged(verdict=Scored(reward=reward)) if event.rollout in group_of:
+                seen = group_of[event.rollout]
+                seen.rewards.append(reward)
+                if seen.judged and begin <= version < end:
+                    alike.append([*Counter(seen.rewards).values()])
             case e.Taken() if begin <= event.step < end:
                 taken += sum(tokens.get(rollout, 0) for rollout in event.rollouts)
-                taken_rollouts += len(event.rollouts) + len(event.left_out)
+                for rollout in (*event.rollouts, *event.left_out):
+                    passed += Fraction(1, group_of[rollout].size if rollout in group_of else size)
             case e.Dropped(reason="zero_variance") if begin <= version < end:
                 filtered += 1
             case e.Published():
                 version = event.version
     mean = sum(prompts) / len(prompts) if prompts else 0.0
-    return WorkSeen(lengths, mean, taken, taken_rollouts // size, filtered, alike)
+    return WorkSeen(lengths, mean, taken, int(passed), filtered, alike)
 
 
 def verdict_model(seen: WorkSeen) -> tuple[VerdictModel, list[str]]:

@@ -24,15 +24,18 @@ from numpy.typing import NDArray
 from asyncrl.algorithms.advantage_tensors import sample_weights
 from asyncrl.algorithms.advantages import Advantage, MinVariance, RewardedSamples, Rloo
 from asyncrl.algorithms.advantages.baseline import Prior, shrunk
+from asyncrl.algorithms.advantages.group_mean import GroupMean
 from asyncrl.algorithms.loss_mean import mean_weights
 from asyncrl.algorithms.objectives import ClipBounds, token_loss
 from asyncrl.algorithms.selection.filters import ZeroVariance
 from asyncrl.algorithms.selection.group_size import ByDifficulty
-from asyncrl.algorithms.selection.judged_group import JudgedGroup
+from asyncrl.algorithms.selection.growth import GrowingGroup, GrowingSizing
+from asyncrl.algorithms.selection.judged_group import JudgedGroup, JudgedMember
 from asyncrl.algorithms.selection.prompt_history import History
 from asyncrl.algorithms.selection.replay import Candidate, MostVariance
 from asyncrl.algorithms.tokens import Tokens
 from asyncrl.config.loss_names import ADVANTAGES, CORRECTIONS, GROUP_WEIGHTS, OBJECTIVES
+from asyncrl.config.selection_names import SIZINGS, grows
 from asyncrl.messages import PromptFacts, Sample
 from asyncrl.staleness.corrections import Correction, apply_corrections
 
@@ -259,6 +262,66 @@ def of_sizing(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> 
     )
 
 
+def of_growth(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
+    """Groups that grow from four rollouts to eight at most. Rollouts count alike, or with `mean`
+    groups do; with `stages` a rollout is compared with those of earlier stages alone, and those of
+    the first with each other."""
+    name, _, way = kind.partition(", ")
+    rule = SIZINGS.find(name)(MEMBERS, 2 * MEMBERS)
+    assert grows(rule)
+    of_prompts = []
+    for prompt, each in enumerate(rewards):
+        table, total = classes(each), np.zeros(8)
+        for stages, chance in grown(rule, table, FACTS[prompt]).items():
+            group = [r for stage in stages for r in stage]
+            for value, r in zip(by_stage(stages, way), group, strict=True):
+                total += chance * value * table[r][1]
+        of_prompts.append(total)
+    return np.concatenate(of_prompts)
+
+
+Stages = tuple[tuple[float, ...], ...]
+"""The rewards of each stage of a group."""
+
+
+def grown(
+    rule: GrowingSizing, table: Mapping[float, tuple[float, Gradient]], facts: PromptFacts
+) -> dict[Stages, float]:
+    """The chance of each group that has ended its growth."""
+    ended: Counter[Stages] = Counter()
+    open_: Counter[Stages] = Counter({(): 1.0})  # type: ignore[dict-item]
+    size = {(): MEMBERS}
+    while open_:
+        stages, chance = open_.popitem()
+        members = sum(map(len, stages))
+        for more in combinations_with_replacement(sorted(table), size[stages] - members):
+            now = (*stages, more)
+            likely = chance * orders(more) * math.prod(table[r][0] for r in more)
+            judged = [JudgedMember(r, right=r == 1) for stage in now for r in stage]
+            wanted = rule.grow(GrowingGroup(len(judged), judged, facts))
+            if wanted == len(judged) or len(judged) == 2 * MEMBERS:
+                ended[now] += likely  # type: ignore[assignment]
+            else:
+                open_[now] += likely  # type: ignore[assignment]
+                size[now] = wanted
+    assert sum(ended.values()) == pytest.approx(1)
+    return dict(ended)
+
+
+def by_stage(stages: Stages, way: str) -> list[float]:
+    """The factors of the members of a group, which add up to one group's of four."""
+    group = [r for stage in stages for r in stage]
+    if way == "stages":
+        found = Rloo().of_group(stages[0])
+        for n, stage in enumerate(stages[1:], 1):
+            before = [r for earlier in stages[:n] for r in earlier]
+            found = [*found, *(r - math.fsum(before) / len(before) for r in stage)]
+        return [value / MEMBERS for value in found]
+    given = batch({0: group})
+    factor = float(sample_weights(GroupMean(), given)[0]) / GroupMean.counts if way else 1 / MEMBERS
+    return [value * factor for value in values(Rloo(), given)]
+
+
 def tokens_of(
     group: Sequence[tuple[int, int]], advantages: Sequence[float], sampler: Policy
 ) -> tuple[Tokens, torch.Tensor]:
@@ -362,6 +425,7 @@ KINDS: dict[str, Callable[[str, Sequence[Mapping[tuple[int, int], float]]], Grad
     "group_weight": of_weight,
     "filter": of_filter,
     "sizing": of_sizing,
+    "growth": of_growth,
     "replay": of_replay,
     "tokens": of_token_choice,
     "older": of_older,
@@ -410,7 +474,20 @@ def test_an_estimator_is_what_the_page_states(row: Row) -> None:
         cosine, found = cosine_and_length(estimate(row.name, REWARDS), g)
         found /= float(np.linalg.norm(g))
         assert (f"{cosine:.4f}", f"{found:.2f}") == (one, length)
-        assert one != "1.0000" or cosine == pytest.approx(1, abs=1e-7)
+        pooled = estimate is of_growth and "stages" not in row.name  # exact for 0 and 1: see below
+        assert one != "1.0000" or pooled or cosine == pytest.approx(1, abs=1e-7)
     if two != "–":
         cosine, _ = cosine_and_length(estimate(row.name, TWO), true(TWO))
         assert f"{cosine:.4f}" == two
+
+
+@pytest.mark.parametrize("way", ["", ", mean", ", stages"])
+@pytest.mark.parametrize("name", [name for name in SIZINGS if grows(SIZINGS.find(name)(2, 4))])
+def test_growth_keeps_the_direction_of_each_prompt_where_rewards_are_0_and_1(
+    name: str, way: str
+) -> None:
+    """A rule that looks at rewards alone is a factor of the prompt: members are exchangeable."""
+    found, right = of_growth(name + way, TWO), true(TWO)
+    for prompt in (slice(0, 8), slice(8, 16)):
+        cosine, _ = cosine_and_length(found[prompt], right[prompt])
+        assert cosine == pytest.approx(1, abs=1e-7)

@@ -101,7 +101,7 @@ REFUSED: dict[str, tuple[list[str], list[str], str]] = {
     "fewer rollouts for harder prompts": (
         ["rollout.sizing=difficulty", "rollout.group_size_max=7"],
         ["rollout.group_size_max", "rollout.group_size"],
-        "hard prompts would get fewer rollouts than others: raise group_size_max",
+        "a prompt would get fewer rollouts than the least: raise group_size_max",
     ),
     "one forward pass, and nothing that bounds its ratio": (
         [ONE_FORWARD, "staleness.correction=opsm,kpop,geometric_mask,age_decay"],
@@ -380,7 +380,7 @@ def test_check_shows_advice_below_what_follows_and_goes_on(
             ["rollout.sizing=difficulty"],
             "rollouts per step",
             "≤ 256",
-            "16 groups of 8 to 16, more where prompts are harder",
+            "16 groups of 8 to 16, as difficulty says",
         ),
         (["rollout.sizing=difficulty"], "response tokens per step", "≤ 8,192", "32 a rollout"),
         (

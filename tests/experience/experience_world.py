@@ -41,6 +41,7 @@ any_event: st.SearchStrategy[e.AnyEvent] = st.one_of(
         small,
         st.none() | small,
     ),
+    st.builds(e.Grown, small, small, small),
     st.builds(e.Leased, small, st.sampled_from(["", "rollout-0"]), small),
     st.builds(e.Extended, small, small, st.integers(-1, 7), small, token_bytes, token_bytes),
     st.builds(e.RoutingKnown, small, small, st.integers(-1, 7), st.integers(-1, 7), token_bytes),
@@ -127,6 +128,12 @@ class Account:
             case e.Admitted():
                 self.groups[event.group] = list(range(event.first, event.first + event.size))
                 for rollout in self.groups[event.group]:
+                    self.tokens[rollout], self.fates[rollout] = [], []
+            case e.Grown():
+                members = self.groups[event.group]
+                more = [event.first + n for n in range(event.size - len(members))]
+                members.extend(more)
+                for rollout in more:
                     self.tokens[rollout], self.fates[rollout] = [], []
             case e.Extended():
                 call = self.calls.get(event.rollout)
@@ -268,17 +275,21 @@ class World(RuleBasedStateMachine):
     def open_groups(self) -> list[Group]:
         return [group for group in self.experience.groups.values() if not group.begun]
 
+    def alone(self) -> list[Rollout]:
+        """Judged rollouts of groups that do not grow."""
+        x = self.experience
+        return [rollout for rollout in x.judged() if not x.groups[rollout.group].may_grow]
+
     def on_offer(self) -> list[Rollout]:
-        return [
-            rollout for rollout in self.experience.judged() if isinstance(rollout.verdict, Scored)
-        ]
+        return [rollout for rollout in self.alone() if isinstance(rollout.verdict, Scored)]
 
     @rule(
         size=st.integers(1, 3),
         budget=st.integers(1, 6),
         split=st.sampled_from(["train", "train", "evaluation"]),
+        more=st.integers(0, 2),
     )
-    def admit(self, size: int, budget: int, split: str) -> None:
+    def admit(self, size: int, budget: int, split: str, more: int = 0) -> None:
         x = self.experience
         pin = x.version if split == "evaluation" else None
         self.apply(
@@ -291,8 +302,16 @@ class World(RuleBasedStateMachine):
                 b"\7\0\0\0",
                 budget,
                 pin,
+                most=size + more if split == "train" else 0,
             )
         )
+
+    @precondition(lambda self: self.experience.undecided())
+    @rule(more=st.integers(0, 2))
+    def grow(self, more: int) -> None:
+        group = self.experience.undecided()[0]
+        size = min(len(group.members) + more, group.most)
+        self.apply(e.Grown(group.id, size, self.experience.next_rollout))
 
     @precondition(lambda self: self.experience.restarts)
     @rule(size=st.integers(1, 3))
@@ -317,8 +336,9 @@ class World(RuleBasedStateMachine):
         size=st.integers(1, 3),
         budget=st.integers(1, 6),
         split=st.sampled_from(["train", "train", "evaluation"]),
+        more=st.integers(0, 2),
     )
-    def admit_played(self, size: int, budget: int, split: str) -> None:
+    def admit_played(self, size: int, budget: int, split: str, more: int = 0) -> None:
         x = self.experience
         pin = x.version if split == "evaluation" else None
         self.apply(
@@ -326,6 +346,7 @@ class World(RuleBasedStateMachine):
                 *(x.next_group, x.next_rollout, size, split, x.prompts[split], b"\7\0\0\0"),
                 *(budget, pin),
                 played=True,
+                most=size + more if split == "train" else 0,
             )
         )
 
@@ -543,10 +564,10 @@ class World(RuleBasedStateMachine):
         self.left_out[(step, *(rollout.id for rollout in rollouts))] = left_out
         self.apply(e.Taken(step, [rollout.id for rollout in rollouts], left_out))
 
-    @precondition(lambda self: self.experience.judged())
+    @precondition(lambda self: self.alone())
     @rule(index=st.integers(0, 99))
     def discard(self, index: int) -> None:
-        self.apply(e.Discarded(pick(self.experience.judged(), index).id, "filtered"))
+        self.apply(e.Discarded(pick(self.alone(), index).id, "filtered"))
 
     def half_trained(self) -> bool:
         """True if something of a step is trained, and something not: no checkpoint is written
@@ -682,9 +703,10 @@ class World(RuleBasedStateMachine):
                 (
                     len(self.experience.groups) < 3,
                     lambda how=how: (self.admit_played if how % 5 < 2 else self.admit)(
-                        1 + how % 3, 6, "train"
+                        1 + how % 3, 6, "train", how % 2
                     ),
                 ),
+                (bool(self.experience.undecided()), lambda how=how: self.grow(how % 3)),
                 (self.has(RolloutStatus.TAKEN) and not self.half_trained(), self.checkpoint),
                 (how % 4 == 0 and self.cut > 0, self.crash),
             ]

@@ -171,6 +171,9 @@ class Views(World):
     @invariant()
     def agree(self) -> None:
         x = self.experience
+        leader = {group.id: group.members[0].id for group in x.groups.values()}
+        for group in x.groups.values():
+            assert [group.place_of(m.id) for m in group.members] == [*range(len(group.members))]
         for split in ("train", "evaluation"):
             groups = [group for group in x.groups.values() if group.split == split]
             rollouts = [
@@ -184,15 +187,32 @@ class Views(World):
                 if isinstance(call, AgentCall)
             )
             unbegun = [
-                (not r.episode.attempt, r.id)
+                (not r.episode.attempt, r.group, r.id)
                 for r in rollouts
                 if r.episode is not None and r.status is RolloutStatus.WAITING
             ]
-            assert [r.id for r in x.to_begin(split, 99)] == [id for _, id in sorted(unbegun)]
-            resumable = sorted(rollout.id for rollout in waiting if rollout.resumable)
-            new = sorted(rollout.id for rollout in waiting if not rollout.resumable)
-            assert [rollout.id for rollout in x.to_lease(split, 99)] == resumable + new
-            assert [rollout.id for rollout in x.to_lease(split, 2)] == (resumable + new)[:2]
+            assert [r.id for r in x.to_begin(split, 99)] == [id for *_, id in sorted(unbegun)]
+            order = [
+                call.id
+                for call in sorted(
+                    waiting,
+                    key=lambda call: (
+                        not call.resumable,
+                        call.id if isinstance(call, AgentCall) else leader[call.group],
+                        call.id,
+                    ),
+                )
+            ]
+            assert [rollout.id for rollout in x.to_lease(split, 99)] == order
+            assert [rollout.id for rollout in x.to_lease(split, 2)] == order[:2]
+            asked = [
+                group.id
+                for group in groups
+                if len(group.members) < group.most
+                and not any(m.status in OPEN for m in group.members)
+            ]
+            assert split == "evaluation" or [group.id for group in x.undecided()] == asked
+            assert not {group.id for group in x.ready(split)} & set(asked)
             due = [group for group in self.open_groups() if group.split == split and group.complete]
             assert x.ready(split) == sorted(due, key=lambda group: (group.oldest, group.id))
             taken = [

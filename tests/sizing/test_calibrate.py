@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -45,6 +46,18 @@ def test_each_group_is_whole_by_its_own_size() -> None:
     first, second = journal([[1.0, 0.0, 0.0]]), journal([[], [1.0, 1.0]])[1:]
     events = [first[0], second[0], *first[1:], *second[1:]]
     assert alike(events) == [[1, 2], [2]]
+
+
+def test_a_group_that_grows_counts_once_with_all_that_it_has_in_the_end() -> None:
+    admitted = e.Admitted(0, 0, 2, "train", 0, ONE, 4, most=5)
+    judged = [e.Judged(rollout, Scored(float(rollout == 7))) for rollout in (0, 1, 7)]
+    grown = [admitted, *judged[:2], e.Grown(0, 3, 7), judged[2]]
+    assert alike(grown) == []
+    taken = e.Taken(0, [0, 1, 7])
+    seen = work_seen(iter(enumerate([*grown, e.Grown(0, 3, 8), taken], 1)), 0, 1)
+    assert [sorted(counts) for counts in seen.alike] == [[1, 2]] and seen.passed == 1
+    full = [msgspec.structs.replace(admitted, most=3), *grown[1:]]
+    assert [sorted(counts) for counts in alike(full)] == [[1, 2]]
 
 
 def test_groups_of_before_and_after_are_left_out() -> None:

@@ -62,7 +62,8 @@ class History(msgspec.Struct):
     in the run's stream of prompts from which the next one is searched. `recent` has one byte for
     each of the last groups that completed, the oldest first: 1 where its rewards differ; where
     they are equal, TO_GO if the rewards to go differ, at any turn of an episode, and BELOW if those
-    below a turn do.
+    below a turn do. `groups` and `rollouts` count all that were ever started, restarted groups
+    and the members by which groups grew included.
 
     >>> history = History()
     >>> history.admit(7, 1)
@@ -74,6 +75,13 @@ class History(msgspec.Struct):
     seen: dict[int, PromptRecord] = msgspec.field(default_factory=dict)
     cursor: int = 0
     recent: bytearray = msgspec.field(default_factory=bytearray)
+    groups: int = 0
+    rollouts: int = 0
+
+    def sized(self, groups: int, rollouts: int) -> None:
+        """Count started groups, and started rollouts of these or of earlier ones."""
+        self.groups += groups
+        self.rollouts += rollouts
 
     def admit(self, prompt_index: int, cursor: int) -> None:
         """Record an admitted prompt; the next one is searched from `cursor` on. Do not call it for

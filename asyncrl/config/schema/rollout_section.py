@@ -89,10 +89,16 @@ class RolloutConfig(Section, frozen=True):
     sizing: Annotated[
         str,
         SIZINGS.named,
-        Meta(description="rollouts of a prompt: group_size, or more where it is harder"),
+        Meta(
+            description=(
+                "rollouts of a prompt: group_size, or up to group_size_max, at first or added when "
+                "those that there are have been judged"
+            )
+        ),
     ] = "fixed"
     group_size_max: Annotated[
-        int, Meta(ge=1, description="rollouts of a prompt at most, where sizing is not fixed")
+        int,
+        Meta(ge=1, le=2**16, description="rollouts of a prompt at most, where sizing is not fixed"),
     ] = 16
     mode: Annotated[
         Literal["in_flight", "batch"],
@@ -136,5 +142,5 @@ class RolloutConfig(Section, frozen=True):
         if self.sizing != "fixed" and self.group_size_max < self.group_size:
             yield (
                 ("rollout.group_size_max", "rollout.group_size"),
-                "hard prompts would get fewer rollouts than others: raise group_size_max",
+                "a prompt would get fewer rollouts than the least: raise group_size_max",
             )

@@ -97,8 +97,8 @@ class TrainConfig(Section, frozen=True):
         GROUP_WEIGHTS.named,
         Meta(
             description=(
-                "factor of the advantages of a prompt's group: 1, or p (1 - p) of the prompt's "
-                "solve rate p at earlier visits"
+                "factor of the advantages of a prompt's group: 1, p (1 - p) of the prompt's "
+                "solve rate p at earlier visits, or one that makes groups of all sizes count alike"
             )
         ),
     ] = "none"

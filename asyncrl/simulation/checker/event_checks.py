@@ -7,12 +7,14 @@ from typing import Any, get_args
 
 from asyncrl.experience import events as e
 from asyncrl.simulation.checker import generation_checks as generation
+from asyncrl.simulation.checker import growth_checks as growth
 from asyncrl.simulation.checker import selection_checks as selection
 from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.reference_episodes import OfEpisode
 
 CHECKS: dict[type, Callable[[CheckedRun, Any], None]] = {
     e.Admitted: generation.admitted,
+    e.Grown: growth.grown,
     e.Leased: generation.leased,
     e.Extended: generation.extended,
     e.RoutingKnown: generation.routed,

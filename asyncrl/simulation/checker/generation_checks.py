@@ -14,6 +14,7 @@ from asyncrl.experience import events as e
 from asyncrl.messages import Scored
 from asyncrl.simulation.checker.call_checks import check_lease, check_tokens, check_whole
 from asyncrl.simulation.checker.checked_run import CheckedRun, live_call, live_rollout
+from asyncrl.simulation.checker.growth_checks import check_first_size
 from asyncrl.simulation.checker.reference_episodes import OfEpisode
 from asyncrl.simulation.checker.reference_rollouts import ReferenceAgentCall, ReferenceCall
 
@@ -70,14 +71,7 @@ def admitted(run: CheckedRun, event: e.Admitted) -> None:
                 "a new prompt came before stale ones that start again: {}",
                 run.reference.restarts,
             )
-        rollout = run.config.rollout
-        most = rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
-        run.hold(
-            "prompts",
-            rollout.group_size <= event.size <= most,
-            "a group has {} rollouts",
-            event.size,
-        )
+        check_first_size(run, event)
         run.hold(
             "generation waits for a redo",
             not run.prescribed,

@@ -186,10 +186,11 @@ class ReferenceGroup:
     became of them, `solved` those that the verifier gave 1, `left` those that were not chosen.
     What was known of its prompt when it was admitted is its `prior`, a mean of rewards and its
     weight, and its `posterior`, 1 and those that solved it, 1 and those that did not.
-    `admitted_version` is the one that was committed last then."""
+    `admitted_version` is the one that was committed last then. It `may_grow` until it has `most`
+    members, or was told that it has all."""
 
     __slots__ = (
-        *("admitted_version", "event", "left", "members", "ordinal", "place"),
+        *("admitted_version", "event", "left", "members", "most", "ordinal", "place"),
         *("posterior", "prior", "rewards", "solved", "steps"),
     )
 
@@ -204,11 +205,16 @@ class ReferenceGroup:
     ) -> None:
         self.event, self.ordinal, self.place, self.prior = event, ordinal, place, prior
         self.posterior, self.admitted_version = posterior, admitted_version
-        self.members = range(event.first, event.first + event.size)
+        self.members = [*range(event.first, event.first + event.size)]
+        self.most = event.most
         self.steps: dict[int, int] = {}
         self.rewards: dict[int, float] = {}
         self.solved: set[int] = set()
         self.left: set[int] = set()
+
+    @property
+    def may_grow(self) -> bool:
+        return len(self.members) < self.most
 
     @property
     def compared(self) -> dict[int, float]:

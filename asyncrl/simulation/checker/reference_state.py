@@ -72,6 +72,7 @@ class ReferenceState:
         self.learned: dict[Facts, float] = {}  # shares of their tokens that were trained
         self.signals: list[bool] = []  # of completed groups: do their rewards differ?
         self.cursor = self.leases = 0
+        self.started = 0, 0  # training groups, and their rollouts
         self.restarts: dict[int, int] = {}
         self.visits: dict[int, ReferenceVisits] = {}
         self.steps: dict[int, Filling] = {}
@@ -149,9 +150,13 @@ class ReferenceState:
         """Those that have not ended."""
         return [self.rollouts[id] for id in group.members if id in self.rollouts]
 
-    def complete(self, group: ReferenceGroup) -> bool:
+    def finished(self, group: ReferenceGroup) -> bool:
         """True if every member has its verdict, or has ended."""
         return all(seen.verdict is not None for seen in self.members(group))
+
+    def complete(self, group: ReferenceGroup) -> bool:
+        """True if that is so, and no member is added any more."""
+        return self.finished(group) and not group.may_grow
 
     def oldest(self, but: Container[int] = ()) -> ReferenceGroup | None:
         """The training group admitted first of those of which a rollout is live that no step has,
@@ -182,6 +187,8 @@ class ReferenceState:
         match event:
             case e.Admitted():
                 self._admit(event)
+            case e.Grown():
+                touched.extend(self._grow(event))
             case e.Leased():
                 call = self._call(event.rollout)
                 self.leases += 1
@@ -299,13 +306,30 @@ class ReferenceState:
             event, self.ordinals[event.split], place, prior, posterior, self.served
         )
         self.ordinals[event.split] += 1
-        for member, id in enumerate(group.members):
-            self.rollouts[id] = ReferenceRollout(id, group, member)
-        self.admitted += event.size
+        self._join(group, group.members)
         if event.restarts is not None:
             self.restarts.pop(event.restarts, None)
         elif event.split == "train":
             self.cursor = event.cursor
+
+    def _grow(self, event: e.Grown) -> list[int]:
+        group, more = self.groups[event.group], list[int]()
+        if event.size == len(group.members):
+            group.most = 0
+            self._visited([group])
+        while len(group.members) < event.size:
+            more.append(event.first + len(more))
+            group.members.append(more[-1])
+        self._join(group, more)
+        return more
+
+    def _join(self, group: ReferenceGroup, ids: Sequence[int]) -> None:
+        for id in ids:
+            self.rollouts[id] = ReferenceRollout(id, group, group.members.index(id))
+        self.admitted += len(ids)
+        if group.event.split == "train":
+            groups, rollouts = self.started
+            self.started = groups + (ids is group.members), rollouts + len(ids)
 
     def _take(self, event: e.Taken) -> None:
         filling = self.steps.setdefault(event.step, Filling())

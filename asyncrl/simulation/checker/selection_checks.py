@@ -207,6 +207,14 @@ def _may_be_taken(
             group.event.group,
         )
         run.hold(
+            "growth",
+            not group.may_grow,
+            "group {} of {} was taken, and may grow to {}",
+            group.event.group,
+            len(group.members),
+            group.most,
+        )
+        run.hold(
             "whole",
             set(scored) == {seen.id for seen in (*unit, *beside)},
             "group {} was not taken whole",

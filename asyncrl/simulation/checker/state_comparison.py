@@ -174,6 +174,15 @@ def compare_all(run: CheckedRun, invariant: str) -> None:
         n for n, group in mine.groups.items() if group.steps or not due.isdisjoint(group.members)
     }
     complete = [n for n, group in mine.groups.items() if mine.complete(group) and n not in begun]
+    asked = [n for n, g in mine.groups.items() if mine.finished(g) and g.may_grow]
+    undecided = [group.id for group in theirs.undecided()]
+    run.hold(
+        invariant,
+        sorted(asked) == undecided,
+        "of groups {} it is open whether they grow, not of {}",
+        asked,
+        undecided,
+    )
     ready = [group.id for split in get_args(Split) for group in theirs.ready(split)]
     run.hold(
         invariant,

@@ -1,0 +1,76 @@
+"""Sizes of groups: how many rollouts a prompt has at first, and whether a group grows.
+
+Invariant: a group is asked about once all its members are judged or buried, and the rule sees what
+the journal has of it; so a resumed run decides as it would have before the crash. No group is
+larger than `rollout.group_size_max`, because keys of other groups begin there.
+"""
+
+from __future__ import annotations
+
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.algorithms.selection.growth import GrowingGroup, GrowingSizing
+from asyncrl.config import Config
+from asyncrl.config.flow import max_group_size
+from asyncrl.config.selection_names import SIZINGS, grows
+from asyncrl.config.strategies import StrategyError, blamed
+from asyncrl.experience.events import Grown
+from asyncrl.experience.judged_members import judged_members
+from asyncrl.experience.rollout import Group
+
+
+class GroupSizes:
+    """The rule that `rollout.sizing` names. `most` is the size that no group exceeds."""
+
+    def __init__(self, store: EventStore, config: Config) -> None:
+        self._store, self._name = store, config.rollout.sizing
+        self.most = max_group_size(config)
+        with blamed("sizing", self._name):
+            rule = SIZINGS.find(self._name)(config.rollout.group_size, self.most)
+        self._rule = rule
+        self._growing: GrowingSizing | None = rule if grows(rule) else None
+
+    @property
+    def grown_to(self) -> int:
+        """`most` where groups may grow, else 0."""
+        return self.most if self._growing is not None else 0
+
+    def first(self, prompt_index: int) -> int:
+        """Rollouts that the next group of a prompt has at first. Raises StrategyError for a number
+        that is none, or beyond `most`."""
+        with blamed("sizing", self._name):
+            size = self._rule.size(self._store.experience.history, prompt_index)
+        if not self._may_be(size, 1):
+            raise StrategyError(
+                f"the sizing {self._name!r} gives prompt {prompt_index} a group of {size!r}; "
+                f"return a whole number from 1 to {self.most} (rollout.group_size_max), and resume "
+                "the run."
+            )
+        return size
+
+    def decide(self) -> None:
+        """Say of each group whose members are all judged or buried whether it grows. Raises
+        StrategyError for a number that is none, below its present size, or beyond `most`."""
+        experience = self._store.experience
+        for group in experience.undecided():
+            size = self._grown(group)
+            self._store.record(Grown(group.id, size, experience.next_rollout))
+
+    def _grown(self, group: Group) -> int:
+        """Rollouts that a group is to have. One without a reward does not grow, nor does one that
+        was admitted under another rule."""
+        present, members = len(group.members), judged_members(group)
+        if self._growing is None or not members:
+            return present
+        with blamed("sizing", self._name):
+            size = self._growing.grow(GrowingGroup(present, members, group.prompt_facts))
+        most = min(self.most, group.most)
+        if not self._may_be(size, present) or size > most:
+            raise StrategyError(
+                f"the sizing {self._name!r} lets the group of {present} of prompt "
+                f"{group.prompt_index} grow to {size!r}; return a whole number from {present}, "
+                f"which is no growth, to {most} (rollout.group_size_max), and resume the run."
+            )
+        return size
+
+    def _may_be(self, size: object, least: int) -> bool:
+        return type(size) is int and least <= size <= self.most
