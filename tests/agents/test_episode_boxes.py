@@ -9,6 +9,7 @@ import pytest
 from box_support import RUN, settings
 from fake_gateway import fake_gateway
 
+from asyncrl.agents.closing import Closing
 from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, played
 from asyncrl.agents.load_agent import load_agent
 from asyncrl.sandbox.boxes.open_boxes import BoxOrigin
@@ -53,9 +54,12 @@ def test_functions_open_sandboxes_and_a_sandbox_that_fails_is_the_attempts_end(
 
         def end(name: str, boxes: BoxOrigin | None) -> AgentEnd:
             agent = load_agent(f"own_agents:{name}")
-            return asyncio.run(played(agent, gateway.facts(boxes=boxes)))
+            return asyncio.run(played(agent, gateway.facts(boxes=boxes), Closing()))
 
         assert end("sleeps", free) == end("waits", free) == AgentEnded(1.0)
+        one, two = (f"asyncrl-{RUN}-episode-3-{number}" for number in range(2))
+        noted = [("POST", one), ("DELETE", one)]
+        assert gateway.opened == [*noted, noted[0], ("POST", two), ("DELETE", two), noted[1]]
         failed = end("raises", free)
         assert isinstance(failed, AgentFailed) and failed.kind == "raised"
         assert "KeyError" in failed.text and not list((tmp_path / "scratch").iterdir())

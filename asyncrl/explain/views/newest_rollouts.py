@@ -71,6 +71,8 @@ class _Part:
         # what has ended, but has no beginning yet, with the number of its end; the newest first
         self._due = dict[Owner, int]()
         self._found = list[tuple[int, int, SeenRollout]]()
+        # members that groups have grown by, whose group begins before
+        self._grown = dict[int, list[int]]()
 
     @property
     def settled(self) -> bool:
@@ -96,9 +98,17 @@ class _Part:
                     if size <= len(self._events)
                     else [n for n in known if first <= n < first + size]
                 )
-                own = [("group", group), *_rollouts(members)]
+                own = [("group", group), *_rollouts([*members, *self._grown.pop(group, ())])]
                 if (events := self._of(own)) is not None:
                     self._fold(_admitted(event), [(number, event), *events])
+            case e.Grown(group, _, first):
+                placed = {n for more in self._grown.values() for n in more}
+                self._grown.setdefault(group, []).extend(
+                    n  # all that were admitted later are known, so these are the group's
+                    for kind, n in self._events
+                    if kind == "rollout" and n >= first and n not in placed
+                )
+                self._note(("group", group), number, event)
             case e.Called(rollout, _, call):
                 events = self._events.pop(("rollout", call), [])
                 self._events.setdefault(("rollout", rollout), []).extend(events)
@@ -134,7 +144,8 @@ class _Part:
         live = set[int]()
         for group in groups:
             calls = [call.id for m in group.members if m.episode for call in m.episode.calls]
-            own = [("group", group.id), *_rollouts([*(m.id for m in group.members), *calls])]
+            members = [*(m.id for m in group.members), *self._grown.pop(group.id, ())]
+            own = [("group", group.id), *_rollouts([*members, *calls])]
             live |= {member.id for member in group.members if member.status not in ENDED}
             if (events := self._of(own)) is not None:
                 self._fold(_restored(group), events)
@@ -164,6 +175,8 @@ class _Part:
         for number, event in events:
             if isinstance(event, e.Called):
                 experience.next_rollout = event.call  # others made those between
+            if isinstance(event, e.Grown):
+                experience.next_rollout = event.first
             if isinstance(event, e.Taken):
                 event = _own(event, experience)
             if isinstance(event, e.Left) and event.failed:

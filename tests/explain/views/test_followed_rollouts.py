@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,16 @@ from asyncrl.explain.views.seen_rollouts import SeenRollout
 from asyncrl.runtime.run_dir import INITIAL
 
 
+@contextmanager
+def standing_still(clock: trio.testing.MockClock) -> Iterator[None]:
+    """A block in which no virtual time goes by, as threads write to the disk."""
+    clock.autojump_threshold, before = math.inf, clock.autojump_threshold
+    try:
+        yield
+    finally:
+        clock.autojump_threshold = before
+
+
 async def test_it_shows_the_newest_and_then_each_that_ends_until_the_run_does(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -31,10 +44,12 @@ async def test_it_shows_the_newest_and_then_each_that_ends_until_the_run_does(
             say(run, step=0)
             task_status.started()
             await trio.sleep(3.5)  # there is no journal yet
-            await write_journal(run, [e.Published(0), *life(0), *life(1), *life(2, end=False)])
+            with standing_still(autojump_clock):
+                await write_journal(run, [e.Published(0), *life(0), *life(1), *life(2, end=False)])
             await trio.sleep(5)
             say(run)
-            await write_journal(run, rows(more, 19))
+            with standing_still(autojump_clock):
+                await write_journal(run, rows(more, 19))
             await trio.sleep(5)
             say(run, ok=True, reason="done")
             await trio.sleep(1000)  # its launcher does not end
@@ -54,7 +69,8 @@ async def test_a_run_that_vanishes_is_said_in_a_sentence(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     run, told = make_run(tmp_path / "r"), list[SeenRollout]()
-    await write_journal(run, [e.Published(0), *life(0)])
+    with standing_still(autojump_clock):
+        await write_journal(run, [e.Published(0), *life(0)])
 
     def show(seen: SeenRollout) -> None:
         told.append(seen)
