@@ -26,6 +26,12 @@ class HeldGroups:
         self._held.add(rollout.group)
         self._looked_for[rollout.group] = None
 
+    def settled(self, rollout: Rollout) -> None:
+        """Note that a rollout has got its verdict in another way: its group may wait for no other
+        one."""
+        if rollout.group in self._held:
+            self._looked_for[rollout.group] = None
+
     def whole(self) -> list[tuple[int, ...]]:
         """The rollouts, sealed and without a verdict, of each held group that has no member to
         come; it is not held any more."""

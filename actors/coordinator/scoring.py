@@ -80,6 +80,8 @@ class Scoring:
             self._listed = sealed.sealed
             if self._played and (agent_reward := _given(sealed)) is not None:
                 self._judge(sealed, agent_reward)
+                if self._held is not None:  # an agent may judge some of a group, and leave others
+                    self._held.settled(sealed)
             elif self._held is None or experience.groups[sealed.group].split != "train":
                 self._due.append((sealed.id,))
             else:

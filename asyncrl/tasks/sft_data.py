@@ -36,7 +36,12 @@ KEPT = 4096
 
 class UsedRows(Sequence[Sequences]):
     """The rows of a split that are used, by their `numbers` in it, each as its sequences, which are
-    made when they are asked for; the last of them are kept."""
+    made when they are asked for; the last of them are kept.
+
+    >>> rows = UsedRows([4, 7], lambda number: [f"row {number}"])
+    >>> len(rows), rows[1], rows[:1]
+    (2, ['row 7'], [['row 4']])
+    """
 
     def __init__(self, numbers: Sequence[int], made: Callable[[int], Sequences]) -> None:
         self._numbers, self._made = numbers, lru_cache(KEPT)(made)

@@ -34,7 +34,21 @@ class ExampleIds(NamedTuple):
 
 
 class SupervisedExamples:
-    """The examples of `supervised.path`, tokenized when they are asked for."""
+    """The examples of `supervised.path`, tokenized when they are asked for.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from asyncrl.bundled.bundled_model import write_tokenizer
+    >>> from asyncrl.config import load
+    >>> with TemporaryDirectory() as folder:
+    ...     write_tokenizer(Path(folder), ["{}"])
+    ...     rows = Path(folder, "rows.jsonl")
+    ...     _ = rows.write_text('{"prompt": "1 + 1 =", "answer": "2"}')
+    ...     config = load(None, ["supervised.coefficient=1", f"supervised.path={rows}"], {})
+    ...     examples = SupervisedExamples(config, Tokenizer(folder))
+    ...     len(examples), len(examples[0].response)  # "2", and the end
+    (1, 2)
+    """
 
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         """Raises TaskError."""

@@ -69,7 +69,7 @@ async def test_a_page_with_a_key_where_it_is_not_on_loopback(tmp_path: Path, hos
         if host == "127.0.0.1":
             assert found[0] == 200 and said == [f"The page of this run: {own}"]
             assert not (tmp_path / PAGE_KEY).exists()
-            said_part = await answer(f"{own}part/standing")
+            said_part = await answer(f"{own}part/flow")
             assert "has no status yet" in said_part[1]
         else:
             key = (tmp_path / PAGE_KEY).read_text()

@@ -120,7 +120,8 @@ def test_each_command_is_one_that_there_is(
         assert end.code == 0, capsys.readouterr().err  # --help
     else:
         try:
-            load(None, getattr(parsed, "sets", []), {})
+            of_data = ["task.name=data", "task.path=FILE"] if parsed.verb == "init" else []
+            load(None, [*of_data, *getattr(parsed, "sets", [])], {})
         except ContradictionError:
             assert getattr(parsed, "resume", None), "of a run with other settings beside these"
 

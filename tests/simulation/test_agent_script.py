@@ -9,7 +9,7 @@ def test_a_steady_agent_does_the_same_again_and_an_unsteady_one_does_not() -> No
     def first(seed: int, attempt: int, unsteady: bool) -> list[ScriptedAsk]:
         act = next(script(seed, attempt, unsteady=unsteady))
         assert isinstance(act, list)
-        return act
+        return [ask._replace(role="") for ask in act]  # the role is not the call's
 
     assert all(first(seed, 1, False) == first(seed, 2, False) for seed in range(20))
     assert any(first(seed, 1, True) != first(seed, 2, True) for seed in range(20))

@@ -23,7 +23,12 @@ from asyncrl.algorithms.selection.prompt_history import History
 
 
 class TwoStages(GrowingSizing):
-    """Base of both treatments."""
+    """Base of both treatments: a group of the first stage grows once, if less than half of it
+    solved the prompt, by the sum that `_target` names.
+
+    >>> Dars(8, 32).size(History(), 0)  # the first stage
+    8
+    """
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
