@@ -52,6 +52,8 @@ class HeldOutPrompts:
         sampler = Sampler(model, self._config)
         try:
             return trio.run(self._judged, sampler, model, say)
+        except ValueError as error:  # a prompt does not fit into the context
+            raise ConfigError(f"{escaped(str(error))}.") from None
         except BaseException as error:
             if (wrong := input_error(error) or _lost(error)) is None:
                 raise
