@@ -11,6 +11,6 @@ html_theme = "furo"
 html_show_sphinx = False
 extensions = ["myst_parser"]
 root_doc = "docs/index"
-include_patterns = ["docs/*.md", "docs/examples/*.md", "*.md", "bench/README.md"]
+include_patterns = ["docs/*.md", "docs/examples/**.md", "*.md", "bench/README.md"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = True
