@@ -47,14 +47,14 @@ def test_a_page_is_opened_an_engine_stops_and_it_is_said_why(model: Path, tmp_pa
         wait_for("steps", lambda: steps_done(run) >= 3)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=120) as page:
             assert 'id="curves"' in page.read().decode()
-        wait_for("a curve", lambda: "reward" in part(port, "curves"))
+        wait_for("figures", lambda: "Tokens/s" in part(port, "figures"))
         assert SILENT not in asyncrl("why", run)
         for name in ("rollout-0", "rollout-1"):
             os.kill(processes(run)[name], signal.SIGSTOP)
         before = steps_done(run)
         wait_for("the sentence", lambda: SILENT in asyncrl("why", run))
         assert steps_done(run) <= before + 3, "it stands still, and says so"
-        wait_for("the same on the page", lambda: SILENT in part(port, "standing"))
+        wait_for("the same on the page", lambda: SILENT in part(port, "diagnosis"))
         for name in ("rollout-0", "rollout-1"):
             os.kill(processes(run)[name], signal.SIGCONT)
         wait_for("more steps", lambda: steps_done(run) >= before + 5)
@@ -64,4 +64,4 @@ def test_a_page_is_opened_an_engine_stops_and_it_is_said_why(model: Path, tmp_pa
     report = tmp_path / "report.html"
     asyncrl("report", run, "-o", report)
     written = report.read_text()
-    assert "What happened" in written and "Where time went" in written
+    assert 'id="figures"' in written and 'id="time"' in written
