@@ -180,7 +180,7 @@ async def test_an_agent_says_over_http_what_it_opens(tokenizer: Tokenizer, tmp_p
 
     async def agent(facts: EpisodeFacts) -> AgentEnd:
         url = f"{facts.base_url.partition('/sessions/')[0]}/v1/sessions/{facts.session}/opened"
-        async with httpx2.AsyncClient() as client:
+        async with httpx2.AsyncClient(timeout=PATIENCE_S) as client:
 
             async def ask(method: str, body: object, key: str = facts.reward_key) -> Any:
                 head = {"authorization": f"Bearer {key}"}
