@@ -94,6 +94,11 @@ def everything() -> list[e.AnyEvent]:
         e.ToolFailed(6, 2, 8, "search"),
         e.Rewarded(6, 2, None, 1.0),
         e.Sealed(6, 2, "stop"),
+        e.Admitted(5, 9, 1, "train", 4, bytes(8), 4, most=2),
+        e.Leased(9, "rollout-1", 1),
+        e.Sealed(9, 1, "stop"),
+        e.Judged(9, Scored(1.0)),
+        e.Grown(5, 2, 10),
     ]
 
 
