@@ -219,8 +219,11 @@ def test_a_run_goes_on_when_a_server_the_coordinator_and_the_launcher_are_killed
         )
         wait_for_steps("with another coordinator")
         assert guards() == both
-        lending = run_status.read(run / STATUS).lending
-        assert lending is not None and lending.engines == 1 and lending.loans
+        lending = wait_for(
+            "a loan",
+            lambda: (now := run_status.read(run / STATUS).lending) and now.loans and now,
+        )
+        assert lending.engines == 1
         launcher.kill()
         launcher.wait()
     with started(resume(run)) as launcher:
