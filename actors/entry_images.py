@@ -1,7 +1,7 @@
 """Images of the prompts that an agents actor plays, made ready before their agents start.
 
 Invariant: an attempt's clock does not run while its image is pulled, and an attempt whose image
-cannot be had ends by name, without an agent. Attempts that want one image wait for one pull.
+is not available ends by name, without an agent. Attempts that want one image wait for one pull.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EntryImages:
         self._pulling = trio.CapacityLimiter(origin.settings.pulls)
 
     async def wrong(self, entry: Mapping[str, Any]) -> AgentFailed | None:
-        """Have the image of a row here; returns the attempt's end if it cannot be had."""
+        """Have the image of a row here; returns the attempt's end if it is not available."""
         image = image_of(entry, self.origin.settings)
         if self._store is None or not image:  # an agent may name one by itself
             return None

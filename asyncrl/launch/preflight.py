@@ -5,7 +5,6 @@ running process at a time.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -46,9 +45,9 @@ from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
 from asyncrl.explain import curve, run_start
 from asyncrl.explain.sinks.sink import refuse_unfit_sinks
-from asyncrl.files import open_growing
 from asyncrl.journal import JournalError, SqliteHistory
 from asyncrl.judges.api_key import check_judge
+from asyncrl.launch import claim
 from asyncrl.launch.checkpoint_room import room_rows
 from asyncrl.launch.data_origins import check_origins, note_origins
 from asyncrl.launch.machine_checks import (
@@ -71,7 +70,7 @@ from asyncrl.launch.stored_copy import is_stored
 from asyncrl.launch.weight_numbers import check_numbers
 from asyncrl.os_errors import remedy
 from asyncrl.runtime.processes.machine import gpus_here
-from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML, START
+from asyncrl.runtime.run_dir import JOURNAL, METRICS, RUN_TOML, START
 from asyncrl.runtime.waiting import Doing
 from asyncrl.sandbox.boxes.box_settings import BoxSettings
 from asyncrl.sandbox.boxes.open_boxes import refuse_without_provider
@@ -85,6 +84,7 @@ from asyncrl.training.checkpoint_index import complete
 from asyncrl.words import sentence
 
 FREE_BYTES = 100 * 2**20
+TAKEN = "another asyncrl is running in this directory; wait for it, or choose another run.dir"
 _CONTRADICTIONS = (LookupError, ArithmeticError, AttributeError, TypeError, ValueError)
 """Errors of a state that contradicts itself: the heart trusts its own journal."""
 RESUMABLE = frozenset(
@@ -333,22 +333,17 @@ def claimed(config: Config) -> Iterator[Path]:
     it; files written inside the block are readable by their user alone. The claim ends with the
     process, however that ends. Raises ConfigError if another process has it, if it is not its
     user's own, or if it cannot be written."""
-    with private_files(), _lock(Path(config.run.dir)) as lock:
-        run = Path(config.run.dir)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{run}: another asyncrl is running in this directory; wait for it, or choose "
-                "another run.dir."
-            ) from None
-        try:
-            configuration.write(config, run / RUN_TOML)
-            note_origins(config, run)
-            run_start.write(run_start.run_start([*_own_command()], time.time()), run / START)
-        except OSError as error:
-            raise ConfigError(_unwritable(run, error)) from None
-        yield run
+    run = Path(config.run.dir)
+    with private_files():
+        _make(run)
+        with claim.claimed(run, TAKEN):
+            try:
+                configuration.write(config, run / RUN_TOML)
+                note_origins(config, run)
+                run_start.write(run_start.run_start([*_own_command()], time.time()), run / START)
+            except OSError as error:
+                raise ConfigError(_unwritable(run, error)) from None
+            yield run
 
 
 def _own_command() -> Iterator[str]:
@@ -357,12 +352,11 @@ def _own_command() -> Iterator[str]:
     yield from sys.argv[1:]
 
 
-def _lock(run: Path) -> BinaryIO:
-    """Open the file whose lock is the claim."""
+def _make(run: Path) -> None:
+    """Make the run directory, if it is not there. Raises ConfigError."""
     try:
         run.mkdir(parents=True, exist_ok=True)
         refuse_foreign(run)
-        return open_growing(run / LOCK)
     except OSError as error:
         raise ConfigError(_unwritable(run, error)) from None
 

@@ -153,7 +153,7 @@ class SeenCurve:
 class _Between:
     """Figures that follow from a step and those before it: the share of the tokens that were
     trained, of those generated over the last LAST steps; and idle shares since the step before. A
-    curve has idle shares since its process began, and a process that begins anew counts from
+    curve has idle shares since its process began, and a process that starts again counts from
     zero."""
 
     def __init__(self) -> None:

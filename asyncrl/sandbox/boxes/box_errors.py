@@ -8,4 +8,4 @@ class BoxError(Exception):
 
 
 class ImageError(BoxError):
-    """An image is not there, and cannot be had; the text says which, and why."""
+    """An image is missing, and cannot be pulled; the text says which, and why."""
