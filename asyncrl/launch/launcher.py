@@ -206,22 +206,27 @@ class _Launch:
     async def _live(self) -> SupervisedEnd:
         """Run to the end; if the trainer or the coordinator is lost, go on as `--resume` does.
         Returns how the last life ended."""
-        while True:
-            end = await self._supervisor.run()
-            if self._signalled is not None or not self._healing.again(end):
-                return end
-            if full := takes_nothing(self._run):
-                self._full = full
-                return end
-            lost = self._healing.lost[-1]
-            logger.warning("healing %d: %s", len(self._healing.lost), lost)
-            self._display.note(healed(end, lost))
-            self._clear()
-            await self._end_left()
-            await self._cut_to_what_is_left()
+        while await self._heals(end := await self._supervisor.run()):
             self._resume = True
             self._starting = trio.CancelScope()
             self._supervisor = RunSupervisor(self._config, self, self, self._healing.lost)
+        return end
+
+    async def _heals(self, end: SupervisedEnd) -> bool:
+        """Prepare another life after this end of one. False if there is none: also if the run is
+        told to end meanwhile, when no supervisor listens."""
+        if self._signalled is not None or not self._healing.again(end):
+            return False
+        if full := takes_nothing(self._run):
+            self._full = full
+            return False
+        lost = self._healing.lost[-1]
+        logger.warning("healing %d: %s", len(self._healing.lost), lost)
+        self._display.note(healed(end, lost))
+        self._clear()
+        await self._end_left()
+        await self._cut_to_what_is_left()
+        return self._signalled is None
 
     async def _end_left(self) -> None:
         """End what agents' attempts opened outside and left: no actor lives now. What cannot be

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -139,6 +140,43 @@ async def test_a_life_is_not_begun_on_a_disk_that_takes_nothing(
     said = capsys.readouterr().err
     assert f": {then}, and resume the run" in said if then else "resume the run" not in said
     assert "trainer-0" in said
+
+
+async def test_a_signal_between_two_lives_ends_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor that it interrupts is over, and the next one would not know of it."""
+
+    class Supervisor:
+        connected = True
+
+        def __init__(self, *_: object) -> None:
+            lives.append(True)
+
+        async def run(self) -> SupervisedEnd:
+            await trio.lowlevel.checkpoint()
+            return SupervisedEnd(None, ActorFailed("coordinator-0", -9, ""))
+
+        def interrupt(self) -> bool:
+            noticed.set()
+            return True
+
+    async def told_to_end() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        with trio.fail_after(10):
+            await noticed.wait()
+
+    lives: list[bool] = []
+    noticed = trio.Event()
+    monkeypatch.setattr(launcher, "RunSupervisor", Supervisor)
+    launch = launched(tmp_path)
+    monkeypatch.setattr(launch, "_end_left", told_to_end)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(launch._obey_signals)
+        end = await launch._live()
+        nursery.cancel_scope.cancel()
+    assert len(lives) == 1 and launch._report(end) == FAILED
+    assert "coordinator-0" in capsys.readouterr().err
 
 
 def test_the_next_life_keeps_the_status_of_the_one_before(tmp_path: Path) -> None:
