@@ -46,7 +46,7 @@ class Embedded(EngineKind):
             packed_from=_packed_from(run),
             records_routing=config.train.router_replay,
         )
-        engine = EmbeddedEngine(context.model, options, idle=context.waits.spent)
+        engine = EmbeddedEngine(context.model, options, idle=context.waits.idle_for)
         _remember(run, engine.packed_from)
         yield engine
 

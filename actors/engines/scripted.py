@@ -30,5 +30,5 @@ class Scripted(EngineKind):
             ),
             EngineOptions.of(config),
             vocab_size=tokenizer.vocabulary,
-            idle=context.waits.spent,
+            idle=context.waits.idle_for,
         )

@@ -151,7 +151,7 @@ class ServerKind(EngineKind):
             EngineOptions.of(context.config),
             vocab_size=context.tokenizer.sampled,
             stop_ids=frozenset(context.tokenizer.stop_ids),
-            idle=context.waits.spent,
+            idle=context.waits.idle_for,
             routing=routing_layout(context),
         )
 

@@ -134,7 +134,7 @@ def _direct_engine(
         EngineOptions.of(config),
         vocab_size=tokenizer.sampled,
         stop_ids=frozenset(tokenizer.stop_ids),
-        idle=context.waits.spent,
+        idle=context.waits.idle_for,
         routing=routing_layout(context),
     )
 

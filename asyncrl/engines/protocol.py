@@ -8,6 +8,7 @@ returns at once, except `load`. It has no link to the coordinator: the rollout a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
@@ -102,8 +103,8 @@ def refusal(request: Request, version: int | None, why: str) -> Chunk:
     )
 
 
-Idle = Callable[[str, float], None]
-"""A report of a wait that ended: its name (`weights`, `requests`), and its seconds."""
+Idle = Callable[[str], AbstractContextManager[object]]
+"""Counts the seconds of its block as a wait of that name (`weights`, `requests`)."""
 
 Emit = Callable[[Sequence[Chunk]], Awaitable[None]]
 """A receiver of chunks: those of all slots at a time, in the order of sampling within a rollout."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -128,8 +129,8 @@ class _Slot:
 class ScriptedEngine:
     """An `AveragingEngine` and `DirectEngine` (see `protocol`) that plays `script`.
 
-    `options.context_tokens` and `vocab_size` bound what `submit` accepts. `idle` is called for
-    waits named `weights` and `requests`, when they end. A request for a version that is not kept
+    `options.context_tokens` and `vocab_size` bound what `submit` accepts. `idle` counts
+    waits named `weights` and `requests`. A request for a version that is not kept
     ends at once as `interrupted`. Without `keeps_versions` it holds one version at a time, as a
     server does: a load ends requests pinned to another.
     """
@@ -140,7 +141,7 @@ class ScriptedEngine:
         options: EngineOptions,
         *,
         vocab_size: int,
-        idle: Idle | None = None,
+        idle: Idle = nullcontext,
         keeps_versions: bool = True,
     ) -> None:
         self._script, self._options, self._keeps_versions = script, options, keeps_versions
@@ -304,11 +305,12 @@ class ScriptedEngine:
             self._decoding.append(_Slot(request, self._script(request), options.chunk_tokens, now))
 
     async def _wait(self, due: float | None) -> None:
-        begun, cause = trio.current_time(), "weights" if self._version is None else "requests"
-        with trio.move_on_at(math.inf if due is None else due):
+        if due is not None:
+            with trio.move_on_at(due):
+                await self._news.wait()
+            return
+        with self._idle("weights" if self._version is None else "requests"):
             await self._news.wait()
-        if due is None and self._idle is not None:
-            self._idle(cause, trio.current_time() - begun)
 
     def _collect(self) -> None:
         """Chunks that are complete by now, including final ones."""

@@ -31,7 +31,7 @@ class EngineContext:
     `run` is the run's directory, `initial` the directory of the model that the run began with,
     `index` the rollout actor's number (from 0). One that `takes_over` may take over the server of
     an earlier actor. `model` has the shape of the policy, but arbitrary weights: the first `load`
-    sets them. `waits` counts idle seconds (`waits.spent`).
+    sets them. `waits` counts idle seconds (`waits.idle_for`).
     """
 
     config: Config

@@ -181,13 +181,14 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
         yield f"The trainer waits for experience, and agents are the slow side: {_episodes(status)}"
     if leased:
         yield from _mute(status)
-        yield from _both_idle(status)
+        yield from _by_shares(status, "both_idle")
         yield (
             f"The trainer waits for experience: generation is the slow side. {leased} rollouts "
             "are with engines, which sample "
             f"{count(status.generated_per_s)} tokens/s; the oldest is {_awaited(status)}. To "
             "generate more, raise rollout.actors, engine.slots or rollout.lent_actors."
         )
+    yield from _by_shares(status, "trainer_idle")
 
 
 def _actors_gone(status: RunStatus) -> Iterator[str]:
@@ -241,7 +242,7 @@ def _engines_wait(status: RunStatus) -> Iterator[str]:
                 f"Rollout actors are idle because {full}, and {sealed} of their answers wait "
                 "for a verdict: verifiers are the slow side; raise reward.actors."
             )
-        yield from _both_idle(status)
+        yield from _by_shares(status, "both_idle")
         yield (
             f"Rollout actors are idle because {full}, {groups.complete} of them wait for the "
             f"trainer, and {taken} rollouts are with it: "
@@ -259,10 +260,11 @@ def _found(status: RunStatus, name: str) -> Iterator[str]:
     yield from (found.sentence for found in findings(facts_of(status)) if found.name == name)
 
 
-def _both_idle(status: RunStatus) -> Iterator[str]:
-    """Say that each side waits for the other, where work goes on: neither is the slow one."""
+def _by_shares(status: RunStatus, name: str) -> Iterator[str]:
+    """The sentence of what the idle shares say, where work goes on: a run that stands still has no
+    shares to speak of."""
     if not stands_still(status):
-        yield from _found(status, "both_idle")
+        yield from _found(status, name)
 
 
 # ------------------------------------------------------------------------------------------- words
@@ -307,16 +309,7 @@ def stands_still(status: RunStatus) -> bool:
 def idle(status: RunStatus, role: Role) -> float | None:
     """Idle share of a role, 0 to 1; None if no actor of it has reported."""
     causes = status.idle.get(role)
-    if causes is None:
-        return None
-    if (
-        role == "rollout"
-        and status.phase == "run"
-        and not status.rollouts.get("leased")
-        and status.committed is not None
-    ):
-        return 1.0  # an engine counts a wait when it ends
-    return min(1.0, sum(causes.values()))
+    return None if causes is None else min(1.0, sum(causes.values()))
 
 
 def at_work(status: RunStatus) -> Busy | None:

@@ -198,7 +198,7 @@ class FakeWorld(World):
         process.engine = engine = fakes.FakeEngine(
             self.config,
             self.speeds.pace,
-            process.waits.spent,
+            process.waits.idle_for,
             keeps_versions=capabilities(self.config.engine.kind).keeps_versions,
         )
         engine.loaded = partial(self.observer.on_load, self.start_of(process))

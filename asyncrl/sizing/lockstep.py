@@ -50,7 +50,7 @@ class LockstepEngine:
     read again. `pause` stops them, too.
 
     It streams every `chunk_tokens` decode steps, and at every finish, swap and interruption. `idle`
-    is called for waits named `weights` and `requests`.
+    counts waits named `weights` and `requests`.
     """
 
     def __init__(
@@ -182,16 +182,14 @@ class LockstepEngine:
         return min(self._ends[0][0], (self._steps // self._chunk_tokens + 1) * self._chunk_tokens)
 
     async def _wait(self) -> None:
-        begun = trio.current_time()
         if self._decoding:
             with trio.move_on_at(
                 self._since + (self._due() - self._steps) * self._decode_s(len(self._decoding))
             ):
                 await self._news.wait()
         else:
-            cause = "weights" if self._version is None else "requests"
-            await self._news.wait()
-            self._idle(cause, trio.current_time() - begun)
+            with self._idle("weights" if self._version is None else "requests"):
+                await self._news.wait()
 
     # --------------------------------------------------------------------------------------- slots
 

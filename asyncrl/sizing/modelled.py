@@ -145,7 +145,7 @@ class ModelledWorld(FakeWorld):
             context_tokens=config.engine.context_tokens,
             chunk_tokens=chunk_tokens(config),
             vocab_size=policy.VOCABULARY,
-            idle=process.waits.spent,
+            idle=process.waits.idle_for,
             swap_s=self._models.network.swap_s,
             recompute=config.engine.kv == "recompute",
         )

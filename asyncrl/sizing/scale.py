@@ -147,7 +147,7 @@ async def _run(
                 chunk_tokens=config.engine.chunk_tokens,
             ),
             vocab_size=policy.VOCABULARY,
-            idle=process.waits.spent,
+            idle=process.waits.idle_for,
         )
 
     world.engine = engine

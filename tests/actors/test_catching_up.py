@@ -42,7 +42,7 @@ class Loads(ScriptedWorld):
             self.script,
             EngineOptions.of(self.config),
             vocab_size=VOCABULARY,
-            idle=process.waits.spent,
+            idle=process.waits.idle_for,
             keeps_versions=capabilities(self.config.engine.kind).keeps_versions,
         )
 

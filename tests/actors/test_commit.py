@@ -43,7 +43,7 @@ class SlowWorld(ScriptedWorld):
             self.script,
             EngineOptions.of(self.config),
             vocab_size=VOCABULARY,
-            idle=process.waits.spent,
+            idle=process.waits.idle_for,
             keeps_versions=capabilities(self.config.engine.kind).keeps_versions,
         )
         engine.load_s = 0.4 * (self._made % 3)

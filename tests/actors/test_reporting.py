@@ -31,8 +31,9 @@ async def test_every_second_and_every_count_is_reported_once(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reporter.run, ours)
         for number in range(3):
-            await trio.sleep(10.0)
-            waits.spent("requests", 5.0)
+            await trio.sleep(5.0)
+            with waits.idle_for("requests"):
+                await trio.sleep(5.0)
             reporter.count("sampled_tokens", 7.0 * number)
             with trio.fail_after(31.0):
                 report, _ = await theirs.receive()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, ClassVar
@@ -103,7 +104,7 @@ def engine_of(model: PreTrainedModel, config: Config, waits: Waits | None = None
             kv=config.engine.kv,
             packed_from=config.engine.slots + 1,
         ),
-        idle=waits.spent if waits else None,
+        idle=waits.idle_for if waits else nullcontext,
     )
 
 

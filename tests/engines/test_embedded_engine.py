@@ -3,6 +3,7 @@ cancellation."""
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -14,13 +15,14 @@ from reference import CONTEXT, greedy, random_model
 from asyncrl.engines.embedded import EmbeddedEngine
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Idle, Request
+from asyncrl.runtime.ipc.waits import Waits
 
 torch.set_num_threads(1)
 MODEL = random_model("qwen3")
 WEIGHTS = dict(MODEL.named_parameters())
 
 
-def engine_of(idle: Idle | None = None, chunk_tokens: int = 4) -> EmbeddedEngine:
+def engine_of(idle: Idle = nullcontext, chunk_tokens: int = 4) -> EmbeddedEngine:
     options = EmbeddedOptions(
         slots=4,
         context_tokens=CONTEXT,
@@ -62,8 +64,8 @@ class Stream:
 
 
 async def test_streams_and_idles_by_name() -> None:
-    waits: list[str] = []
-    engine, stream = engine_of(lambda cause, _: waits.append(cause)), Stream()
+    waits = Waits()
+    engine, stream = engine_of(waits.idle_for), Stream()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run, stream)
         await trio.testing.wait_all_tasks_blocked()
@@ -76,7 +78,7 @@ async def test_streams_and_idles_by_name() -> None:
         engine.submit([request(9)])
         await stream.until(7)
         nursery.cancel_scope.cancel()
-    assert waits[0] == "weights" and "requests" in waits
+    assert {name for name, seconds in waits.idle().items() if seconds} == {"weights", "requests"}
     for i in (*range(6), 9):
         assert stream.ids(i) == greedy(MODEL, [i, 5], 10)
         assert max(len(c.ids) for c in stream.chunks if c.rollout == i) == 4

@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Engine, Request
 from asyncrl.engines.scripted import Script, ScriptedCrash, ScriptedEngine, hashed
+from asyncrl.runtime.ipc.waits import Waits
 
 
 def request(
@@ -93,26 +94,21 @@ async def test_slots_budget_and_prefix(autojump_clock: MockClock) -> None:
 
 
 async def test_nothing_before_the_first_load_and_named_idling(autojump_clock: MockClock) -> None:
-    idle: list[tuple[str, float]] = []
-    engine, seen = (
-        engine_of(counting(1), idle=lambda cause, seconds: idle.append((cause, seconds))),
-        Seen(),
-    )
+    waits = Waits()
+    engine, seen = engine_of(counting(1), idle=waits.idle_for), Seen()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run, seen)
         engine.submit([request(0)])
         await trio.sleep(5)
         assert not seen.chunks and engine.version is None
+        assert waits.idle() == {"weights": 5}
         await engine.load(0, None)
         await trio.sleep(7)
         engine.submit([request(1)])
         await trio.sleep(2)
         nursery.cancel_scope.cancel()
     assert seen.ids(0) == seen.ids(1) == [0]
-    assert [(cause, seconds) for cause, seconds in idle if seconds] == [
-        ("weights", 5),
-        ("requests", 6),
-    ]
+    assert waits.idle() == {"weights": 5, "requests": 7}
 
 
 async def test_interrupt_keeps_what_was_decoded_and_a_swap_splits_versions(

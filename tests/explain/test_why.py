@@ -429,17 +429,6 @@ def test_an_alarm_reaches_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.endswith("The policy has moved away from what it trains on.\n")
 
 
-def test_engines_without_a_lease_are_idle_whatever_they_have_reported() -> None:
-    quiet = standing(
-        idle={"trainer": {"command": 0.0}, "rollout": {}},
-        rollouts={"taken": 64},
-        groups=GroupCounts(live=8, max_live=8),
-    )
-    assert (
-        "rollout actors for 100%" in answer(quiet, lives=True, age_s=0.0, stalled=False, run=RUN)[1]
-    )
-
-
 @pytest.mark.parametrize("idle", [BUSY, STARVED])
 def test_an_engine_that_was_removed_is_named_and_blamed_for_nothing(idle: Any) -> None:
     actors = absent(S, "rollout-1", removed="died", seconds=4000.0)

@@ -26,6 +26,7 @@ from asyncrl.engines.servers.server_engine import ABORT_S, ABORTS, PATIENCE_S, S
 from asyncrl.engines.servers.server_routing import RoutingLayout
 from asyncrl.engines.servers.spans import TokenRun
 from asyncrl.engines.sglang.sglang_client import SglangClient
+from asyncrl.runtime.ipc.waits import Waits
 
 WEIGHTS: dict[str, Any] = {}
 LAYOUT = RoutingLayout(LAYERS, ROUTED, 2, EXPERTS)
@@ -34,11 +35,9 @@ LAYOUT = RoutingLayout(LAYERS, ROUTED, 2, EXPERTS)
 class World(Collected):
     """An engine over a fake server, and everything that it emitted."""
 
-    def __init__(
-        self, server: FakeServer, engine: ServerEngine, idle: list[tuple[str, float]]
-    ) -> None:
+    def __init__(self, server: FakeServer, engine: ServerEngine, waits: Waits) -> None:
         super().__init__()
-        self.server, self.engine, self.idle = server, engine, idle
+        self.server, self.engine, self.waits = server, engine, waits
 
     def truth(self, request: Request) -> list[tuple[int, int, float]]:
         """(version, id, log-probability) of the response from the prefix on, after looking at each
@@ -86,7 +85,7 @@ async def world(
     **server: Any,
 ) -> AsyncIterator[World]:
     fake = FakeServer(**server)
-    idle: list[tuple[str, float]] = []
+    waits = Waits()
     async with SglangClient.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
 
         async def load(version: int, weights: Any, _: Any, stop: Callable[[], None]) -> float:
@@ -100,10 +99,10 @@ async def world(
             EngineOptions(slots=slots, context_tokens=400, chunk_tokens=8),
             vocab_size=97,
             stop_ids=frozenset({96}),
-            idle=lambda why, seconds: idle.append((why, seconds)),
+            idle=waits.idle_for,
             routing=routing,
         )
-        found = World(fake, engine, idle)
+        found = World(fake, engine, waits)
         if running:
             nursery.start_soon(engine.run, found.emit)
         yield found
@@ -183,7 +182,7 @@ async def test_requests_wait_for_the_first_load_and_then_for_a_slot(
         assert all(len(w.truth(request)) == 20 for request in requests)
         assert len({body["rid"] for body in w.server.paths("/generate")}) == 8
         assert all(len(body["rid"]) == 32 for body in w.server.paths("/generate"))
-        assert ("weights", pytest.approx(5.5)) in w.idle
+        assert w.waits.idle()["weights"] == pytest.approx(5.5)
 
 
 async def test_what_is_sent_says_what_was_asked(autojump_clock: MockClock) -> None:
@@ -628,7 +627,7 @@ async def test_a_long_load_or_a_long_rest_is_not_taken_for_a_pause_by_somebody_e
         await trio.sleep(500)
         w.server.paused = False
         assert w.finishes() == {1: "length"}
-        assert ("requests", pytest.approx(500, abs=2)) in w.idle or not w.idle[-1][1] > 500
+        assert w.waits.idle()["requests"] >= 500
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def engine_of(
         length,
         model,
         vocab_size=8,
-        idle=lambda cause, seconds: None,
+        idle=nullcontext,
         slots=slots,
         context_tokens=128,
         chunk_tokens=chunk,

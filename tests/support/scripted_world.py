@@ -264,7 +264,7 @@ class ScriptedWorld(World):
             self.script,
             EngineOptions.of(self.config),
             vocab_size=VOCABULARY,
-            idle=process.waits.spent,
+            idle=process.waits.idle_for,
             keeps_versions=capabilities(self.config.engine.kind).keeps_versions,
         )
 

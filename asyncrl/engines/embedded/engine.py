@@ -4,6 +4,7 @@ the model, and a load or an interrupt waits for one decode step, not for one chu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -22,8 +23,8 @@ class EmbeddedEngine:
 
     The engine owns `model` from here on, and samples nothing before the first `load`. Memory:
     `slots * context_tokens` keys and values a layer, and the weights; as much again for each
-    version that is kept at a time, and never freed. `idle` is called for waits named `weights` and
-    `requests`, when they end.
+    version that is kept at a time, and never freed. `idle` counts waits named `weights` and
+    `requests`.
 
     Threads: torch's current setting (`torch.set_num_threads`) is used and never changed. Raises
     ValueError for a model with attention other than full, or a context the model cannot hold.
@@ -34,7 +35,7 @@ class EmbeddedEngine:
         model: PreTrainedModel,
         options: EmbeddedOptions,
         *,
-        idle: Idle | None = None,
+        idle: Idle = nullcontext,
     ) -> None:
         self._batcher = Batcher(model, options)
         self._options, self._idle = options, idle
@@ -144,8 +145,5 @@ class EmbeddedEngine:
         return pause
 
     async def _wait(self) -> None:
-        begun = trio.current_time()
-        cause = "weights" if self.version is None else "requests"
-        await self._news.wait()
-        if self._idle is not None:
-            self._idle(cause, trio.current_time() - begun)
+        with self._idle("weights" if self.version is None else "requests"):
+            await self._news.wait()

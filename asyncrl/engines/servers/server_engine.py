@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -100,8 +100,8 @@ class ServerEngine:
     With a layout of `routing` each request asks for the experts of its tokens, which come with its
     end, in chunks that may be empty; those of a stream that breaks off are unknown.
 
-    `stop_ids` end a rollout and are part of it. `idle` is called for waits named `weights` and
-    `requests`, when they end.
+    `stop_ids` end a rollout and are part of it. `idle` counts waits named `weights` and
+    `requests`.
 
     `run` raises the server's ServerError where it is gone, or fails three streams in a row: it must
     be replaced. A request that the server refuses for what it is ends as `refused`. A
@@ -120,7 +120,7 @@ class ServerEngine:
         *,
         vocab_size: int,
         stop_ids: frozenset[int],
-        idle: Idle | None = None,
+        idle: Idle = nullcontext,
         routing: RoutingLayout | None = None,
     ) -> None:
         self._client, self._load, self._options = client, load, options
@@ -210,14 +210,9 @@ class ServerEngine:
             while True:
                 if self._gate.is_set():
                     self._place(nursery)
-                idle, begun = (
-                    "weights" if self._version is None else "requests",
-                    trio.current_time(),
-                )
-                unused = not self._live
-                await self._work.wait()
-                if unused and self._idle is not None:
-                    self._idle(idle, trio.current_time() - begun)
+                cause = "weights" if self._version is None else "requests"
+                with nullcontext() if self._live else self._idle(cause):
+                    await self._work.wait()
 
     def _place(self, nursery: trio.Nursery) -> None:
         """Start the aborts that were requested, and the oldest requests that there is room for."""

@@ -8,6 +8,7 @@ and resumes it. Resuming after an aborted publication takes calls, so it is done
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -47,7 +48,7 @@ class DirectSglangEngine(ServerEngine):
         *,
         vocab_size: int,
         stop_ids: frozenset[int],
-        idle: Idle | None = None,
+        idle: Idle = nullcontext,
         routing: RoutingLayout | None = None,
     ) -> None:
         super().__init__(

@@ -91,25 +91,28 @@ class Waits:
     @contextmanager
     def _listed(self, name: str, owner: str, bound: float | str) -> Iterator[None]:
         """Keep a wait in the table, and count its seconds, while the block lasts."""
-        now = trio.current_time()
-        wait = _Open(name, owner, now, bound)
+        wait = _Open(name, owner, trio.current_time(), bound)
         self._open[id(wait)] = wait
+        try:
+            with self.idle_for(name):
+                yield
+        finally:
+            del self._open[id(wait)]
+
+    @contextmanager
+    def idle_for(self, name: str) -> Iterator[None]:
+        """Count the seconds of the block as waited for `name`. An engine without work is not in
+        the table: it waits for no one."""
         cause = self._causes.setdefault(name, _Cause())
         if not cause.open:
-            cause.since = now
+            cause.since = trio.current_time()
         cause.open += 1
         try:
             yield
         finally:
-            del self._open[id(wait)]
-            end = trio.current_time()
             cause.open -= 1
             if not cause.open:
-                cause.seconds += end - cause.since
-
-    def spent(self, name: str, seconds: float) -> None:
-        """Count `seconds` waited for `name` outside of `on`, such as those an engine reports."""
-        self._causes.setdefault(name, _Cause()).seconds += seconds
+                cause.seconds += trio.current_time() - cause.since
 
     def table(self) -> list[Wait]:
         """The open waits, oldest first."""

@@ -144,13 +144,19 @@ def test_idle_counts_an_instant_once_for_each_name(intervals, look):
             assert seen[when].get(name, 0) == pytest.approx(covered + half)
 
 
-async def test_reported_seconds_are_counted(autojump_clock):
+async def test_a_wait_outside_of_the_table_counts_while_it_lasts(autojump_clock):
     waits = Waits()
-    waits.spent("weights", 2.5)
-    with waits.on("weights", owner="me", deadline_s=10):
+    with waits.idle_for("weights"):
         await trio.sleep(1)
-    waits.spent("weights", 0.5)
-    assert waits.idle() == {"weights": pytest.approx(4)}
+        with waits.on("weights", owner="me", deadline_s=10):
+            await trio.sleep(1)
+        assert not waits.table() and waits.idle() == {"weights": pytest.approx(2)}
+        await trio.sleep(2)
+        assert waits.idle() == {"weights": pytest.approx(4)}
+    await trio.sleep(1)
+    with waits.idle_for("weights"):
+        await trio.sleep(1)
+    assert waits.idle() == {"weights": pytest.approx(5)}
 
 
 async def test_a_pulse_set_before_is_not_lost(autojump_clock):
