@@ -8,6 +8,7 @@ long: 0.75, 0.67, 0.63 for 2, 3 and 4 ends.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def main() -> None:
         for one in newest(RunFiles(parser.parse_args().run), Wanted(), None)
         if len(paths(one.turns)) > 1
     ]
+    if not forked:
+        sys.exit("no episode of this run forks")
     ends, independent = sum(len(of) for _, of in forked), sum(sum(of) for _, of in forked)
     decoded = sum(tokens for tokens, _ in forked)
     print(f"{len(forked)} episodes that fork, {ends} ends")
