@@ -67,7 +67,7 @@ class EpisodePlayer:
         sockets: EpisodeSockets | None = None,
         images: EntryImages | None = None,
         openings: AgentOpenings | None = None,
-        ended: Callable[[AgentAttempt], None] = lambda attempt: None,
+        ended: Callable[[Play, AgentAttempt], None] = lambda play, attempt: None,
     ) -> None:
         self._player, self._sessions = player, sessions
         self._prompt, self._reporter = prompt, reporter
@@ -107,7 +107,7 @@ class EpisodePlayer:
                         attempt = AgentAttempt(no_facts(error), clock.spent_s, "")
                     else:
                         attempt = await self._ready(facts, clock)
-                self._ended(attempt)
+                self._ended(session.play, attempt)
                 self._say(session, attempt)
         finally:
             del self._playing[session.play.rollout, session.play.attempt]

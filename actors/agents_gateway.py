@@ -32,7 +32,7 @@ from asyncrl.config.keyed_models import keyed_models
 from asyncrl.config.sandbox_hosts import NO_PROVIDER
 from asyncrl.config.schema import PLAYED_ELSEWHERE
 from asyncrl.config.schema.other_models import TRAINED
-from asyncrl.messages import Split
+from asyncrl.messages import Play, Split
 from asyncrl.runtime.httpd.asgi import HttpRefusal
 from asyncrl.runtime.ipc.keys import read_private
 from asyncrl.runtime.ipc.waits import Waits
@@ -61,7 +61,7 @@ class EpisodeWatch:
     beside an attempt."""
 
     around: Callable[[ASGIApp], ASGIApp] = lambda app: app
-    ended: Callable[[AgentAttempt], None] = lambda attempt: None
+    ended: Callable[[Play, AgentAttempt], None] = lambda play, attempt: None
     warned: Callable[[str], None] = logger.warning
 
 

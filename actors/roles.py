@@ -28,7 +28,7 @@ from asyncrl.config.mix import named
 from asyncrl.config.plugins import without_folder
 from asyncrl.explain import run_status
 from asyncrl.files import write_whole
-from asyncrl.messages import Hello
+from asyncrl.messages import Hello, Play
 from asyncrl.messages.address import TcpAddress, UnixAddress
 from asyncrl.os_errors import machine_lacks
 from asyncrl.runtime.ipc.endpoints import connect, serve
@@ -328,14 +328,22 @@ async def _judge(context: ActorContext, waits: Waits) -> AsyncIterator[Asks | No
 
 async def agents(context: ActorContext) -> None:
     """An agents actor's process; agents run in processes of their own, or elsewhere."""
+    from asyncrl.actors.agent_pool import AgentAttempt
     from asyncrl.actors.agents_actor import agents_actor
-    from asyncrl.actors.agents_gateway import open_episodes
+    from asyncrl.actors.agents_gateway import EpisodeWatch, open_episodes
+    from asyncrl.agents.printed import AttemptOutput, PrintedFile
 
-    config, waits = context.config, own_waits()
+    config, waits, run, index = context.config, own_waits(), context.run, context.index
     reporter = Reporter(waits, report_s(config))
+    kept = PrintedFile(run, index)
+
+    def ended(play: Play, attempt: AgentAttempt) -> None:
+        kept.keep(AttemptOutput(play.rollout, play.attempt, attempt.output))
+
+    watch = EpisodeWatch(ended=ended)
     try:
         async with (
-            open_episodes(config, context.run, context.initial, context.index, waits, reporter) as (
+            open_episodes(config, run, context.initial, index, waits, reporter, watch) as (
                 episodes,
                 sessions,
             ),

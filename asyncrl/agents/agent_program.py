@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -95,7 +96,7 @@ async def run_program(argv: Sequence[str], facts: EpisodeFacts) -> Any:
     assert process.stdout and process.stderr
     try:
         output, errors, code = await asyncio.gather(
-            _last(process.stdout), _last(process.stderr), process.wait()
+            _passed_on(process.stdout), _passed_on(process.stderr), process.wait()
         )
     except asyncio.CancelledError:
         await process.wait()  # its group was told to end, and is killed after its grace
@@ -113,6 +114,7 @@ async def run_in_sandbox(argv: Sequence[str], paths: Sequence[str], facts: Episo
     command = program_of_command(argv, paths)
     runnable = msgspec.structs.replace(command, environment=environment_of(inside))
     ran = await run_in_asyncio(with_model(runnable, facts), Bubblewrap())
+    _print(ran.stdout + ran.stderr)
     if ran.truncated:
         raise _failed(f"it printed more than {command.output_bytes} bytes", ran.stderr)
     if ran.code:
@@ -129,12 +131,19 @@ def _failed(ended: str, errors: bytes) -> ProgramFailed:
     return ProgramFailed(" / ".join([ended, *lines]))
 
 
-async def _last(stream: asyncio.StreamReader) -> bytes:
-    """Read to the end, and return the last bytes."""
+async def _passed_on(stream: asyncio.StreamReader) -> bytes:
+    """Print what a program prints, as an agent that is a function prints it, to the end of the
+    stream. Returns the last bytes."""
     kept = b""
     while piece := await stream.read(OUTPUT_BYTES):
         kept = (kept + piece)[-OUTPUT_BYTES:]
+        _print(piece)
     return kept
+
+
+def _print(output: bytes) -> None:
+    sys.stdout.write(output.decode(errors="replace"))
+    sys.stdout.flush()
 
 
 def _reward(output: str) -> Any:

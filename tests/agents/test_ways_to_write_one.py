@@ -308,7 +308,9 @@ def program(text: str) -> list[str]:
     return [sys.executable, "-c", text]
 
 
-def test_a_program(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     text = (
         "import openai, os, json\n"
@@ -321,6 +323,7 @@ def test_a_program(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> Non
     )
     gateway.replies = ["4"]
     assert end_of(gateway, program(text)) == AgentEnded({"right": 4.0, "seed": 17.0})
+    assert '\n{"reward": {"right": 4.0,' in capsys.readouterr().out
 
 
 def test_what_a_program_is_told(gateway: FakeGateway, tmp_path: Path) -> None:

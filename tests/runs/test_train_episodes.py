@@ -12,6 +12,7 @@ import httpx2
 import pytest
 from train_support import DEADLINE_S, command, end, started, train, wait_for
 
+import asyncrl as rl
 from asyncrl.experience import events as e
 from asyncrl.explain import summary
 from asyncrl.journal import read
@@ -36,6 +37,16 @@ def numbers(folder: Path) -> str:
     return str(file)
 
 
+TOLD = """
+from asyncrl.agents.examples import guess_the_number
+
+class Game(guess_the_number.Game):
+    def reset(self, entry, seed):
+        print("the number is", entry["answer"])
+        return super().reset(entry, seed)
+"""
+
+
 def trained(run: Path) -> list[e.Event]:
     """The events of a run that has made its steps, and lost no token."""
     found = summary.read(run / "summary.json")
@@ -45,12 +56,17 @@ def trained(run: Path) -> list[e.Event]:
 
 @pytest.mark.explore
 def test_an_environment_is_trained(model: Path, tmp_path: Path) -> None:
-    run, game = tmp_path / "run", "asyncrl.agents.examples.guess_the_number:Game"
-    ended = train(command(model, run, task__path=numbers(tmp_path), agent__run=game, **SETTINGS))
+    run, game = tmp_path / "run", tmp_path / "game.py"
+    game.write_text(TOLD)
+    settings = {"task__path": numbers(tmp_path), "agent__run": f"{game}:Game"}
+    ended = train(command(model, run, **settings, **SETTINGS))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     events = trained(run)
     assert any(isinstance(event, e.Called) for event in events)
     assert any(isinstance(event, e.Rewarded) and event.call is not None for event in events)
+    shown = rl.open_run(run).rollouts(last=4)
+    for one in shown:
+        assert one.printed == {one.attempts: f"the number is {one.expected}\n"}
 
 
 @pytest.mark.explore

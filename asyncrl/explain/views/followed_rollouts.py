@@ -14,16 +14,14 @@ import trio
 
 from asyncrl.config.paths import exists
 from asyncrl.explain.run_files import RunFiles
-from asyncrl.explain.views.expected_answers import expected_answers
 from asyncrl.explain.views.newest_rollouts import newest_ended
 from asyncrl.explain.views.rollout_records import (
     LAST,
-    Note,
     RolloutRecord,
     Wanted,
-    decoder,
     record,
 )
+from asyncrl.explain.views.run_texts import Note, run_texts
 from asyncrl.explain.views.seen_rollouts import SeenRollout
 from asyncrl.explain.views.top import EVERY_S, goes_on
 from asyncrl.runtime.run_dir import JOURNAL
@@ -33,8 +31,8 @@ def follow(
     files: RunFiles, wanted: Wanted, show: Callable[[RolloutRecord], None], note: Note
 ) -> None:
     """Show records of rollouts until the run is over, as `followed`. Raises ConfigError."""
-    decode, expected = decoder(files, note), expected_answers(files)
-    trio.run(followed, files.path, wanted, lambda seen: show(record(seen, decode, expected)))
+    texts = run_texts(files, note)
+    trio.run(followed, files.path, wanted, lambda seen: show(record(seen, texts)))
 
 
 async def followed(

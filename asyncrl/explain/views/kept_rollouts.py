@@ -5,16 +5,17 @@ rollouts, and of their tokens, is bounded, whatever the journal has.
 from __future__ import annotations
 
 import threading
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
+from asyncrl.agents.printed import printed
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views.expected_answers import Expected, expected_answers
 from asyncrl.explain.views.newest_rollouts import living, newest_ended
-from asyncrl.explain.views.rollout_records import decoder
-from asyncrl.explain.views.seen_messages import Decode
+from asyncrl.explain.views.run_texts import RunTexts, decoder
 from asyncrl.explain.views.seen_rollouts import SeenRollout
 from asyncrl.messages import Split
 
@@ -30,12 +31,10 @@ TOKENS = 1_000_000
 
 
 class FoundRollouts(msgspec.Struct, frozen=True):
-    """The `rollouts`, the newest first, how to `decode` their tokens, right answers where they are
-    known (`expected`), and what is to be said of them."""
+    """The `rollouts`, the newest first, their `texts`, and what is to be said of them."""
 
     rollouts: list[SeenRollout]
-    decode: Decode
-    expected: Expected
+    texts: RunTexts
     notes: list[str]
 
 
@@ -54,8 +53,10 @@ class KeptRollouts:
             files = RunFiles(self._run)
             found = _newest(files)
             notes: list[str] = []
-            decode = decoder(files, notes.append)
-            self._found = FoundRollouts(found, decode, self._expected(files), notes)
+            texts = RunTexts(
+                decoder(files, notes.append), self._expected(files), partial(printed, self._run)
+            )
+            self._found = FoundRollouts(found, texts, notes)
             return self._found
 
     def _expected(self, files: RunFiles) -> Expected:

@@ -13,16 +13,14 @@ from asyncrl.config.errors import installs, usable
 from asyncrl.config.paths import refuse_as_output
 from asyncrl.escape import escaped_json
 from asyncrl.explain.run_files import RunFiles
-from asyncrl.explain.views.expected_answers import expected_answers
 from asyncrl.explain.views.orchestration import trace_of
 from asyncrl.explain.views.rollout_records import (
-    Note,
     RolloutRecord,
     Wanted,
-    decoder,
     newest,
     record,
 )
+from asyncrl.explain.views.run_texts import Note, run_texts
 from asyncrl.files import whole_file
 
 ROWS = 1_000
@@ -64,6 +62,7 @@ class ParquetRows:
             "reward": pyarrow.float64(),
             "failures": pyarrow.list_(text),
             "failed_calls": pyarrow.map_(text, whole),
+            "printed": pyarrow.map_(whole, text),
             "messages": pyarrow.list_(message),
         }
         numbers = ("rollout", "group", "prompt_index", "attempts", "turns", "tokens", "step", "lag")
@@ -77,6 +76,7 @@ class ParquetRows:
         row = msgspec.structs.asdict(one)
         row["spans"] = [msgspec.structs.asdict(span) for span in one.spans]
         row["failed_calls"] = [*one.failed_calls.items()]
+        row["printed"] = [*one.printed.items()]
         row["messages"] = [
             msgspec.structs.asdict(m) | {"calls": [*map(msgspec.structs.asdict, m.calls)]}
             for m in one.messages
@@ -131,11 +131,11 @@ def write_records(files: RunFiles, wanted: Wanted, path: Path, note: Note) -> in
             "FILE.jsonl."
         )
     refuse_as_output(path)
-    decode, expected, count = decoder(files, note), expected_answers(files), 0
+    texts, count = run_texts(files, note), 0
     with usable(path, "written"), whole_file(path) as file:
         writer = (ParquetRows if path.suffix == ".parquet" else JsonLines)(file)
         for seen in newest(files, wanted, None):
-            writer.add(record(seen, decode, expected))
+            writer.add(record(seen, texts))
             count += 1
         writer.close()
     return count

@@ -12,9 +12,9 @@ from itertools import pairwise
 import numpy as np
 
 from asyncrl.escape import CUT
-from asyncrl.explain.views.expected_answers import Expected
 from asyncrl.explain.views.html_page import TEXT, Html, joined, lines, tag
 from asyncrl.explain.views.rollout_records import facts
+from asyncrl.explain.views.run_texts import RunTexts
 from asyncrl.explain.views.seen_messages import Decode, given, said
 from asyncrl.explain.views.seen_rollouts import SeenRollout
 from asyncrl.words import share
@@ -37,15 +37,15 @@ UNFINISHED = "\ufffd"
 """The end of a text whose last character is not whole."""
 
 
-def rollout_detail(seen: SeenRollout, decode: Decode, expected: Expected) -> Html:
+def rollout_detail(seen: SeenRollout, texts: RunTexts) -> Html:
     """A rollout with all of its text: what it was given as messages, what was sampled in colours,
-    an episode as a tree, and a right answer where one is known."""
-    gain = seen.gain
+    an episode as a tree, a right answer where one is known, and what its agent printed."""
+    gain, decode = seen.gain, texts.decode
     coloured = "more" if gain and gain > 0 else "less" if gain and gain < 0 else "even"
     tokens = _tokens(seen, decode)
     versions = ", ".join(str(span.version) for span in seen.spans[:SPANS])
     prompt = decode(seen.prompt)
-    right = expected(seen.split, seen.prompt_index, prompt)
+    right = texts.expected(seen.split, seen.prompt_index, prompt)
     return tag(
         "div",
         tag("p", ", ".join(facts(seen)), class_="dim"),
@@ -55,6 +55,10 @@ def rollout_detail(seen: SeenRollout, decode: Decode, expected: Expected) -> Htm
         if seen.turns
         else _sampled(tokens(0, seen.tokens), decode(seen.ids), coloured),
         *([_message("right answer", lines(right))] if right else []),
+        *(
+            _message(f"printed by attempt {attempt}", lines(text))
+            for attempt, text in texts.printed(seen.rollout).items()
+        ),
         tag("p", f"versions {versions}" if versions else "nothing sampled", class_="dim"),
         class_="rollout",
         id=f"rollout-{seen.rollout}",

@@ -7,21 +7,18 @@ or written. Lines of JSON have it whole, in ASCII; on a terminal it is escaped a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 
 import msgspec
-import numpy as np
 
 from asyncrl.escape import escaped
 from asyncrl.explain.run_files import RunFiles
-from asyncrl.explain.views.expected_answers import Expected, expected_answers
 from asyncrl.explain.views.newest_rollouts import living, newest_ended
-from asyncrl.explain.views.seen_messages import Decode, SeenMessage, messages_of
+from asyncrl.explain.views.run_texts import Note, RunTexts, run_texts
+from asyncrl.explain.views.seen_messages import SeenMessage, messages_of
 from asyncrl.explain.views.seen_rollouts import RolloutFacts, SeenRollout
 from asyncrl.messages import Finish, Span, Split
-from asyncrl.tasks import TaskError
-from asyncrl.tasks.text import Tokenizer
 
 LAST = 10
 """Rollouts that are shown where nobody says how many."""
@@ -30,8 +27,6 @@ SPLITS: dict[Split, str] = {"train": "train", "evaluation": "held out"}
 NAME = 9
 """Columns of the name of a role."""
 
-Note = Callable[[str], None]
-"""Hears one sentence for a person."""
 SAME = (
     *(field.name for field in msgspec.structs.fields(RolloutFacts)),
     *("tokens", "spans", "step", "lag"),
@@ -86,7 +81,8 @@ class RolloutRecord(RolloutFacts, msgspec.Struct, frozen=True, kw_only=True):
     """A rollout as it is written: the fields of `SeenRollout`, with text. `spans` are
     `[version, start, end]`, places among the sampled `tokens`. `expected` is a right answer, empty
     where none is known; `failed_calls` counts an agent's, by the name of the tool. `messages` are
-    those of an agent's episode alone: `prompt` and `response` are all that another one has."""
+    those of an agent's episode alone: `prompt` and `response` are all that another one has.
+    `printed` is what attempts of an agent printed, by their numbers."""
 
     turns: int
     tokens: int
@@ -98,14 +94,15 @@ class RolloutRecord(RolloutFacts, msgspec.Struct, frozen=True, kw_only=True):
     expected: str = ""
     failed_calls: dict[str, int] = {}
     messages: list[SeenMessage] = []
+    printed: dict[int, str] = {}
 
 
 def records(files: RunFiles, wanted: Wanted, note: Note) -> Iterator[RolloutRecord]:
     """The newest rollouts that fit, the newest first; LAST of them where nobody said how many. The
     journal is open until the last is given. Raises ConfigError for one that cannot be read."""
-    decode, expected = decoder(files, note), expected_answers(files)
+    texts = run_texts(files, note)
     for seen in newest(files, wanted, LAST):
-        yield record(seen, decode, expected)
+        yield record(seen, texts)
 
 
 def newest(files: RunFiles, wanted: Wanted, most: int | None) -> Iterator[SeenRollout]:
@@ -123,35 +120,19 @@ def _all(files: RunFiles, live: bool) -> Iterator[SeenRollout]:
             yield from (seen for _, seen in newest_ended(history, history.forgotten))
 
 
-def decoder(files: RunFiles, note: Note) -> Decode:
-    """Decode by the tokenizer of the model that a run started from; where that is gone, `note`
-    hears of it, and the text is the ids themselves."""
-    try:
-        tokenizer = Tokenizer(files.initial)
-    except TaskError as error:
-        note(f"Token ids are shown in place of text: {error}.")
-        return lambda ids: " ".join(map(str, _numbers(ids)))
-    return lambda ids: tokenizer.decode(_numbers(ids), special=True)
-
-
-def _numbers(ids: bytes) -> list[int]:
-    """Ids as numbers; one that no token can have is a large one, which has no text."""
-    numbers: list[int] = np.frombuffer(ids, "<u4").tolist()
-    return numbers
-
-
-def record(seen: SeenRollout, decode: Decode, expected: Expected) -> RolloutRecord:
+def record(seen: SeenRollout, texts: RunTexts) -> RolloutRecord:
     """The record of a rollout."""
     said = {name: getattr(seen, name) for name in SAME}
-    prompt = decode(seen.prompt)
+    decode, prompt = texts.decode, texts.decode(seen.prompt)
     return RolloutRecord(
         **said,
         turns=len(seen.turns),
         prompt=prompt,
         response=decode(seen.ids),
-        expected=expected(seen.split, seen.prompt_index, prompt),
+        expected=texts.expected(seen.split, seen.prompt_index, prompt),
         failed_calls=Counter(turn.failed for turn in seen.turns if turn.failed),
         messages=messages_of(seen, decode) if seen.turns else [],
+        printed=texts.printed(seen.rollout),
     )
 
 
@@ -196,6 +177,7 @@ def shown(one: RolloutRecord) -> str:
         rows += chain.from_iterable(map(_lines, one.messages))
     else:
         rows += [("prompt", one.prompt), ("response", one.response)]
+    rows += [("printed", text.strip()) for text in one.printed.values()]
     return "\n".join(
         [
             "  ".join(map(escaped, facts(one))),

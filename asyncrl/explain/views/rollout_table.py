@@ -44,7 +44,7 @@ def rollouts(seen: SeenRun) -> Html:
         tag("th", tag("button", name, type="button", data_sort=place), scope="col")
         for place, name in enumerate(COLUMNS)
     ]
-    body = (_row(one, found.decode) for one in found.rollouts)
+    body = (_row(one, found.texts.decode) for one in found.rollouts)
     return joined(
         *said,
         tag("div", _tools(), choice(), class_="tools"),
@@ -67,7 +67,7 @@ def rollouts(seen: SeenRun) -> Html:
 
 def written(found: FoundRollouts) -> Html:
     """The first rollouts with all of their text, for a report, where nobody can be asked."""
-    texts = (rollout_detail(one, found.decode, found.expected) for one in found.rollouts[:WRITTEN])
+    texts = (rollout_detail(one, found.texts) for one in found.rollouts[:WRITTEN])
     return tag("div", *texts, id="written", hidden="")
 
 

@@ -288,7 +288,11 @@ async def _have_played(
     say: Say,
 ) -> None:
     """Have the agent play, and return when it has."""
-    watch = EpisodeWatch(partial(Refusals, transcript.error), transcript.ended, transcript.warned)
+    watch = EpisodeWatch(
+        partial(Refusals, transcript.error),
+        lambda play, attempt: transcript.ended(attempt),
+        transcript.warned,
+    )
     async with (
         open_episodes(config, run, initial, 0, waits, Reporter(waits), watch) as (
             episodes,

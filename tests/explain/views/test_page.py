@@ -20,6 +20,7 @@ from hostile import HOSTILE_SUMMARY, hostile_status
 from look_support import evaluation, life, make_journal, make_run, status, step
 from report_support import Parsed, whole_run
 
+from asyncrl.agents.printed import AttemptOutput, PrintedFile
 from asyncrl.cli import main
 from asyncrl.experience import events as e
 from asyncrl.experience.episode import Strand, Turn
@@ -260,7 +261,9 @@ def test_tokens_have_the_colour_of_their_chance(tmp_path: Path) -> None:
     make_journal(run, [e.Published(0), *events])
     found_rollouts = KeptRollouts(run).renewed()
     [one] = found_rollouts.rollouts
-    found = Parsed(rollout_detail(one, found_rollouts.decode, lambda *_: ""))
+    PrintedFile(run, 0).keep(AttemptOutput(one.rollout, 1, "<b>no such tool</b>"))
+    found = Parsed(rollout_detail(one, found_rollouts.texts))
+    assert "printed by attempt 1" in found.text and "<b>no such tool</b>" in found.text
     colours = [value for name, value in found.attributes if name == "class" and value]
     assert [one for one in colours if one.startswith("v3 ")] == ["v3 p0", "v3 p2", "v3 p4"]
 

@@ -13,6 +13,7 @@ import pytest
 from look_support import HOSTILE, ids_of, kept, life, make_journal, make_run, rows
 from pyarrow import parquet
 
+from asyncrl.agents.printed import AttemptOutput, PrintedFile
 from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.cli import main
 from asyncrl.experience import events as e
@@ -349,6 +350,7 @@ def test_parquet_has_what_the_lines_have(
 ) -> None:
     monkeypatch.setattr(record_files, "ROWS", 3)
     make_journal(run, [e.Published(0)], *(life(n, text=f"a {n} é\x1b") for n in range(8)), played())
+    PrintedFile(run, 0).keep(AttemptOutput(3, 2, "no such tool\n"))
     lines, table = tmp_path / "out.jsonl", tmp_path / "out.parquet"
     for to in (lines, table):
         assert main(["rollouts", str(run), "-o", str(to)]) == 0
@@ -357,8 +359,10 @@ def test_parquet_has_what_the_lines_have(
     for row in rows:
         row["spans"] = [[*span.values()] for span in row["spans"]]
         row["failed_calls"] = dict(row["failed_calls"])
+        row["printed"] = {str(attempt): text for attempt, text in row["printed"]}
     assert rows == [json.loads(line) for line in lines.read_text().splitlines()] and len(rows) == 9
     assert found.num_row_groups == 3 and len(rows[0]["messages"]) == 5
+    assert [row["printed"] for row in rows if row["rollout"] == 3] == [{"2": "no such tool\n"}]
     assert main(["rollouts", str(run), "-o", str(table)]) == 2  # it is there already
     monkeypatch.setattr(record_files, "find_spec", lambda package: None)
     assert main(["rollouts", str(run), "-o", str(tmp_path / "more.parquet")]) == 2
