@@ -1,4 +1,4 @@
-"""Start of a run's processes, and the messages and exit status at its end.
+"""Start of a run's processes, and its exit status.
 
     fork server → prepare the model → supervise: coordinator, trainer × ranks, rollout × N,
     reward × M → (the trainer or the coordinator is lost: supervise once more) → show the summary
@@ -19,7 +19,6 @@ import secrets
 import signal
 from contextlib import suppress
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import trio
@@ -31,17 +30,11 @@ from asyncrl.bundled.outlook import ended
 from asyncrl.config import Config
 from asyncrl.config.cluster import joined, local_rollouts, ranks_here
 from asyncrl.config.cores import divide_cores
-from asyncrl.config.errors import BAD_INPUT, DISK_NOT_READY
 from asyncrl.config.ranks import ranks_of
 from asyncrl.engines.servers.kept_servers import servers_ended
-from asyncrl.escape import escaped, escaped_lines
-from asyncrl.experience.call import ImpossibleEvent
-from asyncrl.explain import summary
-from asyncrl.explain.curve import Curve, read
-from asyncrl.explain.display import Display, show_summary
-from asyncrl.explain.model_card import write_cards
+from asyncrl.escape import escaped
+from asyncrl.explain.display import Display
 from asyncrl.files import forget_partial, forget_partial_folders, takes_nothing
-from asyncrl.journal import JournalError, fold
 from asyncrl.launch.cluster.actor_placement import ActorPlacement
 from asyncrl.launch.cluster.agents_placement import AgentsPlacement
 from asyncrl.launch.cluster.local_placement import ENVIRONMENT, PRELOADED, SMALL, LocalPlacement
@@ -51,6 +44,7 @@ from asyncrl.launch.cluster.reserved_port import keep_port
 from asyncrl.launch.machine_left import cores_here, settings_left
 from asyncrl.launch.page import keep_page
 from asyncrl.launch.run_copy import keep_copy
+from asyncrl.launch.run_end import FAILED, RunEnd
 from asyncrl.launch.sinks import keep_sink
 from asyncrl.messages import Progress, Replace, Role, StatusUpdate
 from asyncrl.messages.address import UnixAddress
@@ -72,12 +66,10 @@ from asyncrl.runtime.run_dir import (
     GATEWAY_KEY,
     INITIAL,
     JOIN_TOKEN,
-    JOURNAL,
     KEY,
     LAST_STATUS,
     LAUNCHER,
     MEETING_PLACES,
-    METRICS,
     PROGRESS,
     RUN_TOML,
     STALL,
@@ -91,7 +83,6 @@ from asyncrl.training.checkpoint_index import FOLDER as CHECKPOINTS
 
 logger = logging.getLogger(__name__)
 
-FAILED = 1
 NO_THREAD = "can't start new thread"
 """The text of Python's RuntimeError for a machine without room for a thread."""
 INTERRUPTED = 130
@@ -180,6 +171,17 @@ class _Launch:
             with suppress(OSError):
                 self._forget_left()
             return self._report(end)
+
+    def _report(self, end: SupervisedEnd) -> int:
+        """Show the result of the run. Returns the exit status."""
+        told = RunEnd(self._config, end, self._full)
+        if failed := told.show(self._console):
+            return failed
+        if self._signalled is signal.SIGINT:
+            return INTERRUPTED
+        # The run was stopped before there was anything to drain.
+        undrained = self._signalled is not None and not self._supervisor.connected
+        return 0 if end.finished is not None or undrained else FAILED
 
     def give_up(self, lack: str) -> None:
         """Report that this process ended because the machine `lack`s something, while that error is
@@ -440,91 +442,3 @@ class _Launch:
         again = ", and is started again" if restarting else ""
         last = last_words(child.tail())
         self._display.note(f"{name} {describe_exit(code)}{again}. Its last words: {last}")
-
-    # -------------------------------------------------------------------------------------- report
-
-    def _recounted(self, reason: str) -> summary.Summary:
-        """The summary, from what is on disk. Raises JournalError, ImpossibleEvent and OSError."""
-        metrics = self._run / METRICS
-        curve = Curve(read(metrics) if metrics.exists() else ())
-        ledger = fold(self._run / JOURNAL).ledger
-        steps = curve.last.version if curve.last is not None else 0
-        accuracy = summary.Accuracy.of(curve)
-        return summary.of_ledger(ledger, reason, steps, curve.before_s, accuracy)
-
-    def _summary(self, end: SupervisedEnd, path: Path) -> summary.Summary | None:
-        """The summary that the coordinator wrote, or else one from what is on disk, which is
-        written if there is room; None if there is neither."""
-        if path.exists():
-            return summary.read(path)
-        if not (self._run / JOURNAL).exists():
-            return None
-        if end.finished is not None:
-            reason = end.finished.reason
-        elif end.failure is not None:
-            reason = self._of_disk(end) or str(end.failure).splitlines()[0]
-        else:
-            reason = summary.UNREPORTED
-        found = None
-        try:
-            found = self._recounted(reason)
-            summary.write(found, path)
-        except (JournalError, ImpossibleEvent, OSError) as error:
-            complain(escaped(f"there is no {SUMMARY}: {error}"))
-        return found
-
-    def _of_disk(self, end: SupervisedEnd) -> str:
-        """The sentence of a run that a disk ended before it could say so itself; empty for another
-        one."""
-        failure = end.failure
-        if end.finished is not None and not self._full:
-            return ""
-        if not self._full and (failure is None or failure.code != DISK_NOT_READY):
-            return ""
-        name = failure.name if failure is not None else "the trainer"
-        words = last_words(failure.traceback if failure is not None else "")
-        found = self._full or (None if number_of(words) else takes_nothing(self._run))
-        why, said = (found, found.strerror) if found else (words, words)
-        return (
-            f"{name} was lost, and the disk of {self._run} takes nothing ({said}): {remedy(why)}, "
-            "and resume the run"
-        )
-
-    def _report(self, end: SupervisedEnd) -> int:
-        """Show the result of the run. Returns the exit status."""
-        path, failure, finished = self._run / SUMMARY, end.failure, end.finished
-        ending, of_disk = self._summary(end, path), self._of_disk(end)
-        if ending is not None:
-            show_summary(ending, self._run, self._console)
-            try:
-                write_cards(self._run, self._config, ending, version("asyncrl"))
-            except OSError as error:
-                complain(escaped(f"the model has no card: {error}"))
-        if failure is not None and failure.code == BAD_INPUT:
-            complain(escaped(last_words(failure.traceback)))
-            return BAD_INPUT
-        if of_disk:
-            complain(escaped(f"the run failed: {of_disk}."))
-            return FAILED
-        if failure is not None:
-            complain(escaped_lines(str(failure)))
-            return FAILED
-        if finished is not None and not finished.ok:
-            # The coordinator may have seen a link end before its cause was known.
-            why = finished.reason
-            if end.unrestarted:
-                lost = end.unrestarted[0]
-                if lost.code == BAD_INPUT and lost.words:
-                    complain(escaped(lost.words))
-                    return BAD_INPUT
-                why += f"; {lost.role}-{lost.index} {describe_exit(lost.code)}"
-            full = takes_nothing(self._run)
-            if full and remedy(full) not in why:
-                why += f". The disk takes nothing ({full.strerror}): {remedy(full)}, and resume it"
-            complain(escaped(f"the run failed: {why}. Its logs are in {self._run / 'logs'}."))
-            return FAILED
-        if self._signalled is signal.SIGINT:
-            return INTERRUPTED
-        # The run was stopped before there was anything to drain.
-        undrained = self._signalled is not None and not self._supervisor.connected
-        return 0 if finished is not None or undrained else FAILED
