@@ -96,7 +96,7 @@ FORMS: dict[str, tuple[Callable[[str, str], Row], str, str]] = {
     ),
     "squad": (
         lambda q, a: {"context": "Sums.", "question": q, "answers": {"text": [a], "start": [0]}},
-        "read as squad: context, question, answers.text.0",
+        "read as squad: context, question, answers.text",
         "{}",
     ),
     "arc": (
@@ -276,7 +276,9 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "type.jsonl": (lines([*ROWS, {"question": 3, "answer": 3}]), "line 7: its question is a num"),
     "null.jsonl": (lines([*ROWS, {"question": "3", "answer": None}]), "line 7: its answer is null"),
     "gone.jsonl": (lines([*ROWS, {"question": "3", "anwser": 1}]), "line 7: answer is missing: it"),
-    "lists.jsonl": (lines([{"prompt": "1", "answer": [1, 2]}]), "its answer is a list or an obj"),
+    "lists.jsonl": (lines([{"prompt": "1", "answer": [1, None]}]), "no text, number or list of"),
+    "none.jsonl": (lines([{"prompt": "1", "answer": []}]), "its answer is no text, number or list"),
+    "object.jsonl": (lines([{"prompt": "1", "answer": {"of": 1}}]), "name a key of it in task.an"),
     "parts.jsonl": (
         lines([{"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "1"}]),
         "line 1: its message 1 has a part that is no text",

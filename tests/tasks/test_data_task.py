@@ -17,6 +17,7 @@ from asyncrl.config.schema import TaskConfig
 from asyncrl.tasks import NoReward, Several, TaskError, open_task
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.data.data_task import DataTask
+from asyncrl.tasks.judge_request import JudgeRequest
 
 Write = Callable[..., Path]
 
@@ -75,6 +76,37 @@ def test_the_last_lines_are_held_out(write: Write) -> None:
     assert task.verify("train", 2, "3") == 0.0
     with pytest.raises(IndexError):
         task.prompt("train", 3)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "answers", "right", "wrong"),
+    [
+        ("exact", ["four", 4, True], ["four", "4 ", "True"], ["five", "four4", ""]),
+        ("number", ["4", 5.5], ["4.0", "5.50"], ["6", "four"]),
+        ("boxed", ["\\frac{1}{2}", "2"], ["\\boxed{1/2}", "\\boxed{2}"], ["2", "\\boxed{3}"]),
+    ],
+)
+def test_any_of_several_answers_is_right(
+    write: Write, verifier: str, answers: list[Any], right: list[str], wrong: list[str]
+) -> None:
+    path = write(*({"prompt": f"{n}?", "answer": answers} for n in range(4)))
+    task = open_task(config(path, verifier=verifier), 0)
+    assert [task.verify("train", 1, text) for text in right] == [1.0] * len(right)
+    assert [task.verify("evaluation", 0, text) for text in wrong] == [0.0] * len(wrong)
+    assert task.answer("train", 0) == str(answers[0])
+
+
+def test_a_function_gets_several_answers_as_they_are(write: Write, judging: str) -> None:
+    path = write(*({"prompt": f"{n}?", "answer": ["a", "b"], "worth": 0.5} for n in range(4)))
+    task = open_task(config(path, verifier=f"{judging}:half"), 0)
+    assert task.verify("train", 0, "a") == 0.0
+    assert task.entry("train", 0)["answer"] == ["a", "b"]
+
+
+def test_a_judge_reads_several_answers(write: Write) -> None:
+    path = write(*({"prompt": f"{n}?", "answer": ["a", 2]} for n in range(4)))
+    request = open_task(config(path, verifier="judge"), 0).verify("train", 0, "c")
+    assert isinstance(request, JudgeRequest) and request.expected == "a or 2"
 
 
 def test_a_held_out_prompt_is_not_trained(write: Write) -> None:

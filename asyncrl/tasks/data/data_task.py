@@ -20,6 +20,7 @@ from asyncrl.config.schema import TaskConfig
 from asyncrl.messages import Split
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.answer import Answer
+from asyncrl.tasks.data.accepted_answers import accepted, verified
 from asyncrl.tasks.data.data_set import DataSet, digest_of, held_out_count
 from asyncrl.tasks.data.row_forms import RowForm
 from asyncrl.tasks.data.row_keys import keys_of, listed, nearest_key
@@ -99,12 +100,17 @@ class DataTask:
         read = rows.read_as_it_is(index, row)
         try:
             verifier = self._verifiers.find(_named(row))
-            if isinstance(read.answer, list | dict) and ":" not in self._config.verifier:
-                raise LookupError(
-                    f"its {rows.form.answer} is a list or an object: name a key of it in "
-                    "task.answer_key, or a function of yours in task.verifier"
-                )
-            self._verifiers.check(verifier, _entry(row, read))
+            entry = _entry(row, read)
+            if isinstance(verifier, BuiltIn) and read.answer is not None:
+                if not (answers := accepted(read.answer)):
+                    raise LookupError(
+                        f"its {rows.form.answer} is no text, number or list of them: name a key "
+                        "of it in task.answer_key, or a function of yours in task.verifier"
+                    )
+                for answer in answers:
+                    self._verifiers.check(verifier, {**entry, "answer": answer})
+            else:
+                self._verifiers.check(verifier, entry)
         except NoAnswer as error:
             # a function of the answer and the row may judge prompts that have no answer
             if rows.form.answer or isinstance(verifier, BuiltIn | OwnVerifier):
@@ -176,7 +182,7 @@ class DataTask:
     def answer(self, split: Split, prompt_index: int) -> str | None:
         rows, row = self._of(split, prompt_index)
         answer = rows.read(row).answer
-        return None if answer is None or isinstance(answer, list | dict) else str(answer)
+        return None if answer is None else next(map(str, accepted(answer)), None)
 
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
         rows, row = self._of(split, prompt_index)
@@ -187,7 +193,12 @@ class DataTask:
         if isinstance(prompt, ChatPrompt):
             asked = asked.behind(prompt.messages)
         verifier = self._verifiers.find(_named(whole))
-        returned = verifier(asked, _entry(whole, read))
+        entry = _entry(whole, read)
+        returned = (
+            verified(verifier, asked, entry)
+            if isinstance(verifier, BuiltIn)
+            else verifier(asked, entry)
+        )
         reward: Any = None
         if loop := loop_of(verifier):  # the process that judges waits for it
             reward = Later(returned, partial(self._reward, verifier), loop)

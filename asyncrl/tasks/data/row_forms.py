@@ -36,7 +36,9 @@ class RowForm(NamedTuple):
 
 
 FORMS = (
+    RowForm("search-r1", ("prompt",), "reward_model.ground_truth.target"),
     RowForm("verl", ("prompt",), "reward_model.ground_truth"),
+    RowForm("skyrl", ("prompt",), "reward_spec.ground_truth"),
     RowForm("verifiers", ("prompt",), "answer", "messages"),
     RowForm("mmlu", ("question",), "answer", choices="choices"),
     RowForm("arc", ("question",), "answerKey", choices="choices"),
@@ -54,7 +56,8 @@ FORMS = (
     RowForm("openr1", ("problem",), "answer", "text"),
     RowForm("olympiad", ("problem",), "final_answer", "text"),
     RowForm("math", ("problem",), "solution", "text"),
-    RowForm("squad", ("context", "question"), "answers.text.0", "text"),
+    RowForm("squad", ("context", "question"), "answers.text", "text"),
+    RowForm("triviaqa", ("question",), "answer.aliases", "text"),
     RowForm("gsm8k", ("question",), "answer", "text"),
     RowForm("olympiad", ("question",), "final_answer", "text"),
     RowForm("simplerl", ("question",), "gt_answer", "text"),

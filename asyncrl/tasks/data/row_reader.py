@@ -7,6 +7,7 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from asyncrl.tasks.data.accepted_answers import accepted
 from asyncrl.tasks.data.chat_messages import FIRST, conversation, kind, tools_of
 from asyncrl.tasks.data.row_forms import LAST, RowForm, messages_in
 from asyncrl.tasks.data.row_keys import keys_of, listed, value_at
@@ -109,7 +110,7 @@ def _with_answer(
         answer = _letter(answer, row, form)
     elif form.choices and isinstance(answer, str):
         answer = answer.strip()
-    response = "" if answer is None or isinstance(answer, dict | list) else str(answer)
+    response = "" if answer is None else next(map(str, accepted(answer)), "")
     if rule:
         taken = RULES[rule][0](answer) if isinstance(answer, str) else None
         if not taken:
@@ -163,12 +164,15 @@ def _last(messages: Messages) -> tuple[Messages, str]:
 
 
 def _settled(given: Any) -> Any:
-    """An answer in a form that verifiers know: a text or a number where it can be one."""
+    """An answer in a form that verifiers know: a text or a number where it can be one, or a list of
+    those that are right."""
     if isinstance(given, list | tuple):
         if messages := messages_in(given):
             given = str(conversation_end(messages))
         elif len(given) == 1 and not isinstance(given[0], list | dict):
             given = given[0]
+        else:
+            return [_settled(one) if isinstance(one, bool | float) else one for one in given]
     if isinstance(given, bool):
         return str(given)
     if isinstance(given, float) and not math.isfinite(given):
