@@ -2,6 +2,8 @@
 
     {"prompt": "…", "language": "python", "cases": [{"input": "2 3\\n", "output": "5"}]}
 
+or as other data sets have it (`program_forms.py`).
+
 The program is the answer's last fenced block, or the whole answer if it has none. It is built
 once, and run for each case, every time in a fresh sandbox (`asyncrl.sandbox.programs`). A case is
 passed if the program ends by itself, without an error, within `seconds` of the line (5 unless
@@ -26,6 +28,7 @@ from msgspec import Meta
 from asyncrl.sandbox.programs.languages import build_of, no_tool, program_of
 from asyncrl.sandbox.programs.program import Program
 from asyncrl.sandbox.programs.runner import Sandbox, run
+from asyncrl.tasks.program_forms import read_program_line
 
 SHARE = 0.9
 """Share of `task.verdict_s` that the programs of an answer have together."""
@@ -44,16 +47,23 @@ class ProgramCase(msgspec.Struct, frozen=True):
 
 
 class ProgramLine(msgspec.Struct, frozen=True):
-    """Keys that a line must have whose verifier is `run`.
+    """A line whose verifier is `run`.
 
-    >>> line = {"prompt": "…", "language": "c", "cases": [{"input": "", "output": "1"}]}
-    >>> msgspec.convert(line, ProgramLine).seconds
+    >>> program_line({"prompt": "…", "cases": [{"input": "", "output": "1"}]}).seconds
     5.0
     """
 
     language: str
     cases: Annotated[list[ProgramCase], Meta(min_length=1)]
     seconds: Annotated[float, Meta(gt=0)] = 5.0
+
+
+def program_line(entry: Mapping[str, Any]) -> ProgramLine:
+    """What a line says about programs, in any of the known forms. Raises LookupError."""
+    try:
+        return msgspec.convert(read_program_line(entry), ProgramLine)
+    except msgspec.ValidationError as error:
+        raise LookupError(f"its verifier is `run`: {error}") from error
 
 
 class CasesVerifier:
@@ -77,10 +87,7 @@ class CasesVerifier:
     def language(self, entry: Mapping[str, Any]) -> str:
         """The language of a line. Raises LookupError if the line is not one for this verifier, and
         if this machine does not have the language."""
-        try:
-            language = msgspec.convert(entry, ProgramLine).language
-        except msgspec.ValidationError as error:
-            raise LookupError(f"its verifier is `run`: {error}") from error
+        language = program_line(entry).language
         if problem := no_tool(language):
             raise LookupError(f"its verifier is `run`, and {problem}")
         return language
@@ -88,7 +95,7 @@ class CasesVerifier:
     def __call__(self, answer: str, entry: Mapping[str, Any]) -> float:
         """Judge an answer. Raises ProgramError if a program could not be run, which is not a
         verdict."""
-        line = msgspec.convert(entry, ProgramLine)
+        line = program_line(entry)
         end = time.monotonic() + self._seconds
         source = code_of(answer).encode(errors="replace")
         template = Program(argv=())

@@ -22,9 +22,9 @@ from asyncrl.tasks.conversations import conversation as whole_conversation
 from asyncrl.tasks.data.chat_messages import FIRST, as_text, conversation, tools_of
 from asyncrl.tasks.data.data_set import DataSet, held_out_count
 from asyncrl.tasks.data.row_forms import LAST, messages_in
-from asyncrl.tasks.data.row_keys import value_at
 from asyncrl.tasks.data.row_reader import messages_of_prompt, system_of
 from asyncrl.tasks.prompt import ChatPrompt, Prompt
+from asyncrl.tasks.row_keys import value_at
 from asyncrl.tasks.template import render
 from asyncrl.tasks.text import Tokenizer
 

@@ -22,7 +22,14 @@ from asyncrl.sandbox.programs import bubblewrap
 from asyncrl.sandbox.programs.bubblewrap import Bubblewrap
 from asyncrl.sandbox.programs.program import Program, ProgramError, Ran
 from asyncrl.tasks import Task, TaskError, open_task, program_cases
-from asyncrl.tasks.program_cases import SHARE, CasesVerifier, code_of, lines_of
+from asyncrl.tasks.program_cases import (
+    SHARE,
+    CasesVerifier,
+    ProgramCase,
+    code_of,
+    lines_of,
+    program_line,
+)
 
 ADD = {
     "language": "python",
@@ -167,11 +174,18 @@ def test_all_programs_of_an_answer_share_one_budget(
     ("line", "said"),
     [
         ({"language": "cobol"}, "no language is called 'cobol'; there are bash"),
-        ({"cases": []}, "its verifier is `run`: Expected `array` of length >= 1"),
-        ({"cases": [{"input": "1"}]}, "missing required field `output`"),
-        ({"cases": [{"input": 1, "output": "1"}]}, "Expected `str`"),
+        ({"cases": []}, "which reads `cases`, each with `input` and `output`, and it has prompt"),
+        ({"cases": [{"input": "1"}]}, "case 0 has no input and output that are texts"),
+        ({"cases": [{"input": 1, "output": "1"}]}, "case 0 has no input and output that are"),
+        ({"cases": [7]}, "case 0 is no object"),
+        ({"cases": 7}, "its cases are no list"),
+        ({"cases": "x"}, "its cases are no JSON"),
+        ({"cases": {"inputs": ["1"]}}, "its cases have no input and output"),
+        ({"cases": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
+        ({"cases": {"fn_name": "add", "inputs": [[1]], "outputs": [2]}}, "call a function (add)"),
+        ({"cases": [{"input": "", "output": "", "testtype": "functional"}]}, "(functional)"),
         ({"seconds": 0}, "seconds"),
-        ({"language": None}, "language"),
+        ({"language": 7}, "language"),
     ],
 )
 def test_a_line_that_is_none_is_named_by_its_number(
@@ -180,6 +194,45 @@ def test_a_line_that_is_none_is_named_by_its_number(
     with pytest.raises(TaskError) as caught:
         opened({}, line)
     assert "data.jsonl, line 2: " in str(caught.value) and said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"input_output": json.dumps({"inputs": ["1 2\n", "3"], "outputs": ["3\n", "4"]})},
+        {"test_cases": [{"input": ["1 2", ""], "output": "3\n"}, {"input": "3", "output": ["4"]}]},
+        {
+            "public_test_cases": json.dumps(
+                [
+                    {"input": "1 2\n", "output": "3\n", "testtype": "stdin"},
+                    {"input": "3", "expected_output": "4", "testtype": "stdin"},
+                ]
+            )
+        },
+        {
+            "public_tests": {"input": ["1 2\n"], "output": ["3\n"]},
+            "private_tests": {"input": [], "output": []},
+            "generated_tests": {"input": ["3"], "output": ["4"]},
+        },
+        {"reward_model": {"ground_truth": '{"inputs": ["1 2\\n", "3"], "outputs": ["3\\n", "4"]}'}},
+        {
+            "verification_info": json.dumps(
+                {
+                    "language": "python",
+                    "test_cases": [
+                        {"type": "stdin_stdout", "input": "1 2\n", "output": "3\n"},
+                        {"type": "stdin_stdout", "input": "3", "output": "4"},
+                    ],
+                }
+            )
+        },
+    ],
+    ids=lambda line: next(iter(line)),
+)
+def test_cases_are_read_as_other_data_sets_have_them(line: dict[str, Any]) -> None:
+    found = program_line({"prompt": "add", **line})
+    assert found.language == "python" and found.seconds == 5.0
+    assert found.cases == [ProgramCase("1 2\n", "3\n"), ProgramCase("3", "4")]
 
 
 def test_a_language_without_its_tool_is_refused_by_name(

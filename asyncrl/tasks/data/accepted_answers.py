@@ -29,7 +29,7 @@ def verified(verifier: BuiltIn, answer: Answer, line: Mapping[str, Any]) -> Any:
     [1.0, 0.0]
     """
     answers = line.get("answer")
-    if not isinstance(answers, list):
+    if not isinstance(answers, list) or not verifier.compares:
         return verifier(answer, line)
     if isinstance(verifier, AskedJudge):
         return verifier(answer, {**line, "answer": " or ".join(map(str, answers))})

@@ -15,9 +15,9 @@ from asyncrl.config.schema import TaskConfig
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.data.data_rows import open_rows
 from asyncrl.tasks.data.row_forms import LAST, RowForm, form_of
-from asyncrl.tasks.data.row_keys import value_at
 from asyncrl.tasks.data.row_reader import ReadRow, read_row, system_of
 from asyncrl.tasks.data.taken_answers import RULES, rule_of
+from asyncrl.tasks.row_keys import value_at
 
 FIRST = 64
 """Rows by which the form is told."""

@@ -23,7 +23,6 @@ from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.data.accepted_answers import accepted, verified
 from asyncrl.tasks.data.data_set import DataSet, digest_of, held_out_count
 from asyncrl.tasks.data.row_forms import RowForm
-from asyncrl.tasks.data.row_keys import keys_of, listed, nearest_key
 from asyncrl.tasks.data.row_reader import ReadRow
 from asyncrl.tasks.data.taught_rows import prompt_of
 from asyncrl.tasks.judge_request import JudgeRequest
@@ -31,6 +30,7 @@ from asyncrl.tasks.later import Later, Loop, loop_of
 from asyncrl.tasks.partial_credit import exactly, settled_reward
 from asyncrl.tasks.prompt import ChatPrompt, Prompt, text_of
 from asyncrl.tasks.reward_forms import OwnVerifier
+from asyncrl.tasks.row_keys import keys_of, listed, nearest_key
 from asyncrl.tasks.verifier_table import VerifierTable
 from asyncrl.tasks.verifiers import BuiltIn, NoAnswer, Verifier, rewarded
 from asyncrl.tasks.verifiers.run import ProgramRun
@@ -101,7 +101,7 @@ class DataTask:
         try:
             verifier = self._verifiers.find(_named(row))
             entry = _entry(row, read)
-            if isinstance(verifier, BuiltIn) and read.answer is not None:
+            if isinstance(verifier, BuiltIn) and verifier.compares and read.answer is not None:
                 if not (answers := accepted(read.answer)):
                     raise LookupError(
                         f"its {rows.form.answer} is no text, number or list of them: name a key "

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from asyncrl.tasks import TaskError
-from asyncrl.tasks.data.row_keys import keys_of, listed, nearest_key, value_at
+from asyncrl.tasks.row_keys import keys_of, listed, nearest_key, value_at
 
 LAST = "the last message"
 """In place of an answer's key: what the assistant says last in the conversation."""
@@ -84,7 +84,7 @@ FORMS = (
 """The first form fits whose keys are all there."""
 SIMPLE = (
     *("prompt", "question", "problem", "query", "instruction", "input", "messages"),
-    *("conversations", "text", "task", "q", "user"),
+    *("conversations", "text", "task", "q", "user", "question_content"),
 )
 """Names of prompts that may go with any of ANSWERS, where no form fits."""
 ANSWERS = (

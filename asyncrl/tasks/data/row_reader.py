@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from asyncrl.tasks.data.accepted_answers import accepted
 from asyncrl.tasks.data.chat_messages import FIRST, conversation, kind, tools_of
 from asyncrl.tasks.data.row_forms import LAST, RowForm, messages_in
-from asyncrl.tasks.data.row_keys import keys_of, listed, value_at
 from asyncrl.tasks.data.taken_answers import RULES
 from asyncrl.tasks.prompt import Messages
+from asyncrl.tasks.row_keys import keys_of, listed, value_at
 
 SYSTEM = ("system", "system_prompt")
 """Keys of a row's system message."""

@@ -32,7 +32,7 @@ class NoAnswer(LookupError):
 
 class BuiltIn:
     """A built-in verifier, called `kind`. It needs the `package` of the extra `extra`, if it names
-    one.
+    one. It `compares` a response with the line's `answer`, unless it says otherwise.
 
     >>> class Short(BuiltIn):
     ...     kind = "short"
@@ -44,6 +44,7 @@ class BuiltIn:
     """
 
     kind: ClassVar[str] = ""
+    compares: ClassVar[bool] = True
     package: ClassVar[str] = ""
     extra: ClassVar[str] = ""
 

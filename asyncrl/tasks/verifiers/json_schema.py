@@ -21,6 +21,7 @@ class JsonSchema(BuiltIn):
     """
 
     kind: ClassVar[str] = "json_schema"
+    compares: ClassVar[bool] = False
     package: ClassVar[str] = "jsonschema"
     extra: ClassVar[str] = "schema"
 

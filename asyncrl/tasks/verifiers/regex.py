@@ -23,6 +23,7 @@ class Regex(BuiltIn):
     """
 
     kind: ClassVar[str] = "regex"
+    compares: ClassVar[bool] = False
 
     def __call__(self, answer: str, line: Mapping[str, Any]) -> float:
         return float(re.search(line["pattern"], spoken(answer)) is not None)

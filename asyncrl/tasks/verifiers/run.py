@@ -19,6 +19,7 @@ class ProgramRun(CasesVerifier, BuiltIn):
     """
 
     kind: ClassVar[str] = "run"
+    compares: ClassVar[bool] = False
 
     def __init__(
         self,
