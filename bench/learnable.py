@@ -4,8 +4,8 @@ parameters, warmed up with the default settings, for at most so many seconds of 
     python bench/learnable.py [--seconds 60] [--only NAME ...] [--again]
 
 What was measured before stays, unless `--again`. Writes `asyncrl/tasks/catalog.json`, from which
-`asyncrl tasks` reads, and the table of docs/tasks.md, after each task; so it may be ended at any
-time.
+`asyncrl tasks` reads, and the table of docs/tasks.md, which has what was measured, after each task;
+so it may be ended at any time.
 """
 
 from __future__ import annotations
@@ -92,7 +92,12 @@ def write(entries: dict[str, CatalogEntry]) -> None:
     lines = b",\n".join(msgspec.json.encode(entry) for entry in ordered)
     CATALOG.write_bytes(b"[\n" + lines + b"\n]\n")
     head, mark, _ = PAGE.read_text().partition(MARK)
-    PAGE.write_text(head + mark + "".join(map(row, ordered)))
+    PAGE.write_text(head + mark + "".join(map(row, filter(known, ordered))))
+
+
+def known(entry: CatalogEntry) -> bool:
+    """True for a task of the page: it was measured, or has no answers to teach."""
+    return entry.learned is not None or entry.answer is None
 
 
 def row(entry: CatalogEntry) -> str:
@@ -115,8 +120,8 @@ def main() -> None:
     torch.set_num_threads(1)
     entries = {}
     if CATALOG.exists():
-        known = msgspec.json.decode(CATALOG.read_bytes(), type=list[CatalogEntry])
-        entries = {entry.name: entry for entry in known}
+        read = msgspec.json.decode(CATALOG.read_bytes(), type=list[CatalogEntry])
+        entries = {entry.name: entry for entry in read}
     for name in args.only or sorted(DATASETS):
         before = entries.get(name)
         try:
