@@ -20,10 +20,14 @@ from asyncrl.actors.coordinator.leases import LeaseTable
 from asyncrl.actors.coordinator.pruning import Pruning
 from asyncrl.actors.coordinator.reclaiming import Reclaiming
 from asyncrl.config import Config
+from asyncrl.config.errors import ConfigError
+from asyncrl.config.schema import RolloutConfig
+from asyncrl.config.selection_names import PRUNES
 from asyncrl.config.strategies import StrategyError
 from asyncrl.experience import events as e
 from asyncrl.experience.call import ImpossibleEvent, RolloutStatus
 from asyncrl.experience.experience import fold
+from asyncrl.launch.prune_trial import refuse_rule_that_ends_all
 from asyncrl.messages import DrawnMembers, Scored
 
 PROMPT = struct.pack("<i", 5)
@@ -232,3 +236,18 @@ def test_an_end_without_a_chance_has_no_weight(mine: Path) -> None:
     config = config_of("ending:Mine", prune_weight="inverse")
     with pytest.raises(StrategyError, match="which has no chance to weigh by; return a chance"):
         pruning(begun(), config).decide()
+
+
+def test_check_tries_a_rule_and_refuses_one_that_ends_all(mine: Path) -> None:
+    for kind in PRUNES:
+        refuse_rule_that_ends_all(config_of(kind).rollout)
+    write(mine, "return Ending('mine') if group.prompt.solve_rate < 0.5 else None")
+    refuse_rule_that_ends_all(config_of("ending:Mine").rollout)
+    write(mine, "return Ending('mine')")
+    with pytest.raises(ConfigError, match=r"ended each of 8 made-up rollouts, .* let some go on"):
+        refuse_rule_that_ends_all(config_of("ending:Mine").rollout)
+    write(mine, "return group.best")
+    with pytest.raises(ConfigError, match=r"failed in ending\.py, line 7"):
+        refuse_rule_that_ends_all(config_of("ending:Mine").rollout)
+    with pytest.raises(ConfigError, match="must be one of none, balance, converged, longest"):
+        refuse_rule_that_ends_all(RolloutConfig(prune="unlikly"))
