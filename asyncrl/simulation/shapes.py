@@ -436,7 +436,7 @@ def _prune(settings: Settings, seed: int) -> None:
         settings["train"]["steps"] = 8  # so there is something to predict from
         if rollout["prune"] == "longest" and "mix" not in settings["task"]:
             settings["task"] |= {"train_size": 3, "epochs": 0}
-        rollout["prune_share"] = 0.99 if rollout["prune"] == "converged" else 0.5
+        rollout["prune_share"] = 0.99 if rollout["prune"] in ("converged", "unlikely") else 0.5
         train = settings["train"]
         if rollout["prune"] == "unlikely" and train["unit"] == "group" and draw.random() < 0.5:
             rollout |= {"prune_weight": "inverse", "filter": "none"}

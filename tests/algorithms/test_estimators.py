@@ -430,6 +430,7 @@ class Known:
 
     def __init__(self, rewards: Mapping[tuple[int, int], float]) -> None:
         self._of = [sum(POLICY.second[a][b] * rewards[a, b] for b in range(3)) for a in range(2)]
+        self.mean = float(POLICY.first @ self._of)
 
     def learn(self, judged: Sequence[object], count: int) -> bool:
         return True
@@ -467,7 +468,7 @@ def of_pruning(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) ->
     name, _, way = kind.partition(", ")
     total, trained = np.zeros((len(rewards), 8)), 0.0
     for prompt, each in enumerate(rewards):
-        rule = PRUNES.find(name)(0.5)
+        rule = PRUNES.find(name)(0.9 if name == "unlikely" else 0.5)
         rule._odds = Known(each)  # type: ignore[attr-defined]
         for first in product(range(2), repeat=MEMBERS):
             for drawn, chances in ways(rule, first):

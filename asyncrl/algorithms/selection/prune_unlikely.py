@@ -14,9 +14,10 @@ that goes on is over 10 for each time that it was asked about."""
 
 
 class Unlikely(PruneRule):
-    """A rollout whose chance of success is predicted as p < `share` goes on with the chance
-    p / `share`, and at least `LEAST`. Without enough judged responses all go on. (ARRoL cuts by a
-    head on hidden states, which servers do not give, and without a draw.)
+    """A rollout whose chance of success is predicted as p goes on with the chance p / bound, and at
+    least `LEAST`. The bound is `share` of the mean of the last judged responses: so where all are
+    alike, none is ended, however hard the prompts are. Without enough judged responses all go on.
+    (ARRoL cuts by a head on hidden states, which servers do not give, and without a draw.)
 
     >>> from asyncrl.algorithms.selection.live_group import LiveMember
     >>> Unlikely(0.5).ends(LiveGroup([LiveMember("live", 8)], 0))
@@ -31,5 +32,6 @@ class Unlikely(PruneRule):
     def ends(self, group: LiveGroup) -> Ending | None:
         if not self._odds.learn(group.judged, group.judged_count):
             return None
-        chance = self._odds.of(group.beginning(group.member)) / self._share
-        return None if chance >= 1 else Ending("unlikely", chance=max(LEAST, chance))
+        bound = self._share * self._odds.mean
+        chance = self._odds.of(group.beginning(group.member))
+        return None if chance >= bound else Ending("unlikely", chance=max(LEAST, chance / bound))

@@ -44,6 +44,8 @@ class SuccessOdds:
     def __init__(self) -> None:
         self._known = -1  # judged responses, of which the last ones were learned
         self._weights: list[float] = []
+        self.mean = 0.0
+        """The share of the responses learned from that was right."""
 
     def learn(self, judged: Sequence[JudgedBeginning], count: int) -> bool:
         """Learn from the last judged responses, of `count` that there ever were. Returns False
@@ -52,6 +54,7 @@ class SuccessOdds:
             return False
         if count != self._known:
             self._known, self._weights = count, _weights(judged)
+            self.mean = sum(one.right for one in judged) / len(judged)
         return True
 
     def of(self, beginning: Beginning) -> float:

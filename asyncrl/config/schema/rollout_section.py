@@ -119,8 +119,8 @@ class RolloutConfig(Section, frozen=True):
             gt=0,
             lt=1,
             description=(
-                "unlikely: chance of success below which a rollout may end; balance: share of a "
-                "group that goes on; converged: mean edit distance, as a share"
+                "unlikely: chance of success, relative to the mean, below which a rollout may "
+                "end; balance: share of a group that goes on; converged: mean edit distance"
             ),
         ),
     ] = 0.5

@@ -78,8 +78,11 @@ def right_answers(
             mean = _mean_distance(members, tokens)
             return _either(Due("converged", 0, 0.0), None if mean is None else share - mean)
         case "unlikely" if len(pruning.judged) >= 16:
-            chance = _chance(_weights(pruning.judged), numbers(seen, tokens)) / share
-            return _either(Due("unlikely", 0, max(0.1, chance)), 1 - chance)
+            last = [right for _, right in pruning.judged[-512:]]
+            bound = share * last.count(True) / len(last)
+            chance = _chance(_weights(pruning.judged), numbers(seen, tokens))
+            end = Due("unlikely", 0, max(0.1, chance / bound if bound else 1.0))
+            return _either(end, bound - chance)
         case "balance" if len(pruning.judged) >= 16 and not seen.looked:
             return _balance(pruning, members, seen, tokens, share)
         case _:

@@ -40,8 +40,12 @@ def group(members: Sequence[LiveMember], asked: int = 0) -> LiveGroup:
 
 
 def test_a_likely_failure_goes_on_by_a_draw() -> None:
-    rule = Unlikely(0.5)
+    rule = Unlikely(0.9)
     assert rule.ends(group([member(True)])) is None
+    alike = [JudgedBeginning(UNSURE, n % 8 == 0) for n in range(64)]
+    assert rule.ends(group([member(False)])._replace(judged=alike, judged_count=65)) is None, (
+        "it is no less likely than others, though all are"
+    )
     ending = rule.ends(group([member(False)]))
     assert ending == Ending("unlikely", chance=0.1), "never less"
     assert rule.ends(group([member(False)])._replace(judged=KNOWN[: ENOUGH - 1])) is None
