@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from asyncrl.config import Config
+from asyncrl.simulation.coin_rule import COIN
 from asyncrl.simulation.fake_world import Speeds
 from asyncrl.simulation.faults import crowded
 from asyncrl.simulation.policy import Rewards
@@ -431,14 +432,18 @@ def _prune(settings: Settings, seed: int) -> None:
     draw, rollout = random.Random(f"asked members/{seed}"), settings["rollout"]
     most = rollout["max_new_tokens"]
     if draw.random() < 0.15 and most > 4:
-        rollout["prune"] = draw.choice(("unlikely", "unlikely", "balance", "converged", "longest"))
+        rollout["prune"] = draw.choice(("unlikely", COIN, "balance", "converged", "longest"))
         rollout["prune_after"] = draw.choice((2, 4))
         settings["train"]["steps"] = 8  # so there is something to predict from
         if rollout["prune"] == "longest" and "mix" not in settings["task"]:
             settings["task"] |= {"train_size": 3, "epochs": 0}
         rollout["prune_share"] = 0.99 if rollout["prune"] in ("converged", "unlikely") else 0.5
         train = settings["train"]
-        if rollout["prune"] == "unlikely" and train["unit"] == "group" and draw.random() < 0.5:
+        if (
+            rollout["prune"] in ("unlikely", COIN)
+            and train["unit"] == "group"
+            and draw.random() < 0.5
+        ):
             rollout |= {"prune_weight": "inverse", "filter": "none"}
             train |= {"advantage": "rloo", "keep": "all"}
         rollout["group_size"] += rollout["group_size"] == rollout["k_min"]

@@ -71,6 +71,8 @@ def right_answers(
     close to its threshold."""
     share, group = config.rollout.prune_share, seen.group
     match config.rollout.prune:
+        case "asyncrl.simulation.coin_rule:Coin":
+            return [Due("coin", 0, share)]
         case "longest":
             cap = group.longest
             return [Due("longest", tokens) if 0 < cap <= tokens else Due()]
