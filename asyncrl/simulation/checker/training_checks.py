@@ -225,12 +225,12 @@ def _check_prompt(
 ) -> None:
     """Check what the learner is told of the prompt: what was known when its group was admitted."""
     given, group = batch.prompts.get(sample.group), seen.group
-    due = [*group.prior, *group.posterior]
+    due = [*group.prior, *group.posterior, group.longest]
     run.hold(
         "prompts",
         given is not None
         and given.index == group.event.prompt_index
-        and all(map(_close, (*given.prior, *given.posterior), due)),
+        and all(map(_close, (*given.prior, *given.posterior, given.longest), due)),
         "of the prompt of group {} the learner is told {}, and {} was known",
         sample.group,
         given,
