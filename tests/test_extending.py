@@ -93,6 +93,7 @@ def test_the_page_has_a_section_for_each_thing() -> None:
             "sizing",
             "filter",
             "keep rule",
+            "prune rule",
             "replay rule",
             "kind of task",
             "verifier",

@@ -51,14 +51,17 @@ class ChunkIntake:
         *,
         vocabulary: int,
         garbled: Callable[[Defect], None],
+        extended: Callable[[Call], None],
     ) -> None:
-        """`vocabulary` is larger than any sampled id; `garbled` is called for each bad chunk."""
+        """`vocabulary` is larger than any sampled id; `garbled` is called for each bad chunk,
+        `extended` for each call that has got tokens."""
         self._store = store
         self._engines = engines
         self._leases = leases
         self._reclaiming = reclaiming
         self._clock = clock
         self._vocabulary = vocabulary
+        self._extended = extended
         self.suspects = Suspects(garbled)
         self.streamed: dict[str, float] = {}
         """Seconds on the run's clock when each engine streamed last, by its name."""
@@ -157,6 +160,7 @@ class ChunkIntake:
             )
         except ImpossibleEvent:
             return False
+        self._extended(call)
         return True
 
     def _finish(self, call: Call, head: ChunkHead, queued: Collection[int]) -> None:

@@ -79,7 +79,7 @@ def collect_status(parts: Components) -> RunStatus:
         lease_deadline_s=leases.times.deadline_s,
         pump_s=statistics.pump_s,
         tokens=TokenTotals.of(experience.ledger.tokens),
-        ledger=RolloutTotals.of(experience.ledger.rollouts),
+        ledger=RolloutTotals.of(experience.ledger),
         journal=parts.journal_status(),
         restarts=dict(statistics.restarts),
         lending=parts.lent.status(now),

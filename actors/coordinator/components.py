@@ -27,6 +27,7 @@ from asyncrl.actors.coordinator.pinning import Pinning
 from asyncrl.actors.coordinator.placement import Placement, temperature_of
 from asyncrl.actors.coordinator.playing import Playing, PlayingLimits
 from asyncrl.actors.coordinator.prompts import PromptSource
+from asyncrl.actors.coordinator.pruning import Pruning
 from asyncrl.actors.coordinator.publishing import Publishing
 from asyncrl.actors.coordinator.reclaiming import Reclaiming
 from asyncrl.actors.coordinator.scoring import Scoring
@@ -68,6 +69,7 @@ class Components:
     lent: LentEngines
     reclaiming: Reclaiming
     pinning: Pinning
+    pruning: Pruning
     placement: Placement
     episode_placement: EpisodePlacement
     playing: Playing
@@ -122,6 +124,7 @@ def assemble(
     episode_placement = EpisodePlacement(
         roster, engines, clock, config.agent.concurrency, config.supervision.stall_s
     )
+    pruning = Pruning(store, reclaiming, config)
     chunks = ChunkIntake(
         store,
         engines,
@@ -130,6 +133,7 @@ def assemble(
         clock,
         vocabulary=prompts.vocabulary,
         garbled=observers.metrics.garbled,
+        extended=pruning.extended,
     )
     plan = evaluation_plan(config, prompts)
     return Components(
@@ -151,6 +155,7 @@ def assemble(
         lent=LentEngines(engines, reclaiming, chunks, config),
         reclaiming=reclaiming,
         pinning=pinning,
+        pruning=pruning,
         placement=Placement(store, engines, leases, reclaiming, pinning, config, clock),
         episode_placement=episode_placement,
         playing=_playing(config, store, episode_placement, reclaiming, clock),

@@ -9,9 +9,9 @@ conduct    changes                  leases, score requests,         a change    
                                     micro-batches, publications
 tick       time                     deadlines, status, metrics      a second    the clock
 
-    _pump:  dismiss engines that leave → let groups grow → feed the trainer → lend its devices, or
-            take them back → answer agents → admit prompts → begin episodes → lease rollouts →
-            evaluate → ask verdicts → publish
+    _pump:  dismiss engines that leave → end rollouts → let groups grow → feed the trainer → lend
+            its devices, or take them back → answer agents → admit prompts → begin episodes →
+            lease rollouts → evaluate → ask verdicts → publish
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ class Coordinator:
         self._connections.dismiss()
         if stepping is None or parts.lifecycle.phase is Phase.INIT:
             return
+        parts.pruning.decide()
         parts.admission.sizes.decide()
         stepping.feed(parts.publishing.committed, parts.publishing.served)
         if parts.publishing.committed is not None:

@@ -180,6 +180,14 @@ class Reclaiming:
         self._late_engines.pop(call.id, None)
         self._store.record(Buried(call.id, reason))
 
+    def let_go(self, call: Call) -> None:
+        """End the lease of a rollout, if it has one: its engine is told to stop it, and tokens that
+        it still sends are late."""
+        self.stop(call)
+        if call.holder:
+            self.release(call)
+        self._late_engines.pop(call.id, None)
+
     def late_engine(self, call: Call) -> str:
         """Take the name of the engine where the last lease of a waiting rollout ran out; empty if
         there is none, or it was taken before."""

@@ -324,10 +324,12 @@ class Stepping:
         return facts if self._whole_step else {number: facts[number] for number in groups}
 
     def _labelled(self, facts: GroupFacts) -> GroupFacts:
-        """The facts of a group, with the label of its prompt's task."""
+        """The facts of a group, with the label of its prompt's task, and the chances of its members
+        where they weigh."""
         prompt = facts.prompt
         label = self._admission.label("train", prompt.index)
-        return facts._replace(prompt=msgspec.structs.replace(prompt, label=label))
+        drawn = facts.drawn if self._config.rollout.prune_weight == "inverse" else None
+        return facts._replace(prompt=msgspec.structs.replace(prompt, label=label), drawn=drawn)
 
     def _send(self, batch: list[SequenceToTrain], facts: Mapping[int, GroupFacts]) -> None:
         """Send a micro-batch of the open step, with the facts of the groups that it names."""

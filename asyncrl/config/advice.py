@@ -67,6 +67,8 @@ def _idle(config: Config) -> Iterator[Advice]:
         "train.clip_lo": "clip_lo" not in bounds and f"{train.objective} has no such bound",
         "train.clip_hi": "clip_hi" not in bounds and f"{train.objective} has no such bound",
         "rollout.group_size_max": rollout.sizing == "fixed" and "rollout.sizing is fixed",
+        "rollout.prune_after": rollout.prune == "none" and "rollout.prune is none",
+        "rollout.prune_share": rollout.prune == "none" and "rollout.prune is none",
         "model.output_dtype": config.model.dtype == "float32" and "the weights are float32",
         "model.lora.alpha": not config.model.lora.rank and "model.lora.rank is 0",
         "model.lora.targets": not config.model.lora.rank and "model.lora.rank is 0",

@@ -1,6 +1,6 @@
 """Names that the settings of selection may have: its curricula, sizes of groups, filters, choices
-of members and rules of replay. Each is a file in `asyncrl/algorithms/selection/`, or a user's
-own."""
+of members, and rules of pruning and replay. Each is a file in `asyncrl/algorithms/selection/`, or a
+user's own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from asyncrl.algorithms.selection.filters import GroupFilter
 from asyncrl.algorithms.selection.group_size import Sizing
 from asyncrl.algorithms.selection.growth import GrowingSizing
 from asyncrl.algorithms.selection.keep import KeepRule
+from asyncrl.algorithms.selection.prune import PruneRule
 from asyncrl.algorithms.selection.replay import ReplayRule
 from asyncrl.config.plugins import Registry, derived_from, in_folder
 
@@ -59,3 +60,8 @@ REPLAYS: Registry[type[ReplayRule]] = Registry(
     "replay", in_folder(FOLDER, ReplayRule), _with("choose", "candidates, count")
 )
 """Rules that `train.replay` may name: which groups are trained once more."""
+
+PRUNES: Registry[type[PruneRule]] = Registry(
+    "prune rule", in_folder(FOLDER, PruneRule), _with("ends", "group")
+)
+"""Rules that `rollout.prune` may name: which rollouts end before their response is complete."""

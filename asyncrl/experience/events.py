@@ -226,6 +226,31 @@ class Buried(Event, frozen=True):
     reason: str
 
 
+class Spared(Event, frozen=True):
+    """A rule was asked about a rollout of one turn that had `tokens` tokens or more, by the first
+    `tokens` of them, and lets it go on (`rollout.prune`). It did so with this `chance` (over 0, up
+    to 1): by a draw, if it is below 1."""
+
+    rollout: int
+    tokens: int
+    chance: float
+
+
+class Pruned(Event, frozen=True):
+    """A rule ended a rollout of one turn before its response was complete, for the named `reason`
+    (`rollout.prune`). Its first `kept` tokens are a response that was cut at its budget, and wait
+    for a verdict; the others are discarded under the reason. With 0 it has none, and its group can
+    complete without it.
+
+    Example: of a response of 40 tokens so far, `Pruned(9, "pruned_longest", 32)` keeps 32, and
+    `Pruned(9, "pruned_unlikely", 0)` none.
+    """
+
+    rollout: int
+    reason: str
+    kept: int
+
+
 class LateTokens(Event, frozen=True):
     """Tokens arrived for a rollout that their sender no longer holds: generated, and discarded as
     `late`."""
@@ -323,6 +348,8 @@ AnyEvent = (
     | Left
     | Requeued
     | Buried
+    | Spared
+    | Pruned
     | LateTokens
     | Judged
     | Taken

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from asyncrl.messages import PromptFacts
+from asyncrl.messages import DrawnMembers, PromptFacts
 
 
 class GroupFacts(NamedTuple):
@@ -13,7 +13,8 @@ class GroupFacts(NamedTuple):
     parts of the reward (empty where verifiers give one reward), the sampled tokens, the rewards of
     its turns (empty where no agent played), their keys (empty where none has one), and the turns
     directly above each (empty where each lies below the one before it). `prompt` is what was known
-    of the prompt at the group's admission."""
+    of the prompt at the group's admission; `drawn` says with which chances its members go on to
+    their end, where a rule might have ended any (None: nowhere)."""
 
     rewards: list[float]
     parts: list[list[float]]
@@ -22,3 +23,4 @@ class GroupFacts(NamedTuple):
     keys: Sequence[list[str]] = ()
     prompt: PromptFacts = PromptFacts()
     above: Sequence[list[list[int]]] = ()
+    drawn: DrawnMembers | None = None

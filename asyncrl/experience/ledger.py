@@ -54,10 +54,12 @@ class Account(msgspec.Struct):
 
 
 class Ledger(msgspec.Struct):
-    """One account of tokens and one of rollouts."""
+    """One account of tokens and one of rollouts. `pruned` counts the rollouts that a rule ended
+    (`rollout.prune`), by reason: also those of which tokens were kept."""
 
     tokens: Account = msgspec.field(default_factory=Account)
     rollouts: Account = msgspec.field(default_factory=Account)
+    pruned: dict[str, int] = msgspec.field(default_factory=dict)
 
     def end(self, trained: int, discarded: Mapping[str, int]) -> None:
         """Count an ended rollout and its tokens. It counts as trained if any token was trained, and

@@ -23,7 +23,7 @@ from asyncrl.experience.episode import (
 from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.rollout import Group
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.messages import Finish, PromptFacts, Scored, Span
+from asyncrl.messages import DrawnMembers, Finish, PromptFacts, Scored, Span
 
 
 class ReplayMember(msgspec.Struct, array_like=True):
@@ -45,13 +45,15 @@ class ReplayMember(msgspec.Struct, array_like=True):
 
 class ReplayGroup(msgspec.Struct, array_like=True):
     """A trained group: its prompt (`int32` ids) and its members with a reward. `until` is the last
-    step that may replay it, and `prompt_facts` those of its admission."""
+    step that may replay it, `prompt_facts` those of its admission, and `drawn` as in
+    `GroupFacts`."""
 
     group: int
     prompt: bytes
     until: int
     members: list[ReplayMember]
     prompt_facts: PromptFacts = PromptFacts()
+    drawn: DrawnMembers | None = None
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -82,6 +84,7 @@ class ReplayGroup(msgspec.Struct, array_like=True):
             keys,
             self.prompt_facts,
             above,
+            self.drawn,
         )
 
     def sequences(self, member: ReplayMember) -> list[TrainingSequence]:
@@ -166,7 +169,7 @@ class ReplayBuffer(msgspec.Struct):
         if not members:
             raise ImpossibleEvent(f"group {group.id} was not taken: there is nothing to replay")
         self.kept[group.id] = ReplayGroup(
-            group.id, group.prompt, until, members, group.prompt_facts
+            group.id, group.prompt, until, members, group.prompt_facts, group.facts.drawn
         )
 
     def replay(self, step: int, groups: Sequence[int]) -> list[ReplayGroup]:

@@ -23,7 +23,7 @@ from asyncrl.experience.episode import (
 from asyncrl.experience.events import Admitted, Grown
 from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.messages import NoVerdict, PromptFacts, Scored, Split, Verdict
+from asyncrl.messages import DrawnMembers, NoVerdict, PromptFacts, Scored, Split, Verdict
 
 FINISHED = frozenset(
     {
@@ -51,7 +51,9 @@ class Rollout(Call):
     rollout has the tokens of its turns, one after another, and `turns` and `strands` give their
     structure; `agent_reward` is the reward by its agent, None without one.
 
-    `left_out`: its group was trained without it, because it was not chosen (`train.keep`).
+    `left_out`: its group was trained without it, because it was not chosen (`train.keep`). A rule
+    was asked about its first `looked` tokens last, 0 before, and let it go on with the `chance` of
+    all that was said of it; one that it ended is `pruned` (`rollout.prune`).
     """
 
     sealed: int = 0
@@ -63,6 +65,9 @@ class Rollout(Call):
     strands: list[Strand] = msgspec.field(default_factory=list)
     agent_reward: float | None = None
     left_out: bool = False
+    looked: int = 0
+    chance: float = 1.0
+    pruned: bool = False
 
     @property
     def compared(self) -> bool:
@@ -108,10 +113,10 @@ class Group(msgspec.Struct):
     the weights (evaluation) or is None; `key` is its first rollout's, and `sampled` is of held-out
     ones (see `Admitted`). `ordinal` is the number of groups of its split admitted before. Fixed at
     its admission: `prior`, the mean of the rewards of its prompt's earlier visits and their weight
-    (`History.prior`), `posterior`, that of its solve rate (`History.posterior`), and
-    `admitted_version`, the version last published, 0 before the first. `most` is the number of
-    members to which it may grow; 0 where it does not, or has been completed. An agent plays its
-    rollouts where it is `played`.
+    (`History.prior`), `posterior`, that of its solve rate (`History.posterior`), `longest`, the
+    tokens of its longest right answer (`History.longest`), and `admitted_version`, the version last
+    published, 0 before the first. `most` is the number of members to which it may grow; 0 where it
+    does not, or has been completed. An agent plays its rollouts where it is `played`.
     """
 
     id: int
@@ -128,6 +133,7 @@ class Group(msgspec.Struct):
     posterior: tuple[float, float] = (1.0, 1.0)
     most: int = 0
     played: bool = False
+    longest: int = 0
 
     @classmethod
     def of(
@@ -137,6 +143,7 @@ class Group(msgspec.Struct):
         prior: tuple[float, float],
         admitted_version: int,
         posterior: tuple[float, float] = (1.0, 1.0),
+        longest: int = 0,
     ) -> Self:
         """The admitted group, with all rollouts waiting. Raises ImpossibleEvent for one without
         rollouts or budget, or with a negative `prompt_index`."""
@@ -178,6 +185,7 @@ class Group(msgspec.Struct):
             posterior,
             event.most,
             event.played,
+            longest,
         )
 
     def grow(self, event: Grown) -> tuple[Rollout, ...]:
@@ -296,12 +304,21 @@ class Group(msgspec.Struct):
             [turn_keys(member.turns) for member in members],
             self.prompt_facts,
             [turns_above(member.turns) for member in members],
+            self._drawn(members),
         )
+
+    def _drawn(self, members: list[Rollout]) -> DrawnMembers | None:
+        """The chances of these members, where any might have been ended by a draw."""
+        pruned = sum(m.pruned and m.verdict is None for m in self.members)
+        chances = [member.chance for member in members]
+        if not pruned and all(chance == 1.0 for chance in chances):
+            return None
+        return DrawnMembers(len(members) + pruned, chances)
 
     @property
     def prompt_facts(self) -> PromptFacts:
         """The facts of its prompt at its admission, without the label of its task."""
-        return PromptFacts(self.prompt_index, "", self.prior, self.posterior)
+        return PromptFacts(self.prompt_index, "", self.prior, self.posterior, self.longest)
 
     def sequences(self, member: Rollout) -> list[TrainingSequence]:
         """The training sequences of a member: the prompt with its response so far; for a sealed

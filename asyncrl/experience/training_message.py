@@ -72,5 +72,6 @@ def training_message(
         keys={number: list(group.keys) for number, group in facts.items() if any(group.keys)},
         above={number: list(group.above) for number, group in facts.items() if any(group.above)},
         prompts={number: group.prompt for number, group in facts.items()},
+        drawn={number: group.drawn for number, group in facts.items() if group.drawn is not None},
     )
     return TrainingMessage(message, buffers, trainable)

@@ -24,9 +24,10 @@ from asyncrl.experience.episode_transitions import (
     refuse_unfinished,
     seal_episode,
 )
+from asyncrl.experience.live_members import beginning_of
 from asyncrl.experience.rollout import ENDED, Group, Rollout
 from asyncrl.experience.state import ExperienceState
-from asyncrl.messages import Scored
+from asyncrl.messages import Finish, Scored
 
 
 def _admitted(state: ExperienceState, event: e.Admitted) -> None:
@@ -41,6 +42,7 @@ def _admitted(state: ExperienceState, event: e.Admitted) -> None:
         state.history.prior(event.prompt_index),
         state.version or 0,
         state.history.posterior(event.prompt_index),
+        state.history.longest(event.prompt_index),
     )
     if event.restarts is not None and state.restarts.get(event.restarts) != event.prompt_index:
         raise ImpossibleEvent(
@@ -126,8 +128,13 @@ def _sealed(state: ExperienceState, event: e.Sealed) -> None:
         rollout = seal_episode(state, event)
     else:
         rollout = _leased_rollout(state, event)
+    _complete(state, rollout, event.finish)
+
+
+def _complete(state: ExperienceState, rollout: Rollout, finish: Finish) -> None:
+    """Let a rollout wait for a verdict."""
     state.sealings += 1
-    rollout.holder, rollout.finish, rollout.sealed = "", event.finish, state.sealings
+    rollout.holder, rollout.finish, rollout.sealed = "", finish, state.sealings
     group = state.groups[rollout.group]
     state.work_index.move(group, rollout, RolloutStatus.SEALED)
     state.calls.pop(rollout.id, None)  # an episode was none
@@ -159,6 +166,49 @@ def _buried(state: ExperienceState, event: e.Buried) -> None:
     _member_finished(state, state.groups[rollout.group])
 
 
+def _spared(state: ExperienceState, event: e.Spared) -> None:
+    rollout = _prunable(state, event.rollout)
+    if not rollout.looked < event.tokens <= rollout.tokens:
+        raise ImpossibleEvent(
+            f"rollout {rollout.id} has {rollout.tokens} tokens, and a rule was asked about "
+            f"{rollout.looked} of them before, and then about {event.tokens}"
+        )
+    if not 0 < event.chance <= 1:  # NaN, too
+        raise ImpossibleEvent(
+            f"rollout {rollout.id} goes on with a chance of {event.chance}: it is over 0, and 1 at "
+            "most"
+        )
+    rollout.looked = event.tokens
+    rollout.chance *= event.chance
+
+
+def _pruned(state: ExperienceState, event: e.Pruned) -> None:
+    _named(event.reason)
+    rollout = _prunable(state, event.rollout)
+    if not 0 <= event.kept <= rollout.tokens:
+        raise ImpossibleEvent(
+            f"rollout {rollout.id} has {rollout.tokens} tokens, and {event.kept} of them are kept"
+        )
+    rollout.pruned = True
+    state.ledger.pruned[event.reason] = state.ledger.pruned.get(event.reason, 0) + 1
+    if not event.kept:
+        _discard(state, rollout, event.reason, RolloutStatus.BURIED)
+        _member_finished(state, state.groups[rollout.group])
+        return
+    state.ledger.tokens.discard(rollout.cut(event.kept), event.reason)
+    _complete(state, rollout, "length")
+
+
+def _prunable(state: ExperienceState, number: int) -> Rollout:
+    """The rollout that a rule may end. Raises ImpossibleEvent for one that it may not."""
+    rollout = state.find(number, RolloutStatus.WAITING, RolloutStatus.LEASED)
+    if state.groups[rollout.group].split != "train" or rollout.episode is not None:
+        raise ImpossibleEvent(
+            f"rollout {rollout.id} is an agent's, or of an evaluation: no rule may end it"
+        )
+    return rollout
+
+
 def _late_tokens(state: ExperienceState, event: e.LateTokens) -> None:
     if event.tokens < 1:
         raise ImpossibleEvent(f"{event.tokens} late tokens are not a positive number")
@@ -188,6 +238,11 @@ def _judged(state: ExperienceState, event: e.Judged) -> None:
             )
     state.judgements += 1
     rollout.judged, rollout.verdict = state.judgements, event.verdict
+    if isinstance(event.verdict, Scored) and group.split == "train":
+        if event.verdict.exact:
+            state.history.answered(group.prompt_index, rollout.tokens)
+        if rollout.looked:
+            state.history.judge(beginning_of(group, rollout, rollout.looked), event.verdict.exact)
     state.work_index.move(group, rollout, RolloutStatus.JUDGED)
     _member_finished(state, group)
 
@@ -508,6 +563,8 @@ _TRANSITIONS: dict[type, Callable[[ExperienceState, Any], None]] = {
     **EPISODE_TRANSITIONS,
     e.Requeued: _requeued,
     e.Buried: _buried,
+    e.Spared: _spared,
+    e.Pruned: _pruned,
     e.LateTokens: _late_tokens,
     e.Judged: _judged,
     e.Taken: _taken,

@@ -49,7 +49,7 @@ LIVE = (
 class Observation(msgspec.Struct, frozen=True):
     """Experience at one moment; nothing in it changes. `states` and `groups` count rollouts and
     groups by state. `lags` maps a lag in versions to the tokens trained at it so far; `bias` is
-    what the audit reports."""
+    what the audit reports, `pruned` the rollouts that a rule ended, by reason."""
 
     tokens: Account
     rollouts: Account
@@ -60,6 +60,7 @@ class Observation(msgspec.Struct, frozen=True):
     version: int | None
     lags: Mapping[int, int]
     bias: Mapping[str, float]
+    pruned: Mapping[str, int] = {}
 
 
 def observe(experience: Experience, lags: Mapping[int, int]) -> Observation:
@@ -81,6 +82,7 @@ def observe(experience: Experience, lags: Mapping[int, int]) -> Observation:
         version=experience.version,
         lags=dict(lags),
         bias=experience.audit.report(),
+        pruned=dict(experience.ledger.pruned),
     )
 
 
@@ -415,6 +417,9 @@ class _Observed(Collector):
             value=seen.tokens.live,
         )
         yield from _account("rollouts", "admitted", "Rollouts", seen.rollouts)
+        yield _by_reason(
+            "asyncrl_rollouts_pruned", "Rollouts that a rule ended early, by reason.", seen.pruned
+        )
         yield _by_state("asyncrl_rollouts", "Live rollouts.", seen.states)
         yield _by_state("asyncrl_groups", "Live groups.", seen.groups)
         yield GaugeMetricFamily(
@@ -447,15 +452,19 @@ def _account(thing: str, entered: str, noun: str, account: Account) -> Iterator[
     yield CounterMetricFamily(
         f"asyncrl_{thing}_trained", f"{noun} that entered a loss.", value=account.trained
     )
-    discarded = CounterMetricFamily(
-        f"asyncrl_{thing}_discarded", f"{noun} not trained, by reason.", labels=["reason"]
+    yield _by_reason(
+        f"asyncrl_{thing}_discarded", f"{noun} not trained, by reason.", account.discarded
     )
-    by_reason = sorted(account.discarded.items())
+
+
+def _by_reason(name: str, text: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=["reason"])
+    by_reason = sorted(counts.items())
     for reason, count in by_reason[:REASONS]:
-        discarded.add_metric([reason], count)
+        family.add_metric([reason], count)
     if others := by_reason[REASONS:]:
-        discarded.add_metric(["other"], sum(count for _, count in others))
-    yield discarded
+        family.add_metric(["other"], sum(count for _, count in others))
+    return family
 
 
 def _by_state(name: str, text: str, states: Mapping[str, int]) -> Metric:

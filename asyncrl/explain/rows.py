@@ -79,6 +79,7 @@ def summary_rows(summary: Summary) -> list[FigureRow]:
         ),
         ("tokens", f"{count(s.tokens.generated)} generated = {_balance(s.tokens)}"),
         ("rollouts", f"{count(s.rollouts.admitted)} admitted = {_balance(s.rollouts)}"),
+        *([("ended early", ended_early(s.rollouts.pruned))] if s.rollouts.pruned else []),
         _lag(s.lag.mean, s.lag.max),
         _idle(s.idle.trainer, s.idle.rollout),
         (
@@ -213,6 +214,16 @@ def _balance(totals: TokenTotals | RolloutTotals) -> str:
     discarded = (f"{count(each)} {reason}" for reason, each in sorted(totals.discarded.items()))
     parts = (f"{count(totals.trained)} trained", *discarded, f"{count(totals.live)} live")
     return " + ".join(parts)
+
+
+def ended_early(pruned: Mapping[str, int]) -> str:
+    """The rollouts that a rule ended, by reason.
+
+    >>> ended_early({"pruned_unlikely": 1200, "pruned_longest": 3})
+    '1,200 pruned_unlikely, 3 pruned_longest'
+    """
+    by_count = sorted(pruned.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count(each)} {why}" for why, each in by_count)
 
 
 def _discarded(figures: RunFigures) -> str:

@@ -58,18 +58,20 @@ class TokenTotals(msgspec.Struct, frozen=True):
 
 
 class RolloutTotals(msgspec.Struct, frozen=True):
-    """Rollouts: `admitted = trained + Σ discarded + live`. `discarded` is by reason."""
+    """Rollouts: `admitted = trained + Σ discarded + live`. `discarded` is by reason. A rule ended
+    those in `pruned` early, by reason; of some of them tokens were kept, and may be trained."""
 
     admitted: int = 0
     trained: int = 0
     discarded: dict[str, int] = {}
     live: int = 0
+    pruned: dict[str, int] = {}
 
     @classmethod
-    def of(cls, account: Account) -> RolloutTotals:
-        return cls(
-            account.total, account.trained, dict(sorted(account.discarded.items())), account.live
-        )
+    def of(cls, ledger: Ledger) -> RolloutTotals:
+        account, pruned = ledger.rollouts, dict(sorted(ledger.pruned.items()))
+        discarded = dict(sorted(account.discarded.items()))
+        return cls(account.total, account.trained, discarded, account.live, pruned)
 
 
 class Lag(msgspec.Struct, frozen=True):
@@ -217,7 +219,7 @@ def of_ledger(
         seconds=seconds,
         accuracy=accuracy,
         tokens=TokenTotals.of(ledger.tokens),
-        rollouts=RolloutTotals.of(ledger.rollouts),
+        rollouts=RolloutTotals.of(ledger),
     )
 
 

@@ -13,6 +13,7 @@ from asyncrl.config.errors import ConfigError
 from asyncrl.explain.conditions.agreement import agreeing_sentences
 from asyncrl.explain.curve import StepPoint
 from asyncrl.explain.diagnosis import diagnose, idle
+from asyncrl.explain.rows import ended_early
 from asyncrl.explain.run_disk import takes_no_more
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_status import LendingStatus, RunStatus
@@ -100,6 +101,9 @@ def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: 
         sentences.append(shares)
     if status.lending is not None and status.lending.loans:
         sentences.append(_lending(status.lending, status.seconds))
+    if pruned := status.ledger.pruned:
+        of = f"{count(sum(pruned.values()))} of {count(status.ledger.admitted)} rollouts"
+        sentences.append(f"A rule has ended {of} early: {ended_early(pruned)}.")
     sentences.append(diagnose(status))
     sentences += [
         f"The run goes on without {actor.name}, which {actor.removed}."

@@ -65,6 +65,7 @@ from asyncrl.launch.model_directories import (
 )
 from asyncrl.launch.private import private_files, refuse_foreign, refuse_shared
 from asyncrl.launch.prompt_checks import check_prompts
+from asyncrl.launch.prune_trial import refuse_rule_that_ends_all
 from asyncrl.launch.run_copy import refuse_unfit
 from asyncrl.launch.stored_copy import is_stored
 from asyncrl.launch.weight_numbers import check_numbers
@@ -232,6 +233,7 @@ def check(
     notes += room_rows(config)
     CURRICULA.find(config.task.curriculum)
     SIZINGS.find(config.rollout.sizing)
+    refuse_rule_that_ends_all(config.rollout)
     KEEPS.find(config.train.keep)
     REPLAYS.find(config.train.replay)
     GROUP_WEIGHTS.find(config.train.group_weight)

@@ -28,6 +28,7 @@ SETTINGS = {
     "curriculum": "task.curriculum",
     "sizing": "rollout.sizing",
     "filter": "rollout.filter",
+    "prune": "rollout.prune",
 }
 """The setting of each keyword of `asyncrl.train` that takes code."""
 

@@ -37,6 +37,7 @@ def train(
     curriculum: type[Any] | None = None,
     sizing: type[Any] | None = None,
     filter: type[Any] | None = None,
+    prune: type[Any] | None = None,
     resume: str | Path | None = None,
     console: Console | None = None,
     models: Path | None = None,
@@ -61,6 +62,7 @@ def train(
         "curriculum": curriculum,
         "sizing": sizing,
         "filter": filter,
+        "prune": prune,
     }
     over = start(
         config,

@@ -64,7 +64,8 @@ class PromptFacts(Part, frozen=True):
     """Facts of a prompt at the admission of its group: its `index` in its task's split
     (negative: not known), its task's `label` (empty where there is one task), the mean of the
     rewards of earlier visits and their weight (`prior`; (0, 0) without any), and the parameters
-    (a, b) of the Beta posterior of the chance that a rollout solves it.
+    (a, b) of the Beta posterior of the chance that a rollout solves it; `longest` is the number of
+    tokens of its longest right answer, 0 where there was none.
 
     >>> PromptFacts(7, posterior=(2.0, 6.0)).solve_rate
     0.25
@@ -74,12 +75,22 @@ class PromptFacts(Part, frozen=True):
     label: str = ""
     prior: tuple[float, float] = (0.0, 0.0)
     posterior: tuple[float, float] = (1.0, 1.0)
+    longest: int = 0
 
     @property
     def solve_rate(self) -> float:
         """The mean of the posterior."""
         a, b = self.posterior
         return a / (a + b)
+
+
+class DrawnMembers(Part, frozen=True):
+    """The chances with which the members of a group that have a reward went on to their end
+    (`rollout.prune`), in the order of their rewards. `started` counts them, and those that a rule
+    ended with nothing kept."""
+
+    started: int
+    chances: list[float]
 
 
 class MicroBatch(Message, frozen=True):
@@ -89,11 +100,11 @@ class MicroBatch(Message, frozen=True):
     sampled tokens, where advantages are relative to the batch, `turns` the rewards of their
     turns, where agents played, `keys` the keys of these, where any has one, and `above` the turns
     directly above each, where an episode has branches. `prompts` has what is known of the prompt of
-    each group named. Buffer 0: `int32` ids, for each sample its prompt and then its response.
-    Buffer 1: `float32` behaviour log-probabilities of the sampled tokens. Buffer 2: `uint8` mask of
-    the sampled tokens: `TRAINABLE_TOKEN` where the token may enter the loss, else the reason why
-    not. Buffer 3, if there is one: the routing of the sampled tokens, as many bytes for each, 255
-    where unknown."""
+    each group named, `drawn` the groups of which a rule might have ended members. Buffer 0: `int32`
+    ids, for each sample its prompt and then its response. Buffer 1: `float32` behaviour
+    log-probabilities of the sampled tokens. Buffer 2: `uint8` mask of the sampled tokens:
+    `TRAINABLE_TOKEN` where the token may enter the loss, else the reason why not. Buffer 3, if
+    there is one: the routing of the sampled tokens, as many bytes for each, 255 where unknown."""
 
     step: int
     index: int
@@ -105,6 +116,7 @@ class MicroBatch(Message, frozen=True):
     keys: dict[int, list[list[str]]] = {}
     prompts: dict[int, PromptFacts] = {}
     above: dict[int, list[list[list[int]]]] = {}
+    drawn: dict[int, DrawnMembers] = {}
 
 
 class ScoreProximal(Message, frozen=True):

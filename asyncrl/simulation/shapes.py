@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from asyncrl.config import Config
+from asyncrl.simulation.coin_rule import COIN
 from asyncrl.simulation.fake_world import Speeds
 from asyncrl.simulation.faults import crowded
 from asyncrl.simulation.policy import Rewards
@@ -37,6 +38,7 @@ def configured(seed: int) -> Config:
     _choose_members(settings, seed)
     _judge_groups(settings, seed)
     _vary_sizes(settings, seed)
+    _prune(settings, seed)
     return msgspec.convert(settings, Config)
 
 
@@ -425,6 +427,29 @@ def _vary_sizes(settings: Settings, seed: int) -> None:
         rollout["group_size_max"] = rollout["group_size"] + draw.choice((1, 2, 4))
 
 
+def _prune(settings: Settings, seed: int) -> None:
+    """Have a seventh of the runs have a rule that ends rollouts."""
+    draw, rollout = random.Random(f"asked members/{seed}"), settings["rollout"]
+    most = rollout["max_new_tokens"]
+    if draw.random() < 0.15 and most > 4:
+        rollout["prune"] = draw.choice(("unlikely", COIN, "balance", "converged", "longest"))
+        rollout["prune_after"] = draw.choice((2, 4))
+        settings["train"]["steps"] = 8  # so there is something to predict from
+        if rollout["prune"] == "longest" and "mix" not in settings["task"]:
+            settings["task"] |= {"train_size": 3, "epochs": 0}
+        rollout["prune_share"] = 0.99 if rollout["prune"] in ("converged", "unlikely") else 0.5
+        train = settings["train"]
+        if (
+            rollout["prune"] in ("unlikely", COIN)
+            and train["unit"] == "group"
+            and draw.random() < 0.5
+        ):
+            rollout |= {"prune_weight": "inverse", "filter": "none"}
+            train |= {"advantage": "rloo", "keep": "all"}
+        rollout["group_size"] += rollout["group_size"] == rollout["k_min"]
+        rollout["group_size_max"] = max(rollout["group_size_max"], rollout["group_size"])
+
+
 def _credit_branches(settings: Settings, seed: int) -> None:
     """Have a quarter of the agents' runs that may do so credit a turn with what lies below it."""
     if (
@@ -446,6 +471,7 @@ def drawn(seed: int) -> Shape:
     _choose_members(draft.settings, seed)
     _judge_groups(draft.settings, seed)
     _vary_sizes(draft.settings, seed)
+    _prune(draft.settings, seed)
     rollout = draft.settings["rollout"]  # a theme may have made responses shorter than the band
     rollout["overlong_band"] = min(rollout.get("overlong_band", 0), rollout["max_new_tokens"])
     config = msgspec.convert(draft.settings, Config)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.algorithms.advantage_tensors import sample_weights, token_values
 from asyncrl.algorithms.advantages import Advantage, RewardedSamples
+from asyncrl.algorithms.advantages.by_chance import ByChance
 from asyncrl.algorithms.advantages.group_weight import GroupWeight
 from asyncrl.algorithms.ratios import log_ratio, ratio
 from asyncrl.config.schema import TrainConfig
@@ -65,9 +66,10 @@ def token_advantages(
         batch.keys,
         batch.prompts,
         batch.above,
+        batch.drawn,
     )
     with blamed("advantage", train.advantage):
-        found = token_values(advantage, given)
+        found = token_values(ByChance(advantage) if batch.drawn else advantage, given)
     with blamed("group weight", train.group_weight):
         weights = sample_weights(weight, given)
     return found.value * weights[tensors.sample_index], found.trainable, weights

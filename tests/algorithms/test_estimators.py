@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement, product
 from pathlib import Path
 from typing import NamedTuple
@@ -24,19 +25,23 @@ from numpy.typing import NDArray
 from asyncrl.algorithms.advantage_tensors import sample_weights
 from asyncrl.algorithms.advantages import Advantage, MinVariance, RewardedSamples, Rloo
 from asyncrl.algorithms.advantages.baseline import Prior, shrunk
+from asyncrl.algorithms.advantages.by_chance import ByChance
 from asyncrl.algorithms.advantages.group_mean import GroupMean
 from asyncrl.algorithms.loss_mean import mean_weights
 from asyncrl.algorithms.objectives import ClipBounds, token_loss
+from asyncrl.algorithms.selection.beginnings import Beginning
 from asyncrl.algorithms.selection.filters import ZeroVariance
 from asyncrl.algorithms.selection.group_size import ByDifficulty
 from asyncrl.algorithms.selection.growth import GrowingGroup, GrowingSizing
 from asyncrl.algorithms.selection.judged_group import JudgedGroup, JudgedMember
+from asyncrl.algorithms.selection.live_group import LiveGroup, LiveMember
 from asyncrl.algorithms.selection.prompt_history import History
+from asyncrl.algorithms.selection.prune import PruneRule
 from asyncrl.algorithms.selection.replay import Candidate, MostVariance
 from asyncrl.algorithms.tokens import Tokens
 from asyncrl.config.loss_names import ADVANTAGES, CORRECTIONS, GROUP_WEIGHTS, OBJECTIVES
-from asyncrl.config.selection_names import SIZINGS, grows
-from asyncrl.messages import PromptFacts, Sample
+from asyncrl.config.selection_names import PRUNES, SIZINGS, grows
+from asyncrl.messages import DrawnMembers, PromptFacts, Sample
 from asyncrl.staleness.corrections import Correction, apply_corrections
 
 Gradient = NDArray[np.float64]
@@ -420,12 +425,76 @@ def true_uneven() -> Gradient:
     return np.asarray(np.sum(parts, axis=0))
 
 
+class Known:
+    """The chance of success by the first choice, known exactly, in the place of a prediction."""
+
+    def __init__(self, rewards: Mapping[tuple[int, int], float]) -> None:
+        self._of = [sum(POLICY.second[a][b] * rewards[a, b] for b in range(3)) for a in range(2)]
+        self.mean = float(POLICY.first @ self._of)
+
+    def learn(self, judged: Sequence[object], count: int) -> bool:
+        return True
+
+    def of(self, beginning: Beginning) -> float:
+        return float(self._of[-round(beginning.logprob)])
+
+
+def ways(rule: PruneRule, first: Sequence[int]) -> Iterator[tuple[float, list[float | None]]]:
+    """The ways in which a group with these first choices may be pruned: the chance of each, and the
+    chances with which members went on, None for one that did not. All have sampled their first
+    choice; then they are asked about, one after another, and two must be left."""
+    open_ = [(1.0, list[float | None]())]
+    for at in range(len(first)):
+        then = []
+        for chance, before in open_:
+            members = [
+                LiveMember(
+                    "ended" if n < at and before[n] is None else "live",
+                    *(1, struct.pack("<i", a), struct.pack("<f", -a), n < at),
+                )
+                for n, a in enumerate(first)
+            ]
+            left = sum(member.state == "live" for member in members)
+            ending = rule.ends(LiveGroup(members, at)) if left > 2 else None
+            q = 1.0 if ending is None else ending.chance
+            then += [(chance * q, [*before, q])] * (q > 0)
+            then += [(chance * (1 - q), [*before, None])] * (q < 1)
+        open_ = then
+    yield from open_
+
+
+def of_pruning(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
+    """The sum over the members that are trained, divided by the mean number of them."""
+    name, _, way = kind.partition(", ")
+    total, trained = np.zeros((len(rewards), 8)), 0.0
+    for prompt, each in enumerate(rewards):
+        rule = PRUNES.find(name)(0.9 if name == "unlikely" else 0.5)
+        rule._odds = Known(each)  # type: ignore[attr-defined]
+        for first in product(range(2), repeat=MEMBERS):
+            for drawn, chances in ways(rule, first):
+                here = [n for n, q in enumerate(chances) if q is not None]
+                drawn *= math.prod(POLICY.first[a] for a in first)
+                trained += drawn * len(here) / len(rewards)
+                for second in product(range(3), repeat=len(here)):
+                    paths = [(first[n], b) for n, b in zip(here, second, strict=True)]
+                    chance = drawn * math.prod(POLICY.second[a][b] for a, b in paths)
+                    given = batch({0: [each[o] for o in paths]})
+                    advantage: Advantage = Rloo()
+                    if way:
+                        known = DrawnMembers(MEMBERS, [chances[n] or 0.0 for n in here])
+                        advantage, given = ByChance(Rloo()), given._replace(drawn={0: known})
+                    for value, o in zip(values(advantage, given), paths, strict=True):
+                        total[prompt] += chance * value * whole(*o)
+    return np.asarray(total.ravel() / trained)
+
+
 KINDS: dict[str, Callable[[str, Sequence[Mapping[tuple[int, int], float]]], Gradient]] = {
     "advantage": of_advantage,
     "group_weight": of_weight,
     "filter": of_filter,
     "sizing": of_sizing,
     "growth": of_growth,
+    "pruning": of_pruning,
     "replay": of_replay,
     "tokens": of_token_choice,
     "older": of_older,

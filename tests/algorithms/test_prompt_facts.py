@@ -45,7 +45,7 @@ def test_a_record_is_that_of_the_admission_and_not_of_later_visits() -> None:
     first = admitted(experience, 1)
     solve(experience, first, [1.0, 0.0])
     second = admitted(experience, 2)
-    known = PromptFacts(7, "", (0.5, 2.0), (2.0, 2.0))
+    known = PromptFacts(7, "", (0.5, 2.0), (2.0, 2.0), 1)
     assert experience.groups[second].facts.prompt == known
     third = admitted(experience, 3)
     solve(experience, third, [1.0, 1.0])

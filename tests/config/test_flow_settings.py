@@ -28,6 +28,8 @@ def refused(**sections: dict[str, object]) -> list[tuple[tuple[str, ...], str]]:
 
 ALONE: dict[str, object] = {"unit": "rollout", "advantage": "first_k"}
 
+PRUNED = {"prune": "unlikely", "prune_after": 8, "prune_weight": "inverse", "filter": "none"}
+
 
 @pytest.mark.parametrize(
     ("sections", "keys", "remedy"),
@@ -61,6 +63,49 @@ ALONE: dict[str, object] = {"unit": "rollout", "advantage": "first_k"}
             {"rollout": {"sizing": "difficulty", "group_size": 8, "group_size_max": 4}},
             {"rollout.group_size_max", "rollout.group_size"},
             "raise group_size_max",
+        ),
+        (
+            {"rollout": PRUNED | {"prune": "none"}, "train": {"advantage": "rloo"}},
+            {"rollout.prune_weight", "rollout.prune"},
+            "prune_weight to none",
+        ),
+        (
+            {"rollout": PRUNED, "train": {"advantage": "grpo"}},
+            {"rollout.prune_weight", "train.advantage"},
+            "set advantage to rloo",
+        ),
+        (
+            {"rollout": PRUNED | {"filter": "zero_variance"}, "train": {"advantage": "rloo"}},
+            {"rollout.prune_weight", "rollout.filter"},
+            "set filter to none",
+        ),
+        (
+            {"rollout": PRUNED, "train": {"advantage": "rloo", "keep": "top"}},
+            {"rollout.prune_weight", "train.keep"},
+            "set keep to all",
+        ),
+        *(
+            (
+                {"rollout": PRUNED | {"prune": rule}, "train": {"advantage": "rloo"}},
+                {"rollout.prune_weight", "rollout.prune"},
+                "set prune to unlikely",
+            )
+            for rule in ("balance", "converged", "longest")
+        ),
+        (
+            {"rollout": {"prune": "converged", "prune_after": 32}},
+            {"rollout.prune_after", "rollout.max_new_tokens"},
+            "lower prune_after",
+        ),
+        (
+            {"rollout": {"prune": "balance", "prune_after": 8, "k_min": 8}},
+            {"rollout.prune", "rollout.k_min", "rollout.group_size"},
+            "lower k_min",
+        ),
+        (
+            {"rollout": {"prune": "unlikely", "prune_after": 8}, "agent": {"run": "http"}},
+            {"rollout.prune", "agent.run"},
+            "set prune to none",
         ),
         (
             {"agent": {"run": "http", "sandbox": "bwrap"}},

@@ -105,3 +105,10 @@ def test_each_test_and_file_that_the_page_names_is_there() -> None:
     for row in re.findall(r"^\| (?!system|---)(.+) \|$", works, re.M):
         _, settings, test, *_ = (cell.strip() for cell in row.split(" | "))
         assert settings and (".py" in test or "/" in test or test in ("*papers*", "the same")), row
+
+
+def test_c3po_stops_at_its_tokens_and_goes_on_with_the_rest_three_times(tmp_path: Path) -> None:
+    config = loaded(tmp_path, block("research.md", "C3PO++"))
+    rollout = config.rollout
+    assert config.train.step_tokens and (rollout.mode, rollout.max_resumes) == ("batch", 3)
+    assert rollout.overprovision > 1, "so that something is unfinished"

@@ -62,6 +62,8 @@ any_event: st.SearchStrategy[e.AnyEvent] = st.one_of(
     st.builds(e.Left, small, small, reasons, st.booleans()),
     st.builds(e.Requeued, small, small, reasons),
     st.builds(e.Buried, small, reasons),
+    st.builds(e.Spared, small, small, st.sampled_from([0.5, 1.0, 0.0, float("nan")])),
+    st.builds(e.Pruned, small, reasons, st.integers(-1, 4)),
     st.builds(e.LateTokens, st.integers(-1, 3)),
     st.builds(
         e.Judged, small, st.sampled_from([Scored(0.0), Scored(float("nan")), NoVerdict("timeout")])
@@ -172,8 +174,12 @@ class Account:
                 call.failed = True
                 if event.rollout in self.used[call.rollout]:
                     self.used[call.rollout].remove(event.rollout)
-            case e.Buried():
+            case e.Buried() | e.Pruned(kept=0):
                 self._end(event.rollout, event.reason)
+            case e.Pruned():
+                tokens = self.tokens[event.rollout]
+                self.discarded_tokens[event.reason] += len(tokens) - event.kept
+                del tokens[event.kept :]
             case e.LateTokens():
                 self.generated += event.tokens
                 self.late += event.tokens
@@ -312,6 +318,19 @@ class World(RuleBasedStateMachine):
         group = self.experience.undecided()[0]
         size = min(len(group.members) + more, group.most)
         self.apply(e.Grown(group.id, size, self.experience.next_rollout))
+
+    def prunable(self) -> list[Rollout]:
+        x, live = self.experience, self.calls(RolloutStatus.WAITING, RolloutStatus.LEASED)
+        return [r for r in live if isinstance(r, Rollout) and x.groups[r.group].split == "train"]
+
+    @precondition(lambda self: self.prunable())
+    @rule(index=st.integers(0, 99), kept=st.integers(0, 6), spare=st.booleans())
+    def prune(self, index: int, kept: int, spare: bool) -> None:
+        rollout = pick(self.prunable(), index)
+        if not spare:
+            self.apply(e.Pruned(rollout.id, "pruned", min(kept, rollout.tokens)))
+        elif rollout.tokens > rollout.looked:
+            self.apply(e.Spared(rollout.id, rollout.tokens, 0.5))
 
     @precondition(lambda self: self.experience.restarts)
     @rule(size=st.integers(1, 3))

@@ -74,7 +74,9 @@ def busy(clock: Clock, port: int) -> Iterator[int]:
     """The port of an endpoint of a run in which everything happened."""
     metrics = Metrics(clock=clock)
     metrics.describe(task="spell_backward", model="bundled")
-    metrics.observed(observe(experience(), {0: 10, 3: 4, 40: 1}))
+    seen = experience()
+    seen.ledger.pruned["pruned_mine"] = 2
+    metrics.observed(observe(seen, {0: 10, 3: 4, 40: 1}))
     metrics.stepped(0.5, {"loss": -0.25})
     clock.now += 7
     metrics.evaluated(3, None, {}, 0)  # which the next one replaces
@@ -128,6 +130,7 @@ def test_what_happened_is_what_a_scrape_says(busy: int) -> None:
         ("asyncrl_rollouts_admitted_total",): 4,
         ("asyncrl_rollouts_trained_total",): 0,
         ("asyncrl_rollouts_discarded_total", "no_verdict"): 1,
+        ("asyncrl_rollouts_pruned_total", "pruned_mine"): 2,
         ("asyncrl_rollouts", "waiting"): 1,
         ("asyncrl_rollouts", "leased"): 1,
         ("asyncrl_rollouts", "sealed"): 0,

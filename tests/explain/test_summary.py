@@ -76,7 +76,7 @@ def test_the_keys_are_the_promised_ones(tmp_path: Path) -> None:
         "ok": None, "reason": None, "steps": None, "seconds": None, "training_seconds": None,
         "accuracy": {"start", "end", "weights", "asked", "prompts"}, "evaluated": {"avg@4"},
         "tokens": {"generated", "trained", "discarded", "live"},
-        "rollouts": {"admitted", "trained", "discarded", "live"},
+        "rollouts": {"admitted", "trained", "discarded", "live", "pruned"},
         "lag": {"mean", "max"},
         "responses": {"reward", "exact", "truncated", "tokens", "entropy"},
         "idle": {"trainer", "rollout"}, "alarms": {"staleness"}, "bias": {"length"},

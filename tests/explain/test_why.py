@@ -409,6 +409,14 @@ def test_a_supervised_run_has_the_trainer_alone() -> None:
     assert diagnose(lost).startswith("trainer-0 is gone")
 
 
+def test_rollouts_that_a_rule_ended_are_said_by_reason() -> None:
+    pruned = {"pruned_longest": 3, "pruned_mine": 12}
+    found = standing(ledger=RolloutTotals(90, 40, pruned=pruned))
+    sentences = answer(found, lives=True, age_s=0.5, stalled=False, run=RUN)
+    said = "A rule has ended 15 of 90 rollouts early: 12 pruned_mine, 3 pruned_longest."
+    assert said in sentences
+
+
 def test_what_the_last_step_raised_is_said_last() -> None:
     alarms = [
         "Engine and trainer disagree about the same weights: k3 is 0.3.",

@@ -99,6 +99,10 @@ def everything() -> list[e.AnyEvent]:
         e.Sealed(9, 1, "stop"),
         e.Judged(9, Scored(1.0)),
         e.Grown(5, 2, 10),
+        e.Leased(10, "rollout-1", 1),
+        e.Extended(10, 1, 1, 0, ids, ids),
+        e.Spared(10, 2, 0.5),
+        e.Pruned(10, "pruned_unlikely", 1),
     ]
 
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from asyncrl.algorithms.tensors import Tensor
-from asyncrl.messages import PromptFacts, Sample
+from asyncrl.messages import DrawnMembers, PromptFacts, Sample
 
 Rewards = Mapping[int, Sequence[float]]
 """Group → the rewards of all its members with a verdict, in the order of `Sample.member`."""
@@ -34,6 +34,8 @@ Above = Mapping[int, Sequence[Sequence[Sequence[int]]]]
 an episode has branches; empty for a member without, whose turns lie one below the other."""
 Prompts = Mapping[int, PromptFacts]
 """Group → what was known of its prompt when the group was admitted."""
+Drawn = Mapping[int, DrawnMembers]
+"""Group → the chances of those members, for groups of which a rule might have ended any."""
 
 Value = float | Sequence[float] | None
 """Advantage of a rollout: one number, or one for each turn of its episode; None where it is not
@@ -73,7 +75,8 @@ class RewardedSamples(NamedTuple):
     `rewards` has the groups of `samples`, or every group of the step for an advantage that is
     relative to the whole step, and then `lengths` has them too. `gradients` is None for an
     advantage that needs none. `turns` has the groups that agents played, `keys` those of them whose
-    turns have keys, `above` those of which an episode has branches.
+    turns have keys, `above` those of which an episode has branches, and `drawn` those of which a
+    rule might have ended members by a draw that weighs (`rollout.prune_weight`).
 
     >>> given = RewardedSamples([], {4: [1.0, 0.0]}, {})
     >>> given.rewards[4], given.gradients
@@ -89,6 +92,7 @@ class RewardedSamples(NamedTuple):
     keys: Keys = MappingProxyType({})
     prompts: Prompts = MappingProxyType({})
     above: Above = MappingProxyType({})
+    drawn: Drawn = MappingProxyType({})
 
 
 class Advantage(ABC):

@@ -3,7 +3,7 @@ admissions and completions, and the `prior` of a group does not depend on that g
 
 A prompt is visited once for each of its groups. Each later visit halves the weight of a visit,
 because the policy has changed since: the sums follow the latest visits, however many there were. It
-has one entry of six numbers for each prompt that was ever admitted, and one byte for each of the
+has one entry of seven numbers for each prompt that was ever admitted, and one byte for each of the
 last `RECENT` groups.
 """
 
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+
+from asyncrl.algorithms.selection.beginnings import Beginning, JudgedBeginning
 
 Signal = Literal["rewards", "to_go", "below"]
 """Numbers that may differ in a group: the rewards of its members, those to go at a turn, or those
@@ -31,12 +33,15 @@ KEPT = 0.5
 RECENT = 2**16
 """Number of the last groups whose signal is remembered."""
 
+JUDGED = 512
+"""Number of the last responses whose beginning and end are remembered."""
+
 
 class PromptRecord(msgspec.Struct, array_like=True, gc=False):
     """The record of one prompt. `cursor` is that of its last admission, and `visits` the number of
     its groups that completed. `count`, `total` and `solved` are weighted sums over their rewards,
     of 1, of the reward, and of 1 where it solved the prompt. `easy`: each member of the last group
-    solved it.
+    solved it. `longest` is the number of tokens of the longest right answer.
 
     Example: visits with the rewards [1, 0] and then [1, 1] give a `count` of 0.5 · 2 + 2, and a
     `total` of 0.5 · 1 + 2.
@@ -46,7 +51,7 @@ class PromptRecord(msgspec.Struct, array_like=True, gc=False):
     >>> history.record(7, [1.0, 0.0], 2)
     >>> history.record(7, [1.0, 1.0], 2)
     >>> history.seen[7]
-    PromptRecord(cursor=1, visits=2, count=3.0, total=2.5, solved=2.5, easy=True)
+    PromptRecord(cursor=1, visits=2, count=3.0, total=2.5, solved=2.5, easy=True, longest=0)
     """
 
     cursor: int
@@ -55,6 +60,7 @@ class PromptRecord(msgspec.Struct, array_like=True, gc=False):
     total: float = 0.0
     solved: float = 0.0
     easy: bool = False
+    longest: int = 0
 
 
 class History(msgspec.Struct):
@@ -63,7 +69,9 @@ class History(msgspec.Struct):
     each of the last groups that completed, the oldest first: 1 where its rewards differ; where
     they are equal, TO_GO if the rewards to go differ, at any turn of an episode, and BELOW if those
     below a turn do. `groups` and `rollouts` count all that were ever started, restarted groups
-    and the members by which groups grew included.
+    and the members by which groups grew included. `judged` has the last `JUDGED` responses with a
+    reward of which a rule was asked (`rollout.prune`), the oldest first, and `judged_count` counts
+    all that there ever were.
 
     >>> history = History()
     >>> history.admit(7, 1)
@@ -77,6 +85,25 @@ class History(msgspec.Struct):
     recent: bytearray = msgspec.field(default_factory=bytearray)
     groups: int = 0
     rollouts: int = 0
+    judged: list[JudgedBeginning] = msgspec.field(default_factory=list)
+    judged_count: int = 0
+
+    def answered(self, prompt_index: int, tokens: int) -> None:
+        """Record a right answer of this many tokens to an admitted prompt."""
+        seen = self.seen[prompt_index]
+        seen.longest = max(seen.longest, tokens)
+
+    def longest(self, prompt_index: int) -> int:
+        """The number of tokens of the longest right answer; 0 where there was none."""
+        seen = self.seen.get(prompt_index)
+        return 0 if seen is None else seen.longest
+
+    def judge(self, beginning: Beginning, right: bool) -> None:
+        """Record the end of a response of which a rule was asked."""
+        self.judged.append(JudgedBeginning(beginning, right))
+        self.judged_count += 1
+        if len(self.judged) > JUDGED:
+            del self.judged[0]
 
     def sized(self, groups: int, rollouts: int) -> None:
         """Count started groups, and started rollouts of these or of earlier ones."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from asyncrl.config.schema.section import BASIC, Contradictions, Section
-from asyncrl.config.selection_names import FILTERS, SIZINGS
+from asyncrl.config.selection_names import FILTERS, PRUNES, SIZINGS
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -100,6 +100,39 @@ class RolloutConfig(Section, frozen=True):
         int,
         Meta(ge=1, le=2**16, description="rollouts of a prompt at most, where sizing is not fixed"),
     ] = 16
+    prune: Annotated[
+        str,
+        PRUNES.named,
+        Meta(
+            description=(
+                "rollouts that end before their response is complete: those that probably fail, "
+                "or that the group has enough of, that begin alike, or that are too long"
+            )
+        ),
+    ] = "none"
+    prune_after: Annotated[
+        int, Meta(ge=1, description="tokens of a response at each of which prune is asked about it")
+    ] = 512
+    prune_share: Annotated[
+        float,
+        Meta(
+            gt=0,
+            lt=1,
+            description=(
+                "unlikely: chance of success, relative to the mean, below which a rollout may "
+                "end; balance: share of a group that goes on; converged: mean edit distance"
+            ),
+        ),
+    ] = 0.5
+    prune_weight: Annotated[
+        Literal["none", "inverse"],
+        Meta(
+            description=(
+                "weight of a rollout that went on by a draw: 1, or the inverse of its chance, "
+                "which leaves no bias (with train.advantage = rloo)"
+            )
+        ),
+    ] = "none"
     mode: Annotated[
         Literal["in_flight", "batch"],
         Meta(
@@ -139,8 +172,64 @@ class RolloutConfig(Section, frozen=True):
                 "it "
                 "to 0",
             )
+        yield from self._prune_contradictions(whole)
         if self.sizing != "fixed" and self.group_size_max < self.group_size:
             yield (
                 ("rollout.group_size_max", "rollout.group_size"),
                 "a prompt would get fewer rollouts than the least: raise group_size_max",
+            )
+
+    def _prune_contradictions(self, whole: Config) -> Contradictions:
+        if self.prune == "none":
+            if self.prune_weight != "none":
+                yield (
+                    ("rollout.prune_weight", "rollout.prune"),
+                    "no rollout is ended, so none has a chance to weigh by: set prune to unlikely "
+                    "or a rule of your own that draws, or prune_weight to none",
+                )
+            return
+        if whole.agent.run:
+            yield (
+                ("rollout.prune", "agent.run"),
+                "an agent's episode is never ended by a rule, because its environment would be "
+                "left in the middle of it: set prune to none (agent.episode_s and agent.max_calls "
+                "bound episodes)",
+            )
+        if self.prune_after >= self.max_new_tokens:
+            yield (
+                ("rollout.prune_after", "rollout.max_new_tokens"),
+                "a response of so many tokens is complete before the rule is asked: lower "
+                "prune_after",
+            )
+        if self.k_min >= self.group_size and self.prune != "longest":
+            yield (
+                ("rollout.prune", "rollout.k_min", "rollout.group_size"),
+                "the last k_min rollouts of a group are never ended, so none could be: lower k_min "
+                "or raise group_size",
+            )
+        if self.prune_weight == "none":
+            return
+        if self.prune in ("balance", "converged", "longest"):
+            yield (
+                ("rollout.prune_weight", "rollout.prune"),
+                f"{self.prune} ends rollouts without a draw, so nothing could stand for them: set "
+                "prune to unlikely, or prune_weight to none",
+            )
+        if whole.train.advantage != "rloo" or whole.train.credit != "episode":
+            yield (
+                ("rollout.prune_weight", "train.advantage"),
+                "weights leave no bias with leave-one-out rewards alone: set advantage to rloo and "
+                "credit to episode, or prune_weight to none",
+            )
+        if self.filter != "none":
+            yield (
+                ("rollout.prune_weight", "rollout.filter"),
+                "a filter that looks at those that went on would take with it what they stand for: "
+                "set filter to none, or prune_weight to none",
+            )
+        if whole.train.keep != "all":
+            yield (
+                ("rollout.prune_weight", "train.keep"),
+                "a choice among those that went on would be weighted by the chance of something "
+                "else: set keep to all, or prune_weight to none",
             )

@@ -117,7 +117,7 @@ class _Part:
             case e.Taken(_, rollouts, left_out):  # those without a verdict end with it, too
                 for owner in _rollouts([*rollouts, *left_out]):
                     self._note(owner, number, event, ends=True)
-            case e.Trained() | e.Discarded() | e.Buried():
+            case e.Trained() | e.Discarded() | e.Buried() | e.Pruned(kept=0):
                 self._note(("rollout", event.rollout), number, event, ends=True)
             case e.Dropped(group):
                 self._note(("group", group), number, event, ends=True)

@@ -81,7 +81,7 @@ def ending(experience: Experience, event: e.AnyEvent) -> Iterator[tuple[Rollout,
             yield rollouts[number], *(("trained", "") if trained else ("discarded", reason))
         case e.Discarded(number, reason) if number in rollouts:
             yield rollouts[number], "discarded", reason
-        case e.Buried(number, reason) if number in rollouts:
+        case e.Buried(number, reason) | e.Pruned(number, reason, 0) if number in rollouts:
             yield rollouts[number], "buried", reason
         case e.Taken(_, taken, left_out):  # those that nobody could judge leave with it, too
             for number in left_out:

@@ -346,7 +346,7 @@ class Checker(CheckedRun):
             CHECKS[type(event)](self, event)
         if self.violation is None:
             self._witnessed(number, event)
-        if isinstance(event, e.Sealed | e.Answered | e.Requeued | e.Buried):
+        if isinstance(event, e.Sealed | e.Answered | e.Requeued | e.Buried | e.Pruned):
             self._lease_ended(event)
         if self.violation is None:
             self.reference.apply(event)
@@ -370,6 +370,8 @@ class Checker(CheckedRun):
                 self.leases.ended(call, event.reason, failed=event.failed)
             case e.Buried() if call is not None and call.holder:
                 self.leases.ended(call, event.reason, failed=True)
+            case e.Pruned() if call is not None and call.holder:
+                self.leases.ended(call, event.reason, failed=False)
             case e.Dropped():
                 self._dropped(event)
             case e.Discarded(reason=reason):
@@ -411,7 +413,7 @@ class Checker(CheckedRun):
         id = event.call if isinstance(event, e.Answered) else getattr(event, "rollout", None)
         return None if id is None else self.reference.call(id)
 
-    def _lease_ended(self, event: e.Sealed | e.Answered | e.Requeued | e.Buried) -> None:
+    def _lease_ended(self, event: e.Sealed | e.Answered | e.Requeued | e.Buried | e.Pruned) -> None:
         if (call := self._call_of(event)) is not None:
             reason = "" if isinstance(event, e.Sealed | e.Answered) else event.reason
             self.lease_ended(call.holder, call.lease, reason)

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from asyncrl.experience import events as e
 from asyncrl.simulation.checker import generation_checks as generation
 from asyncrl.simulation.checker import growth_checks as growth
+from asyncrl.simulation.checker import prune_checks as pruning
 from asyncrl.simulation.checker import selection_checks as selection
 from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.reference_episodes import OfEpisode
@@ -22,6 +23,8 @@ CHECKS: dict[type, Callable[[CheckedRun, Any], None]] = {
     **dict.fromkeys(get_args(OfEpisode), generation.of_episode),
     e.Requeued: generation.requeued,
     e.Buried: generation.buried,
+    e.Spared: pruning.spared,
+    e.Pruned: pruning.pruned,
     e.LateTokens: generation.late,
     e.Judged: generation.judged,
     e.Taken: selection.taken,

@@ -15,6 +15,7 @@ from asyncrl.messages import Scored
 from asyncrl.simulation.checker.call_checks import check_lease, check_tokens, check_whole
 from asyncrl.simulation.checker.checked_run import CheckedRun, live_call, live_rollout
 from asyncrl.simulation.checker.growth_checks import check_first_size
+from asyncrl.simulation.checker.prune_checks import check_asked
 from asyncrl.simulation.checker.reference_episodes import OfEpisode
 from asyncrl.simulation.checker.reference_rollouts import ReferenceAgentCall, ReferenceCall
 
@@ -134,6 +135,7 @@ def _is_due(run: CheckedRun, event: e.Admitted) -> bool:
 def leased(run: CheckedRun, event: e.Leased) -> None:
     seen = live_call(run, event.rollout, event)
     check_lease(run, seen, event)
+    check_asked(run, seen)
     if isinstance(seen, ReferenceAgentCall) and seen.group.event.split == "train":
         newest = max((max(call.versions) for call in seen.episode.sampled), default=math.inf)
         run.hold(

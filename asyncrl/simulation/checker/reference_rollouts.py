@@ -64,14 +64,18 @@ class ReferenceRollout(ReferenceCall):
     """One rollout. One that an agent plays is an `episode`, whose calls have the tokens until it is
     sealed; then they are the rollout's own, one turn after another. `given` are
     the tokens of each of its strands that the learner was given, by the value of their mask. `cut`:
-    at its budget."""
+    at its budget. A rule was asked about its first `looked` tokens last, and it goes on with this
+    `chance`."""
 
-    __slots__ = ("cut", "episode", "given", "member", "sealed", "step", "verdict")
+    __slots__ = (
+        *("chance", "cut", "episode", "given", "looked", "member", "sealed", "step", "verdict"),
+    )
 
     def __init__(self, id: int, group: ReferenceGroup, member: int) -> None:
         super().__init__(id, group)
         self.member = member
         self.sealed = self.cut = False
+        self.looked, self.chance = 0, 1.0
         self.verdict: Scored | NoVerdict | None = None
         self.step: int | None = None
         self.given: list[Counter[int]] = []
@@ -186,12 +190,14 @@ class ReferenceGroup:
     became of them, `solved` those that the verifier gave 1, `left` those that were not chosen.
     What was known of its prompt when it was admitted is its `prior`, a mean of rewards and its
     weight, and its `posterior`, 1 and those that solved it, 1 and those that did not.
-    `admitted_version` is the one that was committed last then. It `may_grow` until it has `most`
-    members, or was told that it has all."""
+    `longest` are the tokens of its longest right answer until then, and `admitted_version` the
+    version that was committed last. Of members that a rule ended `pruned` are those of which
+    nothing was kept, and `chances` has those with which the others went on. It `may_grow` until it
+    has `most` members, or was told that it has all."""
 
     __slots__ = (
-        *("admitted_version", "event", "left", "members", "most", "ordinal", "place"),
-        *("posterior", "prior", "rewards", "solved", "steps"),
+        *("admitted_version", "chances", "event", "left", "longest", "members", "most", "ordinal"),
+        *("place", "posterior", "prior", "pruned", "rewards", "solved", "steps"),
     )
 
     def __init__(
@@ -211,6 +217,8 @@ class ReferenceGroup:
         self.rewards: dict[int, float] = {}
         self.solved: set[int] = set()
         self.left: set[int] = set()
+        self.longest, self.pruned = 0, 0
+        self.chances: dict[int, float] = {}
 
     @property
     def may_grow(self) -> bool:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from asyncrl.experience import events as e
 from asyncrl.messages import NoVerdict, Scored, Split
 from asyncrl.simulation.checker.reference_episodes import ReferenceEpisodes
+from asyncrl.simulation.checker.reference_pruning import ReferencePruning
 from asyncrl.simulation.checker.reference_rollouts import (
     ReferenceCall,
     ReferenceEpisode,
@@ -70,6 +71,7 @@ class ReferenceState:
         self.placed: Counter[Split] = Counter()  # groups that are no restarts
         self.generated: Counter[Facts] = Counter()
         self.learned: dict[Facts, float] = {}  # shares of their tokens that were trained
+        self.pruning = ReferencePruning()
         self.signals: list[bool] = []  # of completed groups: do their rewards differ?
         self.cursor = self.leases = 0
         self.started = 0, 0  # training groups, and their rollouts
@@ -216,6 +218,13 @@ class ReferenceState:
                 self._end(event.rollout, event.reason)
                 self.ended[event.rollout] = "buried"
                 self._visited(groups.values())
+            case e.Spared():
+                seen = self.rollouts[event.rollout]
+                seen.looked = event.tokens
+                seen.chance = seen.group.chances[seen.id] = seen.chance * event.chance
+            case e.Pruned():
+                self._prune(event)
+                self._visited(groups.values())
             case e.LateTokens():
                 self.tokens += event.tokens
                 self.tokens_discarded["late"] += event.tokens
@@ -225,8 +234,11 @@ class ReferenceState:
                 if isinstance(event.verdict, Scored):
                     reward, score = event.verdict.reward, event.verdict.score
                     seen.group.rewards[seen.id] = reward
-                    if (reward if score is None else score) == 1.0:
+                    right = (reward if score is None else score) == 1.0
+                    if right:
                         seen.group.solved.add(seen.id)
+                    if seen.group.event.split == "train":
+                        self.pruning.judge(seen, right)
                 self._visited(groups.values())
             case e.Taken():
                 self._take(event)
@@ -305,6 +317,8 @@ class ReferenceState:
         group = self.groups[event.group] = ReferenceGroup(
             event, self.ordinals[event.split], place, prior, posterior, self.served
         )
+        if event.split == "train":
+            group.longest = self.pruning.longest.get(event.prompt_index, 0)
         self.ordinals[event.split] += 1
         self._join(group, group.members)
         if event.restarts is not None:
@@ -347,6 +361,18 @@ class ReferenceState:
         for id in event.left_out:
             self.rollouts[id].group.left.add(id)
             self._end(id, "not_chosen")
+
+    def _prune(self, event: e.Pruned) -> None:
+        seen = self.rollouts[event.rollout]
+        self.pruning.counts[event.reason] += 1
+        if not event.kept:
+            seen.group.pruned += 1
+            self._end(seen.id, event.reason)
+            self.ended[seen.id] = "buried"
+            return
+        self.tokens_discarded[event.reason] += seen.shorten(event.kept)
+        seen.holder, seen.sealed, seen.cut = "", True, True
+        self._generated(seen)
 
     def _visited(self, groups: Iterable[ReferenceGroup]) -> None:
         """A member was judged or buried: a group of which no more is to come was a visit of its

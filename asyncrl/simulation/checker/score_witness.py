@@ -51,6 +51,7 @@ class ScoreWitness:
             seen = rollouts[rollout]
             if seen.step is None and seen.group.event.split == "train":
                 due = sum(n for at, version, n in came if at < since and version <= step)
+                due = min(due, sum(version <= step for version in seen.versions))  # some were cut
                 asked = self._asked.get(rollout, 0)
                 self._run.hold(
                     "proximal",

@@ -71,6 +71,16 @@ def _rollout(run: CheckedRun, id: int) -> None:
     spans = [(span.version, span.start, span.end) for span in theirs.spans]
     same = mine.ids == theirs.ids and mine.behaviour == theirs.behaviour and mine.spans() == spans
     run.hold("parallel", same, "rollout {} is not what was sampled: spans {}", id, spans)
+    run.hold(
+        "pruning",
+        (mine.looked, mine.chance) == (theirs.looked, theirs.chance),
+        "rollout {} was asked about after {} tokens, not {}, and goes on with {}, not {}",
+        id,
+        mine.looked,
+        theirs.looked,
+        mine.chance,
+        theirs.chance,
+    )
     same = (mine.holder, mine.attempt, mine.failures) == (
         theirs.holder,
         theirs.attempt,
@@ -212,6 +222,22 @@ def compare_all(run: CheckedRun, invariant: str) -> None:
     )
     for id in mine.rollouts:
         _rollout(run, id)
+    run.hold(
+        invariant,
+        +mine.pruning.counts == Counter(theirs.ledger.pruned),
+        "a rule has ended {}, and counted are {}",
+        mine.pruning.counts,
+        theirs.ledger.pruned,
+    )
+    known = len(mine.pruning.judged), mine.pruning.longest
+    longest = {n: seen.longest for n, seen in theirs.history.seen.items() if seen.longest}
+    run.hold(
+        invariant,
+        known == (theirs.history.judged_count, longest),
+        "the beginnings that are known, and the longest right answers, are {}, not {}",
+        known,
+        (theirs.history.judged_count, longest),
+    )
     compare(run)
     _audit(run)
 

@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 from asyncrl.messages import MicroBatch, Sample
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.checked_run import CheckedRun
-from asyncrl.simulation.checker.reference_rollouts import ReferenceCall, ReferenceRollout
+from asyncrl.simulation.checker.reference_rollouts import (
+    ReferenceCall,
+    ReferenceGroup,
+    ReferenceRollout,
+)
 from asyncrl.simulation.checker.reference_state import Filling
 from asyncrl.simulation.checker.strand_batch_checks import check_strand, check_turns
 
@@ -182,6 +186,7 @@ def _check_rewards(
         given,
     )
     _check_prompt(run, batch, sample, seen)
+    _check_chances(run, batch, sample.group, seen.group)
     if run.config.train.unit == "group":
         scored = [*seen.group.compared.values()]
         run.hold(
@@ -220,14 +225,31 @@ def _check_prompt(
 ) -> None:
     """Check what the learner is told of the prompt: what was known when its group was admitted."""
     given, group = batch.prompts.get(sample.group), seen.group
-    due = [*group.prior, *group.posterior]
+    due = [*group.prior, *group.posterior, group.longest]
     run.hold(
         "prompts",
         given is not None
         and given.index == group.event.prompt_index
-        and all(map(_close, (*given.prior, *given.posterior), due)),
+        and all(map(_close, (*given.prior, *given.posterior, given.longest), due)),
         "of the prompt of group {} the learner is told {}, and {} was known",
         sample.group,
+        given,
+        due,
+    )
+
+
+def _check_chances(run: CheckedRun, batch: MicroBatch, number: int, group: ReferenceGroup) -> None:
+    """Check what the learner is told of the chances with which members went on to their end."""
+    given = batch.drawn.get(number)
+    chances = [group.chances.get(id, 1.0) for id in group.compared]
+    due = (len(chances) + group.pruned, chances)
+    weighs = run.config.rollout.prune_weight == "inverse"
+    plain = not weighs or (not group.pruned and all(chance == 1.0 for chance in chances))
+    run.hold(
+        "pruning",
+        given is None if plain else given is not None and (given.started, given.chances) == due,
+        "of group {} the learner is told {}, and it has {}",
+        number,
         given,
         due,
     )
