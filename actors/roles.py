@@ -51,6 +51,7 @@ from asyncrl.runtime.run_dir import (
 
 if TYPE_CHECKING:
     from asyncrl.actors.coordinator.coordinator import Coordinator
+    from asyncrl.actors.coordinator.imports import ForeignAnswers
     from asyncrl.actors.coordinator.lifecycle import Outcome
     from asyncrl.actors.coordinator.prompts import PromptSource
     from asyncrl.actors.reward_actor import Asks
@@ -83,7 +84,7 @@ async def coordinator(context: ActorContext) -> None:
     from asyncrl.training.checkpoint_index import complete
 
     config, path = context.config, context.run / JOURNAL
-    prompts = _prompts(context)
+    prompts, foreign = _prompts(context)
     metrics = Metrics()
     metrics.describe(
         task=named(config.task),
@@ -119,28 +120,32 @@ async def coordinator(context: ActorContext) -> None:
                 partial(_standing, journal),
                 partial(_keep, context.run / STALL),
             ),
+            foreign,
         )
         await _conduct(context, run, metrics)
 
 
-def _prompts(context: ActorContext) -> PromptSource:
-    """The prompts of a run, in the order of its curriculum."""
+def _prompts(context: ActorContext) -> tuple[PromptSource, ForeignAnswers | None]:
+    """The prompts of a run, in the order of its curriculum, and the foreign answers to them."""
     from asyncrl.actors.coordinator.prompts import PromptSource
     from asyncrl.tasks import open_task
+    from asyncrl.tasks.file_answers import FileAnswers
     from asyncrl.tasks.mixed import parts_of, size_of
     from asyncrl.tasks.text import Tokenizer
 
     config = context.config
     task = open_task(config.task, config.run.seed)
-    return PromptSource(
+    tokenizer = Tokenizer(context.initial, chat=config.task.chat)
+    prompts = PromptSource(
         task,
-        Tokenizer(context.initial, chat=config.task.chat),
+        tokenizer,
         seed=config.run.seed,
         epochs=config.task.epochs,
         curriculum=config.task.curriculum,
         parts=parts_of(config.task, size_of(task)),
         stages=config.task.stages,
     )
+    return prompts, FileAnswers(config, tokenizer) if config.foreign.source == "file" else None
 
 
 async def _conduct(context: ActorContext, run: Coordinator, metrics: Metrics) -> None:

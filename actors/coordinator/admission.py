@@ -134,6 +134,7 @@ class Admission:
                 sampled=bool(samples),
                 played=bool(self._config.agent.run),
                 most=most,
+                imports=self._config.foreign.most if split == "train" else 0,
             )
         )
         if split == "train":

@@ -18,6 +18,7 @@ from asyncrl.actors.coordinator.engine_pool import EnginePool
 from asyncrl.actors.coordinator.episode_placement import EpisodePlacement
 from asyncrl.actors.coordinator.evaluation import Evaluation, evaluation_plan
 from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.imports import ForeignAnswers, Imports
 from asyncrl.actors.coordinator.leases import LeaseTable
 from asyncrl.actors.coordinator.lent_engines import LentEngines
 from asyncrl.actors.coordinator.lifecycle import Lifecycle, Outcome
@@ -72,6 +73,7 @@ class Components:
     episode_placement: EpisodePlacement
     playing: Playing
     admission: Admission
+    imports: Imports
     chunks: ChunkIntake
     scoring: Scoring
     publishing: Publishing
@@ -108,9 +110,14 @@ class Observers(NamedTuple):
 
 
 def assemble(
-    config: Config, store: EventStore, prompts: PromptSource, waits: Waits, observers: Observers
+    config: Config,
+    store: EventStore,
+    prompts: PromptSource,
+    waits: Waits,
+    observers: Observers,
+    foreign: ForeignAnswers | None = None,
 ) -> Components:
-    """Build the parts of a run that begins now."""
+    """Build the parts of a run that begins now. `foreign` are the answers that may join groups."""
     clock = RunClock()
     changes = Changes(waits, clock, config.supervision.stall_s)
     roster = Roster(changes.set)
@@ -155,6 +162,7 @@ def assemble(
         episode_placement=episode_placement,
         playing=_playing(config, store, episode_placement, reclaiming, clock),
         admission=admission,
+        imports=Imports(store, config, foreign),
         chunks=chunks,
         scoring=Scoring(store, roster, config, clock),
         publishing=Publishing(store, engines, config, clock),

@@ -9,9 +9,9 @@ conduct    changes                  leases, score requests,         a change    
                                     micro-batches, publications
 tick       time                     deadlines, status, metrics      a second    the clock
 
-    _pump:  dismiss engines that leave → let groups grow → feed the trainer → lend its devices, or
-            take them back → answer agents → admit prompts → begin episodes → lease rollouts →
-            evaluate → ask verdicts → publish
+    _pump:  dismiss engines that leave → let groups grow, and take foreign answers in → feed the
+            trainer → lend its devices, or take them back → answer agents → admit prompts → begin
+            episodes → lease rollouts → evaluate → ask verdicts → publish
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from asyncrl.actors.coordinator.connections import Connections
 from asyncrl.actors.coordinator.decisions import Decision
 from asyncrl.actors.coordinator.ending import ending
 from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.imports import ForeignAnswers
 from asyncrl.actors.coordinator.lifecycle import GOODBYE_S, Outcome, Phase
 from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.actors.coordinator.prompts import PromptSource
@@ -60,8 +61,9 @@ class Coordinator:
         prompts: PromptSource,
         waits: Waits,
         observers: Observers,
+        foreign: ForeignAnswers | None = None,
     ) -> None:
-        self.parts = assemble(config, store, prompts, waits, observers)
+        self.parts = assemble(config, store, prompts, waits, observers, foreign)
         self._connections = Connections(self.parts)
         curve = observers.curve
         for version, accuracy in curve.evaluated.items():  # of the run's earlier lives
@@ -116,6 +118,7 @@ class Coordinator:
         if stepping is None or parts.lifecycle.phase is Phase.INIT:
             return
         parts.admission.sizes.decide()
+        parts.imports.decide()
         stepping.feed(parts.publishing.committed, parts.publishing.served)
         if parts.publishing.committed is not None:
             self._carry_out(parts.lent.pump(stepping.idle, stepping.version, parts.clock.now()))

@@ -53,7 +53,7 @@ class Account(msgspec.Struct):
         )
 
 
-class Ledger(msgspec.Struct):
+class Books(msgspec.Struct):
     """One account of tokens and one of rollouts."""
 
     tokens: Account = msgspec.field(default_factory=Account)
@@ -77,6 +77,17 @@ class Ledger(msgspec.Struct):
     def balances(self) -> bool:
         """True if both accounts balance."""
         return self.tokens.balances() and self.rollouts.balances()
+
+
+class Ledger(Books):
+    """The accounts of what the run has sampled; `foreign` are those of what was imported, whose
+    totals are that."""
+
+    foreign: Books = msgspec.field(default_factory=Books)
+
+    def balances(self) -> bool:
+        """True if all accounts balance."""
+        return Books.balances(self) and self.foreign.balances()
 
     def summary(self) -> dict[str, dict[str, int | dict[str, int]]]:
         """The ledger under the names of `summary.json`: `tokens.generated`, `rollouts.admitted`,

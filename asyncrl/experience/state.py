@@ -162,6 +162,11 @@ class ExperienceState:
         grow, the one admitted first first."""
         return [self.groups[group] for group in self.work_index.undecided()]
 
+    def importing(self) -> list[Group]:
+        """Groups whose members are all judged or buried and of which it must be said which foreign
+        answers join them, the one admitted first first."""
+        return [self.groups[group] for group in self.work_index.importing()]
+
     def ready(self, split: Split = "train") -> list[Group]:
         """Complete groups (each member judged or buried, and no more to come) of which no step has
         taken a member, the oldest first.

@@ -14,7 +14,7 @@ import msgspec
 from asyncrl.explain.json_files import read_json, write_json
 from asyncrl.explain.recent_outcomes import RecentOutcomes
 from asyncrl.explain.sft_figures import SftFigures
-from asyncrl.explain.summary import JudgedAnswers, RolloutTotals, TokenTotals
+from asyncrl.explain.summary import ForeignTotals, JudgedAnswers, RolloutTotals, TokenTotals
 from asyncrl.messages import Busy, Role, StartCounts, Wait
 
 NAMED = 5
@@ -183,6 +183,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     ledger: RolloutTotals
     journal: JournalStatus
     restarts: dict[str, int]
+    foreign: ForeignTotals = ForeignTotals()
     lending: LendingStatus | None = None
     episodes: EpisodeCounts = EpisodeCounts()
     failing: list[FailedEpisodes] = []

@@ -13,6 +13,7 @@ from asyncrl.config.errors import ConfigError
 from asyncrl.explain.conditions.agreement import agreeing_sentences
 from asyncrl.explain.curve import StepPoint
 from asyncrl.explain.diagnosis import diagnose, idle
+from asyncrl.explain.rows import foreign_said
 from asyncrl.explain.run_disk import takes_no_more
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_status import LendingStatus, RunStatus
@@ -100,6 +101,9 @@ def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: 
         sentences.append(shares)
     if status.lending is not None and status.lending.loans:
         sentences.append(_lending(status.lending, status.seconds))
+    if status.foreign.imported:
+        said = foreign_said(status.foreign, status.tokens.trained)
+        sentences.append(f"Foreign tokens, which the policy did not sample: {said}.")
     sentences.append(diagnose(status))
     sentences += [
         f"The run goes on without {actor.name}, which {actor.removed}."

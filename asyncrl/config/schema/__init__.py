@@ -14,6 +14,7 @@ from asyncrl.config.schema.engine_section import (
     VllmConfig,
 )
 from asyncrl.config.schema.evaluation_section import EvaluationConfig
+from asyncrl.config.schema.foreign_section import ForeignConfig
 from asyncrl.config.schema.journal_section import JournalConfig
 from asyncrl.config.schema.judge_section import JudgeConfig
 from asyncrl.config.schema.machine_section import MachineConfig
@@ -52,6 +53,7 @@ __all__ = [
     "Count",
     "EngineConfig",
     "EvaluationConfig",
+    "ForeignConfig",
     "JournalConfig",
     "JudgeConfig",
     "LoraConfig",

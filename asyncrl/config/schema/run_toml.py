@@ -11,6 +11,7 @@ from asyncrl.config.schema.agent_section import AgentConfig
 from asyncrl.config.schema.cluster_section import ClusterConfig
 from asyncrl.config.schema.engine_section import EngineConfig
 from asyncrl.config.schema.evaluation_section import EvaluationConfig
+from asyncrl.config.schema.foreign_section import ForeignConfig
 from asyncrl.config.schema.journal_section import JournalConfig
 from asyncrl.config.schema.judge_section import JudgeConfig
 from asyncrl.config.schema.machine_section import MachineConfig
@@ -53,6 +54,7 @@ class Config(Section, frozen=True):
     reference: ReferenceConfig = ReferenceConfig()
     teacher: TeacherConfig = TeacherConfig()
     supervised: SupervisedConfig = SupervisedConfig()
+    foreign: ForeignConfig = ForeignConfig()
     sft: SftConfig = SftConfig()
     staleness: StalenessConfig = StalenessConfig()
     publication: PublicationConfig = PublicationConfig()

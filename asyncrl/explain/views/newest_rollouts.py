@@ -109,6 +109,10 @@ class _Part:
                     if kind == "rollout" and n >= first and n not in placed
                 )
                 self._note(("group", group), number, event)
+            case e.Imported(group, first, answers):
+                more = range(first, first + len(answers))
+                self._grown.setdefault(group, []).extend(more)
+                self._note(("group", group), number, event)
             case e.Called(rollout, _, call):
                 events = self._events.pop(("rollout", call), [])
                 self._events.setdefault(("rollout", rollout), []).extend(events)

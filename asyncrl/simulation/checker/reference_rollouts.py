@@ -66,12 +66,13 @@ class ReferenceRollout(ReferenceCall):
     the tokens of each of its strands that the learner was given, by the value of their mask. `cut`:
     at its budget."""
 
-    __slots__ = ("cut", "episode", "given", "member", "sealed", "step", "verdict")
+    __slots__ = ("cut", "episode", "given", "member", "own", "sealed", "step", "verdict")
 
     def __init__(self, id: int, group: ReferenceGroup, member: int) -> None:
         super().__init__(id, group)
         self.member = member
         self.sealed = self.cut = False
+        self.own = True
         self.verdict: Scored | NoVerdict | None = None
         self.step: int | None = None
         self.given: list[Counter[int]] = []
@@ -187,11 +188,12 @@ class ReferenceGroup:
     What was known of its prompt when it was admitted is its `prior`, a mean of rewards and its
     weight, and its `posterior`, 1 and those that solved it, 1 and those that did not.
     `admitted_version` is the one that was committed last then. It `may_grow` until it has `most`
-    members, or was told that it has all."""
+    members, or was told that it has all. `imports` foreign answers may still join it, and `foreign`
+    are the members that have."""
 
     __slots__ = (
-        *("admitted_version", "event", "left", "members", "most", "ordinal", "place"),
-        *("posterior", "prior", "rewards", "solved", "steps"),
+        *("admitted_version", "event", "foreign", "imports", "left", "members", "most", "ordinal"),
+        *("place", "posterior", "prior", "rewards", "solved", "steps"),
     )
 
     def __init__(
@@ -206,7 +208,8 @@ class ReferenceGroup:
         self.event, self.ordinal, self.place, self.prior = event, ordinal, place, prior
         self.posterior, self.admitted_version = posterior, admitted_version
         self.members = [*range(event.first, event.first + event.size)]
-        self.most = event.most
+        self.most, self.imports = event.most, event.imports
+        self.foreign: set[int] = set()
         self.steps: dict[int, int] = {}
         self.rewards: dict[int, float] = {}
         self.solved: set[int] = set()
@@ -215,6 +218,11 @@ class ReferenceGroup:
     @property
     def may_grow(self) -> bool:
         return len(self.members) < self.most
+
+    @property
+    def own_rewards(self) -> list[float]:
+        """The rewards of the members that the run has sampled, by number."""
+        return [self.rewards[id] for id in sorted(self.rewards) if id not in self.foreign]
 
     @property
     def compared(self) -> dict[int, float]:
