@@ -16,7 +16,7 @@ from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.config import Config
 from asyncrl.experience.events import Imported
 from asyncrl.experience.rollout import Group
-from asyncrl.messages import ForeignAnswer
+from asyncrl.messages import ForeignAnswer, Scored
 
 
 class ForeignAnswers(Protocol):
@@ -34,7 +34,7 @@ class Imports:
     def __init__(
         self, store: EventStore, config: Config, answers: ForeignAnswers | None = None
     ) -> None:
-        """`answers` are needed where `foreign.source` is `file`."""
+        """`answers` are those of a file, where `foreign.source` is that."""
         self._store, self._config, self._answers = store, config, answers
         self.most = config.foreign.most
 
@@ -49,13 +49,26 @@ class Imports:
         """The answers that join a group; none where it is dropped for too few verdicts anyway, or
         the settings of a resumed run want none any more."""
         verdicts = sum(member.compared for member in group.own_members)
-        if verdicts < self._config.rollout.k_min or self._answers is None:
+        if verdicts < self._config.rollout.k_min:
+            return []
+        if group.source == "pool":
+            return self._of_pool(group)
+        if self._answers is None:
             return []
         found = self._answers.of(group.prompt)
         count = min(group.imports, self.most, len(found))
         draw = random.Random(f"{self._config.run.seed}/foreign/{group.key}")
         places = sorted(draw.sample(range(len(found)), count))
         return [dated(found[place], group.admitted_version) for place in places]
+
+    def _of_pool(self, group: Group) -> list[ForeignAnswer]:
+        """The old success at this prompt, if all of the group's own fail and it is young enough."""
+        answer = self._store.experience.pool.answers.get(group.prompt_index)
+        own = [member.verdict for member in group.own_members]
+        if answer is None or any(isinstance(one, Scored) and one.exact for one in own):
+            return []
+        age = group.admitted_version - answer.version
+        return [answer] if self.most and age <= self._config.foreign.max_age else []
 
 
 def dated(answer: ForeignAnswer, version: int) -> ForeignAnswer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncrl.messages import Finish, ForeignAnswer, Split, Verdict
+from asyncrl.messages import Finish, ForeignAnswer, Source, Split, Verdict
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -26,7 +26,8 @@ class Admitted(Event, frozen=True):
     prompts from which the next training prompt is searched. The answers to a held-out prompt are
     `sampled`, or greedy. With `played` its rollouts are episodes of an agent, each of at most
     `max_new_tokens` sampled tokens in total. A group with `most` over `size` may grow to that
-    (`Grown`). At most `imports` foreign answers join it (`Imported`).
+    (`Grown`). At most `imports` foreign answers of `source` join it
+    (`Imported`).
 
     Example: `Admitted(3, 24, 8, "train", 17, ids, 512)`: the prompt at 17 became group 3, with
     rollouts 24 to 31 of at most 512 tokens each.
@@ -47,6 +48,7 @@ class Admitted(Event, frozen=True):
     played: bool = False
     most: int = 0
     imports: int = 0
+    source: Source = "own"
 
 
 class Grown(Event, frozen=True):

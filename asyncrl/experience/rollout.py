@@ -125,8 +125,8 @@ class Group(msgspec.Struct):
     (`History.prior`), `posterior`, that of its solve rate (`History.posterior`), and
     `admitted_version`, the version last published, 0 before the first. `most` is the number of
     members to which it may grow; 0 where it does not, or has been completed. `imports` is the
-    number of foreign answers that may join it; 0 where none may, or it was said which do. An agent
-    plays its rollouts where it is `played`.
+    number of foreign answers of `source` that may join it; 0 where none may, or it was said which
+    do. An agent plays its rollouts where it is `played`.
     """
 
     id: int
@@ -144,6 +144,7 @@ class Group(msgspec.Struct):
     most: int = 0
     played: bool = False
     imports: int = 0
+    source: Source = "own"
 
     @classmethod
     def of(
@@ -199,6 +200,7 @@ class Group(msgspec.Struct):
             event.most,
             event.played,
             event.imports,
+            event.source,
         )
 
     def grow(self, event: Grown) -> tuple[Rollout, ...]:

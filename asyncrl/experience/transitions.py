@@ -484,6 +484,8 @@ def _member_finished(state: ExperienceState, group: Group) -> None:
             differ_to_go=equal and differ_to_go(facts.rewards, facts.turns),
             differ_below=equal and differ_below(facts.rewards, facts.turns, facts.above),
         )
+        if group.source == "pool":
+            state.pool.keep(group)
     _complete_or_over(state, group)
 
 

@@ -437,6 +437,9 @@ def _import(settings: Settings, seed: int) -> None:
             "members": draw.randint(1, rollout["group_size"]),
             "max_age": draw.choice((0, 1, 3, 8)),
         }
+        if draw.random() < 0.5 and "mix" not in settings["task"]:
+            settings["foreign"] |= {"source": "pool", "path": ""}
+            settings["task"] |= {"train_size": 3 * settings["train"]["batch_groups"], "epochs": 0}
         settings["staleness"]["proximal"] = draw.choice(("behaviour", "recompute"))
 
 

@@ -14,9 +14,10 @@ from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.group_sizes import GroupSizes
 from asyncrl.actors.coordinator.imports import Imports
 from asyncrl.config import Config, ConfigError, load
+from asyncrl.experience import answer_pool
 from asyncrl.experience import events as e
 from asyncrl.experience.call import ImpossibleEvent
-from asyncrl.experience.experience import fold
+from asyncrl.experience.experience import Experience, fold
 from asyncrl.messages import ForeignAnswer, NoVerdict, Scored, Span, Verdict
 
 PROMPT = struct.pack("<i", 5)
@@ -122,6 +123,47 @@ def test_a_prompt_without_answers_and_a_resumed_run_without_a_file_complete_thei
         store.record(e.Buried(1, "died"))
         Imports(store, config_of(), answers).decide()
         assert events(store)[-1] == e.Imported(0, 2, []) and store.experience.groups[0].complete
+
+
+def test_an_old_success_joins_where_all_own_fail_and_is_not_too_old() -> None:
+    store, config = begun(), config_of(source="pool", path="", max_age=2)
+    x, published = store.experience, 3
+    store.record(e.Dropped(0, "k_min"))
+    for group, rewards, joined in (
+        (1, (0.0, 1.0), []),  # solved, so it is kept
+        (2, (0.0, 0.5), [("pool", "rollout 3", 3)]),
+        (3, (1.0, 0.0), []),
+        (4, (0.0, 0.0), []),  # three versions later
+    ):
+        if group == 4:
+            published = 7
+            store.record(e.Published(7))
+        first = x.next_rollout
+        store.record(e.Admitted(group, first, 2, "train", 0, PROMPT, 4, imports=1, source="pool"))
+        for rollout, reward in zip((first, first + 1), rewards, strict=True):
+            judge(store, rollout, Scored(reward))
+        again = EventStore(fold(events(store)), MemoryLog())
+        for one in (again, store):
+            Imports(one, config, None).decide()
+            (answers,) = [e_.answers for e_ in events(one)[-1:] if isinstance(e_, e.Imported)]
+            assert [(a.source, a.origin, a.version) for a in answers] == joined
+        if joined:
+            store.record(e.Judged(first + 2, Scored(1.0)))
+    assert published == 7 and x.pool.answers[0].origin == f"rollout {first - 2}"
+    assert Experience.of(x.snapshot()) == x and fold(events(store)) == x
+
+
+def test_the_pool_forgets_what_was_solved_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_pool, "POOL_TOKENS", 2)
+    store = begun()
+    for group in (1, 2, 3):
+        first = store.experience.next_rollout
+        store.record(
+            e.Admitted(group, first, 1, "train", group, PROMPT, 4, imports=1, source="pool")
+        )
+        judge(store, first, Scored(1.0))
+        store.record(e.Imported(group, first + 1, []))
+    assert [*store.experience.pool.answers] == [2, 3] and store.experience.pool.tokens == 2
 
 
 ANSWER = ForeignAnswer("file", "line 1", 3, bytes(8), bytes(8))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from asyncrl.config.schema.section import PATH, Contradictions, Section
+from asyncrl.messages import Source
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -16,8 +17,13 @@ class ForeignConfig(Section, frozen=True):
     """Answers that the policy did not sample, as members of groups (docs/extending.md)."""
 
     source: Annotated[
-        Literal["none", "file"],
-        Meta(description="where foreign answers are from: a file or folder of answers"),
+        Literal["none", "file", "pool"],
+        Meta(
+            description=(
+                "where foreign answers are from: a file or folder of answers, or the run's own old "
+                "successes, where all own answers of a group fail"
+            )
+        ),
     ] = "none"
     path: Annotated[
         str,
@@ -47,6 +53,11 @@ class ForeignConfig(Section, frozen=True):
     def most(self) -> int:
         """Foreign answers that may join a group; 0 without a source."""
         return 0 if self.source == "none" else self.members
+
+    @property
+    def imported(self) -> Source:
+        """The source of what joins groups; `own` without one."""
+        return "own" if self.source == "none" else self.source
 
     def contradictions(self, whole: Config) -> Contradictions:
         if (self.source == "file") != bool(self.path):

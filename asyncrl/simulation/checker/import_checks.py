@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 
 from asyncrl.experience import events as e
-from asyncrl.messages import ForeignAnswer
+from asyncrl.messages import Finish, ForeignAnswer
 from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.reference_rollouts import ReferenceGroup
 from asyncrl.simulation.fake_foreign import FakeForeign
@@ -16,7 +16,15 @@ def check_imports(run: CheckedRun, event: e.Admitted) -> None:
     """Check how many foreign answers may join a training group."""
     foreign = run.config.foreign
     due = 0 if foreign.source == "none" else foreign.members
-    run.hold("foreign", event.imports == due, "{} may have others than {} imports", event, due)
+    source = "own" if foreign.source == "none" else foreign.source
+    run.hold(
+        "foreign",
+        (event.imports, event.source) == (due, source),
+        "{} may have others than {} imports of {}",
+        event,
+        due,
+        source,
+    )
 
 
 def imported(run: CheckedRun, event: e.Imported) -> None:
@@ -32,7 +40,8 @@ def imported(run: CheckedRun, event: e.Imported) -> None:
         "{} came before its verdicts, after its growth was decided upon, or a second time",
         event,
     )
-    found = Counter(map(repr, _from_file(run, group)))
+    of_pool = run.config.foreign.source == "pool"
+    found = Counter(map(repr, (_from_pool if of_pool else _from_file)(run, group)))
     joined = Counter(map(repr, event.answers))
     own = sum(id in group.rewards for id in group.members)
     due = min(run.config.foreign.members, found.total())
@@ -57,6 +66,19 @@ def imported(run: CheckedRun, event: e.Imported) -> None:
         before,
         joined,
     )
+
+
+def _from_pool(run: CheckedRun, group: ReferenceGroup) -> list[ForeignAnswer]:
+    """The prompt's last success, where no own answer is right and it is not too old."""
+    last = run.reference.pool.get(group.event.prompt_index)
+    if last is None or group.solved:
+        return []
+    oldest = min(last.versions)
+    if (group.admitted_version or 0) - oldest > run.config.foreign.max_age:
+        return []
+    finish: Finish = "length" if last.cut else "stop"
+    ids, behaviour = bytes(last.ids), bytes(last.behaviour)
+    return [ForeignAnswer("pool", f"rollout {last.id}", oldest, ids, behaviour, finish)]
 
 
 def _from_file(run: CheckedRun, group: ReferenceGroup) -> list[ForeignAnswer]:

@@ -67,6 +67,7 @@ class ReferenceState:
         self.ended: dict[int, str] = {}
         self.tokens = self.tokens_trained = self.admitted = self.trained = 0
         self.foreign = Counter[str]()  # tokens that were imported, trained, and left out by reason
+        self.pool: dict[int, ReferenceRollout] = {}  # the last success at each prompt
         self.foreign_ended = Counter[str]()  # imported rollouts, by their end
         self.tokens_discarded: Counter[str] = Counter()
         self.agents = ReferenceEpisodes(self.tokens_discarded)
@@ -389,6 +390,9 @@ class ReferenceState:
                 before = self.visits.get(group.event.prompt_index, ReferenceVisits())
                 rewards = group.own_rewards
                 solved = group.solved - group.foreign
+                right = [self.rollouts[id] for id in sorted(solved) if self.rollouts[id].versions]
+                if right and group.event.source == "pool":
+                    self.pool[group.event.prompt_index] = right[0]
                 easy = len(solved) == len(group.members) - len(group.foreign)
                 self.signals.append(len({*group.rewards.values()}) > 1)
                 self.visits[group.event.prompt_index] = ReferenceVisits(

@@ -203,6 +203,9 @@ def compare_all(run: CheckedRun, invariant: str) -> None:
     }
     complete = [n for n, group in mine.groups.items() if mine.complete(group) and n not in begun]
     asked = [n for n, g in mine.groups.items() if mine.finished(g) and g.may_grow]
+    pool = {n: (bytes(seen.ids), min(seen.versions)) for n, seen in mine.pool.items()}
+    held = {n: (answer.ids, answer.version) for n, answer in theirs.pool.answers.items()}
+    run.hold(invariant, pool == held, "the pool has answers to {}, not to {}", list(pool), [*held])
     waiting_for = [
         n for n, g in mine.groups.items() if mine.finished(g) and not g.may_grow and g.imports
     ]
