@@ -81,6 +81,8 @@ def collect_status(parts: Components) -> RunStatus:
         tokens=TokenTotals.of(experience.ledger.tokens),
         ledger=RolloutTotals.of(experience.ledger.rollouts),
         foreign=ForeignTotals.of(experience.ledger.foreign.tokens),
+        shared=parts.sharing.shared if parts.sharing is not None else 0,
+        share_failed=parts.sharing.failed if parts.sharing is not None else 0,
         journal=parts.journal_status(),
         restarts=dict(statistics.restarts),
         lending=parts.lent.status(now),

@@ -31,6 +31,7 @@ from asyncrl.actors.coordinator.prompts import PromptSource
 from asyncrl.actors.coordinator.publishing import Publishing
 from asyncrl.actors.coordinator.reclaiming import Reclaiming
 from asyncrl.actors.coordinator.scoring import Scoring
+from asyncrl.actors.coordinator.sharing import Sharing
 from asyncrl.actors.coordinator.statistics import RunStatistics
 from asyncrl.actors.coordinator.stepping import Stepping
 from asyncrl.actors.coordinator.underway import Underway
@@ -82,6 +83,7 @@ class Components:
     underway: Underway
     outside_alarms: OutsideAlarms = field(default_factory=OutsideAlarms)
     stepping: Stepping | None = None
+    sharing: Sharing | None = None
     outcome: Outcome | None = None
 
     @property
@@ -116,6 +118,7 @@ def assemble(
     waits: Waits,
     observers: Observers,
     foreign: ForeignAnswers | None = None,
+    sharing: Sharing | None = None,
 ) -> Components:
     """Build the parts of a run that begins now. `foreign` are the answers that may join groups."""
     clock = RunClock()
@@ -163,6 +166,7 @@ def assemble(
         playing=_playing(config, store, episode_placement, reclaiming, clock),
         admission=admission,
         imports=Imports(store, config, foreign),
+        sharing=sharing,
         chunks=chunks,
         scoring=Scoring(store, roster, config, clock),
         publishing=Publishing(store, engines, config, clock),

@@ -35,6 +35,7 @@ from asyncrl.actors.coordinator.imports import ForeignAnswers
 from asyncrl.actors.coordinator.lifecycle import GOODBYE_S, Outcome, Phase
 from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.actors.coordinator.prompts import PromptSource
+from asyncrl.actors.coordinator.sharing import Sharing
 from asyncrl.actors.coordinator.shutdown import drain
 from asyncrl.actors.coordinator.stepping import Stepping
 from asyncrl.actors.coordinator.watchdog import tick
@@ -62,8 +63,9 @@ class Coordinator:
         waits: Waits,
         observers: Observers,
         foreign: ForeignAnswers | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
-        self.parts = assemble(config, store, prompts, waits, observers, foreign)
+        self.parts = assemble(config, store, prompts, waits, observers, foreign, sharing)
         self._connections = Connections(self.parts)
         curve = observers.curve
         for version, accuracy in curve.evaluated.items():  # of the run's earlier lives
@@ -94,6 +96,8 @@ class Coordinator:
         parts = self.parts
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tick, parts, self._connections.replace)
+            if parts.sharing is not None:
+                nursery.start_soon(parts.sharing.run, parts.waits)
             while (outcome := ending(parts)) is None:
                 began = time.perf_counter()
                 self._pump()
@@ -119,6 +123,8 @@ class Coordinator:
             return
         parts.admission.sizes.decide()
         parts.imports.decide()
+        if parts.sharing is not None:
+            parts.sharing.look(parts.store)
         stepping.feed(parts.publishing.committed, parts.publishing.served)
         if parts.publishing.committed is not None:
             self._carry_out(parts.lent.pump(stepping.idle, stepping.version, parts.clock.now()))

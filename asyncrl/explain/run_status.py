@@ -148,10 +148,11 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     alarms: of the disk and the judge as they are now, and of the last step. The last `unwritten`
     checkpoints were not written, the last of them because of `unwritten_why`. Of the last answers
     the judge gave a share no verdict (`judge_missed`), because of `judge_why`. Of the
-    `tool_replies` to agents' calls with tools, `unread_calls` could not be read. `recent` is what
-    came of the last answers, groups, calls and attempts. `ok` is None while
-    the run goes on, and `reason` says why it ended. `sft` is of a supervised run, None for any
-    other.
+    `tool_replies` to agents' calls with tools, `unread_calls` could not be read. Groups `shared`
+    with other runs since the coordinator started, and how often that failed (`share_failed`), are
+    counted. `recent` is what came of the last answers, groups, calls and attempts. `ok` is None
+    while the run goes on, and `reason` says why it ended. `sft` is of a supervised run, None for
+    any other.
     """
 
     at: float
@@ -184,6 +185,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     journal: JournalStatus
     restarts: dict[str, int]
     foreign: ForeignTotals = ForeignTotals()
+    shared: int = 0
+    share_failed: int = 0
     lending: LendingStatus | None = None
     episodes: EpisodeCounts = EpisodeCounts()
     failing: list[FailedEpisodes] = []

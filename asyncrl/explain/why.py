@@ -104,6 +104,12 @@ def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: 
     if status.foreign.imported:
         said = foreign_said(status.foreign, status.tokens.trained)
         sentences.append(f"Foreign tokens, which the policy did not sample: {said}.")
+    if status.shared or status.share_failed:
+        failed = f", and the folder failed {count(status.share_failed)} times"
+        sentences.append(
+            f"{count(status.shared)} groups were shared with other runs"
+            f"{failed if status.share_failed else ''}."
+        )
     sentences.append(diagnose(status))
     sentences += [
         f"The run goes on without {actor.name}, which {actor.removed}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import numpy as np
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import Row
+from asyncrl.config.paths import is_folder
 from asyncrl.launch.prompt_checks import own_tokenizer
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.file_answers import FileAnswers
+from asyncrl.tasks.shared_groups import of_other_tokenizer
 from asyncrl.words import sentence
 
 PROMPTS = 2**16
@@ -25,15 +28,21 @@ def check_foreign(config: Config, task: Task) -> list[Row]:
     for a file inside the run's directory, a row that cannot be used, and an answer to a prompt that
     the task does not train on."""
     foreign = config.foreign
+    for name, path in (("foreign.path", foreign.path), ("share.path", config.share.path)):
+        inside = (
+            config.run.dir
+            and path
+            and Path(path).resolve().is_relative_to(Path(config.run.dir).resolve())
+        )
+        if inside:
+            raise ConfigError(
+                f"{name} is {path!r}, which is in the run's own directory {config.run.dir}: what "
+                "is its own is not foreign, and nobody else writes there; name another place."
+            )
+    if foreign.source == "runs" or config.share.path:
+        _check_shared(config, task)
     if foreign.source != "file":
         return []
-    if config.run.dir and Path(foreign.path).resolve().is_relative_to(
-        Path(config.run.dir).resolve()
-    ):
-        raise ConfigError(
-            f"foreign.path is {foreign.path!r}, which is in the run's own directory "
-            f"{config.run.dir}: its own answers are not foreign; name another file."
-        )
     try:
         with own_tokenizer(config, task) as tokenizer:
             answers = FileAnswers(config, tokenizer)
@@ -59,3 +68,36 @@ def check_foreign(config: Config, task: Task) -> list[Row]:
             f"{len(answers):,} foreign answers; at most {foreign.members} join a group",
         )
     ]
+
+
+def _check_shared(config: Config, task: Task) -> None:
+    """Raise ConfigError for a folder of shared groups that cannot be read or written, or whose
+    groups are of another tokenizer."""
+    for name, path, mode in (
+        ("foreign.path", config.foreign.path, os.R_OK | os.X_OK),
+        ("share.path", config.share.path, os.W_OK | os.X_OK),
+    ):
+        if not path or (name == "foreign.path" and config.foreign.source != "runs"):
+            continue
+        if "://" in path:
+            raise ConfigError(
+                f"{name} is {path!r}: groups are shared in a folder that all runs have, and not in "
+                "an object store; name a folder."
+            )
+        if not is_folder(Path(path)) or not os.access(path, mode):
+            raise ConfigError(
+                f"{name} is {path!r}, which is no folder that this run may "
+                f"{'write to' if name == 'share.path' else 'read'}; make it, or name another."
+            )
+    if config.foreign.source != "runs":
+        return
+    try:
+        with own_tokenizer(config, task) as tokenizer:
+            other = of_other_tokenizer(Path(config.foreign.path), "", tokenizer.digest)
+    except TaskError as error:
+        raise ConfigError(sentence(error)) from None
+    if other:
+        raise ConfigError(
+            f"{other}: this group is of another tokenizer than model.path: runs that share groups "
+            "have one tokenizer; name the folder of such runs."
+        )

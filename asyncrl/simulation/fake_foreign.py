@@ -19,7 +19,7 @@ class FakeForeign:
     may be, and of some the log-probabilities are not known."""
 
     def __init__(self, config: Config) -> None:
-        self._most = config.rollout.max_new_tokens
+        self._most, self._source = config.rollout.max_new_tokens, config.foreign.imported
 
     def of(self, prompt: bytes) -> list[ForeignAnswer]:
         text = stream(KIND, zlib.crc32(prompt))
@@ -33,4 +33,6 @@ class FakeForeign:
         ids, behaviour = policy.sampled(drawn, KIND, 0, tokens)
         known = behaviour.astype(np.float32).tobytes() if drawn & 256 else b""
         finish: Finish = "length" if tokens == self._most else "stop"
-        return ForeignAnswer("file", origin, -(drawn >> 12) % 3 - 2, ids.tobytes(), known, finish)
+        return ForeignAnswer(
+            self._source, origin, -(drawn >> 12) % 3 - 2, ids.tobytes(), known, finish
+        )

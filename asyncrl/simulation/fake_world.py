@@ -126,7 +126,7 @@ class FakeWorld(World):
         )
 
     def foreign(self) -> ForeignAnswers | None:
-        return FakeForeign(self.config) if self.config.foreign.source == "file" else None
+        return FakeForeign(self.config) if self.config.foreign.path else None
 
     def _size(self, label: str, split: Split) -> int:
         """The prompts of one of several tasks."""

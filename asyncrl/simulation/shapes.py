@@ -440,6 +440,8 @@ def _import(settings: Settings, seed: int) -> None:
         if draw.random() < 0.5 and "mix" not in settings["task"]:
             settings["foreign"] |= {"source": "pool", "path": ""}
             settings["task"] |= {"train_size": 3 * settings["train"]["batch_groups"], "epochs": 0}
+        elif seed % 3 == 0:
+            settings["foreign"]["source"] = "runs"
         settings["staleness"]["proximal"] = draw.choice(("behaviour", "recompute"))
 
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from scripted_parts import MemoryLog
 from scripted_world import configured
 
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.group_sizes import GroupSizes
 from asyncrl.actors.coordinator.imports import Imports
+from asyncrl.actors.coordinator.sharing import Sharing
 from asyncrl.config import Config, ConfigError, load
 from asyncrl.experience import answer_pool
 from asyncrl.experience import events as e
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.experience import Experience, fold
 from asyncrl.messages import ForeignAnswer, NoVerdict, Scored, Span, Verdict
+from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.tasks.shared_groups import SharedReader
 
 PROMPT = struct.pack("<i", 5)
 
@@ -164,6 +169,36 @@ def test_the_pool_forgets_what_was_solved_longest_ago(monkeypatch: pytest.Monkey
         judge(store, first, Scored(1.0))
         store.record(e.Imported(group, first + 1, []))
     assert [*store.experience.pool.answers] == [2, 3] and store.experience.pool.tokens == 2
+
+
+async def test_a_group_that_one_run_shares_joins_the_group_of_another(tmp_path: Path) -> None:
+    one, other = begun(), begun()
+    for store in (one, other):
+        judge(store, 0, Scored(1.0))
+    judge(one, 1, NoVerdict("timeout"))
+    giver = Sharing("a" * 16, "tokens", tmp_path)
+    taker = Sharing("b" * 16, "tokens", None, SharedReader(tmp_path, "b" * 16, "tokens", 9, 4, 8))
+    Imports(one, config_of(), None).decide()
+    waits = Waits()
+    async with trio.open_nursery() as nursery:
+        for sharing in (giver, taker):
+            nursery.start_soon(sharing.run, waits)
+        giver.look(one)
+        giver.look(one)
+        with trio.fail_after(10):
+            while not giver.shared:  # noqa: ASYNC110  # a thread writes
+                await trio.sleep(0.01)
+            taker.look(other)
+            while not taker.of(PROMPT):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    assert giver.shared == 1 and giver.failed == 0
+    judge(other, 1, Scored(0.0))
+    taker.look(other)
+    Imports(other, config_of(source="runs"), taker).decide()
+    joined = other.experience.groups[0].members[2:]
+    assert [(bytes(m.ids), m.source, m.tokens) for m in joined] == [(PROMPT, "run", 1)]
+    assert joined[0].behaviour == struct.pack("<f", -1.0)
 
 
 ANSWER = ForeignAnswer("file", "line 1", 3, bytes(8), bytes(8))

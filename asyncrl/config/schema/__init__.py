@@ -37,6 +37,7 @@ from asyncrl.config.schema.section import (
     Whole,
 )
 from asyncrl.config.schema.sft_section import SftConfig
+from asyncrl.config.schema.share_section import ShareConfig
 from asyncrl.config.schema.staleness_section import StalenessConfig
 from asyncrl.config.schema.supervised_section import SupervisedConfig
 from asyncrl.config.schema.supervision_section import SupervisionConfig
@@ -74,6 +75,7 @@ __all__ = [
     "SftConfig",
     "SglangConfig",
     "Share",
+    "ShareConfig",
     "SinkName",
     "StalenessConfig",
     "SupervisedConfig",

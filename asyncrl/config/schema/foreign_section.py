@@ -17,11 +17,11 @@ class ForeignConfig(Section, frozen=True):
     """Answers that the policy did not sample, as members of groups (docs/extending.md)."""
 
     source: Annotated[
-        Literal["none", "file", "pool"],
+        Literal["none", "file", "pool", "runs"],
         Meta(
             description=(
-                "where foreign answers are from: a file or folder of answers, or the run's own old "
-                "successes, where all own answers of a group fail"
+                "where foreign answers are from: a file or folder of answers, the run's own old "
+                "successes, where all own answers of a group fail, or other runs' groups"
             )
         ),
     ] = "none"
@@ -31,7 +31,7 @@ class ForeignConfig(Section, frozen=True):
         Meta(
             description=(
                 "answers to training prompts: a data set in any form that task.path reads, or rows "
-                "of ids with the tokenizer that they are of"
+                "of ids with the tokenizer that they are of; of runs: the folder that they share"
             )
         ),
     ] = ""
@@ -57,14 +57,13 @@ class ForeignConfig(Section, frozen=True):
     @property
     def imported(self) -> Source:
         """The source of what joins groups; `own` without one."""
-        return "own" if self.source == "none" else self.source
+        return {"none": "own", "file": "file", "pool": "pool", "runs": "run"}[self.source]  # type: ignore[return-value]
 
     def contradictions(self, whole: Config) -> Contradictions:
-        if (self.source == "file") != bool(self.path):
+        if (self.source in ("file", "runs")) != bool(self.path):
             yield (
                 ("foreign.source", "foreign.path"),
-                "foreign answers of a file need both: set source to file and give its path, or "
-                "neither",
+                "foreign answers of a file or of runs need both: set source and path, or neither",
             )
         if not self.most:
             return

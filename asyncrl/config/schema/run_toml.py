@@ -25,6 +25,7 @@ from asyncrl.config.schema.run_section import RunConfig
 from asyncrl.config.schema.sandbox_section import SandboxConfig
 from asyncrl.config.schema.section import Section
 from asyncrl.config.schema.sft_section import SftConfig
+from asyncrl.config.schema.share_section import ShareConfig
 from asyncrl.config.schema.staleness_section import StalenessConfig
 from asyncrl.config.schema.supervised_section import SupervisedConfig
 from asyncrl.config.schema.supervision_section import SupervisionConfig
@@ -55,6 +56,7 @@ class Config(Section, frozen=True):
     teacher: TeacherConfig = TeacherConfig()
     supervised: SupervisedConfig = SupervisedConfig()
     foreign: ForeignConfig = ForeignConfig()
+    share: ShareConfig = ShareConfig()
     sft: SftConfig = SftConfig()
     staleness: StalenessConfig = StalenessConfig()
     publication: PublicationConfig = PublicationConfig()

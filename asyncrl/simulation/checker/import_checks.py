@@ -16,7 +16,7 @@ def check_imports(run: CheckedRun, event: e.Admitted) -> None:
     """Check how many foreign answers may join a training group."""
     foreign = run.config.foreign
     due = 0 if foreign.source == "none" else foreign.members
-    source = "own" if foreign.source == "none" else foreign.source
+    source = {"none": "own", "runs": "run"}.get(foreign.source, foreign.source)
     run.hold(
         "foreign",
         (event.imports, event.source) == (due, source),
