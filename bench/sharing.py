@@ -113,7 +113,7 @@ def together(
     runs = list[subprocess.Popen[bytes]]()
     for number in range(options.runs):
         own = [*common, f"run.seed={100 * seed + number}", f"run.dir={folder / str(number)}"]
-        command = [sys.executable, "-m", "asyncrl", "train", "--plain", str(ROOT / "run.toml")]
+        command = [sys.executable, "-m", "asyncrl", "train", str(ROOT / "run.toml")]
         command += [part for setting in own for part in ("--set", setting)]
         with (folder / f"{number}.log").open("wb") as log:
             runs.append(subprocess.Popen(command, stdout=log, stderr=log))

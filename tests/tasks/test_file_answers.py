@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ from asyncrl.config.schema import TaskConfig
 from asyncrl.launch.foreign_checks import check_foreign
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.file_answers import FileAnswers
+from asyncrl.tasks.shared_groups import SharedAnswer, SharedGroup, write_group
 from asyncrl.tasks.template import render
 from asyncrl.tasks.text import Tokenizer
 
@@ -149,3 +151,30 @@ def test_check_says_of_a_file_what_the_run_would(
     with pytest.raises(ConfigError, match="run's own directory"):
         check_foreign(config_of(path, model, f"run.dir={tmp_path}"), task)
     assert check_foreign(load(None, [], {}), task) == []
+
+
+def test_check_refuses_folders_that_runs_cannot_share(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    task: Any = Prompts()
+    shared, model = tmp_path / "shared", f"model.path={tmp_path / 'model'}"
+
+    def config(*settings: str) -> Config:
+        given = ["foreign.source=runs", f"foreign.path={shared}", f"share.path={shared}", model]
+        return load(None, [*given, *settings], {})
+
+    with pytest.raises(ConfigError, match=r"foreign.path is .*, which is no folder .* read"):
+        check_foreign(config(), task)
+    shared.mkdir()
+    assert check_foreign(config(), task) == []
+    with pytest.raises(ConfigError, match=r"share.path is .*, which is no folder .* write to"):
+        check_foreign(config(f"share.path={tmp_path / 'none'}"), task)
+    with pytest.raises(ConfigError, match="not in an object store"):
+        check_foreign(config("share.path=s3://bucket/groups"), task)
+    with pytest.raises(ConfigError, match="the run's own directory"):
+        check_foreign(config(f"run.dir={tmp_path}"), task)
+    answers = [SharedAnswer([52], [-1.0], "stop")]
+    group = SharedGroup("b" * 16, 0, 0, tokenizer.digest, [50], answers)
+    write_group(shared, group)
+    assert check_foreign(config(), task) == []
+    write_group(tmp_path / "other", msgspec.structs.replace(group, tokenizer="other"))
+    with pytest.raises(ConfigError, match=r"other.*this group is of another tokenizer"):
+        check_foreign(config(f"foreign.path={tmp_path / 'other'}"), task)

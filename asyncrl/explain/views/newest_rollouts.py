@@ -179,8 +179,13 @@ class _Part:
         for number, event in events:
             if isinstance(event, e.Called):
                 experience.next_rollout = event.call  # others made those between
-            if isinstance(event, e.Grown):
+            if isinstance(event, e.Grown | e.Imported):
                 experience.next_rollout = event.first
+            if isinstance(
+                event, e.Imported
+            ):  # they are as old as versions of which nothing is here
+                versions = (answer.version for answer in event.answers)
+                experience.steps.closed = max(versions, default=0)
             if isinstance(event, e.Taken):
                 event = _own(event, experience)
             if isinstance(event, e.Left) and event.failed:
