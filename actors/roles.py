@@ -158,7 +158,7 @@ def _prompts(
 
 
 def _sharing(context: ActorContext, tokenizer: Tokenizer) -> Sharing | None:
-    """What the run shares with others, in the folders that its settings name."""
+    """The exchange with other runs, in the folders that the settings name; None without any."""
     from asyncrl.actors.coordinator.sharing import Sharing
     from asyncrl.tasks.shared_groups import SharedReader, share_id
 

@@ -31,8 +31,8 @@ KEPT = 4096
 
 
 class Sharing:
-    """What a run shares: nothing without a `folder` to write to, and it gets nothing without a
-    `reader`. `own` is the run's id, `tokenizer` the digest of its tokenizer."""
+    """Exchange of a run with others: it gives nothing without a `folder` to write to, and gets
+    nothing without a `reader`. `own` is the run's id, `tokenizer` the digest of its tokenizer."""
 
     def __init__(
         self,
