@@ -390,9 +390,10 @@ class ReferenceState:
                 before = self.visits.get(group.event.prompt_index, ReferenceVisits())
                 rewards = group.own_rewards
                 solved = group.solved - group.foreign
-                right = [self.rollouts[id] for id in sorted(solved) if self.rollouts[id].versions]
-                if right and group.event.source == "pool":
-                    self.pool[group.event.prompt_index] = right[0]
+                if group.event.source == "pool":
+                    right = (self.rollouts[id] for id in sorted(solved))
+                    if (first := next((seen for seen in right if seen.versions), None)) is not None:
+                        self.pool[group.event.prompt_index] = first
                 easy = len(solved) == len(group.members) - len(group.foreign)
                 self.signals.append(len({*group.rewards.values()}) > 1)
                 self.visits[group.event.prompt_index] = ReferenceVisits(
