@@ -89,6 +89,7 @@ def test_foreign_answers_join_once_all_own_are_judged_and_touch_no_count_of_the_
     seen = x.history.seen[0]
     assert (seen.visits, seen.count, seen.total, seen.solved) == (1, 2, 0.0, 0), "its own alone"
     assert list(x.history.recent) == [1], "what is trained of it has a signal"
+    assert (store.outcomes.recent.rewards, store.outcomes.recent.exact) == (2, 0.0)
     assert x.ready() == [group] and group.oldest == 3 and x.history.rollouts == 2
     generated = x.ledger.tokens.total
     store.record(e.Taken(3, [0, 1, 2]))
