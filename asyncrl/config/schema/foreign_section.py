@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ForeignConfig(Section, frozen=True):
-    """Answers that the policy did not sample, as members of groups (docs/extending.md)."""
+    """Answers that the policy did not sample, as members of groups (docs/policies.md)."""
 
     source: Annotated[
         Literal["none", "file", "pool", "runs"],

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ShareConfig(Section, frozen=True):
-    """Groups that a run gives to others (docs/extending.md)."""
+    """Groups that a run gives to others (docs/policies.md)."""
 
     resumable = EVERY
 
