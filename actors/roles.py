@@ -51,13 +51,16 @@ from asyncrl.runtime.run_dir import (
 
 if TYPE_CHECKING:
     from asyncrl.actors.coordinator.coordinator import Coordinator
+    from asyncrl.actors.coordinator.imports import ForeignAnswers
     from asyncrl.actors.coordinator.lifecycle import Outcome
     from asyncrl.actors.coordinator.prompts import PromptSource
+    from asyncrl.actors.coordinator.sharing import Sharing
     from asyncrl.actors.reward_actor import Asks
     from asyncrl.explain.metrics import Metrics
     from asyncrl.journal import Journal
     from asyncrl.runtime.ipc.link import Link
     from asyncrl.runtime.ipc.waits import Waits
+    from asyncrl.tasks.text import Tokenizer
 
 STATUS_S = 1.0
 
@@ -83,7 +86,7 @@ async def coordinator(context: ActorContext) -> None:
     from asyncrl.training.checkpoint_index import complete
 
     config, path = context.config, context.run / JOURNAL
-    prompts = _prompts(context)
+    prompts, foreign, sharing = _prompts(context)
     metrics = Metrics()
     metrics.describe(
         task=named(config.task),
@@ -119,27 +122,63 @@ async def coordinator(context: ActorContext) -> None:
                 partial(_standing, journal),
                 partial(_keep, context.run / STALL),
             ),
+            foreign,
+            sharing,
         )
         await _conduct(context, run, metrics)
 
 
-def _prompts(context: ActorContext) -> PromptSource:
-    """The prompts of a run, in the order of its curriculum."""
+def _prompts(
+    context: ActorContext,
+) -> tuple[PromptSource, ForeignAnswers | None, Sharing | None]:
+    """The prompts of a run, in the order of its curriculum, the foreign answers to them, and what
+    is shared with other runs."""
     from asyncrl.actors.coordinator.prompts import PromptSource
     from asyncrl.tasks import open_task
+    from asyncrl.tasks.file_answers import FileAnswers
     from asyncrl.tasks.mixed import parts_of, size_of
     from asyncrl.tasks.text import Tokenizer
 
     config = context.config
     task = open_task(config.task, config.run.seed)
-    return PromptSource(
+    tokenizer = Tokenizer(context.initial, chat=config.task.chat)
+    prompts = PromptSource(
         task,
-        Tokenizer(context.initial, chat=config.task.chat),
+        tokenizer,
         seed=config.run.seed,
         epochs=config.task.epochs,
         curriculum=config.task.curriculum,
         parts=parts_of(config.task, size_of(task)),
         stages=config.task.stages,
+    )
+    if config.foreign.source == "file":
+        return prompts, FileAnswers(config, tokenizer), _sharing(context, tokenizer)
+    sharing = _sharing(context, tokenizer)
+    return prompts, sharing, sharing
+
+
+def _sharing(context: ActorContext, tokenizer: Tokenizer) -> Sharing | None:
+    """The exchange with other runs, in the folders that the settings name; None without any."""
+    from asyncrl.actors.coordinator.sharing import Sharing
+    from asyncrl.tasks.shared_groups import SharedReader, share_id
+
+    foreign, folder = context.config.foreign, context.config.share.path
+    if foreign.source != "runs" and not folder:
+        return None
+    own = share_id(context.run)
+    reader = SharedReader(
+        Path(foreign.path),
+        own,
+        tokenizer.digest,
+        tokenizer.sampled,
+        context.config.rollout.max_new_tokens,
+        foreign.max_age,
+    )
+    return Sharing(
+        own,
+        tokenizer.digest,
+        Path(folder) if folder else None,
+        reader if foreign.source == "runs" else None,
     )
 
 

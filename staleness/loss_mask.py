@@ -19,16 +19,18 @@ def loss_mask(
     *,
     truncated: bool,
     errors: Sequence[tuple[int, int]] = (),
+    max_age: int = 0,
 ) -> bytes:
     """Return one byte for each sampled token: 1 where it may enter the loss, else the reason why
-    not. What is too old is `STALE_TOKEN`, whatever else it is; the rest of a `truncated` response
+    not. What is too old, by its lag or a foreign token by its age, is `STALE_TOKEN`, whatever else
+    it is; the rest of a `truncated` response
     is `TRUNCATED_TOKEN`, and what lies in `errors`, [start, end) of the sampled tokens, is
     `ERROR_TOKEN`.
 
     >>> loss_mask([Span(3, 0, 2), Span(4, 2, 3)], step=5, max_lag=1, truncated=True)
     b'\\x00\\x00\\x02'
     """
-    mask = fresh_mask(spans, step, max_lag)
+    mask = fresh_mask(spans, step, max_lag, max_age)
     if truncated:
         return mask.translate(_TRUNCATED)
     for start, end in errors:
@@ -37,8 +39,8 @@ def loss_mask(
 
 
 def trainable_by_lag(spans: Sequence[Span], step: int, mask: bytes) -> dict[int, int]:
-    """Return how many of the sampled tokens that may enter the loss have each lag. Example: of the
-    mask 1 3 1, whose last token a later version sampled, each lag has one.
+    """Return how many of the run's own tokens that may enter the loss have each lag. Example: of
+    the mask 1 3 1, whose last token a later version sampled, each lag has one.
 
     >>> trainable_by_lag([Span(3, 0, 2), Span(4, 2, 3)], 5, bytes([1, 3, 1]))
     {2: 1, 1: 1}
@@ -46,7 +48,8 @@ def trainable_by_lag(spans: Sequence[Span], step: int, mask: bytes) -> dict[int,
     lags, at = dict[int, int](), 0
     for span in spans:
         end = at + span.end - span.start
-        if count := mask[at:end].count(TRAINABLE_TOKEN):
+        count = mask[at:end].count(TRAINABLE_TOKEN)
+        if count and span.source == "own":
             lags[step - span.version] = lags.get(step - span.version, 0) + count
         at = end
     return lags

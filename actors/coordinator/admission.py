@@ -134,6 +134,8 @@ class Admission:
                 sampled=bool(samples),
                 played=bool(self._config.agent.run),
                 most=most,
+                imports=self._config.foreign.most if split == "train" else 0,
+                source=self._config.foreign.imported if split == "train" else "own",
             )
         )
         if split == "train":

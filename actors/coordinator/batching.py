@@ -187,4 +187,5 @@ class Batching:
 
 
 def _tokens(unit: list[Rollout]) -> int:
-    return sum(rollout.tokens for rollout in unit)
+    """Tokens of the run's own: foreign ones close no step."""
+    return sum(rollout.tokens for rollout in unit if rollout.own)

@@ -27,7 +27,7 @@ from asyncrl.explain.conditions.starts import in_words
 from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.diagnosis import diagnose, listed
 from asyncrl.explain.run_status import NAMED, ActorStatus, AwaitedRollout, GroupCounts, RunStatus
-from asyncrl.explain.summary import RolloutTotals, TokenTotals
+from asyncrl.explain.summary import ForeignTotals, RolloutTotals, TokenTotals
 from asyncrl.messages import Report, Role, StatusUpdate
 
 TOLD = 8
@@ -80,6 +80,9 @@ def collect_status(parts: Components) -> RunStatus:
         pump_s=statistics.pump_s,
         tokens=TokenTotals.of(experience.ledger.tokens),
         ledger=RolloutTotals.of(experience.ledger),
+        foreign=ForeignTotals.of(experience.ledger.foreign.tokens),
+        shared=parts.sharing.shared if parts.sharing is not None else 0,
+        share_failed=parts.sharing.failed if parts.sharing is not None else 0,
         journal=parts.journal_status(),
         restarts=dict(statistics.restarts),
         lending=parts.lent.status(now),

@@ -31,6 +31,7 @@ def collect_summary(parts: Components, ok: bool, reason: str) -> summary.Summary
         evaluated=figures[max(figures)] if figures else {},
         tokens=summary.TokenTotals.of(ledger.tokens),
         rollouts=summary.RolloutTotals.of(ledger),
+        foreign=summary.ForeignTotals.of(ledger.foreign.tokens),
         lag=summary.Lag(mean_lag(lags), max(lags, default=0)),
         responses=summary.Responses.of(parts.curve.step_metrics),
         alarms=parts.outside_alarms.all | (stepping.alarms.all if stepping else {}),

@@ -18,6 +18,7 @@ from asyncrl.actors.coordinator.engine_pool import EnginePool
 from asyncrl.actors.coordinator.episode_placement import EpisodePlacement
 from asyncrl.actors.coordinator.evaluation import Evaluation, evaluation_plan
 from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.imports import ForeignAnswers, Imports
 from asyncrl.actors.coordinator.leases import LeaseTable
 from asyncrl.actors.coordinator.lent_engines import LentEngines
 from asyncrl.actors.coordinator.lifecycle import Lifecycle, Outcome
@@ -31,6 +32,7 @@ from asyncrl.actors.coordinator.pruning import Pruning
 from asyncrl.actors.coordinator.publishing import Publishing
 from asyncrl.actors.coordinator.reclaiming import Reclaiming
 from asyncrl.actors.coordinator.scoring import Scoring
+from asyncrl.actors.coordinator.sharing import Sharing
 from asyncrl.actors.coordinator.statistics import RunStatistics
 from asyncrl.actors.coordinator.stepping import Stepping
 from asyncrl.actors.coordinator.underway import Underway
@@ -74,6 +76,7 @@ class Components:
     episode_placement: EpisodePlacement
     playing: Playing
     admission: Admission
+    imports: Imports
     chunks: ChunkIntake
     scoring: Scoring
     publishing: Publishing
@@ -82,6 +85,7 @@ class Components:
     underway: Underway
     outside_alarms: OutsideAlarms = field(default_factory=OutsideAlarms)
     stepping: Stepping | None = None
+    sharing: Sharing | None = None
     outcome: Outcome | None = None
 
     @property
@@ -110,9 +114,15 @@ class Observers(NamedTuple):
 
 
 def assemble(
-    config: Config, store: EventStore, prompts: PromptSource, waits: Waits, observers: Observers
+    config: Config,
+    store: EventStore,
+    prompts: PromptSource,
+    waits: Waits,
+    observers: Observers,
+    foreign: ForeignAnswers | None = None,
+    sharing: Sharing | None = None,
 ) -> Components:
-    """Build the parts of a run that begins now."""
+    """Build the parts of a run that begins now. `foreign` are the answers that may join groups."""
     clock = RunClock()
     changes = Changes(waits, clock, config.supervision.stall_s)
     roster = Roster(changes.set)
@@ -160,6 +170,8 @@ def assemble(
         episode_placement=episode_placement,
         playing=_playing(config, store, episode_placement, reclaiming, clock),
         admission=admission,
+        imports=Imports(store, config, foreign),
+        sharing=sharing,
         chunks=chunks,
         scoring=Scoring(store, roster, config, clock),
         publishing=Publishing(store, engines, config, clock),

@@ -9,9 +9,9 @@ conduct    changes                  leases, score requests,         a change    
                                     micro-batches, publications
 tick       time                     deadlines, status, metrics      a second    the clock
 
-    _pump:  dismiss engines that leave → end rollouts → let groups grow → feed the trainer → lend
-            its devices, or take them back → answer agents → admit prompts → begin episodes →
-            lease rollouts → evaluate → ask verdicts → publish
+    _pump:  dismiss engines that leave → end rollouts → let groups grow, and take foreign answers in
+            → feed the trainer → lend its devices, or take them back → answer agents → admit prompts
+            → begin episodes → lease rollouts → evaluate → ask verdicts → publish
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from asyncrl.actors.coordinator.connections import Connections
 from asyncrl.actors.coordinator.decisions import Decision
 from asyncrl.actors.coordinator.ending import ending
 from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.imports import ForeignAnswers
 from asyncrl.actors.coordinator.lifecycle import GOODBYE_S, Outcome, Phase
 from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.actors.coordinator.prompts import PromptSource
+from asyncrl.actors.coordinator.sharing import Sharing
 from asyncrl.actors.coordinator.shutdown import drain
 from asyncrl.actors.coordinator.stepping import Stepping
 from asyncrl.actors.coordinator.watchdog import tick
@@ -60,8 +62,10 @@ class Coordinator:
         prompts: PromptSource,
         waits: Waits,
         observers: Observers,
+        foreign: ForeignAnswers | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
-        self.parts = assemble(config, store, prompts, waits, observers)
+        self.parts = assemble(config, store, prompts, waits, observers, foreign, sharing)
         self._connections = Connections(self.parts)
         curve = observers.curve
         for version, accuracy in curve.evaluated.items():  # of the run's earlier lives
@@ -92,6 +96,8 @@ class Coordinator:
         parts = self.parts
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tick, parts, self._connections.replace)
+            if parts.sharing is not None:
+                nursery.start_soon(parts.sharing.run, parts.waits)
             while (outcome := ending(parts)) is None:
                 began = time.perf_counter()
                 self._pump()
@@ -117,6 +123,9 @@ class Coordinator:
             return
         parts.pruning.decide()
         parts.admission.sizes.decide()
+        parts.imports.decide()
+        if parts.sharing is not None:
+            parts.sharing.look(parts.store)
         stepping.feed(parts.publishing.committed, parts.publishing.served)
         if parts.publishing.committed is not None:
             self._carry_out(parts.lent.pump(stepping.idle, stepping.version, parts.clock.now()))

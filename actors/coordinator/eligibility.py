@@ -77,7 +77,7 @@ class Eligibility:
         """Return the members of a complete group that `step` trains; none where it can train none,
         which drops the group."""
         rollout, restart = self._config.rollout, self._config.staleness.on_stale == "restart"
-        if len(group.rewards) < rollout.k_min:
+        if sum(member.own for member in group.scored) < rollout.k_min:
             self._remove(Dropped(group.id, "k_min"), group.scored, filtered=True)
             return []
         if not self._passes(group):
@@ -85,7 +85,8 @@ class Eligibility:
         chosen = self._chosen(group)
         if self._filter.drops_equal and not self._differ(group, chosen):
             return self._filter_out(group)
-        if self._stale(chosen, step):
+        own = [member for member in chosen if member.own]  # the rest is masked by its age
+        if own and self._stale(own, step):
             self._remove(Dropped(group.id, "stale", restart=restart), group.scored)
         elif self._cut(chosen):
             self._remove(Dropped(group.id, "truncated"), group.scored, filtered=True)
@@ -128,7 +129,8 @@ class Eligibility:
         self._store.record(event)
 
     def _look(self, rollouts: list[Rollout]) -> None:
-        """Add up what these rollouts are, in all and by task."""
+        """Add up what these rollouts are, in all and by task; foreign ones are nobody's here."""
+        rollouts = [rollout for rollout in rollouts if rollout.own]
         self.responses = self.responses.merge(ResponseSums.of(rollouts))
         for rollout in rollouts:
             group = self._store.experience.groups[rollout.group]

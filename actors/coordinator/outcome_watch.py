@@ -73,7 +73,7 @@ class OutcomeWatch:
 
     def _judged(self, event: e.Judged, state: ExperienceState) -> None:
         rollout = state.rollouts.get(event.rollout)
-        if rollout is None or state.groups[rollout.group].split != "train":
+        if rollout is None or not rollout.own or state.groups[rollout.group].split != "train":
             return
         if isinstance(verdict := event.verdict, Scored):
             self._rewards.append((verdict.reward, verdict.exact))
@@ -137,7 +137,7 @@ def _put(last: dict[int, Any], number: int, value: Any) -> None:
 
 
 def _fate(group: Group) -> Fate:
-    verdicts = [m.verdict for m in group.members if isinstance(m.verdict, Scored)]
+    verdicts = [m.verdict for m in group.own_members if isinstance(m.verdict, Scored)]
     if all(verdict.exact for verdict in verdicts):
         return "too_easy"
     if all(verdict.reward <= 0 for verdict in verdicts):

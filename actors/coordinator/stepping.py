@@ -341,6 +341,7 @@ class Stepping:
             max_lag(self._config),
             mask_truncated=self._config.rollout.truncated == "mask",
             whole_step=self._whole_step,
+            max_age=self._config.foreign.max_age,
         )
         self._outstanding[self._step, self._index] = trainable
         self._commands.queue(message, *buffers)
@@ -401,12 +402,16 @@ class Stepping:
         self._consumed[message.version - 1].append((own, Counter()))
         self._replayed += sum(c.trained for c in message.counts if c.rollout in self._again)
         self._again.clear()
-        trained, discarded, lags_of_step = 0, Counter[str](), Counter[int]()
+        trained, discarded, lags_of_step, foreign = 0, Counter[str](), Counter[int](), 0
         if self._config.train.replay_groups:
             self._store_for_replay(message.version - 1)
         for counts, lags in self._consumed.pop(message.version - 1, []):
             for count in by_rollout(counts):
+                imported = not self._store.experience.rollouts[count.rollout].own
                 self._store.record(Trained(count.rollout, count.trained, count.discarded))
+                if imported:
+                    foreign += count.trained
+                    continue
                 trained += count.trained
                 discarded.update(count.discarded)
             lags_of_step.update(lags)
@@ -418,6 +423,8 @@ class Stepping:
         self.alarms.look(self.version, trained, discarded, message.metrics, responses, curve)
         if self._config.train.replay_groups:
             self.metrics["replayed_tokens"] = float(self._replayed)
+        if self._config.foreign.source != "none":
+            self.metrics["foreign_tokens"] = float(foreign)
         self._replayed = 0
         self.last_activity, self.last_step = self._clock.now(), trio.current_time()
         every = self._config.train.checkpoint_every

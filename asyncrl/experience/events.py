@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncrl.messages import Finish, Split, Verdict
+from asyncrl.messages import Finish, ForeignAnswer, Source, Split, Verdict
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -26,7 +26,8 @@ class Admitted(Event, frozen=True):
     prompts from which the next training prompt is searched. The answers to a held-out prompt are
     `sampled`, or greedy. With `played` its rollouts are episodes of an agent, each of at most
     `max_new_tokens` sampled tokens in total. A group with `most` over `size` may grow to that
-    (`Grown`).
+    (`Grown`). At most `imports` foreign answers of `source` join it
+    (`Imported`).
 
     Example: `Admitted(3, 24, 8, "train", 17, ids, 512)`: the prompt at 17 became group 3, with
     rollouts 24 to 31 of at most 512 tokens each.
@@ -46,6 +47,8 @@ class Admitted(Event, frozen=True):
     sampled: bool = False
     played: bool = False
     most: int = 0
+    imports: int = 0
+    source: Source = "own"
 
 
 class Grown(Event, frozen=True):
@@ -59,6 +62,19 @@ class Grown(Event, frozen=True):
     group: int
     size: int
     first: int
+
+
+class Imported(Event, frozen=True):
+    """Foreign answers join a group whose own members are all judged or buried, and which does not
+    grow: its members from `first` on, which wait for verdicts. Without any it is complete.
+
+    Example: a group of the rollouts 8 to 11 has its verdicts. `Imported(2, 12, [answer])` makes an
+    answer of a file its fifth member, and when that is judged the group is complete.
+    """
+
+    group: int
+    first: int
+    answers: list[ForeignAnswer] = []
 
 
 class Leased(Event, frozen=True):
@@ -333,6 +349,7 @@ class Checkpointed(Event, frozen=True):
 AnyEvent = (
     Admitted
     | Grown
+    | Imported
     | Leased
     | Extended
     | RoutingKnown

@@ -36,4 +36,5 @@ def _judged(member: Rollout, verdict: Scored) -> JudgedMember:
 
 
 def _mean(numbers: array[float]) -> float:
-    return math.fsum(numbers) / len(numbers) if numbers else 0.0
+    """The mean; 0 of none, and where they are not known, as of some foreign answers."""
+    return math.fsum(numbers) / len(numbers) if numbers and not math.isnan(numbers[0]) else 0.0

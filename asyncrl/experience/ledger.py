@@ -53,9 +53,8 @@ class Account(msgspec.Struct):
         )
 
 
-class Ledger(msgspec.Struct):
-    """One account of tokens and one of rollouts. `pruned` counts the rollouts that a rule ended
-    (`rollout.prune`), by reason: also those of which tokens were kept."""
+class Books(msgspec.Struct):
+    """One account of tokens and one of rollouts."""
 
     tokens: Account = msgspec.field(default_factory=Account)
     rollouts: Account = msgspec.field(default_factory=Account)
@@ -79,6 +78,19 @@ class Ledger(msgspec.Struct):
     def balances(self) -> bool:
         """True if both accounts balance."""
         return self.tokens.balances() and self.rollouts.balances()
+
+
+class Ledger(Books):
+    """The accounts of what the run has sampled; `foreign` are those of what was imported, whose
+    totals are that. `pruned` counts the rollouts that a rule ended (`rollout.prune`), by reason:
+    also those of which tokens were kept."""
+
+    pruned: dict[str, int] = msgspec.field(default_factory=dict)
+    foreign: Books = msgspec.field(default_factory=Books)
+
+    def balances(self) -> bool:
+        """True if all accounts balance."""
+        return Books.balances(self) and self.foreign.balances()
 
     def summary(self) -> dict[str, dict[str, int | dict[str, int]]]:
         """The ledger under the names of `summary.json`: `tokens.generated`, `rollouts.admitted`,

@@ -113,10 +113,9 @@ class ReplayGroup(msgspec.Struct, array_like=True):
 
     @property
     def oldest(self) -> int:
-        """The smallest version that sampled a token; `until` without tokens."""
-        return min(
-            (span.version for member in self.members for span in member.spans), default=self.until
-        )
+        """The smallest version that sampled a token of the run's own; `until` without any."""
+        spans = (span for member in self.members for span in member.spans)
+        return min((span.version for span in spans if span.source == "own"), default=self.until)
 
     @property
     def tokens(self) -> int:

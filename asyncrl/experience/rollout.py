@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Self
@@ -20,10 +22,19 @@ from asyncrl.experience.episode import (
     turn_rewards,
     turns_above,
 )
-from asyncrl.experience.events import Admitted, Grown
+from asyncrl.experience.events import Admitted, Grown, Imported
 from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.messages import DrawnMembers, NoVerdict, PromptFacts, Scored, Split, Verdict
+from asyncrl.messages import (
+    DrawnMembers,
+    NoVerdict,
+    PromptFacts,
+    Scored,
+    Source,
+    Span,
+    Split,
+    Verdict,
+)
 
 FINISHED = frozenset(
     {
@@ -35,6 +46,9 @@ FINISHED = frozenset(
     }
 )
 """Statuses of members that let their group complete."""
+
+UNKNOWN_LOGPROB = struct.pack("<f", math.nan)
+"""A log-probability that is not known: the learner scores such a token when it trains it."""
 
 ENDED = frozenset({RolloutStatus.TRAINED, RolloutStatus.DISCARDED, RolloutStatus.BURIED})
 """Statuses of ended rollouts, which hold no tokens."""
@@ -54,6 +68,9 @@ class Rollout(Call):
     `left_out`: its group was trained without it, because it was not chosen (`train.keep`). A rule
     was asked about its first `looked` tokens last, 0 before, and let it go on with the `chance` of
     all that was said of it; one that it ended is `pruned` (`rollout.prune`).
+
+    A rollout of another `source` than `own` is *foreign*: it was imported, complete, and counts
+    neither in the history of its prompt nor among what the run has sampled.
     """
 
     sealed: int = 0
@@ -68,6 +85,12 @@ class Rollout(Call):
     looked: int = 0
     chance: float = 1.0
     pruned: bool = False
+    source: Source = "own"
+
+    @property
+    def own(self) -> bool:
+        """True if the run's policy has sampled it."""
+        return self.source == "own"
 
     @property
     def compared(self) -> bool:
@@ -116,7 +139,9 @@ class Group(msgspec.Struct):
     (`History.prior`), `posterior`, that of its solve rate (`History.posterior`), `longest`, the
     tokens of its longest right answer (`History.longest`), and `admitted_version`, the version last
     published, 0 before the first. `most` is the number of members to which it may grow; 0 where it
-    does not, or has been completed. An agent plays its rollouts where it is `played`.
+    does not, or has been completed. `imports` is the number of foreign answers of `source` that may
+    join it; 0 where none may, or it was said which do. An agent plays its rollouts where it is
+    `played`.
     """
 
     id: int
@@ -134,6 +159,8 @@ class Group(msgspec.Struct):
     most: int = 0
     played: bool = False
     longest: int = 0
+    imports: int = 0
+    source: Source = "own"
 
     @classmethod
     def of(
@@ -161,6 +188,10 @@ class Group(msgspec.Struct):
                 f"group {event.group} of {event.size} rollouts for {event.split} cannot grow to "
                 f"{event.most}"
             )
+        if event.imports < 0 or (event.imports and (event.split != "train" or event.played)):
+            raise ImpossibleEvent(
+                f"group {event.group} for {event.split} cannot have {event.imports} foreign answers"
+            )
         members = tuple(
             Rollout(
                 event.first + i,
@@ -186,6 +217,8 @@ class Group(msgspec.Struct):
             event.most,
             event.played,
             longest,
+            event.imports,
+            event.source,
         )
 
     def grow(self, event: Grown) -> tuple[Rollout, ...]:
@@ -203,6 +236,45 @@ class Group(msgspec.Struct):
         self.most *= bool(more)
         return more
 
+    def take_in(self, event: Imported, sealings: int) -> tuple[Rollout, ...]:
+        """Add foreign answers as members that wait for verdicts, and return them; no further ones
+        may join. `sealings` rollouts were sealed before. Raises ImpossibleEvent, and changes
+        nothing, for an answer that cannot be one."""
+        budget = self.members[0].max_new_tokens
+        for answer in event.answers:
+            tokens, rest = divmod(len(answer.ids), 4)
+            if (
+                answer.source == "own"
+                or not 0 < tokens <= budget
+                or rest
+                or len(answer.behaviour) not in (0, len(answer.ids))
+                or answer.version < 0
+                or answer.finish not in ("stop", "length")
+            ):
+                raise ImpossibleEvent(
+                    f"group {self.id} cannot have the answer {answer.origin!r} of {answer.source}: "
+                    f"{len(answer.ids)} bytes of ids, {len(answer.behaviour)} of log-probabilities,"
+                    f" version {answer.version}, {answer.finish!r}"
+                )
+        more = tuple(
+            Rollout(
+                event.first + i,
+                self.id,
+                budget,
+                status=RolloutStatus.SEALED,
+                ids=bytearray(answer.ids),
+                behaviour=bytearray(answer.behaviour or UNKNOWN_LOGPROB * (len(answer.ids) // 4)),
+                spans=[Span(answer.version, 0, len(answer.ids) // 4, answer.source)],
+                finish=answer.finish,
+                sealed=sealings + 1 + i,
+                source=answer.source,
+            )
+            for i, answer in enumerate(event.answers)
+        )
+        self.members += more
+        self.imports = 0
+        return more
+
     def place_of(self, number: int) -> int:
         """The place of a member among all, from 0. A growth numbers its members anew."""
         return bisect_left(self.members, number, key=lambda member: member.id)
@@ -217,6 +289,11 @@ class Group(msgspec.Struct):
         return len(self.members) < self.most
 
     @property
+    def own_members(self) -> list[Rollout]:
+        """The members that the run's policy has sampled, in order."""
+        return [member for member in self.members if member.own]
+
+    @property
     def _finished(self) -> bool:
         return all(member.status in FINISHED for member in self.members)
 
@@ -227,8 +304,14 @@ class Group(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """True if every member is, or was, judged or buried, and it does not grow."""
-        return not self.may_grow and self._finished
+        """True if every member is, or was, judged or buried, and none is to come."""
+        return not (self.may_grow or self.imports) and self._finished
+
+    @property
+    def importing(self) -> bool:
+        """True if every member is judged or buried and it does not grow, and it must be said which
+        foreign answers join it."""
+        return bool(self.imports) and not self.may_grow and self._finished
 
     @property
     def ended(self) -> bool:
@@ -267,8 +350,12 @@ class Group(msgspec.Struct):
 
     @property
     def oldest(self) -> int:
-        """The smallest version that sampled a token of a scored member, 0 where there is none."""
-        return min((span.version for member in self.scored for span in member.spans), default=0)
+        """The smallest version that sampled a token of a scored member of its own, 0 where there is
+        none."""
+        return min(
+            (span.version for member in self.scored if member.own for span in member.spans),
+            default=0,
+        )
 
     @property
     def parts(self) -> list[list[float]]:

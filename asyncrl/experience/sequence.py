@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Self
 
 import msgspec
+from msgspec.structs import replace
 
 from asyncrl.messages import Finish, Sample, Span
 
@@ -80,7 +81,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
             ids=prompt + ids,
             mask=bytes(before) + b"\x01" * (len(ids) // ID_BYTES),
             behaviour=bytes(len(prompt)) + behaviour,
-            spans=tuple(Span(s.version, before + s.start, before + s.end) for s in spans),
+            spans=tuple(replace(s, start=before + s.start, end=before + s.end) for s in spans),
             finish=finish,
             errors=tuple(errors),
             routing=bytes(routing),

@@ -8,6 +8,7 @@ import msgspec
 
 from asyncrl.algorithms.selection.prompt_history import History
 from asyncrl.experience import events as e
+from asyncrl.experience.answer_pool import AnswerPool
 from asyncrl.experience.audit import Audit
 from asyncrl.experience.ledger import Ledger
 from asyncrl.experience.replay_buffer import ReplayBuffer
@@ -39,3 +40,4 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     prescribed: Takings
     closed: int
     restarts: dict[int, int]
+    pool: AnswerPool = msgspec.field(default_factory=AnswerPool)

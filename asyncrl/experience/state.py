@@ -19,6 +19,7 @@ from typing import Self
 
 from asyncrl.algorithms.selection.prompt_history import History
 from asyncrl.experience import events as e
+from asyncrl.experience.answer_pool import AnswerPool
 from asyncrl.experience.audit import Audit
 from asyncrl.experience.call import Call, ImpossibleEvent, RolloutStatus
 from asyncrl.experience.episode import AgentCall
@@ -52,6 +53,7 @@ class ExperienceState:
         self.history = History()
         self.audit = Audit()
         self.replay_buffer = ReplayBuffer()
+        self.pool = AnswerPool()
         self.version: int | None = None
         self.step: int | None = None
         self.checkpoint: e.Checkpointed | None = None
@@ -162,6 +164,11 @@ class ExperienceState:
         grow, the one admitted first first."""
         return [self.groups[group] for group in self.work_index.undecided()]
 
+    def importing(self) -> list[Group]:
+        """Groups whose members are all judged or buried and of which it must be said which foreign
+        answers join them, the one admitted first first."""
+        return [self.groups[group] for group in self.work_index.importing()]
+
     def ready(self, split: Split = "train") -> list[Group]:
         """Complete groups (each member judged or buried, and no more to come) of which no step has
         taken a member, the oldest first.
@@ -221,6 +228,7 @@ class ExperienceState:
             prescribed=self.steps.prescribed,
             closed=self.steps.closed,
             restarts=self.restarts,
+            pool=self.pool,
         )
 
     @classmethod
@@ -229,6 +237,7 @@ class ExperienceState:
         self = cls()
         self.ledger, self.history, self.audit = written.ledger, written.history, written.audit
         self.replay_buffer, self.restarts = written.replay_buffer, written.restarts
+        self.pool = written.pool
         self.version, self.step, self.checkpoint = written.version, written.step, written.checkpoint
         self.next_group, self.next_rollout = written.next_group, written.next_rollout
         self.prompts, self.ordinals = written.prompts, written.ordinals

@@ -37,10 +37,12 @@ def training_message(
     *,
     mask_truncated: bool,
     whole_step: bool,
+    max_age: int = 0,
 ) -> TrainingMessage:
     """Pack sequences as micro-batch `index` of a step, with the facts of groups by their number.
 
-    Tokens older than `max_lag` versions stay out of the loss; with `mask_truncated`, so do
+    Tokens older than `max_lag` versions stay out of the loss, and foreign ones older than
+    `max_age`; with `mask_truncated`, so do
     responses that were cut at their budget. Lengths are sent only where advantages compare the
     `whole_step`, and parts, turns, keys and what lies above turns only of groups that have them.
     """
@@ -53,6 +55,7 @@ def training_message(
             max_lag,
             truncated=mask_truncated and sequence.finish == "length",
             errors=sequence.errors,
+            max_age=max_age,
         )
         trainable.update(trainable_by_lag(sequence.spans, step, of_sequence))
         mask += of_sequence

@@ -24,6 +24,7 @@ from asyncrl.experience.episode_transitions import (
     refuse_unfinished,
     seal_episode,
 )
+from asyncrl.experience.ledger import Books
 from asyncrl.experience.live_members import beginning_of
 from asyncrl.experience.rollout import ENDED, Group, Rollout
 from asyncrl.experience.state import ExperienceState
@@ -85,6 +86,36 @@ def _grown(state: ExperienceState, event: e.Grown) -> None:
         _join(state, group, more)
         state.history.sized(groups=0, rollouts=len(more))
     else:
+        _member_finished(state, group)
+
+
+def _imported(state: ExperienceState, event: e.Imported) -> None:
+    group = state.groups.get(event.group)
+    if group is None or not group.importing:
+        raise ImpossibleEvent(
+            f"group {event.group} cannot take in foreign answers: it is over or complete, or waits "
+            "for verdicts"
+        )
+    if event.first != state.next_rollout or len(event.answers) > group.imports:
+        raise ImpossibleEvent(
+            f"group {group.id} takes in {len(event.answers)} foreign answers from rollout "
+            f"{event.first} on; it may have {group.imports}, and the next is {state.next_rollout}"
+        )
+    if any(answer.version > state.closed for answer in event.answers):
+        raise ImpossibleEvent(
+            f"group {group.id} takes in an answer that is younger than version {state.closed}, "
+            "which was published last"
+        )
+    more = group.take_in(event, state.sealings)
+    state.work_index.close_imports(group)
+    state.sealings += len(more)
+    state.next_rollout += len(more)
+    state.ledger.foreign.rollouts.enter(len(more))
+    for member in more:
+        state.rollouts[member.id] = member
+        state.work_index.enter(group, member)
+        state.ledger.foreign.tokens.enter(member.tokens)
+    if not more:
         _member_finished(state, group)
 
 
@@ -238,7 +269,7 @@ def _judged(state: ExperienceState, event: e.Judged) -> None:
             )
     state.judgements += 1
     rollout.judged, rollout.verdict = state.judgements, event.verdict
-    if isinstance(event.verdict, Scored) and group.split == "train":
+    if isinstance(event.verdict, Scored) and group.split == "train" and rollout.own:
         if event.verdict.exact:
             state.history.answered(group.prompt_index, rollout.tokens)
         if rollout.looked:
@@ -264,7 +295,7 @@ def _taken(state: ExperienceState, event: e.Taken) -> None:
             raise ImpossibleEvent(
                 f"rollout {rollout.id} cannot be trained: it is of an evaluation, or has no reward"
             )
-        if state.groups[rollout.group].may_grow:
+        if state.groups[rollout.group].may_grow or state.groups[rollout.group].imports:
             raise ImpossibleEvent(
                 f"rollout {rollout.id} is of group {rollout.group}, which may grow: nothing of it "
                 "is taken before"
@@ -307,10 +338,10 @@ def _trained(state: ExperienceState, event: e.Trained) -> None:
     for reason in event.discarded:
         _named(reason)
     group = state.groups[rollout.group]
-    if event.trained:
+    if event.trained and rollout.own:
         state.audit.trained(_facts(group, rollout), event.trained / rollout.tokens)
     rollout.release()
-    state.ledger.end(event.trained, event.discarded)
+    _books(state, rollout).end(event.trained, event.discarded)
     state.work_index.move(
         group, rollout, RolloutStatus.TRAINED if event.trained else RolloutStatus.DISCARDED
     )
@@ -348,7 +379,7 @@ def _discarded(state: ExperienceState, event: e.Discarded) -> None:
         raise ImpossibleEvent(
             f"rollout {rollout.id} is for {group.split}: only its whole group is dropped"
         )
-    if group.may_grow:
+    if group.may_grow or group.imports:
         raise ImpossibleEvent(
             f"rollout {rollout.id} is of group {group.id}, which may grow: only the whole group is "
             "dropped"
@@ -381,6 +412,8 @@ def _dropped(state: ExperienceState, event: e.Dropped) -> None:
         )
     if group.undecided:
         state.work_index.decide(group)
+    elif group.importing:
+        state.work_index.close_imports(group)
     elif group.complete:
         state.work_index.withdraw(group)
     for member in group.members:
@@ -478,27 +511,36 @@ def _discard(
     if group.split == "train" and rollout.tokens and not rollout.sealed:
         state.audit.generated(_facts(group, rollout))
     state.work_index.move(group, rollout, status)
-    state.ledger.end(0, {reason: rollout.release()})
+    _books(state, rollout).end(0, {reason: rollout.release()})
     rollout.holder = ""
     del state.rollouts[rollout.id]
     state.calls.pop(rollout.id, None)
+
+
+def _books(state: ExperienceState, rollout: Rollout) -> Books:
+    """The accounts that a rollout is in."""
+    return state.ledger if rollout.own else state.ledger.foreign
 
 
 def _member_finished(state: ExperienceState, group: Group) -> None:
     """Note that a member was judged or buried, or that a group does not grow. What completes the
     group makes it one visit of its prompt."""
     if group.split == "train" and group.complete:
-        solved = sum(isinstance(m.verdict, Scored) and m.verdict.exact for m in group.members)
+        own = group.own_members
+        solved = sum(isinstance(m.verdict, Scored) and m.verdict.exact for m in own)
         facts = group.facts
         equal = len(set(facts.rewards)) < 2
         state.history.record(
             group.prompt_index,
-            facts.rewards,
-            len(group.members),
+            [m.verdict.reward for m in own if isinstance(m.verdict, Scored)],
+            len(own),
             solved,
+            differ=not equal,
             differ_to_go=equal and differ_to_go(facts.rewards, facts.turns),
             differ_below=equal and differ_below(facts.rewards, facts.turns, facts.above),
         )
+        if group.source == "pool":
+            state.pool.keep(group)
     _complete_or_over(state, group)
 
 
@@ -556,6 +598,7 @@ def _named(reason: str) -> None:
 _TRANSITIONS: dict[type, Callable[[ExperienceState, Any], None]] = {
     e.Admitted: _admitted,
     e.Grown: _grown,
+    e.Imported: _imported,
     e.Leased: _leased,
     e.Extended: _extended,
     e.RoutingKnown: _routed,

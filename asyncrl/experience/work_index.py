@@ -25,7 +25,8 @@ def _by_split() -> dict[Split, list[Any]]:
 
 class WorkIndex(msgspec.Struct):
     """Calls that wait for a lease, rollouts that wait for an agent, a verdict or a step, groups of
-    which a rule must say whether they grow, and complete groups.
+    which a rule must say whether they grow, or which foreign answers join them, and complete
+    groups.
 
     `queue_items` and `queue_bytes` measure the experience queue: training rollouts that are sealed
     or judged, and not taken. `statuses` counts live rollouts and agents' calls of each status; a
@@ -46,6 +47,7 @@ class WorkIndex(msgspec.Struct):
     # (oldest version, rollout)
     _judged: list[tuple[int, int]] = msgspec.field(default_factory=list)
     _undecided: list[int] = msgspec.field(default_factory=list)
+    _importing: list[int] = msgspec.field(default_factory=list)
     # (oldest version, group)
     _complete: dict[Split, list[tuple[int, int]]] = msgspec.field(default_factory=_by_split)
 
@@ -69,6 +71,10 @@ class WorkIndex(msgspec.Struct):
     def undecided(self) -> list[int]:
         """The groups of which a rule must say whether they grow, the oldest first."""
         return [*self._undecided]
+
+    def importing(self) -> list[int]:
+        """The groups of which it must be said which foreign answers join them, the oldest first."""
+        return [*self._importing]
 
     def ready(self, split: Split) -> list[int]:
         """The groups that may be taken whole: those with the oldest tokens first, then those
@@ -131,10 +137,12 @@ class WorkIndex(msgspec.Struct):
         rollout.step = step
 
     def offer(self, group: Group) -> None:
-        """List a group as undecided if it may grow, or as ready if it is complete and no step has
-        taken a member."""
+        """List a group as undecided if it may grow, as importing if foreign answers may join it,
+        or as ready if it is complete and no step has taken a member."""
         if group.undecided:
             insort(self._undecided, group.id)
+        elif group.importing:
+            insort(self._importing, group.id)
         elif group.complete and not group.begun:
             insort(self._complete[group.split], (group.oldest, group.id))
 
@@ -145,6 +153,10 @@ class WorkIndex(msgspec.Struct):
     def decide(self, group: Group) -> None:
         """Remove an undecided group from the list."""
         _remove(self._undecided, group.id)
+
+    def close_imports(self, group: Group) -> None:
+        """Remove an importing group from the list."""
+        _remove(self._importing, group.id)
 
     def _waiting_for(self, group: Group, call: Call) -> tuple[list[tuple[bool, int, int]], Any]:
         """The list for waiting work of this kind, and the key there."""

@@ -53,6 +53,7 @@ class Observation(msgspec.Struct, frozen=True):
 
     tokens: Account
     rollouts: Account
+    foreign: Account
     states: Mapping[str, int]
     groups: Mapping[str, int]
     queue_items: int
@@ -71,6 +72,7 @@ def observe(experience: Experience, lags: Mapping[int, int]) -> Observation:
     return Observation(
         tokens=_copy(experience.ledger.tokens),
         rollouts=_copy(experience.ledger.rollouts),
+        foreign=_copy(experience.ledger.foreign.tokens),
         states={status.value: states[status] for status in LIVE},
         groups={
             "open": len(experience.groups) - complete - taken,
@@ -420,6 +422,7 @@ class _Observed(Collector):
         yield _by_reason(
             "asyncrl_rollouts_pruned", "Rollouts that a rule ended early, by reason.", seen.pruned
         )
+        yield from _account("foreign_tokens", "imported", "Foreign tokens", seen.foreign)
         yield _by_state("asyncrl_rollouts", "Live rollouts.", seen.states)
         yield _by_state("asyncrl_groups", "Live groups.", seen.groups)
         yield GaugeMetricFamily(

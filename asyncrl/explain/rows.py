@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from asyncrl.explain.evaluation_figures import said
 from asyncrl.explain.run_figures import RunFigures
-from asyncrl.explain.summary import Accuracy, RolloutTotals, Summary, TokenTotals
+from asyncrl.explain.summary import Accuracy, ForeignTotals, RolloutTotals, Summary, TokenTotals
 from asyncrl.messages import StatusUpdate
 from asyncrl.words import NONE, clock, count, duration, number, share, size
 
@@ -92,6 +92,8 @@ def summary_rows(summary: Summary) -> list[FigureRow]:
             duration(publication.pause_seconds / publication.count if publication.count else None),
         ),
     ]
+    if s.foreign.imported:
+        rows.append(("foreign", foreign_said(s.foreign, s.tokens.trained)))
     if not s.balances():
         bug = "this is a bug of asyncrl; please report it with the run's journal"
         rows.append(("ledger", f"DOES NOT BALANCE: {bug}"))
@@ -224,6 +226,17 @@ def ended_early(pruned: Mapping[str, int]) -> str:
     """
     by_count = sorted(pruned.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count(each)} {why}" for why, each in by_count)
+
+
+def foreign_said(foreign: ForeignTotals, trained: int) -> str:
+    """Foreign tokens in words, where `trained` of the run's own were trained.
+
+    >>> foreign_said(ForeignTotals(30, 20, {"stale": 10}), 60)
+    '30 imported = 20 trained + 10 stale + 0 live: 25 % of all trained tokens'
+    """
+    totals = TokenTotals(0, foreign.foreign_trained, foreign.discarded, foreign.live)
+    part = share(foreign.share(trained))
+    return f"{count(foreign.imported)} imported = {_balance(totals)}: {part} of all trained tokens"
 
 
 def _discarded(figures: RunFigures) -> str:

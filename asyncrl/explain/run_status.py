@@ -14,7 +14,7 @@ import msgspec
 from asyncrl.explain.json_files import read_json, write_json
 from asyncrl.explain.recent_outcomes import RecentOutcomes
 from asyncrl.explain.sft_figures import SftFigures
-from asyncrl.explain.summary import JudgedAnswers, RolloutTotals, TokenTotals
+from asyncrl.explain.summary import ForeignTotals, JudgedAnswers, RolloutTotals, TokenTotals
 from asyncrl.messages import Busy, Role, StartCounts, Wait
 
 NAMED = 5
@@ -148,10 +148,11 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     alarms: of the disk and the judge as they are now, and of the last step. The last `unwritten`
     checkpoints were not written, the last of them because of `unwritten_why`. Of the last answers
     the judge gave a share no verdict (`judge_missed`), because of `judge_why`. Of the
-    `tool_replies` to agents' calls with tools, `unread_calls` could not be read. `recent` is what
-    came of the last answers, groups, calls and attempts. `ok` is None while
-    the run goes on, and `reason` says why it ended. `sft` is of a supervised run, None for any
-    other.
+    `tool_replies` to agents' calls with tools, `unread_calls` could not be read. Groups `shared`
+    with other runs since the coordinator started, and how often that failed (`share_failed`), are
+    counted. `recent` is what came of the last answers, groups, calls and attempts. `ok` is None
+    while the run goes on, and `reason` says why it ended. `sft` is of a supervised run, None for
+    any other.
     """
 
     at: float
@@ -183,6 +184,9 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     ledger: RolloutTotals
     journal: JournalStatus
     restarts: dict[str, int]
+    foreign: ForeignTotals = ForeignTotals()
+    shared: int = 0
+    share_failed: int = 0
     lending: LendingStatus | None = None
     episodes: EpisodeCounts = EpisodeCounts()
     failing: list[FailedEpisodes] = []

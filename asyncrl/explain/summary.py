@@ -74,6 +74,30 @@ class RolloutTotals(msgspec.Struct, frozen=True):
         return cls(account.total, account.trained, discarded, account.live, pruned)
 
 
+class ForeignTotals(msgspec.Struct, frozen=True):
+    """Tokens that the policy did not sample: `imported = foreign_trained + Σ discarded + live`."""
+
+    imported: int = 0
+    foreign_trained: int = 0
+    discarded: dict[str, int] = {}
+    live: int = 0
+
+    @classmethod
+    def of(cls, account: Account) -> ForeignTotals:
+        return cls(
+            account.total, account.trained, dict(sorted(account.discarded.items())), account.live
+        )
+
+    def share(self, trained: int) -> float:
+        """Their share of all trained tokens, where `trained` are the run's own.
+
+        >>> ForeignTotals(30, 20).share(60)
+        0.25
+        """
+        both = self.foreign_trained + trained
+        return self.foreign_trained / both if both else 0.0
+
+
 class Lag(msgspec.Struct, frozen=True):
     """Lag of trained tokens, in versions."""
 
@@ -184,6 +208,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     evaluated: dict[str, float] = {}
     tokens: TokenTotals = TokenTotals()
     rollouts: RolloutTotals = RolloutTotals()
+    foreign: ForeignTotals = ForeignTotals()
     lag: Lag = Lag()
     responses: Responses = Responses()
     alarms: dict[str, Alarmed] = {}
@@ -198,10 +223,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     sft: SftFigures | None = None
 
     def balances(self) -> bool:
-        """True if both ledgers balance."""
-        tokens, rollouts = self.tokens, self.rollouts
+        """True if all ledgers balance."""
+        tokens, rollouts, foreign = self.tokens, self.rollouts, self.foreign
         return (
-            tokens.generated == tokens.trained + sum(tokens.discarded.values()) + tokens.live
+            foreign.imported
+            == foreign.foreign_trained + sum(foreign.discarded.values()) + foreign.live
+            and tokens.generated == tokens.trained + sum(tokens.discarded.values()) + tokens.live
             and rollouts.admitted
             == rollouts.trained + sum(rollouts.discarded.values()) + rollouts.live
         )
@@ -220,6 +247,7 @@ def of_ledger(
         accuracy=accuracy,
         tokens=TokenTotals.of(ledger.tokens),
         rollouts=RolloutTotals.of(ledger),
+        foreign=ForeignTotals.of(ledger.foreign.tokens),
     )
 
 

@@ -13,7 +13,7 @@ from asyncrl.config.errors import ConfigError
 from asyncrl.explain.conditions.agreement import agreeing_sentences
 from asyncrl.explain.curve import StepPoint
 from asyncrl.explain.diagnosis import diagnose, idle
-from asyncrl.explain.rows import ended_early
+from asyncrl.explain.rows import ended_early, foreign_said
 from asyncrl.explain.run_disk import takes_no_more
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.run_status import LendingStatus, RunStatus
@@ -104,6 +104,15 @@ def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: 
     if pruned := status.ledger.pruned:
         of = f"{count(sum(pruned.values()))} of {count(status.ledger.admitted)} rollouts"
         sentences.append(f"A rule has ended {of} early: {ended_early(pruned)}.")
+    if status.foreign.imported:
+        said = foreign_said(status.foreign, status.tokens.trained)
+        sentences.append(f"Foreign tokens, which the policy did not sample: {said}.")
+    if status.shared or status.share_failed:
+        failed = f", and the folder failed {count(status.share_failed)} times"
+        sentences.append(
+            f"{count(status.shared)} groups were shared with other runs"
+            f"{failed if status.share_failed else ''}."
+        )
     sentences.append(diagnose(status))
     sentences += [
         f"The run goes on without {actor.name}, which {actor.removed}."

@@ -41,7 +41,9 @@ def check_origins(config: Config, run: Path) -> list[Row]:
                 "as trained are others now: put the file back, or begin a new run from this one's "
                 "model (model.path)."
             )
-        differ = "rewards" if name != config.supervised.path else "its examples"
+        differ = "rewards"
+        if name in (config.supervised.path, config.foreign.path):
+            differ = "its examples" if name == config.supervised.path else "foreign answers"
         notes.append(Row("note", name, f"is not what this run began with: {differ} may differ"))
     return notes
 
@@ -53,6 +55,9 @@ def note_origins(config: Config, run: Path) -> None:
 
 
 def _origins(config: Config) -> dict[str, str]:
-    """The origins of the task, and of the examples that are learned beside it."""
-    path = config.supervised.path if config.supervised.coefficient else ""
-    return ({path: data_digest(path)} if path else {}) | origins(config.task)
+    """The origins of the task, and of the examples and answers that are learned beside it."""
+    paths = [
+        config.supervised.path if config.supervised.coefficient else "",
+        config.foreign.path if config.foreign.source == "file" else "",
+    ]
+    return {path: data_digest(path) for path in paths if path} | origins(config.task)

@@ -50,6 +50,7 @@ from asyncrl.judges.api_key import check_judge
 from asyncrl.launch import claim
 from asyncrl.launch.checkpoint_room import room_rows
 from asyncrl.launch.data_origins import check_origins, note_origins
+from asyncrl.launch.foreign_checks import check_foreign
 from asyncrl.launch.machine_checks import (
     check_certificates,
     check_cores,
@@ -246,6 +247,7 @@ def check(
     doing("looking at the other models and examples")
     notes += check_policies(config, task)
     check_examples(config, task)
+    notes += check_foreign(config, task)
     if config.agent.run and config.agent.run != PLAYED_ELSEWHERE:
         doing("loading agent.run")
         _agent(config.agent)

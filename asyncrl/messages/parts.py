@@ -11,6 +11,9 @@ Split = Literal["train", "evaluation"]
 Finish = Literal["", "stop", "length", "interrupted", "refused"]
 """The reason why a rollout's chunk is its last under this lease; empty for any other chunk. An
 engine that `refused` a request would refuse it each time."""
+Source = Literal["own", "file", "pool", "run"]
+"""Origins of tokens: the run's policy sampled them; or they are *foreign*, from a file of answers,
+from the run's own old successes, or from another run."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -21,9 +24,12 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """A piece of a message or of an event."""
 
 
-class Span(Part, frozen=True):
+class Span(Part, frozen=True, repr_omit_defaults=True):
     """Tokens `[start, end)`, sampled under `version`. Positions count from the first token of a
     response in a rollout and a chunk, and from the first token of all in a training sequence.
+
+    Tokens of another `source` than the run's policy are as old as `version`, which did not sample
+    them, unless they are from its pool.
 
     Example: `Span(7, 3, 5)`: version 7 sampled the fourth and the fifth token.
     """
@@ -31,6 +37,21 @@ class Span(Part, frozen=True):
     version: int
     start: int
     end: int
+    source: Source = "own"
+
+
+class ForeignAnswer(Part, frozen=True):
+    """An answer that joins a group from elsewhere: from `origin` (a line of a file, a group of a
+    run) in `source`. `ids` are `int32`, and `behaviour` the `float32` log-probabilities of these
+    tokens where they were sampled; empty where that is not known. They are as old as `version` of
+    the run. Such an answer may have any length up to a response's budget, and at least a token."""
+
+    source: Source
+    origin: str
+    version: int
+    ids: bytes
+    behaviour: bytes = b""
+    finish: Finish = "stop"
 
 
 RIGHT = 1.0

@@ -14,6 +14,7 @@ import trio
 
 from asyncrl.actors.agents_actor import EpisodePlayer, agents_actor
 from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.imports import ForeignAnswers
 from asyncrl.actors.coordinator.prompts import PromptSource
 from asyncrl.actors.coordinator.resume import begin_again, resumed
 from asyncrl.actors.reporting import Reporter
@@ -32,6 +33,7 @@ from asyncrl.journal.writer import BeforeCommit
 from asyncrl.messages import Role, Split
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.simulation import fakes, policy
+from asyncrl.simulation.fake_foreign import FakeForeign
 from asyncrl.simulation.fake_learner import Broadcast, FakeLearner, FakeProximal
 from asyncrl.simulation.fake_player import AgentsLost, FakePlayer
 from asyncrl.simulation.observer import WorldObserver
@@ -122,6 +124,9 @@ class FakeWorld(World):
             parts=parts_of(task, self._size),
             stages=task.stages,
         )
+
+    def foreign(self) -> ForeignAnswers | None:
+        return FakeForeign(self.config) if self.config.foreign.path else None
 
     def _size(self, label: str, split: Split) -> int:
         """The prompts of one of several tasks."""

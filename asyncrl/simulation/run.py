@@ -245,6 +245,7 @@ def _judge(world: FakeWorld, checker: Checker) -> None:
         and not train.replay_groups
         and train.keep == "all"
         and rollout.prune == "none"
+        and config.foreign.source == "none"
         and not config.agent.run
     )
     if staleness.max_lag == staleness.depth == 0 and plain and not lost and not cut:

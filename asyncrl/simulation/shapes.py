@@ -39,6 +39,7 @@ def configured(seed: int) -> Config:
     _judge_groups(settings, seed)
     _vary_sizes(settings, seed)
     _prune(settings, seed)
+    _import(settings, seed)
     return msgspec.convert(settings, Config)
 
 
@@ -450,6 +451,25 @@ def _prune(settings: Settings, seed: int) -> None:
         rollout["group_size_max"] = max(rollout["group_size_max"], rollout["group_size"])
 
 
+def _import(settings: Settings, seed: int) -> None:
+    """Have a quarter of the runs that may do so take foreign answers in."""
+    draw, rollout = random.Random(f"foreign/{seed}"), settings["rollout"]
+    may = settings["train"]["unit"] == "group" and "judge" not in settings
+    if draw.random() < 0.25 and may:
+        settings["foreign"] = {
+            "source": "file",
+            "path": "answers.jsonl",
+            "members": draw.randint(1, rollout["group_size"]),
+            "max_age": draw.choice((0, 1, 3, 8)),
+        }
+        if draw.random() < 0.5 and "mix" not in settings["task"]:
+            settings["foreign"] |= {"source": "pool", "path": ""}
+            settings["task"] |= {"train_size": 3 * settings["train"]["batch_groups"], "epochs": 0}
+        elif seed % 3 == 0:
+            settings["foreign"]["source"] = "runs"
+        settings["staleness"]["proximal"] = draw.choice(("behaviour", "recompute"))
+
+
 def _credit_branches(settings: Settings, seed: int) -> None:
     """Have a quarter of the agents' runs that may do so credit a turn with what lies below it."""
     if (
@@ -472,6 +492,7 @@ def drawn(seed: int) -> Shape:
     _judge_groups(draft.settings, seed)
     _vary_sizes(draft.settings, seed)
     _prune(draft.settings, seed)
+    _import(draft.settings, seed)
     rollout = draft.settings["rollout"]  # a theme may have made responses shorter than the band
     rollout["overlong_band"] = min(rollout.get("overlong_band", 0), rollout["max_new_tokens"])
     config = msgspec.convert(draft.settings, Config)

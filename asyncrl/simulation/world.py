@@ -22,6 +22,7 @@ import trio
 from asyncrl.actors.coordinator.components import Observers
 from asyncrl.actors.coordinator.coordinator import Coordinator
 from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.imports import ForeignAnswers
 from asyncrl.actors.coordinator.lifecycle import Outcome
 from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.actors.coordinator.prompts import PromptSource
@@ -103,6 +104,10 @@ class World(ABC):
     @abstractmethod
     def prompts(self) -> PromptSource:
         """The prompts of the run."""
+
+    def foreign(self) -> ForeignAnswers | None:
+        """The answers that may join groups; None where there are none."""
+        return None
 
     @abstractmethod
     def open_store(self, process: SimProcess) -> AbstractAsyncContextManager[EventStore]:
@@ -278,6 +283,7 @@ class World(ABC):
                 self.prompts(),
                 process.waits,
                 Observers(metrics, RunStatistics(), self.curve(), self.journal_status),
+                self.foreign(),
             )
             ours, theirs = pipes()
             process.connect(ours)

@@ -20,6 +20,8 @@ from asyncrl.tasks.sft_rows import learned_ids, row_of
 from asyncrl.tasks.text import Tokenizer
 
 T = TypeVar("T")
+NAMES = {"supervised": "examples", "foreign": "foreign answers"}
+"""Names of what is read for each of these tables."""
 
 
 class ExampleIds(NamedTuple):
@@ -50,21 +52,23 @@ class SupervisedExamples:
     (1, 2)
     """
 
-    def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
-        """Raises TaskError."""
-        own = config.supervised
+    def __init__(self, config: Config, tokenizer: Tokenizer, of: str = "supervised") -> None:
+        """The examples that the table `of` names by path, prompt_key and answer_key. Raises
+        TaskError."""
+        own = config.supervised if of == "supervised" else config.foreign
+        self._of = of
         self._task = replace(
             config.task, path=own.path, prompt_key=own.prompt_key, answer_key=own.answer_key
         )
         self._most, self._tokenizer = config.engine.context_tokens, tokenizer
-        self._rows = _named(lambda: DataSet(own.path, own.prompt_key, own.answer_key))
+        self._rows = self._named(lambda: DataSet(own.path, own.prompt_key, own.answer_key))
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> ExampleIds:
         """An example. Raises TaskError, with its place, if it cannot be learned."""
-        return _named(lambda: self._ids(index))
+        return self._named(lambda: self._ids(index))
 
     def check(self) -> None:
         """Tokenize the rows that are checked before a run. Raises TaskError."""
@@ -82,13 +86,16 @@ class SupervisedExamples:
         given = only.mask.index(1)
         return ExampleIds(only.ids[:given], only.ids[given:])
 
+    def place(self, index: int) -> str:
+        """The place of an example, in words."""
+        return self._rows.place(index)
 
-def _named(read: Callable[[], T]) -> T:
-    """The result of `read`, whose errors speak of `[task]`, since the reader is its own."""
-    try:
-        return read()
-    except TaskError as error:
-        text = str(error).replace("task.path and task.eval_path name", "supervised.path names")
-        for key in ("prompt_key", "answer_key"):
-            text = text.replace(f"task.{key}", f"supervised.{key}")
-        raise TaskError(f"examples: {text}") from error
+    def _named(self, read: Callable[[], T]) -> T:
+        """The result of `read`, whose errors speak of `[task]`, since the reader is its own."""
+        try:
+            return read()
+        except TaskError as error:
+            text = str(error).replace("task.path and task.eval_path name", f"{self._of}.path names")
+            for key in ("prompt_key", "answer_key"):
+                text = text.replace(f"task.{key}", f"{self._of}.{key}")
+            raise TaskError(f"{NAMES[self._of]}: {text}") from error

@@ -8,6 +8,7 @@ torch. A chat template is Jinja that `transformers` renders, in a process of its
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -173,6 +174,12 @@ class Tokenizer:
     def ids_by_token(self) -> dict[str, int]:
         """The whole vocabulary, added tokens included."""
         return dict(self._fast.get_vocab(with_added_tokens=True))
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the vocabulary, which tells whether ids of another mean the same here."""
+        ids = sorted(self.ids_by_token.items())
+        return hashlib.blake2b(msgspec.json.encode(ids), digest_size=16).hexdigest()
 
     @cached_property
     def special_ids(self) -> dict[str, int]:

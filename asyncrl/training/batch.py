@@ -31,7 +31,8 @@ class Batch(NamedTuple):
     under the policies that do not learn, by their names (float32). `share` is float32 [samples]
     (`Sample.share`), as are `weights`, of their groups; None: all 1. `leaves` says how often each
     token counts (float32); None: all once. `routing` are the records of the experts of all of
-    them, in bytes; empty where there are none.
+    them, in bytes; empty where there are none. `own` is True where the run's policy has sampled the
+    token (bool); None: everywhere.
     """
 
     packed: list[PackedBatch]
@@ -47,6 +48,7 @@ class Batch(NamedTuple):
     leaves: Tensor | None = None
     routing: bytes | memoryview = b""
     weights: Tensor | None = None
+    own: Tensor | None = None
 
 
 def read(
@@ -90,7 +92,17 @@ def read(
         torch.tensor([sample.share for sample in batch.samples], dtype=torch.float32),
         leaves=_leaves(batch.samples),
         routing=buffers[3] if len(buffers) == 4 else b"",
+        own=_own(batch.samples),
     )
+
+
+def _own(samples: Sequence[Sample]) -> Tensor | None:
+    """Return where the run's policy has sampled the token, bool [tokens]; None: everywhere."""
+    spans = [span for sample in samples for span in sample.spans]
+    if all(span.source == "own" for span in spans):
+        return None
+    own = torch.tensor([span.source == "own" for span in spans])
+    return torch.repeat_interleave(own, torch.tensor([span.end - span.start for span in spans]))
 
 
 def _leaves(samples: Sequence[Sample]) -> Tensor | None:

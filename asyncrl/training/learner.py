@@ -263,6 +263,7 @@ class Learner:
             return outcome
         routed = self.balance.tokens()
         current, entropy = self._predict(packed, routed)
+        facts = facts._replace(behaviour=known_behaviour(facts.behaviour, current, facts.own))
         prox, unknown = self._proximal(packed, current, facts, scores)
         added = self.kl_terms.added(batch, packed.tokens, current)
         tokens = self._loss.tokens(facts, current, prox, added, entropy)
@@ -303,6 +304,7 @@ class Learner:
                     of_all[packed.tokens] = of_packed.cpu()
         # an update may give another rank these tokens
         start, prox, entropies = map(self.rank.added, (start, prox, entropies))
+        tensors = tensors._replace(behaviour=known_behaviour(tensors.behaviour, start, tensors.own))
         return HeldBatch(
             batch.samples,
             tensors,
@@ -385,6 +387,7 @@ class Learner:
             fresh & trained,
             batch.share.to(sample_index.device),
             None if batch.leaves is None else batch.leaves[packed.tokens].to(sample_index.device),
+            own=None if batch.own is None else batch.own[packed.tokens].to(sample_index.device),
         )
         masked = torch.where(batch.truncated[packed.tokens].to(fresh.device), TRUNCATED, STALE)
         masked = torch.where(batch.errors[packed.tokens].to(fresh.device), ERROR, masked)
@@ -529,6 +532,20 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         self._whole, self._sums = self._whole.merge(sums), Sums()
         return Updated(norm, rate, scale, taken, supervised)
+
+
+def known_behaviour(behaviour: Tensor, current: Tensor, own: Tensor | None) -> Tensor:
+    """The behaviour log-probabilities, float32 [tokens]. Foreign tokens whose own are not known are
+    scored here, once, under the policy that trains them first (`current`): their ratio is 1 then,
+    and the gradient is the plain one.
+
+    >>> known_behaviour(torch.tensor([-1.0, math.nan]), torch.tensor([-2.0, -3.0]),
+    ...                 torch.tensor([True, False])).tolist()
+    [-1.0, -3.0]
+    """
+    if own is None:
+        return behaviour
+    return torch.where(torch.isnan(behaviour) & ~own, current.detach(), behaviour)
 
 
 def _arrived(batch: Batch, trainable: Tensor) -> Tensor:

@@ -39,7 +39,8 @@ class ResponseTokens(NamedTuple):
     (int64), and `arrived` (bool): it may enter the loss. `share` (float32) is per sample: its part
     of a rollout. `leaves` (float32) says how often each token counts; None: all once. `start`
     (float32) is a token's log-probability under the policy that the step starts from; None where
-    that is the current one.
+    that is the current one. `own` (bool) is False for foreign tokens, which divergence by lag does
+    not count; None: all are own.
     """
 
     behaviour: Tensor
@@ -50,6 +51,7 @@ class ResponseTokens(NamedTuple):
     share: Tensor
     leaves: Tensor | None = None
     start: Tensor | None = None
+    own: Tensor | None = None
 
 
 class LossParts(NamedTuple):
@@ -173,13 +175,14 @@ class Loss:
         outcome = torch.where(usable, len(REASONS) + corrected.rejected_by, NONFINITE)
         outcome[kept] = TRAINED
         begun = whole if facts.start is None else log_ratio(facts.start, facts.behaviour).value
+        own = usable if facts.own is None else usable & facts.own
         sums = Sums(
             trained=int(kept.sum()),
             arrived=int(facts.arrived.sum()),
             clipped=int(minimized.clipped.sum()),
             loss=float(total.detach()),
             divisor=weights.divisor,
-            by_lag=by_lag(begun.detach(), usable, facts.sample_index, facts.lag, kept),
+            by_lag=by_lag(begun.detach(), own, facts.sample_index, facts.lag, kept & own),
             corrections=corrected.diagnostics,
             policies=added.sums(kept),
         )

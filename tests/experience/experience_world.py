@@ -20,7 +20,7 @@ from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.experience.snapshot import Snapshot
-from asyncrl.messages import NoVerdict, Scored
+from asyncrl.messages import ForeignAnswer, NoVerdict, Scored
 from asyncrl.staleness.lag import fresh_mask
 
 MAX_LAG = 1
@@ -42,6 +42,22 @@ any_event: st.SearchStrategy[e.AnyEvent] = st.one_of(
         st.none() | small,
     ),
     st.builds(e.Grown, small, small, small),
+    st.builds(
+        e.Imported,
+        small,
+        small,
+        st.lists(
+            st.builds(
+                ForeignAnswer,
+                st.sampled_from(["file", "own"]),
+                st.just("line 1"),
+                st.integers(-1, 7),
+                token_bytes,
+                token_bytes,
+            ),
+            max_size=2,
+        ),
+    ),
     st.builds(e.Leased, small, st.sampled_from(["", "rollout-0"]), small),
     st.builds(e.Extended, small, small, st.integers(-1, 7), small, token_bytes, token_bytes),
     st.builds(e.RoutingKnown, small, small, st.integers(-1, 7), st.integers(-1, 7), token_bytes),
@@ -121,6 +137,7 @@ class Account:
         self.steps: dict[int, int] = {}
         self.trained: list[tuple[int, e.Trained]] = []
         self.late = 0
+        self.foreign: set[int] = set()
         self.discarded_tokens: Counter[str] = Counter()
         for event in events:
             self._take_in(event)
@@ -137,6 +154,16 @@ class Account:
                 members.extend(more)
                 for rollout in more:
                     self.tokens[rollout], self.fates[rollout] = [], []
+            case e.Imported():
+                for number, answer in enumerate(event.answers, event.first):
+                    self.groups[event.group].append(number)
+                    self.foreign.add(number)
+                    ids, known = answer.ids, answer.behaviour or b"\0\0\xc0\x7f" * len(answer.ids)
+                    self.tokens[number] = [
+                        Token(answer.version, ids[i : i + 4], known[i : i + 4])
+                        for i in range(0, len(ids), 4)
+                    ]
+                    self.fates[number] = []
             case e.Extended():
                 call = self.calls.get(event.rollout)
                 tokens = self.tokens[event.rollout] if call is None else call.tokens
@@ -204,7 +231,8 @@ class Account:
                                 self._end(member, "no_verdict")
             case e.Trained():
                 self.trained.append((self.steps[event.rollout], event))
-                self.discarded_tokens.update(event.discarded)
+                if event.rollout not in self.foreign:
+                    self.discarded_tokens.update(event.discarded)
                 blame = sorted(
                     event.discarded, key=lambda reason: (-event.discarded[reason], reason)
                 ) or ["empty"]
@@ -220,7 +248,8 @@ class Account:
 
     def _end(self, rollout: int, reason: str) -> None:
         self.fates[rollout].append(reason)
-        self.discarded_tokens[reason] += self.held(rollout)
+        if rollout not in self.foreign:
+            self.discarded_tokens[reason] += self.held(rollout)
 
     def held(self, rollout: int) -> int:
         """The tokens of a live rollout, and of the calls of an episode that is not sealed."""
@@ -282,9 +311,10 @@ class World(RuleBasedStateMachine):
         return [group for group in self.experience.groups.values() if not group.begun]
 
     def alone(self) -> list[Rollout]:
-        """Judged rollouts of groups that do not grow."""
+        """Judged rollouts of groups that do not grow, and which no foreign answer may join."""
         x = self.experience
-        return [rollout for rollout in x.judged() if not x.groups[rollout.group].may_grow]
+        waits = {group.id for group in x.groups.values() if group.may_grow or group.imports}
+        return [rollout for rollout in x.judged() if rollout.group not in waits]
 
     def on_offer(self) -> list[Rollout]:
         return [rollout for rollout in self.alone() if isinstance(rollout.verdict, Scored)]
@@ -294,8 +324,9 @@ class World(RuleBasedStateMachine):
         budget=st.integers(1, 6),
         split=st.sampled_from(["train", "train", "evaluation"]),
         more=st.integers(0, 2),
+        imports=st.integers(0, 2),
     )
-    def admit(self, size: int, budget: int, split: str, more: int = 0) -> None:
+    def admit(self, size: int, budget: int, split: str, more: int = 0, imports: int = 0) -> None:
         x = self.experience
         pin = x.version if split == "evaluation" else None
         self.apply(
@@ -309,6 +340,7 @@ class World(RuleBasedStateMachine):
                 budget,
                 pin,
                 most=size + more if split == "train" else 0,
+                imports=imports if split == "train" else 0,
             )
         )
 
@@ -331,6 +363,18 @@ class World(RuleBasedStateMachine):
             self.apply(e.Pruned(rollout.id, "pruned", min(kept, rollout.tokens)))
         elif rollout.tokens > rollout.looked:
             self.apply(e.Spared(rollout.id, rollout.tokens, 0.5))
+
+    @precondition(lambda self: self.experience.importing())
+    @rule(count=st.integers(0, 2), tokens=st.integers(1, 6), known=st.booleans())
+    def take_in(self, count: int, tokens: int, known: bool) -> None:
+        group = self.experience.importing()[0]
+        tokens = min(tokens, group.members[0].max_new_tokens)
+        ids = struct.pack(f"<{tokens}i", *range(tokens))
+        answer = ForeignAnswer(
+            "file", "line 1", self.experience.version or 0, ids, ids if known else b""
+        )
+        answers = [answer] * min(count, group.imports)
+        self.apply(e.Imported(group.id, self.experience.next_rollout, answers))
 
     @precondition(lambda self: self.experience.restarts)
     @rule(size=st.integers(1, 3))
@@ -656,7 +700,7 @@ class World(RuleBasedStateMachine):
                 )
             step = rollout.step
             assert step is not None
-            mask = fresh_mask(rollout.spans, step, MAX_LAG)
+            mask = fresh_mask(rollout.spans, step, MAX_LAG, MAX_LAG)
             out = min(sum(mask), 1) if masked else 0
             counts = {"stale": rollout.tokens - sum(mask), "icepop": out}
             event = e.Trained(
@@ -721,11 +765,17 @@ class World(RuleBasedStateMachine):
                 (True, lambda: self.publish(1)),
                 (
                     len(self.experience.groups) < 3,
-                    lambda how=how: (self.admit_played if how % 5 < 2 else self.admit)(
-                        1 + how % 3, 6, "train", how % 2
+                    lambda how=how: (
+                        self.admit_played(1 + how % 3, 6, "train", how % 2)
+                        if how % 5 < 2
+                        else self.admit(1 + how % 3, 6, "train", how % 2, how % 3)
                     ),
                 ),
                 (bool(self.experience.undecided()), lambda how=how: self.grow(how % 3)),
+                (
+                    bool(self.experience.importing()),
+                    lambda how=how: self.take_in(how % 3, 1 + how % 4, how % 2 == 0),
+                ),
                 (self.has(RolloutStatus.TAKEN) and not self.half_trained(), self.checkpoint),
                 (how % 4 == 0 and self.cut > 0, self.crash),
             ]

@@ -40,18 +40,33 @@ class Ledger(World):
         ledger, account = self.experience.ledger, Account(self.events)
         assert ledger.balances()
         assert ledger.tokens.total == account.generated
-        assert ledger.tokens.trained == sum(event.trained for _, event in account.trained)
+        own = [event for _, event in account.trained if event.rollout not in account.foreign]
+        assert ledger.tokens.trained == sum(event.trained for event in own)
         assert ledger.tokens.discarded == {
             reason: n for reason, n in account.discarded_tokens.items() if n
         }
-        assert ledger.tokens.live == sum(account.held(rollout) for rollout in account.live)
-        fates = Counter(fate for fates in account.fates.values() for fate in fates)
-        assert ledger.rollouts.total == len(account.fates)
+        live = [rollout for rollout in account.live if rollout not in account.foreign]
+        assert ledger.tokens.live == sum(map(account.held, live))
+        fates = Counter(
+            fate
+            for rollout, fates in account.fates.items()
+            for fate in fates
+            if rollout not in account.foreign
+        )
+        assert ledger.rollouts.total == len(account.fates.keys() - account.foreign)
         assert ledger.rollouts.trained == fates.pop("trained", 0)
         assert ledger.rollouts.discarded == fates
-        assert ledger.rollouts.live == len(account.live)
+        assert ledger.rollouts.live == len(live)
         held = [rollout for group in self.experience.groups.values() for rollout in group.members]
-        assert ledger.tokens.live == sum(rollout.tokens for rollout in held)
+        assert ledger.tokens.live == sum(rollout.tokens for rollout in held if rollout.own)
+        books, joined = ledger.foreign, account.foreign
+        assert books.tokens.total == sum(len(account.tokens[number]) for number in joined)
+        assert books.rollouts.total == len(joined)
+        assert books.rollouts.live == len(joined.intersection(account.live))
+        assert books.tokens.live == sum(rollout.tokens for rollout in held if not rollout.own)
+        assert books.tokens.trained == sum(
+            event.trained for _, event in account.trained if event.rollout in joined
+        )
 
 
 class Once(World):
@@ -213,6 +228,15 @@ class Views(World):
             ]
             assert split == "evaluation" or [group.id for group in x.undecided()] == asked
             assert not {group.id for group in x.ready(split)} & set(asked)
+            waiting_for = [
+                group.id
+                for group in groups
+                if group.imports
+                and group.id not in asked
+                and not any(m.status in OPEN for m in group.members)
+            ]
+            assert split == "evaluation" or [group.id for group in x.importing()] == waiting_for
+            assert not {group.id for group in x.ready(split)} & set(waiting_for)
             due = [group for group in self.open_groups() if group.split == split and group.complete]
             assert x.ready(split) == sorted(due, key=lambda group: (group.oldest, group.id))
             taken = [

@@ -128,6 +128,7 @@ def test_what_happened_is_what_a_scrape_says(busy: int) -> None:
         ("asyncrl_tokens_discarded_total", "no_verdict"): 4,
         ("asyncrl_tokens_live",): 8,
         ("asyncrl_rollouts_admitted_total",): 4,
+        ("asyncrl_foreign_tokens_imported_total",): 0,
         ("asyncrl_rollouts_trained_total",): 0,
         ("asyncrl_rollouts_discarded_total", "no_verdict"): 1,
         ("asyncrl_rollouts_pruned_total", "pruned_mine"): 2,

@@ -37,7 +37,7 @@ from asyncrl.journal import (
 from asyncrl.journal.disk import Abandon, Compact, DiskFull, EventRows, Keep, Write
 from asyncrl.journal.sqlite import WAL_BYTES, copy
 from asyncrl.journal.writer import ROW_BYTES
-from asyncrl.messages import NoVerdict, Scored
+from asyncrl.messages import ForeignAnswer, NoVerdict, Scored
 
 
 def everything() -> list[e.AnyEvent]:
@@ -103,6 +103,11 @@ def everything() -> list[e.AnyEvent]:
         e.Extended(10, 1, 1, 0, ids, ids),
         e.Spared(10, 2, 0.5),
         e.Pruned(10, "pruned_unlikely", 1),
+        e.Admitted(6, 11, 1, "train", 5, bytes(8), 4, imports=1),
+        e.Leased(11, "rollout-1", 1),
+        e.Sealed(11, 1, "stop"),
+        e.Judged(11, Scored(0.0)),
+        e.Imported(6, 12, [ForeignAnswer("file", "line 3", 1, ids, ids)]),
     ]
 
 

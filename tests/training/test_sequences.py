@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,7 @@ from asyncrl.experience.call_tree import CallTree
 from asyncrl.experience.episode import Strand, Turn, sequences
 from asyncrl.experience.sequence import TrainingSequence, joined_behaviour, joined_ids
 from asyncrl.messages import MicroBatch, ScoreProximal, Span, TokenCount
+from asyncrl.staleness.bins import of_lags
 from asyncrl.staleness.lag import fresh_mask
 from asyncrl.training.learner import Learner
 
@@ -310,3 +312,47 @@ def test_a_baseline_from_gradients_sees_the_marked_tokens_alone(kind: str) -> No
         assert metrics["trained_tokens"] == 15
         gradients.append(found)
     assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_foreign_tokens_are_scored_where_they_are_trained_and_are_in_no_divergence(
+    passes: int,
+) -> None:
+    """An answer whose log-probabilities are not known trains like one that has those of the policy
+    that trains it first; and of both no token is among those of a lag."""
+    train = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=1e-3, passes=passes)
+    model = build("qwen3")
+    own = [
+        Labelled(made([1, 2], [Stretch(4, 1)], 0), 0, 0.0),
+        Labelled(made([1, 2], [Stretch(3, 2)], 1), 0, 0.5),
+    ]
+    plain = made([1, 2], [Stretch(5, 2)], 2)
+    foreign = msgspec.structs.replace(plain, spans=(Span(2, 2, 7, "file"),))
+    exact = np.concatenate([[0.0], log_probabilities(model, plain).detach().numpy()])
+    scored = (exact * np.frombuffer(plain.mask, np.uint8)).astype(np.float32).tobytes()
+    unknown = np.where(np.frombuffer(plain.mask, np.uint8), np.nan, 0.0).astype(np.float32)
+    results = []
+    for sequence in (
+        msgspec.structs.replace(foreign, behaviour=unknown.tobytes()),
+        msgspec.structs.replace(foreign, behaviour=scored),
+        msgspec.structs.replace(plain, behaviour=scored),
+    ):
+        subject = Learner(copy.deepcopy(model), train, StalenessConfig(correction=()), 1.0)
+        every = [*own, Labelled(sequence, 0, 1.0)]
+        subject.version = STEP
+        samples = [of.sequence.sample(n, of.group, of.reward) for n, of in enumerate(every)]
+        sequences = [of.sequence for of in every]
+        mask = b"".join(fresh_mask(of.spans, STEP, MAX_LAG, MAX_LAG) for of in sequences)
+        batch = MicroBatch(STEP, 0, samples, {0: [0.0, 0.5, 1.0]})
+        subject.accumulate(batch, (joined_ids(sequences), joined_behaviour(sequences), mask))
+        metrics = subject.step()
+        weights = torch.cat([p.detach().flatten() for p in subject.model.parameters()])
+        in_bins = sum(of_lags(metrics, "tokens").values())
+        results.append((weights, metrics["trained_tokens"], in_bins))
+    (a, trained, few), (b, _, as_few), (c, _, all_) = results
+    assert trained == passes * 12 and few == as_few == passes * 7 and all_ == passes * 12
+    assert float((a - b).abs().max()) < 1e-6 and float((b - c).abs().max()) < 1e-6
+    assert (
+        float((a - torch.cat([p.detach().flatten() for p in model.parameters()])).abs().max())
+        > 1e-4
+    )

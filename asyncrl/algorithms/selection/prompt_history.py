@@ -126,14 +126,16 @@ class History(msgspec.Struct):
         size: int,
         solved: int | None = None,
         *,
+        differ: bool | None = None,
         differ_to_go: bool = False,
         differ_below: bool = False,
     ) -> None:
         """Record a completed group of `size` rollouts with these rewards; none if all of it failed.
-        `solved` of them solved it; None: those with a reward of SOLVED. `differ_to_go`: its rewards
-        to go differ at any turn; `differ_below`: those below a turn do. Each group is recorded
-        once, when its last member is judged or buried, whatever happens to it then. Raises KeyError
-        for a prompt that was never admitted."""
+        `solved` of them solved it; None: those with a reward of SOLVED. `differ`: the rewards of
+        all that is trained of it differ, foreign answers included; None: if these do.
+        `differ_to_go`: its rewards to go differ at any turn; `differ_below`: those below a turn do.
+        Each group is recorded once, when its last member is judged or buried, whatever happens to
+        it then. Raises KeyError for a prompt that was never admitted."""
         seen = self.seen[prompt_index]
         if solved is None:
             solved = sum(reward >= SOLVED for reward in rewards)
@@ -143,7 +145,9 @@ class History(msgspec.Struct):
         seen.solved = KEPT * seen.solved + solved
         seen.easy = solved == size
         equal = TO_GO * differ_to_go + BELOW * differ_below
-        self.recent.append(1 if len(set(rewards)) > 1 else equal)
+        if differ is None:
+            differ = len(set(rewards)) > 1
+        self.recent.append(1 if differ else equal)
         if len(self.recent) > RECENT:
             del self.recent[0]
 

@@ -14,6 +14,7 @@ from asyncrl.config.schema.engine_section import (
     VllmConfig,
 )
 from asyncrl.config.schema.evaluation_section import EvaluationConfig
+from asyncrl.config.schema.foreign_section import ForeignConfig
 from asyncrl.config.schema.journal_section import JournalConfig
 from asyncrl.config.schema.judge_section import JudgeConfig
 from asyncrl.config.schema.machine_section import MachineConfig
@@ -36,6 +37,7 @@ from asyncrl.config.schema.section import (
     Whole,
 )
 from asyncrl.config.schema.sft_section import SftConfig
+from asyncrl.config.schema.share_section import ShareConfig
 from asyncrl.config.schema.staleness_section import StalenessConfig
 from asyncrl.config.schema.supervised_section import SupervisedConfig
 from asyncrl.config.schema.supervision_section import SupervisionConfig
@@ -52,6 +54,7 @@ __all__ = [
     "Count",
     "EngineConfig",
     "EvaluationConfig",
+    "ForeignConfig",
     "JournalConfig",
     "JudgeConfig",
     "LoraConfig",
@@ -72,6 +75,7 @@ __all__ = [
     "SftConfig",
     "SglangConfig",
     "Share",
+    "ShareConfig",
     "SinkName",
     "StalenessConfig",
     "SupervisedConfig",

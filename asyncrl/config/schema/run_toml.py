@@ -11,6 +11,7 @@ from asyncrl.config.schema.agent_section import AgentConfig
 from asyncrl.config.schema.cluster_section import ClusterConfig
 from asyncrl.config.schema.engine_section import EngineConfig
 from asyncrl.config.schema.evaluation_section import EvaluationConfig
+from asyncrl.config.schema.foreign_section import ForeignConfig
 from asyncrl.config.schema.journal_section import JournalConfig
 from asyncrl.config.schema.judge_section import JudgeConfig
 from asyncrl.config.schema.machine_section import MachineConfig
@@ -24,6 +25,7 @@ from asyncrl.config.schema.run_section import RunConfig
 from asyncrl.config.schema.sandbox_section import SandboxConfig
 from asyncrl.config.schema.section import Section
 from asyncrl.config.schema.sft_section import SftConfig
+from asyncrl.config.schema.share_section import ShareConfig
 from asyncrl.config.schema.staleness_section import StalenessConfig
 from asyncrl.config.schema.supervised_section import SupervisedConfig
 from asyncrl.config.schema.supervision_section import SupervisionConfig
@@ -53,6 +55,8 @@ class Config(Section, frozen=True):
     reference: ReferenceConfig = ReferenceConfig()
     teacher: TeacherConfig = TeacherConfig()
     supervised: SupervisedConfig = SupervisedConfig()
+    foreign: ForeignConfig = ForeignConfig()
+    share: ShareConfig = ShareConfig()
     sft: SftConfig = SftConfig()
     staleness: StalenessConfig = StalenessConfig()
     publication: PublicationConfig = PublicationConfig()

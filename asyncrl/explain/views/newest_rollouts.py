@@ -109,6 +109,10 @@ class _Part:
                     if kind == "rollout" and n >= first and n not in placed
                 )
                 self._note(("group", group), number, event)
+            case e.Imported(group, first, answers):
+                more = range(first, first + len(answers))
+                self._grown.setdefault(group, []).extend(more)
+                self._note(("group", group), number, event)
             case e.Called(rollout, _, call):
                 events = self._events.pop(("rollout", call), [])
                 self._events.setdefault(("rollout", rollout), []).extend(events)
@@ -175,8 +179,13 @@ class _Part:
         for number, event in events:
             if isinstance(event, e.Called):
                 experience.next_rollout = event.call  # others made those between
-            if isinstance(event, e.Grown):
+            if isinstance(event, e.Grown | e.Imported):
                 experience.next_rollout = event.first
+            if isinstance(
+                event, e.Imported
+            ):  # they are as old as versions of which nothing is here
+                versions = (answer.version for answer in event.answers)
+                experience.steps.closed = max(versions, default=0)
             if isinstance(event, e.Taken):
                 event = _own(event, experience)
             if isinstance(event, e.Left) and event.failed:

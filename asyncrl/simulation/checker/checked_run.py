@@ -34,6 +34,7 @@ class CheckedRun(ReferenceRules, WorldObserver):
     training stands on; `trained_by`, the rollouts whose tokens are in the weights of a version;
     `handed`, by step, the rollouts given to the learner, and the calls of each that were not;
     `choices`, by group, the members among which was chosen, and those that were;
+    `imports`, by group, what was known of it when foreign answers joined it, and these;
     `undone_weights`, those of versions that a crash undid; `written`, the versions of which a
     checkpoint was written; `garbled`, the bad chunks that starts of actors sent; `refused`, the
     verdicts that the plan withheld.
@@ -63,6 +64,7 @@ class CheckedRun(ReferenceRules, WorldObserver):
         self.trained_by: dict[int, set[int]] = {}
         self.handed: dict[int, dict[int, list[ReferenceAgentCall]]] = {}
         self.choices: dict[int, tuple[list[tuple[int, float, bytes]], set[int]]] = {}
+        self.imports: dict[int, tuple[tuple[object, ...], Counter[str]]] = {}
         self.written: set[int] = set()
         self.garbled = Counter[str]()
         self.refused = 0

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from asyncrl.experience import events as e
 from asyncrl.simulation.checker import generation_checks as generation
 from asyncrl.simulation.checker import growth_checks as growth
+from asyncrl.simulation.checker import import_checks as imports
 from asyncrl.simulation.checker import prune_checks as pruning
 from asyncrl.simulation.checker import selection_checks as selection
 from asyncrl.simulation.checker.checked_run import CheckedRun
@@ -16,6 +17,7 @@ from asyncrl.simulation.checker.reference_episodes import OfEpisode
 CHECKS: dict[type, Callable[[CheckedRun, Any], None]] = {
     e.Admitted: generation.admitted,
     e.Grown: growth.grown,
+    e.Imported: imports.imported,
     e.Leased: generation.leased,
     e.Extended: generation.extended,
     e.RoutingKnown: generation.routed,

@@ -15,6 +15,7 @@ from asyncrl.messages import Scored
 from asyncrl.simulation.checker.call_checks import check_lease, check_tokens, check_whole
 from asyncrl.simulation.checker.checked_run import CheckedRun, live_call, live_rollout
 from asyncrl.simulation.checker.growth_checks import check_first_size
+from asyncrl.simulation.checker.import_checks import check_imports
 from asyncrl.simulation.checker.prune_checks import check_asked
 from asyncrl.simulation.checker.reference_episodes import OfEpisode
 from asyncrl.simulation.checker.reference_rollouts import ReferenceAgentCall, ReferenceCall
@@ -73,6 +74,7 @@ def admitted(run: CheckedRun, event: e.Admitted) -> None:
                 run.reference.restarts,
             )
         check_first_size(run, event)
+        check_imports(run, event)
         run.hold(
             "generation waits for a redo",
             not run.prescribed,

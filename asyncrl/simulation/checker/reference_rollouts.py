@@ -68,14 +68,15 @@ class ReferenceRollout(ReferenceCall):
     `chance`."""
 
     __slots__ = (
-        *("chance", "cut", "episode", "given", "looked", "member", "sealed", "step", "verdict"),
+        *("chance", "cut", "episode", "given", "looked", "member", "own", "sealed", "step"),
+        "verdict",
     )
 
     def __init__(self, id: int, group: ReferenceGroup, member: int) -> None:
         super().__init__(id, group)
         self.member = member
         self.sealed = self.cut = False
-        self.looked, self.chance = 0, 1.0
+        self.looked, self.chance, self.own = 0, 1.0, True
         self.verdict: Scored | NoVerdict | None = None
         self.step: int | None = None
         self.given: list[Counter[int]] = []
@@ -193,10 +194,12 @@ class ReferenceGroup:
     `longest` are the tokens of its longest right answer until then, and `admitted_version` the
     version that was committed last. Of members that a rule ended `pruned` are those of which
     nothing was kept, and `chances` has those with which the others went on. It `may_grow` until it
-    has `most` members, or was told that it has all."""
+    has `most` members, or was told that it has all. `imports` foreign answers may still join it,
+    and `foreign` are the members that have."""
 
     __slots__ = (
-        *("admitted_version", "chances", "event", "left", "longest", "members", "most", "ordinal"),
+        *("admitted_version", "chances", "event", "foreign", "imports", "left", "longest"),
+        *("members", "most", "ordinal"),
         *("place", "posterior", "prior", "pruned", "rewards", "solved", "steps"),
     )
 
@@ -212,7 +215,8 @@ class ReferenceGroup:
         self.event, self.ordinal, self.place, self.prior = event, ordinal, place, prior
         self.posterior, self.admitted_version = posterior, admitted_version
         self.members = [*range(event.first, event.first + event.size)]
-        self.most = event.most
+        self.most, self.imports = event.most, event.imports
+        self.foreign: set[int] = set()
         self.steps: dict[int, int] = {}
         self.rewards: dict[int, float] = {}
         self.solved: set[int] = set()
@@ -223,6 +227,11 @@ class ReferenceGroup:
     @property
     def may_grow(self) -> bool:
         return len(self.members) < self.most
+
+    @property
+    def own_rewards(self) -> list[float]:
+        """The rewards of the members that the run has sampled, by number."""
+        return [self.rewards[id] for id in sorted(self.rewards) if id not in self.foreign]
 
     @property
     def compared(self) -> dict[int, float]:

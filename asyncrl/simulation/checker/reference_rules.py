@@ -199,7 +199,7 @@ class ReferenceRules:
         """True if a step that has taken all this, and `more`, has as much as it needs."""
         train, count = self.config.train, self._count(filling, more)
         if train.step_tokens:
-            tokens = filling.tokens + sum(len(seen.versions) for seen in more)
+            tokens = filling.tokens + sum(len(seen.versions) for seen in more if seen.own)
             return tokens >= train.step_tokens or count >= self.per_group * self.max_live
         return count >= self.per_group * train.batch_groups
 
@@ -236,9 +236,9 @@ class ReferenceRules:
     def stale(self, unit: Sequence[ReferenceRollout], step: int) -> bool:
         """True if this step cannot train a unit: because all its tokens are stale if stale tokens
         are masked, else because one of them is."""
-        versions = [version for seen in unit for version in seen.versions]
+        versions = [version for seen in unit if seen.own for version in seen.versions]
         if self.config.staleness.on_stale == "mask":
-            return all(step - version > self.max_lag for version in versions)
+            return bool(versions) and all(step - version > self.max_lag for version in versions)
         return any(step - version > self.max_lag for version in versions)
 
     def baseline(self, seen: ReferenceRollout) -> float:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
@@ -24,6 +25,9 @@ from asyncrl.simulation.checker.reference_rollouts import (
 Facts = tuple[int, int, int, int]
 """A rollout whose generation is over: its tokens, the versions published between the admission of
 its prompt and its last token, its leases, and the version of its first token."""
+
+NAN = struct.pack("<f", math.nan)
+"""A log-probability that is not known."""
 
 
 class Filling:
@@ -63,6 +67,9 @@ class ReferenceState:
         self.groups: dict[int, ReferenceGroup] = {}
         self.ended: dict[int, str] = {}
         self.tokens = self.tokens_trained = self.admitted = self.trained = 0
+        self.foreign = Counter[str]()  # tokens that were imported, trained, and left out by reason
+        self.pool: dict[int, ReferenceRollout] = {}  # the last success at each prompt
+        self.foreign_ended = Counter[str]()  # imported rollouts, by their end
         self.tokens_discarded: Counter[str] = Counter()
         self.agents = ReferenceEpisodes(self.tokens_discarded)
         self.discarded: Counter[str] = Counter()
@@ -112,7 +119,7 @@ class ReferenceState:
 
     @property
     def tokens_live(self) -> int:
-        return sum(seen.tokens for seen in self.rollouts.values())
+        return sum(seen.tokens for seen in self.rollouts.values() if seen.own)
 
     def call(self, id: int) -> ReferenceCall | None:
         """The call of this number, or the rollout of one turn; None where it is not live."""
@@ -158,7 +165,7 @@ class ReferenceState:
 
     def complete(self, group: ReferenceGroup) -> bool:
         """True if that is so, and no member is added any more."""
-        return self.finished(group) and not group.may_grow
+        return self.finished(group) and not (group.may_grow or group.imports)
 
     def oldest(self, but: Container[int] = ()) -> ReferenceGroup | None:
         """The training group admitted first of those of which a rollout is live that no step has,
@@ -191,6 +198,8 @@ class ReferenceState:
                 self._admit(event)
             case e.Grown():
                 touched.extend(self._grow(event))
+            case e.Imported():
+                touched.extend(self._import(event))
             case e.Leased():
                 call = self._call(event.rollout)
                 self.leases += 1
@@ -242,6 +251,12 @@ class ReferenceState:
                 self._visited(groups.values())
             case e.Taken():
                 self._take(event)
+            case e.Trained() if not self.rollouts[event.rollout].own:
+                self.foreign["trained"] += event.trained
+                self.foreign.update(event.discarded)
+                self.foreign_ended["trained" if event.trained else "discarded"] += 1
+                del self.rollouts[event.rollout]
+                self.ended[event.rollout] = "trained"
             case e.Trained():
                 self.tokens_trained += event.trained
                 self.tokens_discarded.update(event.discarded)
@@ -337,6 +352,25 @@ class ReferenceState:
         self._join(group, more)
         return more
 
+    def _import(self, event: e.Imported) -> list[int]:
+        group, group_imports = self.groups[event.group], list[int]()
+        group.imports = 0
+        for answer in event.answers:
+            id = event.first + len(group_imports)
+            group.members.append(id)
+            group.foreign.add(id)
+            group_imports.append(id)
+            seen = self.rollouts[id] = ReferenceRollout(id, group, group.members.index(id))
+            tokens = len(answer.ids) // 4
+            seen.own, seen.sealed, seen.cut = False, True, answer.finish == "length"
+            seen.ids += answer.ids
+            seen.behaviour += answer.behaviour or NAN * tokens
+            seen.versions += [answer.version] * tokens
+            self.foreign["imported"] += tokens
+        if not event.answers:
+            self._visited([group])
+        return group_imports
+
     def _join(self, group: ReferenceGroup, ids: Sequence[int]) -> None:
         for id in ids:
             self.rollouts[id] = ReferenceRollout(id, group, group.members.index(id))
@@ -352,7 +386,7 @@ class ReferenceState:
             seen.step = seen.group.steps[id] = event.step
             filling.groups.add(seen.group.event.group)
             filling.rollouts += 1
-            filling.tokens += len(seen.versions)
+            filling.tokens += len(seen.versions) * seen.own
         for group in {id: self.rollouts[id].group for id in event.rollouts}.values():
             if self.complete(group):
                 for seen in self.members(group):
@@ -380,13 +414,18 @@ class ReferenceState:
         for group in groups:
             if group.event.split == "train" and self.complete(group):
                 before = self.visits.get(group.event.prompt_index, ReferenceVisits())
-                rewards = [group.rewards[id] for id in group.members if id in group.rewards]
-                easy = len(group.solved) == len(group.members)
-                self.signals.append(len(set(rewards)) > 1)
+                rewards = group.own_rewards
+                solved = group.solved - group.foreign
+                if group.event.source == "pool":
+                    right = (self.rollouts[id] for id in sorted(solved))
+                    if (first := next((seen for seen in right if seen.versions), None)) is not None:
+                        self.pool[group.event.prompt_index] = first
+                easy = len(solved) == len(group.members) - len(group.foreign)
+                self.signals.append(len({*group.rewards.values()}) > 1)
                 self.visits[group.event.prompt_index] = ReferenceVisits(
                     before.total / 2 + math.fsum(rewards),
                     before.rewards / 2 + len(rewards),
-                    before.solved / 2 + len(group.solved),
+                    before.solved / 2 + len(solved),
                     easy,
                 )
 
@@ -413,6 +452,10 @@ class ReferenceState:
         if seen.tokens and not seen.sealed:
             self._generated(seen)
         self.ended[id] = f"discarded as {reason}"
+        if not seen.own:
+            self.foreign[reason] += seen.tokens
+            self.foreign_ended["discarded"] += 1
+            return
         self.discarded[reason] += 1
         if seen.tokens:
             self.tokens_discarded[reason] += seen.tokens

@@ -208,7 +208,7 @@ def _may_be_taken(
         )
         run.hold(
             "growth",
-            not group.may_grow,
+            not (group.may_grow or group.imports),
             "group {} of {} was taken, and may grow to {}",
             group.event.group,
             len(group.members),
@@ -230,7 +230,7 @@ def _may_be_taken(
         )
         run.hold(
             "whole",
-            len(group.rewards) >= config.rollout.k_min,
+            len(group.own_rewards) >= config.rollout.k_min,
             "group {} was taken with {} verdicts",
             group.event.group,
             len(scored),
@@ -263,7 +263,7 @@ def _may_be_taken(
             last,
         )
         worst = run.worst_lag
-        lag = max(event.step - seen.oldest for seen in unit)
+        lag = max((event.step - seen.oldest for seen in unit if seen.own), default=0)
         run.hold(
             "window",
             lag <= worst,
@@ -283,7 +283,7 @@ def _in_order(run: CheckedRun, units: list[list[ReferenceRollout]], event: e.Tak
         group = unit[0].group
         if in_turn:
             return group.ordinal, unit[0].id
-        return min(seen.oldest for seen in unit), unit[
+        return min((seen.oldest for seen in unit if seen.own), default=0), unit[
             0
         ].id if run.config.train.unit == "rollout" else group.event.group
 
@@ -346,12 +346,13 @@ def trained(run: CheckedRun, event: e.Trained) -> None:
         stale, fresh, cut, wrong = (sum(of[value] for of in seen.given) for value in range(4))
         _became(run, event, fresh, {"stale": stale, "truncated": cut, "error": wrong})
         return
-    fresh = sum(step - version <= run.max_lag for version in seen.versions)
+    most = run.max_lag if seen.own else run.config.foreign.max_age
+    fresh = sum(step - version <= most for version in seen.versions)
     left_out = {"stale": len(seen.versions) - fresh}
     if run.masks_cut and seen.cut:
         left_out["truncated"], fresh = fresh, 0
     else:
-        wrong = sum(step - seen.versions[place] <= run.max_lag for place in seen.wrong())
+        wrong = sum(step - seen.versions[place] <= most for place in seen.wrong())
         left_out["error"], fresh = wrong, fresh - wrong
     _became(run, event, fresh, left_out)
 
@@ -391,7 +392,7 @@ def stored_for_replay(run: CheckedRun, event: e.StoredForReplay) -> None:
             group.steps,
             group.rewards,
         )
-        oldest = min(seen.oldest for seen in run.reference.members(group))
+        oldest = min(seen.oldest for seen in run.reference.members(group) if seen.own)
         most = run.config.staleness.max_lag
         run.hold(
             "lag",
@@ -495,7 +496,7 @@ def dropped(run: CheckedRun, event: e.Dropped) -> None:
     justified = {
         "evaluation": group.event.split == "evaluation",
         "k_min": complete
-        and len(rewards) < (config.rollout.k_min if config.train.unit == "group" else 1),
+        and len(group.own_rewards) < (config.rollout.k_min if config.train.unit == "group" else 1),
         "zero_variance": complete
         and config.rollout.filter == "zero_variance"
         and config.train.advantage != "reinforce_pp"

@@ -24,12 +24,14 @@ def compare(run: CheckedRun) -> None:
     run.hold(
         "ledger", generated == written, "tokens: {}, and the ledger says {}", generated, written
     )
-    admitted = mine.admitted, mine.trained, len(mine.rollouts), +mine.discarded
+    own = sum(seen.own for seen in mine.rollouts.values())
+    admitted = mine.admitted, mine.trained, own, +mine.discarded
     written = rollouts.total, rollouts.trained, rollouts.live, Counter(rollouts.discarded)
     run.hold(
         "ledger", admitted == written, "rollouts: {}, and the ledger says {}", admitted, written
     )
     run.hold("ledger", theirs.ledger.balances(), "the ledger does not balance")
+    _foreign(run)
     live = mine.groups_live, mine.groups_untaken, mine.rollouts_live, mine.rollouts_untaken
     counted = (
         theirs.groups_live,
@@ -49,6 +51,32 @@ def compare(run: CheckedRun) -> None:
     for id in mine.touched:
         _rollout(run, id)
     mine.touched.clear()
+
+
+def _foreign(run: CheckedRun) -> None:
+    """Compare the accounts of what was imported."""
+    mine, books = run.reference, run.store.experience.ledger.foreign
+    tokens, rollouts = books.tokens, books.rollouts
+    live = [seen for seen in mine.rollouts.values() if not seen.own]
+    counted = (
+        +mine.foreign,
+        +mine.foreign_ended,
+        len(live),
+        sum(seen.tokens for seen in live),
+    )
+    written = (
+        +Counter({"imported": tokens.total, "trained": tokens.trained, **tokens.discarded}),
+        +Counter(trained=rollouts.trained, discarded=sum(rollouts.discarded.values())),
+        rollouts.live,
+        tokens.live,
+    )
+    run.hold(
+        "foreign",
+        counted == written,
+        "of foreign answers there are {}, and the ledger says {}",
+        counted,
+        written,
+    )
 
 
 def _rollout(run: CheckedRun, id: int) -> None:
@@ -185,6 +213,20 @@ def compare_all(run: CheckedRun, invariant: str) -> None:
     }
     complete = [n for n, group in mine.groups.items() if mine.complete(group) and n not in begun]
     asked = [n for n, g in mine.groups.items() if mine.finished(g) and g.may_grow]
+    pool = {n: (bytes(seen.ids), min(seen.versions)) for n, seen in mine.pool.items()}
+    held = {n: (answer.ids, answer.version) for n, answer in theirs.pool.answers.items()}
+    run.hold(invariant, pool == held, "the pool has answers to {}, not to {}", list(pool), [*held])
+    waiting_for = [
+        n for n, g in mine.groups.items() if mine.finished(g) and not g.may_grow and g.imports
+    ]
+    importing = [group.id for group in theirs.importing()]
+    run.hold(
+        invariant,
+        sorted(waiting_for) == importing,
+        "groups {} wait for foreign answers, not {}",
+        waiting_for,
+        importing,
+    )
     undecided = [group.id for group in theirs.undecided()]
     run.hold(
         invariant,

@@ -95,6 +95,14 @@ def _check_response(
     """Check a rollout of one turn."""
     given = sample.prompt_tokens
     spans = [(span.version, span.start - given, span.end - given) for span in sample.spans]
+    sources = {span.source == "own" for span in sample.spans}
+    run.hold(
+        "foreign",
+        sources == {seen.own},
+        "rollout {} is given as what it is not: {}",
+        seen.id,
+        sample.spans,
+    )
     run.hold(
         "parallel",
         ids == seen.group.event.prompt + seen.ids
@@ -104,11 +112,13 @@ def _check_response(
         "what is trained of rollout {} is not what was sampled",
         seen.id,
     )
-    _check_truth(run, [seen])
+    if seen.own:
+        _check_truth(run, [seen])
+    most = run.max_lag if seen.own else run.config.foreign.max_age
     may = 2 if run.masks_cut and seen.cut else 1
     wrong = seen.wrong() if may == 1 else set()
     due = bytes(
-        (3 if place in wrong else may) * (batch.step - version <= run.max_lag)
+        (3 if place in wrong else may) * (batch.step - version <= most)
         for place, version in enumerate(seen.versions)
     )
     run.hold(
