@@ -46,8 +46,8 @@ DESCRIPTORS = 8
 PRELOADED = "asyncrl.actors.preloaded"
 FORKING = ("train", "agent", "check")
 """Verbs of commands that start such processes."""
-OF_CHECKS = ("asyncrl.training.fitting", "asyncrl.training.trial")
-"""Modules that checks run, beside those that actors need."""
+BESIDE = ("asyncrl.training.fitting", "asyncrl.training.trial", "asyncrl.tasks.gym", "tabulate")
+"""What checks run, and actors import later, beside the modules that a fork server has."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -142,7 +142,7 @@ def main() -> None:
     named = os.environ["PYTHONPATH"].split(os.pathsep)
     installed = [path for path in sys.path if path not in named]
     preloaded = importlib.import_module(PRELOADED)
-    for module in (*_of_commands(), *preloaded.MODULES, *preloaded.OF_AGENTS, *OF_CHECKS):
+    for module in (*_of_commands(), *preloaded.MODULES, *preloaded.OF_AGENTS, *BESIDE):
         importlib.import_module(module)
     preloaded.model_class("")
     gc.collect()
