@@ -116,7 +116,7 @@ def test_a_planted_bug_is_found_within_200_seeds(
 
 
 def shown_by(product: subprocess.Popen[str], folder: Path, request: dict[str, object]) -> str:
-    """What the seeds show of the bug in the folder."""
+    """Words of the product's process on the bug in the folder."""
     assert product.stdin is not None and product.stdout is not None
     print(json.dumps(request | {"folder": str(folder)}), file=product.stdin, flush=True)
     ready, _, _ = select.select([product.stdout], [], [], LIMIT_S + 30)

@@ -65,7 +65,7 @@ def changes(old: CodeType, new: CodeType) -> Iterator[tuple[Place, CodeType]]:
 
 
 def shape(code: CodeType) -> tuple[Any, ...]:
-    """What of a function's code its callers and its closure depend on."""
+    """Parts of a function's code that its callers and its closure depend on."""
     counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
     arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     return code.co_qualname, code.co_flags, counts, arguments, code.co_freevars
@@ -91,7 +91,7 @@ def break_in_place(folder: Path, files: Sequence[str], known: dict[Place, list[A
 
 
 def show(request: dict[str, Any], known: dict[Place, list[Any]], packages: Sequence[str]) -> str:
-    """What the seeds show of the bug."""
+    """Words on what the seeds show of the bug."""
     folder, found = request["folder"], world
     if request["whole"]:
         for name in [name for name in sys.modules if name.partition(".")[0] in packages]:

@@ -47,7 +47,7 @@ PRELOADED = "asyncrl.actors.preloaded"
 FORKING = ("train", "agent", "check")
 """Verbs of commands that start such processes."""
 BESIDE = ("asyncrl.training.fitting", "asyncrl.training.trial", "asyncrl.tasks.gym", "tabulate")
-"""What checks run, and actors import later, beside the modules that a fork server has."""
+"""Modules that checks run, or actors import later, beside those of a fork server."""
 _PR_SET_PDEATHSIG = 1
 
 
