@@ -46,6 +46,8 @@ DESCRIPTORS = 8
 PRELOADED = "asyncrl.actors.preloaded"
 FORKING = ("train", "agent", "check")
 """Verbs of commands that start such processes."""
+PROGRAMS = ("cells",)
+"""Modules that call `asyncrl.train`."""
 BESIDE = ("asyncrl.training.fitting", "asyncrl.training.trial", "asyncrl.tasks.gym", "tabulate")
 """Modules that checks run, or actors import later, beside those of a fork server."""
 _PR_SET_PDEATHSIG = 1
@@ -226,7 +228,7 @@ def _become(request: dict[str, Any], streams: list[int], installed: list[str]) -
         _trace_what_is_compiled()
         sys.modules["__main__"] = sys.modules[PRELOADED]
         _end_with(sys.modules[PRELOADED].main)
-    if module == "asyncrl.cli" and words and words[0] in FORKING:
+    if module in PROGRAMS or (words and words[0] in FORKING):
         _fork_what_it_starts(_of_its_own(installed))
     _end_with(partial(runpy.run_module, module, run_name="__main__", alter_sys=True))
 
