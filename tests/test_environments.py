@@ -171,7 +171,7 @@ def test_a_container_started_again_goes_on(tmp_path: Path, begun: bool, expected
         env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
         check=True,
     )
     assert done.stdout == f"6: {expected}\n"
@@ -797,7 +797,7 @@ def test_the_plug_in_is_inert_unless_asked_for(asked: str | None, answer: str) -
         env=environment,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
         check=False,
     )
     assert (done.stdout, done.stderr) == (f"{answer}\n", "")

@@ -330,14 +330,14 @@ async def test_a_program_and_its_children_are_told_to_end(
 ) -> None:
     """Both get SIGTERM, and have their grace."""
     (tmp_path / "graceful.py").write_text(GRACEFUL)
-    async with opened([sys.executable, str(tmp_path / "graceful.py")], grace_s=60.0) as pool:
+    async with opened([sys.executable, str(tmp_path / "graceful.py")], grace_s=600.0) as pool:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(play, pool, str(told))
             process = os.pidfd_open(await said(told))
             began = trio.current_time()
             nursery.cancel_scope.cancel()
         await gone(process)
-        assert trio.current_time() - began < 30.0
+        assert trio.current_time() - began < 300.0
     assert found(tmp_path, "told-*") == {"told-parent", "told-child"}
 
 

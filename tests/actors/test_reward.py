@@ -187,7 +187,7 @@ async def said(pipe: Path) -> str:
 
 async def gone(process: int) -> None:
     """Returns when the process behind a descriptor of `os.pidfd_open` has ended."""
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         await trio.lowlevel.wait_readable(process)
     os.close(process)
 

@@ -123,7 +123,7 @@ async def test_many_wait_in_one_process(opened: Opens, library: str, sandbox: st
         await verdict(verifiers, "yes")
         began = trio.current_time()
         found = await verdicts(verifiers, *["after 1"] * 60, "yes", "no")
-        assert trio.current_time() - began < 10.0
+        assert trio.current_time() - began < 30.0, "one after another would take 60 s"
         assert len({pid.reward for pid in found[:60] if isinstance(pid, Scored)}) == 1
         assert found[60:] == [Scored(1.0), Scored(0.0)]
         assert await verdict(verifiers, "ended 12345", "length") == Scored(11.5)

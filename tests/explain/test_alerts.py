@@ -182,7 +182,7 @@ def prometheus(folder: Path, target: int) -> Iterator[str]:
 
 def asked(address: str, path: str, **query: str) -> Any:
     url = f"{address}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         found = json.load(answer)
     assert found["status"] == "success", found
     return found["data"]

@@ -103,7 +103,7 @@ def busy(clock: Clock, port: int) -> Iterator[int]:
 def scrape(port: int, accept: str = "text/plain") -> str:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-        request, timeout=10
+        request, timeout=60
     ) as answer:
         return str(answer.read().decode())
 

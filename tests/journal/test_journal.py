@@ -191,7 +191,7 @@ async def test_a_commit_waits_for_more_and_flush_does_not(path: Path) -> None:
         log.append(e.LateTokens(1))
         await trio.testing.wait_all_tasks_blocked()
         assert log.durable == 0
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await log.flush()
         assert log.durable == 1
 
@@ -212,7 +212,7 @@ async def test_commits_are_grouped_by_time(
 
 async def test_a_full_row_does_not_wait(path: Path) -> None:
     async with Journal.open(path, commit_ms=60_000) as log:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             for number in range(7):
                 log.append(big(number))
             await committed(log)
@@ -227,7 +227,7 @@ async def test_a_full_row_does_not_wait(path: Path) -> None:
 async def test_room_bounds_what_waits_for_the_disk(path: Path) -> None:
     most = 0
     async with Journal.open(path, commit_ms=60_000, limit_bytes=500_000) as log:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             for number in range(20):
                 await log.room()
                 assert log.pending_bytes < 500_000
@@ -243,7 +243,7 @@ async def test_a_buffer_that_is_just_full_has_no_room(path: Path, tmp_path: Path
         log.append(big(1))
         both = log.pending_bytes
     async with Journal.open(path, commit_ms=60_000, limit_bytes=both) as log:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             log.append(big(0))
             await log.room()
             assert log.durable == 0, "there is room for one byte at least"
@@ -564,7 +564,7 @@ async def test_a_full_disk_is_waited_for_and_nothing_is_lost(path: Path) -> None
             await log.room()
         assert soon.cancelled_caught and "full" in log.trouble and log.durable == 1
         disk._connection.execute("PRAGMA max_page_count = 1000000")
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await log.flush()
         assert (log.trouble, log.durable) == ("", 3)
     assert on_disk(path) == [e.LateTokens(1), big(1), big(2)]
@@ -690,7 +690,7 @@ async def test_an_error_of_the_file_itself_is_waited_for_too(path: Path) -> None
             assert "I/O error" in log.trouble and log.durable == 1
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await log.flush()
         assert (log.trouble, log.durable) == ("", 3)
     assert on_disk(path) == [e.LateTokens(1), big(1), big(2)]
@@ -713,7 +713,7 @@ async def test_somebody_who_locks_the_journal_is_waited_for(path: Path, impatien
         assert "locked" in log.trouble and log.durable == 0
         assert on_disk(path) == [], "who reads need not wait"
         shell.execute("ROLLBACK")
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await log.flush()
         assert log.trouble == ""
         shell.close()
@@ -734,7 +734,7 @@ async def test_a_journal_that_was_taken_away_is_waited_for(path: Path, what: str
         assert soon.cancelled_caught and log.durable == 1
         assert log.trouble == f"{file} was removed, or its directory was: put it back"
         away.rename(file)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await log.flush()
         assert (log.trouble, log.durable) == ("", 2)
     assert on_disk(path) == [e.LateTokens(1), e.LateTokens(2)]
@@ -748,7 +748,7 @@ async def test_a_copy_which_has_no_log_goes_on_with_one(path: Path) -> None:
     copy(path, copied)
     async with Journal.open(copied, commit_ms=0) as log:
         log.append(e.LateTokens(2))
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await log.flush()
         assert copied.with_name("copy-wal").exists()
     assert on_disk(copied) == [e.LateTokens(1), e.LateTokens(2)]

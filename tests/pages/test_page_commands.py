@@ -168,7 +168,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     for name in ("pip", "uv"):  # what they install is here, and tests/test_wheel.py tries it
         program(folder / ".venv/bin", name, 'case "$*" in *"install ."*) ;; *) exit 1 ;; esac')
     program(folder / ".venv/bin", "scp", 'shift $(($# - 2)); exec cp "$@"')
-    done = desk.run("asyncrl train --set run.dir=runs/a --set train.steps=30")
+    done = desk.run("asyncrl train --set run.dir=runs/a --set train.steps=12")
     assert done.returncode == 0, done.stderr
     return desk
 

@@ -52,7 +52,7 @@ def test_a_page_is_opened_an_engine_stops_and_it_is_said_why(model: Path, tmp_pa
         for name in ("rollout-0", "rollout-1"):
             os.kill(processes(run)[name], signal.SIGSTOP)
         before = steps_done(run)
-        wait_for("the sentence", lambda: SILENT in asyncrl("why", run))
+        wait_for("the sentence", lambda: SILENT in asyncrl("why", run), every_s=1.0)
         assert steps_done(run) <= before + 3, "it stands still, and says so"
         wait_for("the same on the page", lambda: SILENT in part(port, "diagnosis"))
         for name in ("rollout-0", "rollout-1"):

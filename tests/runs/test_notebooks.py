@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from cells import __file__ as cells_file
+import warm_process
 from cells import code_cells
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +27,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 def environment(folder: Path) -> dict[str, str]:
-    more = {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
+    path = f"{ROOT}:{ROOT / 'tests/support'}"
+    more = {"PYTHONPATH": path, "XDG_CACHE_HOME": str(folder / "cache")}
     return os.environ | more | {"OMP_NUM_THREADS": "1"}
 
 
@@ -52,9 +52,9 @@ SHOWS = {
 @pytest.mark.explore
 @pytest.mark.parametrize("path", IN_PYTHON, ids=lambda path: path.stem)
 def test_each_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
-    """In a new Python, cell by cell."""
-    done = subprocess.run(
-        [sys.executable, cells_file, str(path)],
+    """Cell by cell; a kernel, below, is a new Python."""
+    done = warm_process.run(
+        [sys.executable, "-m", "cells", str(path)],
         cwd=tmp_path,
         env=environment(tmp_path),
         capture_output=True,

@@ -29,7 +29,7 @@ from asyncrl.runtime.run_dir import JOIN_TOKEN, MODEL, SUMMARY
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
 
-STEPS = 40
+STEPS = 24
 SETTINGS: dict[str, Any] = {
     "train__ranks": 2,
     "train__steps": STEPS,

@@ -2,9 +2,11 @@
 the first 200 seeds has to show it.
 
 A patch opens with what it breaks, and with the seed that showed it when the patch was made. That
-seed is tried first, which makes finding all of them a matter of a minute; where it shows nothing
-any more, all the others are tried. The product as it is holds the same 200 seeds (`test_seeds.py`).
-A bug of episodes is shown by an agents' run of a seed (`test_agents_seeds.py`).
+seed is tried first, with the functions that the patch changes replaced in a fork of a process that
+has the product (`planted_server.py`), which makes finding all of them a matter of a minute. Where
+that shows nothing, a copy of the whole product is broken, and all seeds are tried. The product as
+it is holds the same 200 seeds (`test_seeds.py`). A bug of episodes is shown by an agents' run of a
+seed (`test_agents_seeds.py`).
 """
 
 from __future__ import annotations
@@ -31,44 +33,18 @@ LIMIT_S = 240
 ONE_IN = 24
 """`make test` tries one patch of so many, from the sixth on, CI each."""
 
-SERVER = """
-import importlib, json, os, signal, sys
-import asyncrl.simulation.run  # for the libraries, which each bug then has: the product it has not
-for name in [name for name in sys.modules if name.partition(".")[0] in sys.argv[2:]]:
-    del sys.modules[name]
-
-def show(folder, module, run, seeds):
-    sys.path.insert(0, folder)
-    found = importlib.import_module(module)
-    assert found.__file__.startswith(folder), found
-    for seed in seeds:
-        if (violation := getattr(found, run)(seed).violation) is not None:
-            return f"seed {seed} violates {violation}"
-    return f"no seed of {len(seeds)} shows it"
-
-for line in sys.stdin:
-    with open(os.path.join(json.loads(line)[0], "shown"), "w") as out:
-        if not os.fork():
-            signal.alarm(int(sys.argv[1]))  # a bug that hangs ends, and the next one is tried
-            os.dup2(out.fileno(), 2)
-            print(show(*json.loads(line)), file=out, flush=True)
-            os._exit(0)
-    os.wait()
-    print(flush=True)
-"""
-
 RUNS = {
-    "": ("asyncrl.simulation.run", "simulate"),
-    "agents' ": ("asyncrl.simulation.run", "simulate_agents"),
+    "": "simulate",
+    "agents' ": "simulate_agents",
 }
-"""Modules and functions that run a seed, by what a patch says before the word."""
+"""Functions that run a seed, by what a patch says before the word."""
 
 
 @pytest.fixture(scope="module")
-def libraries() -> Iterator[subprocess.Popen[str]]:
-    """A process that has imported what the product needs, and forks for each bug."""
+def product() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported the product, and forks for each bug."""
     with subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(LIMIT_S), *PACKAGES],
+        [sys.executable, ROOT / "tests/support/planted_server.py", str(LIMIT_S), *PACKAGES],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -118,29 +94,43 @@ def test_each_planted_bug_is_one_of_the_product_as_it_is(tmp_path: Path) -> None
     ],
 )
 def test_a_planted_bug_is_found_within_200_seeds(
-    patch: Path, tmp_path: Path, libraries: subprocess.Popen[str]
+    patch: Path, tmp_path: Path, product: subprocess.Popen[str]
 ) -> None:
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, tmp_path / package, symlinks=True)
-    apply(patch, tmp_path)
     world, first = told(patch)
-    seeds = sorted(SEEDS, key=lambda seed: seed != first)
-    assert libraries.stdin is not None and libraries.stdout is not None
-    print(json.dumps([str(tmp_path), *RUNS[world], seeds]), file=libraries.stdin, flush=True)
-    ready, _, _ = select.select([libraries.stdout], [], [], LIMIT_S + 30)
-    assert ready and libraries.stdout.readline() == "\n", f"{patch.name}: its server hangs"
-    shown = (tmp_path / "shown").read_text()
+    part, whole, files = tmp_path / "part", tmp_path / "whole", changed(patch)
+    for file in files:
+        (part / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, part / file)
+    apply(patch, part)
+    request = {"files": files, "run": RUNS[world]}
+    shown = shown_by(product, part, request | {"seeds": [first], "whole": False})
+    if not shown.startswith("seed "):
+        for package in PACKAGES:
+            shutil.copytree(ROOT / package, whole / package, symlinks=True)
+        apply(patch, whole)
+        seeds = sorted(SEEDS, key=lambda seed: seed != first)
+        shown = shown_by(product, whole, request | {"seeds": seeds, "whole": True})
     assert shown, f"{patch.name}: no seed showed it in {LIMIT_S} s, and not all were tried"
     assert shown.startswith("seed "), f"{patch.read_text()}{shown}"
     print(shown.splitlines()[0])  # pytest -rP shows it
 
 
+def shown_by(product: subprocess.Popen[str], folder: Path, request: dict[str, object]) -> str:
+    """Words of the product's process on the bug in the folder."""
+    assert product.stdin is not None and product.stdout is not None
+    print(json.dumps(request | {"folder": str(folder)}), file=product.stdin, flush=True)
+    ready, _, _ = select.select([product.stdout], [], [], LIMIT_S + 30)
+    assert ready and product.stdout.readline() == "\n", f"{folder}: its server hangs"
+    return (folder / "shown").read_text()
+
+
+def changed(patch: Path) -> list[str]:
+    """The files of the product that a patch changes."""
+    return re.findall(r"^\+\+\+ b/(\S+)", patch.read_text(), re.MULTILINE)
+
+
 def test_bugs_are_planted_all_over_the_product() -> None:
-    broken = {
-        path
-        for patch in PATCHES
-        for path in re.findall(r"^\+\+\+ b/(\S+)", patch.read_text(), re.MULTILINE)
-    }
+    broken = {path for patch in PATCHES for path in changed(patch)}
     assert len(PATCHES) >= 14 and len(broken) >= 14, sorted(broken)
     assert {Path(path).parts[0] for path in broken} == set(PACKAGES)
     assert not any(path.startswith("asyncrl/simulation") for path in broken)

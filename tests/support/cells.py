@@ -1,5 +1,5 @@
 """Cells of a notebook, run as IPython runs them: one after another in the module `__main__`, with
-the source of each kept for `inspect`. `python cells.py NOTEBOOK.ipynb` runs a whole one."""
+the source of each kept for `inspect`. `python -m cells NOTEBOOK.ipynb` runs a whole one."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def command_lines() -> Iterator[tuple[int, list[str]]]:
                 yield int(entry.name), argv
 
 
-def wait_for(what: str, look: Any, deadline_s: float = DEADLINE_S, every_s: float = 0.05) -> Any:
+def wait_for(what: str, look: Any, deadline_s: float = DEADLINE_S, every_s: float = 0.1) -> Any:
     """Look until there is something; of real processes there is no other way to know."""
     end_at = time.monotonic() + deadline_s
     while not (found := look()):

@@ -35,7 +35,7 @@ _SET_CHILD_SUBREAPER = 36
 def fork(address: str, module: str, words: Sequence[str], **more: Any) -> int:
     """Have the warm process at `address` fork `python -m module words`; returns the process id of
     what is a child of this process then. `more` are `environment`, `folder` and the descriptors of
-    its `streams`; this process's own where they are left out."""
+    its `streams` and others after them; this process's own where they are left out."""
     with _adopting():
         return _asked(address, module, words, adopts=True, **more)
 
@@ -46,8 +46,10 @@ def run(address: str, module: str, words: Sequence[str]) -> int:
 
 
 def _asked(address: str, module: str, words: Sequence[str], adopts: bool, **more: Any) -> int:
+    os.umask(mask := os.umask(0o077))
     request = {
         "module": module,
+        "umask": mask,
         "words": list(words),
         "environment": more.get("environment") or dict(os.environ),
         "folder": str(more.get("folder") or os.getcwd()),  # noqa: PTH109 as light as can be

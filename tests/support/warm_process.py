@@ -1,9 +1,9 @@
 """The warm process of a worker of pytest (`warm.py`), and what starts processes by it.
 
-Invariant, as of the product's fork server: it has one thread and computes nothing. A launcher
-(`asyncrl train`, `asyncrl agent`) that is forked from it forks a twin of itself at once, which
-waits to become its fork server: `python -m asyncrl.actors.preloaded` is a child of the launcher,
-leads a session, and has all that it would import.
+Invariant, as of the product's fork server: it has one thread and computes nothing. A command that
+starts processes with torch (`FORKING`) has a warm process of its own, forked with it, of which
+these are forked: each fork server (`python -m asyncrl.actors.preloaded` is a child of its launcher,
+and leads a session), and each module that a check runs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import io
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -28,19 +29,27 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 from warm import FIXED, REQUEST_BYTES, fork
 
+from asyncrl.launch import torch_process
 from asyncrl.runtime.processes import forkserver
 from asyncrl.runtime.processes.process import Process, become_child, environment, spawn, threads_of
 from asyncrl.runtime.processes.title import set_title
 
 TITLE_BYTES = 2**13
 """Room for the command line of whatever is forked."""
+DESCRIPTORS = 8
+"""The streams of what is forked, and the others that it is given, at most."""
 PRELOADED = "asyncrl.actors.preloaded"
-LAUNCHERS = ("train", "agent")
-"""Verbs that open a fork server."""
+FORKING = ("train", "agent", "check")
+"""Verbs of commands that start such processes."""
+PROGRAMS = ("cells",)
+"""Modules that call `asyncrl.train`."""
+BESIDE = ("asyncrl.training.fitting", "asyncrl.training.trial", "asyncrl.tasks.gym", "tabulate")
+"""Modules that checks run, or actors import later, beside those of a fork server."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -53,14 +62,15 @@ class Warm(NamedTuple):
     pid: int
     address: str
     fixed: dict[str, str | None]
-    folder: tempfile.TemporaryDirectory[str]
+    folder: tempfile.TemporaryDirectory[str] | None
+    """Of its log; None where another process started it."""
 
     def fork(self, module: str, words: Sequence[Any], **more: Any) -> int:
         """A process forked from it. Raises RuntimeError with what it said where it has ended."""
         try:
             return fork(self.address, module, [str(word) for word in words], **more)
         except ConnectionError as error:
-            said = Path(self.folder.name, "log").read_text()
+            said = Path(self.folder.name, "log").read_text() if self.folder else "no word"
             raise RuntimeError(f"the warm process forks nothing: {said}") from error
 
 
@@ -134,19 +144,24 @@ def main() -> None:
     named = os.environ["PYTHONPATH"].split(os.pathsep)
     installed = [path for path in sys.path if path not in named]
     preloaded = importlib.import_module(PRELOADED)
-    for module in (*_of_commands(), *preloaded.MODULES, *preloaded.OF_AGENTS):
+    for module in (*_of_commands(), *preloaded.MODULES, *preloaded.OF_AGENTS, *BESIDE):
         importlib.import_module(module)
     preloaded.model_class("")
     gc.collect()
     gc.freeze()
     gc.enable()
     set_title(["the-warm-process"])
+    _serve(listener, installed)
+
+
+def _serve(listener: socket.socket, installed: list[str]) -> NoReturn:
+    """Fork what is asked for."""
     while True:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:  # who told an exit code
                 pass
         connection, _ = listener.accept()
-        text, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 3)
+        text, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES, DESCRIPTORS)
         request = json.loads(text) if text else None
         if request is not None and _forked(connection, request["adopts"]):
             connection.close()
@@ -172,11 +187,15 @@ def _forked(connection: socket.socket, adopts: bool) -> bool:
     reading, writing = os.pipe()
     if not (middle := os.fork()):
         os.close(reading)
+        between = os.pidfd_open(os.getpid())
         child = os.fork()
         if adopts and child:
             os.write(writing, str(child).encode())
         os.close(writing)
         if not child:
+            if adopts:  # it has its new parent when the middle process has ended
+                select.select([between], [], [])
+            os.close(between)
             return True
         if not adopts:
             connection.send(str(_reap(child)).encode())
@@ -193,16 +212,24 @@ def _forked(connection: socket.socket, adopts: bool) -> bool:
 def _become(request: dict[str, Any], streams: list[int], installed: list[str]) -> None:
     """Be `python -m MODULE …`, to its end."""
     os.chdir(request["folder"])
+    os.umask(request["umask"])
     os.sched_setaffinity(0, request["cores"])
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     module, words = request["module"], request["words"]
+    streams, more = streams[:3], streams[3:]
     _renew(request["environment"], streams, installed)
-    if module == "asyncrl.cli" and words and words[0] in LAUNCHERS:
-        _fork_twin(installed)
     sys.argv = [module, *words]
     set_title([sys.executable, "-m", *sys.argv])
+    if module == PRELOADED:
+        os.setsid()
+        sys.argv[1] = str(more[0])
+        _trace_what_is_compiled()
+        sys.modules["__main__"] = sys.modules[PRELOADED]
+        _end_with(sys.modules[PRELOADED].main)
+    if module in PROGRAMS or (words and words[0] in FORKING):
+        _fork_what_it_starts(_of_its_own(installed))
     _end_with(partial(runpy.run_module, module, run_name="__main__", alter_sys=True))
 
 
@@ -257,57 +284,46 @@ def _stream(number: int, like: TextIO) -> io.TextIOWrapper:
     )
 
 
-def _fork_twin(installed: list[str]) -> None:
-    """Have a process that waits to be this launcher's fork server, and open that by it."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    twin = os.fork()
-    if not twin:
-        ours.close()
-        _wait_to_serve(theirs, installed)
-    theirs.close()
+def _of_its_own(installed: list[str]) -> Warm:
+    """A warm process that is a child of this one, and ends with it: what it forks can be adopted
+    here."""
+    address = f"asyncrl-tests-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0{address}")
+        listener.listen(64)
+        if not (pid := os.fork()):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            os.setsid()
+            set_title(["the-warm-process-of-a-command"])
+            with open(os.devnull, "r+b", buffering=0) as nothing:  # noqa: PTH123
+                for stream in (0, 1, 2):
+                    os.dup2(nothing.fileno(), stream)
+            _serve(listener, installed)
+    return Warm(pid, address, {name: os.environ.get(name) for name in FIXED}, None)
+
+
+def _fork_what_it_starts(known: Warm) -> None:
+    """Have this command's fork servers, and the modules that its checks run, forked likewise."""
+    globals()["warm"] = lambda: known
+    torch_process.subprocess = SimpleNamespace(run=run)  # type: ignore[assignment]
 
     def start(
         name: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str], **more: Any
     ) -> Process:
-        if argv[2] != PRELOADED or ours.fileno() < 0:
+        if argv[2] != PRELOADED:
             return spawn(name, argv, log=log, env=env, **more)
-        with ours, log.open("ab") as file, open(os.devnull) as nothing:  # noqa: PTH123
+        with log.open("ab") as file, open(os.devnull) as nothing:  # noqa: PTH123
             begins = file.tell()
-            os.umask(mask := os.umask(0o077))
-            words, variables = argv[4:], environment(None, env)
-            request = {"words": words, "environment": variables, "umask": mask}
-            files = [nothing.fileno(), file.fileno(), *more["descriptors"]]
-            socket.send_fds(ours, [json.dumps(request).encode()], files)
-        return Process(name, twin, partial(_reap, twin), log, begins)
+            streams = [nothing.fileno(), file.fileno(), file.fileno(), *more["descriptors"]]
+            variables = environment(None, env)
+            pid = known.fork(PRELOADED, argv[3:], environment=variables, streams=streams)
+        return Process(name, pid, partial(_reap, pid), log, begins)
 
     forkserver.spawn = start  # type: ignore[assignment]
 
 
 def _reap(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def _wait_to_serve(control: socket.socket, installed: list[str]) -> None:
-    """Be the launcher's `python -m asyncrl.actors.preloaded`, once it wants one."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    set_title(["the-twin-that-waits"])
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nothing, stream)
-    os.close(nothing)
-    text, descriptors, _, _ = socket.recv_fds(control, REQUEST_BYTES, 3)
-    if not text:
-        os._exit(0)
-    control.close()
-    os.setsid()
-    request = json.loads(text)
-    os.umask(request["umask"])  # the launcher may have set it since
-    *streams, orders = descriptors
-    _renew(request["environment"], [*streams, streams[1]], installed)
-    sys.argv = [PRELOADED, str(orders), *request["words"]]
-    _trace_what_is_compiled()
-    module = sys.modules["__main__"] = importlib.import_module(PRELOADED)
-    _end_with(module.main)
 
 
 def _trace_what_is_compiled() -> None:

@@ -235,10 +235,13 @@ def test_ctrl_c_ends_the_display_alone(tmp_path: Path) -> None:
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as child,
     ):
-        assert child.stdout is not None
-        assert "training  step 12/100" in child.stdout.readline()
-        child.send_signal(signal.SIGINT)
-        _, err = child.communicate(timeout=60)
+        try:
+            assert child.stdout is not None
+            assert "training  step 12/100" in child.stdout.readline()
+            child.send_signal(signal.SIGINT)
+            _, err = child.communicate(timeout=300)
+        finally:
+            child.kill()  # else the end of the block waits for it
         assert child.returncode == 130 and err == ""
     assert (run / STATUS).read_bytes() == before
 

@@ -165,7 +165,7 @@ async def test_a_parent_without_room_for_files_learns_of_the_end(start, monkeypa
     monkeypatch.setattr(process_module, "KILL_S", 0.05)
     monkeypatch.setattr(Path, "open", full)
     process = start("sys.exit(4)")
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         assert await process.wait() == 4 and await process.kill_group() == 4
     assert "Too many open files" in process.tail()
 
