@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.algorithms.routing.balance import own_biases
 from asyncrl.training.models import model_with
 
 Kind = tuple[torch.dtype, torch.Size]
@@ -28,8 +28,7 @@ class Staging:
     def __init__(self) -> None:
         self._free = defaultdict[Kind, list[Tensor]](list)
         self._taken = list[Tensor]()
-        self._weights = dict[str, Tensor]()
-        self._model: PreTrainedModel | None = None
+        self._shape: PreTrainedModel | None = None
 
     def begin(self) -> None:
         """Begin a copy, which may overwrite the last one. Buffers that the last one did not use are
@@ -47,28 +46,15 @@ class Staging:
         self._taken.append(buffer)
         return buffer.copy_(tensor, non_blocking=True)
 
-    @torch.no_grad()
-    def model(
-        self, weights: Iterable[tuple[str, Tensor]], like: PreTrainedModel, dtype: torch.dtype
-    ) -> PreTrainedModel:
-        """A model of `dtype` with copies of these `weights`, complete at `end`, and all else as
-        `like`, for writing, not for computing. It is created at the first copy only, as that
-        changes settings of the process and takes as long as a copy."""
-        for name, weight in weights:
-            if name not in self._weights:
-                self._weights[name] = _buffer(weight)
-            self._weights[name].copy_(weight, non_blocking=True)
-        if self._model is None:
-            stored = like.state_dict().keys()
-            buffers = {
-                name: buffer.detach().to("cpu", copy=True)
-                for name, buffer in like.named_buffers()
-                if name in stored
-            }
-            self._model = model_with(self._weights | buffers, like.config, dtype)
-            if like.can_generate():
-                self._model.generation_config = copy.deepcopy(like.generation_config)
-        return self._model
+    def shape_of(self, model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+        """The model without adapters and without memory. It is created at the first copy only, as
+        that changes settings of the process and takes as long as a copy."""
+        if self._shape is None:
+            self._shape = model_with({}, model.config, dtype)
+            own_biases(self._shape)
+            if model.can_generate():
+                self._shape.generation_config = copy.deepcopy(model.generation_config)
+        return self._shape
 
     def end(self) -> None:
         """Wait until all copies are complete."""

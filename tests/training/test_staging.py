@@ -16,7 +16,7 @@ from some_values import some
 from training_world import CONFIGS, build, micro_batch, rollouts
 
 from asyncrl.config.schema import LoraConfig, StalenessConfig, TrainConfig
-from asyncrl.training import checkpoint_io
+from asyncrl.training import checkpoint_io, model_files, stored_state
 from asyncrl.training.adapters import add_adapters
 from asyncrl.training.checkpoint_index import CheckpointError, complete, latest
 from asyncrl.training.checkpoint_io import StagedCheckpoint, restore, save, take, write
@@ -53,9 +53,7 @@ def train(learner: Learner, steps: int) -> None:
 
 
 def taken(learner: Learner, cursor: int, staging: Staging) -> StagedCheckpoint:
-    found = take(learner, cursor, staging)
-    assert found is not None
-    return found
+    return take(learner, cursor, staging)
 
 
 def made(run: Path) -> Path:
@@ -96,7 +94,9 @@ def test_the_memory_of_a_copy_is_that_of_the_last_one(tmp_path: Path) -> None:
 
     def places() -> set[int]:
         staged = taken(learner, 0, staging)
-        tensors = [*staged.state.values(), *staged.model.parameters()]
+        assert staged.model is not None
+        tensors = [part.tensor for part in staged.state.values()]
+        tensors += [tensor for file in staged.model.files.values() for tensor in file.values()]
         return {tensor.data_ptr() for tensor in tensors}
 
     train(learner, 3)
@@ -120,7 +120,7 @@ def test_the_copy_has_what_the_model_says_of_generation(tmp_path: Path, tokenize
 def test_large_models_are_written_as_shards_and_read(
     tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_io, "SHARD", "4KB")
+    monkeypatch.setattr(model_files, "SHARD", 4000)
     learner = fresh()
     train(learner, 2)
     path = save(tmp_path, learner, 5, tokenizer)
@@ -148,7 +148,8 @@ MOMENTS: list[tuple[Any, str]] = [
     (Path, "write_bytes"),
     (shutil, "rmtree"),
     (shutil, "copyfile"),
-    (checkpoint_io, "save_file"),
+    (model_files, "save_file"),
+    (stored_state, "save_file"),
     (checkpoint_io, "digested"),
     (os, "fsync"),
 ]
