@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from asyncrl.config.lora import is_of
 from asyncrl.config.schema import LoraConfig
-from asyncrl.training.models import ModelError, model_with, parameters_for_publication
+from asyncrl.training.models import ModelError, parameters_for_publication
 
 ADAPTERS = "adapter_model.safetensors"
 _NAME = "default"
@@ -177,15 +177,6 @@ def merged(
             with _whole_matrices(layer, whole):
                 weight = _sum(weight, layer)
         yield name, weight
-
-
-def merged_model(model: PreTrainedModel) -> PreTrainedModel:
-    """The model without adapters that has the same weights, in host memory; the model itself where
-    it has none. The result is for writing, not for computing."""
-    if not adapted(model):
-        return model
-    weights = {name: tensor.cpu() for name, tensor in merged(model)}
-    return model_with(weights, model.config, model.dtype)
 
 
 def base_digest(model: nn.Module, whole: Callable[[Tensor], Tensor] = Tensor.detach) -> str:

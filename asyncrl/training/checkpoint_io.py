@@ -172,11 +172,17 @@ def save(
     return write(run_dir, staged, tokenizer, learner.rank, keep=keep)
 
 
-def export(path: str | Path, model: PreTrainedModel, tokenizer: str | Path) -> Path:
+def export(
+    path: str | Path,
+    model: PreTrainedModel,
+    tokenizer: str | Path,
+    dtype: torch.dtype | None = None,
+) -> Path:
     """Write the model alone, with its adapters merged into its weights, as a Hugging Face model
-    directory at `path`, in place of what is there. Raises CheckpointError."""
+    directory at `path`, in place of what is there; rounded to `dtype`, or in its own type. Raises
+    CheckpointError."""
     staging = Staging()
-    staged = stage_model(ALONE, model, staging)
+    staged = stage_model(ALONE, model, staging, dtype=dtype)
     staging.end()
     return export_staged(path, staged, tokenizer)
 

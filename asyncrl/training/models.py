@@ -187,22 +187,6 @@ def model_with(
     return model
 
 
-def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with its parameters rounded to `dtype`, in host memory, for writing and not for
-    computing; the model itself if they have that type."""
-    if model.dtype == dtype:
-        return model
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    weights = {
-        name: tensor.detach().to("cpu", dtype) if name in parameters else tensor
-        for name, tensor in model.state_dict().items()
-    }
-    rounded = model_with(weights, model.config, dtype)
-    if model.can_generate():
-        rounded.generation_config = copy.deepcopy(model.generation_config)
-    return rounded
-
-
 def _evaluating(model: Any) -> PreTrainedModel:
     assert isinstance(model, PreTrainedModel)
     nn.Module.train(model, False)

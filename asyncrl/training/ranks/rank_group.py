@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,9 @@ from asyncrl.training.stored_model import ModelRows
 from asyncrl.training.stored_state import Part, Rows, whole_of
 from asyncrl.training.sums import Sums
 
+_BESIDE = "asyncrl_beside"
+"""Attribute of a mesh: a group of its ranks for threads that write, beside what computes, in host
+memory."""
 WRITTEN = timedelta(hours=1)
 """Longest wait of a rank for others to write their files. One that is lost ends it at once."""
 
@@ -56,15 +60,8 @@ class RankGroup:
         self.index = mesh.get_rank()
         self.size = mesh.size()
         self._device = torch.device(mesh.device_type)
-        # what writes does not wait for what computes, and has host memory
-        self._beside = dist.new_group(
-            self._all.mesh.tolist(),
-            timeout=WRITTEN,
-            backend="gloo",
-            use_local_synchronization=True,
-        )
-        said = self.told(b"1" if writes else b"")
-        self.writers = [index for index, able in enumerate(said) if able]
+        self._beside: dist.ProcessGroup | None = getattr(mesh, _BESIDE, None)
+        self._writes = writes
 
     def share(self, packed: Sequence[PackedBatch]) -> list[int | None]:
         """Places of the packed batches that this rank has, one for each round; None: it keeps up
@@ -123,6 +120,12 @@ class RankGroup:
         # every rank has the whole: nothing need be sent
         return distribute_tensor(tensor, self._mesh, like.placements, src_data_rank=None)
 
+    @cached_property
+    def writers(self) -> Sequence[int]:
+        """The ranks that write into the run's directory."""
+        said = self.told(b"1" if self._writes else b"")
+        return [index for index, able in enumerate(said) if able]
+
     def part(self, tensor: Tensor, turn: int) -> Part | None:
         """The part of a tensor that this rank writes: of replicas, they take turns; where not all
         ranks write, those that do take turns at whole tensors."""
@@ -139,6 +142,7 @@ class RankGroup:
 
     def told(self, said: bytes) -> list[bytes]:
         """What each rank has said, in their order."""
+        assert self._beside is not None, "the mesh is of `mesh_of`"
         return _gathered(said, self._beside, torch.device("cpu"))
 
     def divide(self, model: PreTrainedModel, weights: ModelRows | None = None) -> None:
@@ -309,5 +313,9 @@ def mesh_of(device: str, ranks: Tensor, replicas: int) -> DeviceMesh:
     """The mesh of these ranks, int64 [ranks]: of one dimension, or of replicas and the ranks of
     each. All ranks of the default group call this."""
     if replicas == 1:
-        return DeviceMesh(device, ranks)
-    return DeviceMesh(device, ranks.reshape(replicas, -1), mesh_dim_names=("replicate", "shard"))
+        mesh = DeviceMesh(device, ranks)
+    else:
+        names = ("replicate", "shard")
+        mesh = DeviceMesh(device, ranks.reshape(replicas, -1), mesh_dim_names=names)
+    setattr(mesh, _BESIDE, dist.new_group(ranks.tolist(), timeout=WRITTEN, backend="gloo"))
+    return mesh
