@@ -28,7 +28,7 @@ from asyncrl.training.checkpoint_names import CheckpointNames
 from asyncrl.training.models import ModelError, all_finite, load_model, not_all_finite
 from asyncrl.training.stored_weights import StoredWeight, stored_weights
 
-PIECE_BYTES = 2**22
+PIECE_BYTES = 2**21
 """Bytes that are read at a time, at least a row."""
 TYPES = {
     "F64": torch.float64,
@@ -148,14 +148,17 @@ def read_rows(weight: StoredWeight, skipped: int, into: Tensor, dtype: torch.dty
     kind = TYPES[weight.form[0]]
     row = into[0].numel() * kind.itemsize
     most = max(1, PIECE_BYTES // max(1, row))
-    buffer = torch.empty(min(most, len(into)) * row, dtype=torch.uint8)
+    direct = kind == into.dtype and into.is_contiguous() and kind.itemsize <= dtype.itemsize
+    buffer = into if direct else torch.empty((min(most, len(into)), *into.shape[1:]), dtype=kind)
     with open_regular(weight.file) as file:
         file.seek(weight.start + skipped * kind.itemsize)
-        for piece in torch.split(into, most):
-            read = buffer[: len(piece) * row]
-            if file.readinto(read.numpy().data) != read.numel():
+        for start in range(0, len(into), most):
+            piece = into[start : start + most]
+            read = piece if direct else buffer[: len(piece)]
+            if file.readinto(read.view(-1).view(torch.uint8).numpy().data) != read.nbytes:
                 raise OSError(f"{weight.file.name} ends too early")
-            piece.copy_(read.view(kind).view(piece.shape).to(dtype))
+            if not direct:
+                piece.copy_(read.to(dtype))
 
 
 class _Names:

@@ -42,9 +42,7 @@ def test_a_rank_starts_with_its_part_alone(tmp_path: Path) -> None:
     shapes.pop("lm_head.weight")
     names, files = list(shapes), {"model-1.safetensors": 0, "model-2.safetensors": 1}
     for file, odd in files.items():
-        save_file(
-            {n: torch.full(shapes[n].shape, 0.01) for n in names[odd::2]}, tmp_path / file
-        )
+        save_file({n: torch.full(shapes[n].shape, 0.01) for n in names[odd::2]}, tmp_path / file)
     weight_map = {n: f"model-{1 + at % 2}.safetensors" for at, n in enumerate(names)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     CONFIG.save_pretrained(tmp_path)
