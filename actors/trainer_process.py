@@ -49,13 +49,14 @@ from asyncrl.training.kl_terms import open_kl_terms
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import ModelError, load_model
 from asyncrl.training.output_layer import float32_output
+from asyncrl.training.ranks.given_state import share_state
 from asyncrl.training.ranks.opening import opened_by_rank
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.ranks.rank_group import open_ranks, shard
 from asyncrl.training.rounding import round_in_training
 from asyncrl.training.staging import Staging
 from asyncrl.training.stored_model import ModelRows
-from asyncrl.training.stored_state import read_state, share_state
+from asyncrl.training.stored_state import read_state
 from asyncrl.training.supervised import open_supervised
 from asyncrl.training.trial import try_passes
 from asyncrl.weightsync.buckets import Plan

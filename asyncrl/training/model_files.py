@@ -26,7 +26,7 @@ from asyncrl.training.staging import Staging
 from asyncrl.training.stored_model import INDEX, WHOLE
 
 SHARD = 5 * 10**9
-"""Most bytes of a weights file, unless a single weight is larger."""
+"""Bytes of a weights file, at most about."""
 TOKENIZER = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -124,7 +124,7 @@ def write_rest(folder: Path, staged: StagedModel, tokenizer: Path) -> None:
 
 def cut_files(sizes: Sequence[int], writers: int, most: int) -> dict[str, range]:
     """Names of files, each with the places of the tensors of these bytes that it has: one file for
-    each writer, or more, of at most `most` bytes if no tensor is larger.
+    each writer, of about as many bytes, or more files, of about `most` bytes.
 
     >>> cut_files([4, 1, 1, 2], writers=2, most=100)
     {'model-00001-of-00002.safetensors': range(0, 1), \
@@ -132,13 +132,13 @@ def cut_files(sizes: Sequence[int], writers: int, most: int) -> dict[str, range]
     >>> cut_files([4, 1, 1, 2], writers=1, most=100)
     {'model.safetensors': range(0, 4)}
     """
-    wanted = min(most, -(-sum(sizes) // writers))
-    starts, size = [0], 0
-    for place, each in enumerate(sizes):
-        if place and size + each > wanted:
+    total, before = sum(sizes), 0
+    count = max(writers, -(-total // most))
+    starts = [0]
+    for place, size in enumerate(sizes):
+        if before * count >= len(starts) * total:
             starts.append(place)
-            size = 0
-        size += each
+        before += size
     ranges = list(map(range, starts, [*starts[1:], len(sizes)]))
     count = len(ranges)
     if count == 1:

@@ -1,5 +1,5 @@
-"""The trainer's stored state of a checkpoint, by rows, and its transfer to ranks that cannot read
-it. Invariant: a rank reads its own rows of a tensor, however many ranks wrote it.
+"""The trainer's stored state of a checkpoint, by rows. Invariant: a rank reads its own rows of a
+tensor, however many ranks wrote it.
 
 A file of state has whole tensors, or rows of them: then its header says which (`ROWS`), as JSON:
 the first row of each tensor, and how many the whole tensor has. Nothing is pickled.
@@ -14,14 +14,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from asyncrl.training.checkpoint_index import CheckpointError, Scalars, scalars
-from asyncrl.training.ranks.shared import NAMES, SharedTensors, send, share
-from asyncrl.training.ranks.shared import TYPES as NAMED_TYPES
 from asyncrl.training.stored_model import TYPES, read_rows
 from asyncrl.training.stored_weights import StoredWeight, stored_weights
 
@@ -99,23 +96,6 @@ class _StoredRows:
         return found.view(()) if scalar else found
 
 
-class _GivenRows:
-    """A tensor that rank 0 has: one is whole on each rank's device for a moment."""
-
-    def __init__(
-        self, own: Rows | None, shape: torch.Size, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._own, self.shape, self.dtype, self._device = own, shape, dtype, device
-
-    def rows(self, first: int, count: int) -> Tensor:
-        """Some rows, as in `Rows`."""
-        whole = torch.empty(self.shape, dtype=self.dtype, device=self._device)
-        if self._own is not None:
-            whole = whole_of(self._own).to(self._device)
-        sent = send(whole)
-        return (sent[first : first + count] if self.shape else sent).to("cpu", copy=True)
-
-
 def whole_of(tensor: Rows | Tensor) -> Tensor:
     """A stored tensor, in memory."""
     if isinstance(tensor, Tensor):
@@ -158,29 +138,6 @@ def write_state(folder: Path, parts: Mapping[str, Part], index: int, writers: in
     header = {ROWS: msgspec.json.encode(rows).decode()} if rows else None
     save_file(tensors, folder / name, metadata=header)
     return folder / name
-
-
-def share_state(state: StoredState | None, device: torch.device) -> StoredState | None:
-    """Give every rank rank 0's state, of which each tensor is sent when it is read; None where it
-    has none. All ranks of the default group call this, and `device` is theirs."""
-    sent = b""
-    if state is not None:
-        listed = [(n, NAMES[t.dtype], tuple(t.shape)) for n, t in state.tensors.items()]
-        sent = msgspec.json.encode((str(state.path), state.scalars, listed))
-    received = share(SharedTensors(sent, {}), device)
-    if not received.said:
-        return None
-    kind = tuple[str, Scalars, list[tuple[str, str, tuple[int, ...]]]]
-    path, of_itself, listed = msgspec.json.decode(received.said, type=kind)
-    own = state.tensors if state is not None and dist.get_rank() == 0 else {}
-    return StoredState(
-        Path(path),
-        of_itself,
-        {
-            name: _GivenRows(own.get(name), torch.Size(shape), NAMED_TYPES[dtype], device)
-            for name, dtype, shape in listed
-        },
-    )
 
 
 def _unreadable(path: Path, name: str, error: Exception) -> CheckpointError:

@@ -22,10 +22,11 @@ from asyncrl.training import packing
 from asyncrl.training.checkpoint_io import restore, restore_state, save
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
+from asyncrl.training.ranks.given_state import share_state
 from asyncrl.training.ranks.opening import opened_by_rank
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.ranks.rank_group import shard
-from asyncrl.training.stored_state import read_state, share_state
+from asyncrl.training.stored_state import read_state
 
 TRAIN = TrainConfig(
     lr=1e-2, lr_warmup_steps=2, lr_schedule="cosine", steps=8, weight_decay=0.1, ema=0.9
