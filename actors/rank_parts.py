@@ -46,7 +46,7 @@ from asyncrl.training.checkpoint_io import (
 from asyncrl.training.forward import falls_back
 from asyncrl.training.kl_terms import served_names
 from asyncrl.training.learner import Learner
-from asyncrl.training.model_files import StagedModel, stage_model
+from asyncrl.training.model_writing import StagedModel, stage_model
 from asyncrl.training.models import parameters_for_publication
 from asyncrl.training.ranks.rank import Rank
 from asyncrl.training.rounding_gap import rounding_gap

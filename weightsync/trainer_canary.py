@@ -43,7 +43,7 @@ class TrainerCanary:
     async def by_ranks(
         self, version: int, computed: Callable[[], Awaitable[list[float]]]
     ) -> list[float]:
-        """What several ranks have `computed` for the text with the weights of `version`."""
+        """Scores that several ranks have `computed` for the text with the weights of `version`."""
         if self._last[0] != version:
             self._last = version, await computed()
         return self._last[1]

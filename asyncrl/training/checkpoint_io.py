@@ -20,13 +20,11 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -52,12 +50,13 @@ from asyncrl.training.checkpoint_index import (
     digested,
 )
 from asyncrl.training.learner import Learner
-from asyncrl.training.model_files import StagedModel, stage_model, write_rest, write_tensors
+from asyncrl.training.model_writing import StagedModel, stage_model, write_rest, write_tensors
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.staging import Staging
 from asyncrl.training.stored_state import (
+    OF_ADAPTERS,
     TENSORS,
-    Part,
+    StoredPart,
     StoredState,
     read_state,
     whole_of,
@@ -83,7 +82,7 @@ class StagedCheckpoint(NamedTuple):
     model: StagedModel | None
     adapters: StagedAdapters | None
     base: str
-    state: Mapping[str, Part]
+    state: Mapping[str, StoredPart]
 
 
 class StagedAdapters(NamedTuple):
@@ -214,33 +213,41 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
     `path`, the adapters of its model if it has any, and torch's generator. Raises CheckpointError
     where the state is broken, or of another model or base; the learner does not change then."""
     state = read_state(Path(path))
-    stored = _adapters(state.path, state.scalars, learner.model)
-    restore_state(state, learner, stored)
+    restore_state(state, learner)
     return state.scalars
 
 
-def restore_state(
-    state: StoredState,
-    learner: Learner,
-    stored_adapters: Mapping[str, Tensor] = MappingProxyType({}),
-) -> None:
+def restore_state(state: StoredState, learner: Learner) -> None:
     """Restore the rest of the state of a learner whose model has the weights of a checkpoint, or
     the base that its adapters belong to. Raises CheckpointError as `restore`."""
     path, scalars, tensors, rank = state.path, state.scalars, dict(state.tensors), learner.rank
+    if scalars.base != (base_digest(learner.model) if adapted(learner.model) else ""):
+        raise CheckpointError(
+            f"training cannot resume from {path}, because its adapters belong to another model "
+            "than the run now starts from: put back the weights that model.path had"
+        )
     generator = tensors.pop(_GENERATOR, None)
     if generator is None:
         raise CheckpointError(
             f"training cannot resume from {path}, because its {TENSORS} has no state of the "
             "random generator"
         )
-    proximal, stored_masters, policies, average, experts = (
+    proximal, stored_masters, policies, average, experts, stored_adapters = (
         {
             name.removeprefix(prefix): tensors.pop(name)
             for name in list(tensors)
             if name.startswith(prefix)
         }
-        for prefix in (_PROXIMAL, _MASTER, _POLICIES, _AVERAGE, _EXPERTS)
+        for prefix in (_PROXIMAL, _MASTER, _POLICIES, _AVERAGE, _EXPERTS, OF_ADAPTERS)
     )
+    own = dict(adapters(learner.model))
+    if {name: tensor.shape for name, tensor in stored_adapters.items()} != {
+        name: tensor.shape for name, tensor in own.items()
+    }:
+        raise CheckpointError(
+            f"training cannot resume from {path}, because its {ADAPTERS} has adapters of other "
+            "layers or another rank"
+        )
     copies, parameters = learner.master_weights.copies(), dict(learner.master_weights.named())
     if {name: tensor.shape for name, tensor in copies.items()} != {
         name: tensor.shape for name, tensor in stored_masters.items()
@@ -272,12 +279,9 @@ def restore_state(
         raise CheckpointError(
             f"training cannot resume from {path}, because in its {TENSORS} {error}"
         ) from error
-    if stored_adapters:
-        own = dict(adapters(learner.model))
-        set_adapters(
-            learner.model,
-            {name: learner.rank.sharded(stored_adapters[name], like=own[name]) for name in own},
-        )
+    if own:
+        shards = {n: rank.sharded(stored_adapters[n], like=tensor) for n, tensor in own.items()}
+        set_adapters(learner.model, shards)
     for name, master in copies.items():  # more precise than adapters of a smaller type
         master.copy_(rank.sharded(stored_masters[name], like=master))
     learner.balance.restore({name: whole_of(tensor) for name, tensor in experts.items()})
@@ -288,35 +292,10 @@ def restore_state(
     torch.set_rng_state(whole_of(generator))
 
 
-def _adapters(path: Path, scalars: Scalars, model: PreTrainedModel) -> dict[str, Tensor]:
-    """The adapters of a checkpoint, none for a model without. Raises CheckpointError where they do
-    not fit the model or its base."""
-    if scalars.base != (base_digest(model) if adapted(model) else ""):
-        raise CheckpointError(
-            f"training cannot resume from {path}, because its adapters belong to another model "
-            "than the run now starts from: put back the weights that model.path had"
-        )
-    if not scalars.base:
-        return {}
-    try:
-        tensors = load_file(path / ADAPTERS)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"training cannot resume from {path}, because {ADAPTERS} cannot be read: {error}"
-        ) from error
-    own = {name: tensor.shape for name, tensor in adapters(model)}
-    if {name: tensor.shape for name, tensor in tensors.items()} != own:
-        raise CheckpointError(
-            f"training cannot resume from {path}, because its {ADAPTERS} has adapters of other "
-            "layers or another rank"
-        )
-    return tensors
-
-
-def _state(learner: Learner, staging: Staging) -> dict[str, Part]:
+def _state(learner: Learner, staging: Staging) -> dict[str, StoredPart]:
     """Copies of this rank's part of the optimizer's state as `<moment>/<parameter>`, of scores and
     weights of earlier versions, and of the generator's state. Every rank takes part."""
-    state = dict[str, Part]()
+    state = dict[str, StoredPart]()
     for turn, (name, tensor) in enumerate(_tensors(learner)):
         part = learner.rank.part(tensor, turn)
         if part is not None:
@@ -397,7 +376,7 @@ def _publish(
 
 
 class _Done(msgspec.Struct):
-    """What a rank has written, or why it could not."""
+    """The files that a rank has written, or why it could not."""
 
     files: dict[str, Digest] = {}
     error: str = ""

@@ -23,7 +23,7 @@ from asyncrl.training.packing import PackedBatch
 from asyncrl.training.ranks.by_all import scored_by_all
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.stored_model import ModelRows
-from asyncrl.training.stored_state import Rows
+from asyncrl.training.stored_state import StoredRows
 
 
 class Policy(Protocol):
@@ -34,7 +34,7 @@ class Policy(Protocol):
         distribution, float32 [tokens], without gradient and in host memory."""
         ...
 
-    def become(self, weights: Mapping[str, Tensor | Rows]) -> None:
+    def become(self, weights: Mapping[str, Tensor | StoredRows]) -> None:
         """Load these weights, whole, stored or as this rank's shards, each rounded to the policy's
         type. Raises ValueError, and changes nothing, where they are of another model."""
         ...
@@ -76,7 +76,7 @@ class FrozenPolicy:
         """Log-probabilities, as in `Policy`."""
         return scored_by_all(self._rank, self.model, batches, temperature)
 
-    def become(self, weights: Mapping[str, Tensor | Rows]) -> None:
+    def become(self, weights: Mapping[str, Tensor | StoredRows]) -> None:
         """Load these weights, as in `Policy`."""
         _become(dict(learning(self.model)), weights, self._rank)
 
@@ -98,7 +98,7 @@ class HeldPolicy:
         with self._place.of(self._held) as model:
             return scored_by_all(self._rank, model, batches, temperature)
 
-    def become(self, weights: Mapping[str, Tensor | Rows]) -> None:
+    def become(self, weights: Mapping[str, Tensor | StoredRows]) -> None:
         """Load these weights, as in `Policy`."""
         _become(self._held, weights, self._rank)
 
@@ -115,7 +115,9 @@ def policy_like(model: PreTrainedModel, rank: Rank) -> Policy:
 
 
 @torch.no_grad()
-def _become(own: Mapping[str, Tensor], weights: Mapping[str, Tensor | Rows], rank: Rank) -> None:
+def _become(
+    own: Mapping[str, Tensor], weights: Mapping[str, Tensor | StoredRows], rank: Rank
+) -> None:
     if {n: p.shape for n, p in own.items()} != {n: w.shape for n, w in weights.items()}:
         raise ValueError("the stored weights of the policy are of another model")
     for name, parameter in own.items():

@@ -39,7 +39,7 @@ from asyncrl.training.output_layer import float32_output
 from asyncrl.training.ranks.opening import opened_by_rank
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.rounding import round_for_good
-from asyncrl.training.stored_state import Rows
+from asyncrl.training.stored_state import StoredRows
 from asyncrl.training.trial import try_passes
 
 Served = Mapping[str, NDArray[np.float32]]
@@ -159,7 +159,7 @@ class KlTerms:
             for name, weight in term.policy.weights() if term.policy else ():
                 yield f"{term.name}/{name}", weight
 
-    def restore(self, version: int, tensors: Mapping[str, Tensor | Rows]) -> None:
+    def restore(self, version: int, tensors: Mapping[str, Tensor | StoredRows]) -> None:
         """Load the result of `tensors` at `version`. Raises ValueError, and changes nothing, where
         it is of another model or incomplete."""
         for term in self._reset(version):

@@ -298,7 +298,7 @@ def _own_shards(path: Path) -> None:
         )
     for index in path.glob("*.index.json"):
         try:
-            shards = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
+            shards = msgspec.json.decode(index.read_bytes(), type=ShardIndex).weight_map.values()
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ModelError(f"{index} cannot be read: {_first_line(error)}") from error
         for shard in shards:
@@ -308,7 +308,7 @@ def _own_shards(path: Path) -> None:
                 )
 
 
-class _Index(msgspec.Struct):
+class ShardIndex(msgspec.Struct):
     """The index of a sharded model: the file of each weight."""
 
     weight_map: dict[str, str]

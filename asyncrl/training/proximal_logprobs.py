@@ -25,7 +25,7 @@ from asyncrl.training.packing import PackedBatch, part_of
 from asyncrl.training.ranks.by_all import scored_by_all
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.snapshots import Snapshots
-from asyncrl.training.stored_state import Rows, whole_of
+from asyncrl.training.stored_state import StoredRows, whole_of
 
 _ROLLOUTS, _STRANDS, _LENGTHS, _SCORES = "rollouts", "strands", "lengths", "scores"
 _WEIGHTS = "weights/"
@@ -139,7 +139,7 @@ class ProximalLogprobs:
             yield _LENGTHS, torch.tensor([len(scores) for scores in self._scores.values()])
             yield _SCORES, torch.from_numpy(np.concatenate(list(self._scores.values())))
 
-    def restore(self, tensors: Mapping[str, Tensor | Rows]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor | StoredRows]) -> None:
         """Load the result of `tensors`. Raises ValueError, and changes nothing, where it is of
         another model or damaged."""
         scores = dict[tuple[int, int], NDArray[np.float32]]()

@@ -17,7 +17,7 @@ from asyncrl.training.adapters import learning
 from asyncrl.training.packing import PackedBatch
 from asyncrl.training.ranks.by_all import scored_by_all
 from asyncrl.training.ranks.rank import ALONE, Rank
-from asyncrl.training.stored_state import Rows
+from asyncrl.training.stored_state import StoredRows
 
 
 class Snapshots:
@@ -63,11 +63,11 @@ class Snapshots:
             for name, weight in weights.items():
                 yield f"{version}/{name}", weight.to(dtype)
 
-    def restore(self, tensors: Mapping[str, Tensor | Rows]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor | StoredRows]) -> None:
         """Load the result of `tensors`, of its newest `most` versions. Raises ValueError where it
         is of another model."""
         expected = dict(learning(self._model))
-        restored: dict[int, dict[str, Tensor | Rows]] = {}
+        restored: dict[int, dict[str, Tensor | StoredRows]] = {}
         for key, tensor in tensors.items():
             version, _, name = key.partition("/")
             if name not in expected or tensor.shape != expected[name].shape:

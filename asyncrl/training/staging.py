@@ -8,15 +8,13 @@ longer than the copying itself.
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.algorithms.routing.balance import own_biases
-from asyncrl.training.models import model_with
+from asyncrl.training.model_layout import ModelLayout
 
 Kind = tuple[torch.dtype, torch.Size]
 
@@ -28,7 +26,7 @@ class Staging:
     def __init__(self) -> None:
         self._free = defaultdict[Kind, list[Tensor]](list)
         self._taken = list[Tensor]()
-        self._shape: PreTrainedModel | None = None
+        self._layout: ModelLayout | None = None
 
     def begin(self) -> None:
         """Begin a copy, which may overwrite the last one. Buffers that the last one did not use are
@@ -46,15 +44,14 @@ class Staging:
         self._taken.append(buffer)
         return buffer.copy_(tensor, non_blocking=True)
 
-    def shape_of(self, model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-        """The model without adapters and without memory. It is created at the first copy only, as
+    def layout(
+        self, model: PreTrainedModel, dtype: torch.dtype, writers: int, most: int
+    ) -> ModelLayout:
+        """The files of the model, the same for all copies. It is made at the first copy only, as
         that changes settings of the process and takes as long as a copy."""
-        if self._shape is None:
-            self._shape = model_with({}, model.config, dtype)
-            own_biases(self._shape)
-            if model.can_generate():
-                self._shape.generation_config = copy.deepcopy(model.generation_config)
-        return self._shape
+        if self._layout is None:
+            self._layout = ModelLayout(model, dtype, writers, most)
+        return self._layout
 
     def end(self) -> None:
         """Wait until all copies are complete."""

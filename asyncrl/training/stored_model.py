@@ -25,7 +25,13 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 from asyncrl.escape import escaped
 from asyncrl.files import JSON_BYTES, open_regular, read_regular
 from asyncrl.training.checkpoint_names import CheckpointNames
-from asyncrl.training.models import ModelError, all_finite, load_model, not_all_finite
+from asyncrl.training.models import (
+    ModelError,
+    ShardIndex,
+    all_finite,
+    load_model,
+    not_all_finite,
+)
 from asyncrl.training.stored_weights import StoredWeight, stored_weights
 
 PIECE_BYTES = 2**21
@@ -63,7 +69,7 @@ class StoredModel:
         tensors = dict(_parameters_and_buffers(model))
         self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
         self._cuts = defaultdict[str, list[_Cut]](list)
-        names, missing = _Names(model, stored), list[str]()
+        names, missing = _StoredNames(model, stored), list[str]()
         for name, checkpoint_name, view in _layout(model):
             weight = names.find(name, checkpoint_name)
             if weight is None or weight.form[1] != tuple(view.shape):
@@ -161,7 +167,7 @@ def read_rows(weight: StoredWeight, skipped: int, into: Tensor, dtype: torch.dty
                 piece.copy_(read.to(dtype))
 
 
-class _Names:
+class _StoredNames:
     """The stored tensors of parameters: by the names that the model is saved with, or without the
     prefix that a model without its output layer has not, or by older ones that loading renames."""
 
@@ -223,7 +229,7 @@ def _stored(path: Path) -> dict[str, StoredWeight]:
     """The weights of the files that transformers reads, by name. Raises ModelError."""
     files = [path / WHOLE]
     if not files[0].is_file() and (path / INDEX).is_file():
-        index = msgspec.json.decode(read_regular(path / INDEX, JSON_BYTES), type=_Index)
+        index = msgspec.json.decode(read_regular(path / INDEX, JSON_BYTES), type=ShardIndex)
         files = [path / name for name in sorted(set(index.weight_map.values()))]
     elif not files[0].is_file():
         files = sorted(path.glob("*.safetensors"))
@@ -242,9 +248,3 @@ def _stored(path: Path) -> dict[str, StoredWeight]:
                 f"model: {file.name}: {escaped(str(error), 200)}"
             ) from error
     return found
-
-
-class _Index(msgspec.Struct):
-    """The index of a sharded model: the file of each weight."""
-
-    weight_map: dict[str, str]

@@ -18,17 +18,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from asyncrl.training.adapters import ADAPTERS
 from asyncrl.training.checkpoint_index import CheckpointError, Scalars, scalars
 from asyncrl.training.stored_model import TYPES, read_rows
 from asyncrl.training.stored_weights import StoredWeight, stored_weights
 
 TENSORS = "trainer.safetensors"
 """The file of a trainer of one rank."""
+OF_ADAPTERS = "adapters/"
+"""The beginning of the names of adapters, which are in a file of their own."""
 ROWS = "rows"
 """The key in a header for the places of its tensors."""
 
 
-class Rows(Protocol):
+class StoredRows(Protocol):
     """A stored tensor."""
 
     shape: torch.Size
@@ -46,10 +49,10 @@ class StoredState(NamedTuple):
 
     path: Path
     scalars: Scalars
-    tensors: Mapping[str, Rows]
+    tensors: Mapping[str, StoredRows]
 
 
-class Part(NamedTuple):
+class StoredPart(NamedTuple):
     """Some rows of a tensor of `of` rows, from row `first` on; all of it where `of` is -1."""
 
     tensor: Tensor
@@ -57,7 +60,7 @@ class Part(NamedTuple):
     of: int = -1
 
 
-class _StoredRows:
+class _RowsOfFiles:
     """A tensor of which files have parts, each with its first row."""
 
     def __init__(self, name: str, parts: list[tuple[int, int, StoredWeight]]) -> None:
@@ -80,7 +83,7 @@ class _StoredRows:
         return end == self.shape[0]
 
     def rows(self, first: int, count: int) -> Tensor:
-        """Some rows, as in `Rows`."""
+        """Some rows, as in `StoredRows`."""
         scalar = not self.shape
         found = torch.empty(1 if scalar else (count, *self.shape[1:]), dtype=self.dtype)
         try:
@@ -96,7 +99,7 @@ class _StoredRows:
         return found.view(()) if scalar else found
 
 
-def whole_of(tensor: Rows | Tensor) -> Tensor:
+def whole_of(tensor: StoredRows | Tensor) -> Tensor:
     """A stored tensor, in memory."""
     if isinstance(tensor, Tensor):
         return tensor
@@ -107,7 +110,11 @@ def read_state(path: Path) -> StoredState:
     """Read what the checkpoint at `path` has, and no tensor. Raises CheckpointError."""
     stored_scalars = scalars(path)
     found = defaultdict[str, list[tuple[int, int, StoredWeight]]](list)
-    for file in sorted(path.glob("trainer*.safetensors")) or [path / TENSORS]:
+    files = sorted(path.glob("trainer*.safetensors")) or [path / TENSORS]
+    if stored_scalars.base:
+        files.append(path / ADAPTERS)
+    for file in files:
+        prefix = OF_ADAPTERS if file.name == ADAPTERS else ""
         try:
             with safe_open(file, framework="numpy") as opened:
                 header: dict[str, str] = opened.metadata() or {}
@@ -116,10 +123,10 @@ def read_state(path: Path) -> StoredState:
                 first, of = rows.get(weight.name, (0, -1))
                 if weight.form[0] not in TYPES:
                     raise SafetensorError(f"{weight.name} is of the type {weight.form[0]}")
-                found[weight.name].append((first, of, weight))
+                found[prefix + weight.name].append((first, of, weight))
         except (OSError, SafetensorError, msgspec.MsgspecError) as error:
             raise _unreadable(path, file.name, error) from error
-    tensors = {name: _StoredRows(name, parts) for name, parts in found.items()}
+    tensors = {name: _RowsOfFiles(name, parts) for name, parts in found.items()}
     for name, tensor in tensors.items():
         if not tensor.whole:
             raise CheckpointError(
@@ -130,7 +137,7 @@ def read_state(path: Path) -> StoredState:
     return StoredState(path, stored_scalars, tensors)
 
 
-def write_state(folder: Path, parts: Mapping[str, Part], index: int, writers: int) -> Path:
+def write_state(folder: Path, parts: Mapping[str, StoredPart], index: int, writers: int) -> Path:
     """Write the state, or the rows of it that are the `index`th of `writers` ranks'."""
     name = TENSORS if writers == 1 else f"trainer-{index + 1:05d}-of-{writers:05d}.safetensors"
     rows = {name: (part.first, part.of) for name, part in parts.items() if part.of >= 0}

@@ -19,7 +19,7 @@ from asyncrl.training.master_weights import MasterWeights
 from asyncrl.training.packing import PackedBatch
 from asyncrl.training.ranks.by_all import scored_by_all
 from asyncrl.training.ranks.rank import ALONE, Rank
-from asyncrl.training.stored_state import Rows, whole_of
+from asyncrl.training.stored_state import StoredRows, whole_of
 
 _TOTAL, _WEIGHTS = "total", "weights/"
 
@@ -75,7 +75,7 @@ class WeightAverage:
         yield _TOTAL, torch.tensor(self._total, dtype=torch.float64)
 
     @torch.no_grad()
-    def restore(self, tensors: Mapping[str, Tensor | Rows]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor | StoredRows]) -> None:
         """Load the result of `tensors`. Raises ValueError, and changes nothing, where it is of
         another model or incomplete."""
         shapes = {_WEIGHTS + name: average.shape for name, average in self._average.items()}

@@ -17,7 +17,7 @@ from some_values import some
 from training_world import CONFIGS, build, micro_batch, rollouts
 
 from asyncrl.config.schema import LoraConfig, StalenessConfig, TrainConfig
-from asyncrl.training import checkpoint_io, model_files, stored_state
+from asyncrl.training import checkpoint_io, model_writing, stored_state
 from asyncrl.training.adapters import add_adapters
 from asyncrl.training.checkpoint_index import CheckpointError, complete, latest
 from asyncrl.training.checkpoint_io import StagedCheckpoint, restore, save, take, write
@@ -25,7 +25,7 @@ from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
 from asyncrl.training.ranks.rank import ALONE, Alone
 from asyncrl.training.staging import Staging
-from asyncrl.training.stored_state import Part, read_state, whole_of
+from asyncrl.training.stored_state import StoredPart, read_state, whole_of
 
 TRAIN = TrainConfig(lr=1e-2, lr_warmup_steps=2, steps=8, weight_decay=0.1, ema=0.9)
 STALENESS = StalenessConfig(proximal="snapshot", max_lag=2)
@@ -123,7 +123,7 @@ def test_the_copy_has_what_the_model_says_of_generation(tmp_path: Path, tokenize
 def test_large_models_are_written_as_shards_and_read(
     tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_files, "SHARD", 4000)
+    monkeypatch.setattr(model_writing, "SHARD", 4000)
     learner = fresh()
     train(learner, 2)
     path = save(tmp_path, learner, 5, tokenizer)
@@ -154,7 +154,7 @@ MOMENTS: list[tuple[Any, str]] = [
     (Path, "write_bytes"),
     (shutil, "rmtree"),
     (shutil, "copyfile"),
-    (model_files, "save_file"),
+    (model_writing, "save_file"),
     (stored_state, "save_file"),
     (checkpoint_io, "digested"),
     (os, "fsync"),
@@ -162,7 +162,7 @@ MOMENTS: list[tuple[Any, str]] = [
 """All that writing does to the disk, and more."""
 
 
-class Half(Alone):
+class HalfRank(Alone):
     """One of two ranks that are threads of a process, each with half of the rows. One that is
     killed is lost for the other."""
 
@@ -171,12 +171,12 @@ class Half(Alone):
     def __init__(self, index: int, said: list[bytes], together: Barrier) -> None:
         self.index, self._said, self._together = index, said, together
 
-    def part(self, tensor: torch.Tensor, turn: int) -> Part | None:
+    def part(self, tensor: torch.Tensor, turn: int) -> StoredPart | None:
         if not tensor.dim():
-            return None if self.index else Part(tensor)
+            return None if self.index else StoredPart(tensor)
         half = -(-len(tensor) // 2)
         rows = tensor[half:] if self.index else tensor[:half]
-        return Part(rows, half * self.index, len(tensor)) if len(rows) else None
+        return StoredPart(rows, half * self.index, len(tensor)) if len(rows) else None
 
     def told(self, said: bytes) -> list[bytes]:
         self._said[self.index] = said
@@ -186,7 +186,7 @@ class Half(Alone):
         return every
 
 
-class Ranks:
+class CopyOfRanks:
     """A copy of a learner's state by so many ranks, and its writing by all of them."""
 
     def __init__(self, learner: Learner, cursor: int, count: int) -> None:
@@ -198,7 +198,7 @@ class Ranks:
         learner.rank = alone
 
     def _rank(self, index: int) -> Alone:
-        return ALONE if self._count == 1 else Half(index, self._said, self._together)
+        return ALONE if self._count == 1 else HalfRank(index, self._said, self._together)
 
     def write(self, run: Path, tokenizer: Path) -> Path:
         self._together.reset()
@@ -268,7 +268,7 @@ def test_killed_at_any_moment_of_a_save_a_run_goes_on_from_a_whole_checkpoint(
         train(learner, 1)
         save(base, learner, version, tokenizer)
     train(learner, 1)
-    staged = Ranks(learner, 3, ranks)
+    staged = CopyOfRanks(learner, 3, ranks)
     known = {checkpoint.version: content(checkpoint.path) for checkpoint in complete(base)}
     known[3] = content(staged.write(made(tmp_path / "whole"), tokenizer))
     found, moment = list[int](), 0
@@ -296,7 +296,7 @@ def test_parts_of_two_ranks_are_one_state_and_a_missing_one_is_said(
     learner = fresh(dtype=torch.bfloat16)
     train(learner, 2)
     whole = save(tmp_path / "whole", learner, 3, tokenizer)
-    path = Ranks(learner, 3, 2).write(made(tmp_path / "parts"), tokenizer)
+    path = CopyOfRanks(learner, 3, 2).write(made(tmp_path / "parts"), tokenizer)
     files = {"model", "trainer"}
     for name in files:
         assert len(list(path.glob(f"{name}-0000?-of-00002.safetensors"))) == 2

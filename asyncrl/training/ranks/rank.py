@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from asyncrl.training.packing import PackedBatch
 from asyncrl.training.ranks.stand_in import Pointed, StandIn
 from asyncrl.training.stored_model import ModelRows
-from asyncrl.training.stored_state import Part, Rows, whole_of
+from asyncrl.training.stored_state import StoredPart, StoredRows, whole_of
 from asyncrl.training.sums import Sums
 
 
@@ -56,7 +56,7 @@ class Rank(Protocol):
         """A tensor of which each rank may have a shard, detached and whole."""
         ...
 
-    def sharded(self, tensor: Tensor | Rows, like: Tensor) -> Tensor:
+    def sharded(self, tensor: Tensor | StoredRows, like: Tensor) -> Tensor:
         """This rank's shard of a whole tensor, or of a stored one, on the device of `like` and
         divided as that is."""
         ...
@@ -66,13 +66,13 @@ class Rank(Protocol):
         """The ranks that write into the run's directory, rank 0 first: those on its machine."""
         ...
 
-    def part(self, tensor: Tensor, turn: int) -> Part | None:
+    def part(self, tensor: Tensor, turn: int) -> StoredPart | None:
         """The part of a tensor that this rank writes, None for nothing: the rows of its shard, or
         all of it. Every rank calls this for the same tensors, with their numbers."""
         ...
 
     def told(self, said: bytes) -> list[bytes]:
-        """What each rank has said, in their order. All ranks call this alike, in the thread that
+        """Bytes that each rank has said, in their order. All ranks call this alike, in the thread that
         writes, beside what computes."""
         ...
 
@@ -132,15 +132,15 @@ class Alone:
         """The tensor itself, detached."""
         return tensor.detach()
 
-    def sharded(self, tensor: Tensor | Rows, like: Tensor) -> Tensor:
+    def sharded(self, tensor: Tensor | StoredRows, like: Tensor) -> Tensor:
         """The tensor, on the device of `like`."""
         return whole_of(tensor).to(like.device)
 
     writers = (0,)
 
-    def part(self, tensor: Tensor, turn: int) -> Part:
+    def part(self, tensor: Tensor, turn: int) -> StoredPart:
         """All of it."""
-        return Part(tensor)
+        return StoredPart(tensor)
 
     def told(self, said: bytes) -> list[bytes]:
         """This."""

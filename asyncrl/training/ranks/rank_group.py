@@ -40,7 +40,7 @@ from asyncrl.training.ranks.pieces import pieces
 from asyncrl.training.ranks.rounds import rounds
 from asyncrl.training.ranks.stand_in import Exchanged, StandIn, first_row, let_go, local
 from asyncrl.training.stored_model import ModelRows
-from asyncrl.training.stored_state import Part, Rows, whole_of
+from asyncrl.training.stored_state import StoredPart, StoredRows, whole_of
 from asyncrl.training.sums import Sums
 
 _BESIDE = "asyncrl_beside"
@@ -101,7 +101,7 @@ class RankGroup:
         tensor = tensor.detach()
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
-    def sharded(self, tensor: Tensor | Rows, like: Tensor) -> Tensor:
+    def sharded(self, tensor: Tensor | StoredRows, like: Tensor) -> Tensor:
         """This rank's shard of a whole tensor, or of a stored one, on the device of `like` and
         divided as that is."""
         if not isinstance(like, DTensor):
@@ -126,22 +126,22 @@ class RankGroup:
         said = self.told(b"1" if self._writes else b"")
         return [index for index, able in enumerate(said) if able]
 
-    def part(self, tensor: Tensor, turn: int) -> Part | None:
+    def part(self, tensor: Tensor, turn: int) -> StoredPart | None:
         """The part of a tensor that this rank writes: of replicas, they take turns; where not all
         ranks write, those that do take turns at whole tensors."""
         if not isinstance(tensor, DTensor):
-            return Part(tensor) if self.index == 0 else None
+            return StoredPart(tensor) if self.index == 0 else None
         if len(self.writers) < self.size:
             found = self.whole(tensor)
             mine = self.index == self.writers[turn % len(self.writers)]
-            return Part(found) if mine else None
+            return StoredPart(found) if mine else None
         if self._mesh.ndim > 1 and self._mesh.get_local_rank(0) != turn % self._mesh.size(0):
             return None
         rows = local(tensor)
-        return Part(rows, first_row(tensor), len(tensor)) if len(rows) else None
+        return StoredPart(rows, first_row(tensor), len(tensor)) if len(rows) else None
 
     def told(self, said: bytes) -> list[bytes]:
-        """What each rank has said, in their order."""
+        """Bytes that each rank has said, in their order."""
         assert self._beside is not None, "the mesh is of `mesh_of`"
         return _gathered(said, self._beside, torch.device("cpu"))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.training.adapters import adapted, merged
-from asyncrl.training.checkpoint_names import CheckpointNames
 from asyncrl.training.ranks.rank import Rank
 from asyncrl.training.staging import Staging
 from asyncrl.training.stored_model import INDEX, WHOLE
@@ -60,41 +59,30 @@ def stage_model(
     """Copy this rank's part of a model into host memory, with adapters merged: its own weights, or
     these of the parameters that learn; rounded to `dtype`, or as the model computes. Every rank
     takes part. The copy is complete at `Staging.end`."""
-    shape = staging.shape_of(model, rank.computes(model))
-    names = CheckpointNames(shape)
-    sizes = {name: p.numel() * p.element_size() for name, p in shape.named_parameters()}
-    cut = cut_files(
-        [sum(map(sizes.__getitem__, g)) for g in names.groups], len(rank.writers), SHARD
-    )
-    file_of = [name for name, groups in cut.items() for _ in groups]
-    group_of = {own: place for place, group in enumerate(names.groups) for own in group}
-    mine = [rank.writers[n % len(rank.writers)] == rank.index for n in range(len(cut))]
-    files = {name: dict[str, Tensor]() for name, own in zip(cut, mine, strict=True) if own}
+    layout = staging.layout(model, rank.computes(model), len(rank.writers), SHARD)
+    first, *_ = layout.files
+    files = {
+        name: dict[str, Tensor]()
+        for number, name in enumerate(layout.files)
+        if rank.writers[number % len(rank.writers)] == rank.index
+    }
     held = dict[str, Tensor]()
     for name, whole in _whole(rank, model, weights):
-        place = group_of[name]
-        if file_of[place] not in files:
+        group, file = layout.place(name)
+        if file not in files:
             continue
         held[name] = whole
-        if all(each in held for each in names.groups[place]):
-            for stored, tensor in names.of_group(place, held):
+        if all(each in held for each in layout.names.groups[group]):
+            for stored, tensor in layout.names.of_group(group, held):
                 rounded = tensor if dtype is None else tensor.to(dtype)
-                files[file_of[place]][stored] = staging.copied(rounded)
+                files[file][stored] = staging.copied(rounded)
             held.clear()
-    first = next(iter(cut))
     kept = model.state_dict().keys() - {name for name, _ in model.named_parameters()}
-    buffers = {names.renamed(n): b for n, b in model.named_buffers() if n in kept}
+    buffers = {layout.names.renamed(n): b for n, b in model.named_buffers() if n in kept}
     if first in files:
         files[first].update((name, staging.copied(buffer)) for name, buffer in buffers.items())
-    meta = {name: p.to("meta") for name, p in shape.named_parameters()}
-    every = {
-        stored: file_of[place]
-        for place in range(len(names.groups))
-        for stored, _ in names.of_group(place, meta)
-    }
-    return StagedModel(
-        files, every | dict.fromkeys(buffers, first), shape, dtype or rank.computes(model)
-    )
+    every = layout.every | dict.fromkeys(buffers, first)
+    return StagedModel(files, every, layout.shape, dtype or rank.computes(model))
 
 
 def write_tensors(folder: Path, staged: StagedModel) -> list[Path]:
@@ -120,33 +108,6 @@ def write_rest(folder: Path, staged: StagedModel, tokenizer: Path) -> None:
     for name in TOKENIZER:
         if (tokenizer / name).is_file():
             shutil.copyfile(tokenizer / name, folder / name)
-
-
-def cut_files(sizes: Sequence[int], writers: int, most: int) -> dict[str, range]:
-    """Names of files, each with the places of the tensors of these bytes that it has: one file for
-    each writer, of about as many bytes, or more files, of about `most` bytes.
-
-    >>> cut_files([4, 1, 1, 2], writers=2, most=100)
-    {'model-00001-of-00002.safetensors': range(0, 1), \
-'model-00002-of-00002.safetensors': range(1, 4)}
-    >>> cut_files([4, 1, 1, 2], writers=1, most=100)
-    {'model.safetensors': range(0, 4)}
-    """
-    total, before = sum(sizes), 0
-    count = max(writers, -(-total // most))
-    starts = [0]
-    for place, size in enumerate(sizes):
-        if before * count >= len(starts) * total:
-            starts.append(place)
-        before += size
-    ranges = list(map(range, starts, [*starts[1:], len(sizes)]))
-    count = len(ranges)
-    if count == 1:
-        return {WHOLE: ranges[0]}
-    return {
-        f"model-{number:05d}-of-{count:05d}.safetensors": places
-        for number, places in enumerate(ranges, start=1)
-    }
 
 
 def _whole(
