@@ -72,8 +72,8 @@ class Rank(Protocol):
         ...
 
     def told(self, said: bytes) -> list[bytes]:
-        """Bytes that each rank has said, in their order. All ranks call this alike, in the thread that
-        writes, beside what computes."""
+        """Bytes that each rank has said, in their order. All ranks call this alike, in the thread
+        that writes, beside what computes."""
         ...
 
     def divide(self, model: PreTrainedModel, weights: ModelRows | None = None) -> None:
